@@ -1,0 +1,41 @@
+"""Octavo: open-weight language models, fast and cheap on the machine you have.
+
+    from octavo import LLM, SamplingParams
+
+    llm = LLM("smollm2-135m")
+    print(llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text)
+
+Importing this package is cheap: a name below brings in what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncEngineArgs": "octavo.async_llm",
+    "AsyncLLM": "octavo.async_llm",
+    "AsyncLLMEngine": "octavo.async_llm",
+    "CompletionOutput": "octavo.outputs",
+    "EngineArgs": "octavo.config",
+    "EngineConfig": "octavo.config",
+    "LLM": "octavo.llm",
+    "OctavoError": "octavo.errors",
+    "RequestOutput": "octavo.outputs",
+    "SamplingParams": "octavo.core.sampling_params",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

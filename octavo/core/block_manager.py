@@ -1,0 +1,212 @@
+"""Who holds which KV block: reference counts, block tables, the LRU list, copy-on-write.
+
+A block is a number here; the tensors behind it belong to the executor. Each block is in one of
+three states, and their counts always add up to the size of the pool::
+
+    used     referenced by one request or more
+    cached   referenced by none, but the prefix cache knows its content; reused last, oldest first
+    free     referenced by none, content worthless; reused first
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
+from octavo.core.request import Request
+
+
+class BlockManager:
+    """Owns every block of one KV pool.
+
+    A method that returns a bool has changed nothing if it returns False.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None):
+        assert num_blocks > 0 and block_size > 0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_cache: PrefixCache = prefix_cache or NoPrefixCache()
+        self.ref_counts = [0] * num_blocks
+        # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
+        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.num_cached_blocks = 0
+        self._copies: list[tuple[int, int]] = []
+
+    # -- counts ------------------------------------------------------------------------------
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that an allocation can take: free and cached."""
+        return len(self.free_blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.free_blocks) - self.num_cached_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - len(self.free_blocks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def waste(self, requests: Iterable[Request]) -> float:
+        """Share of the slots in used blocks that carry no token yet (internal fragmentation)."""
+        empty = 0
+        shared_tails: set[int] = set()
+        for request in requests:
+            if not request.block_ids:
+                continue
+            tail = request.block_ids[-1]
+            if self.ref_counts[tail] > 1:
+                if tail in shared_tails:
+                    continue
+                shared_tails.add(tail)
+            empty += len(request.block_ids) * self.block_size - request.num_computed_tokens
+        return empty / (self.num_used_blocks * self.block_size) if self.num_used_blocks else 0.0
+
+    # -- sharing -----------------------------------------------------------------------------
+
+    def match(self, request: Request, limit: int) -> list[int]:
+        """Cached blocks for the first tokens of a request, ``limit`` tokens at most."""
+        return self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
+
+    def admit(
+        self,
+        request: Request,
+        shared_blocks: Sequence[int],
+        num_shared_tokens: int,
+        num_tokens: int,
+        headroom: int = 0,
+    ) -> bool:
+        """Give a request without blocks a table for its first ``num_tokens`` tokens.
+
+        The table begins with ``shared_blocks``, which hold the KV of ``num_shared_tokens``
+        tokens. ``headroom`` blocks must stay available::
+
+            | shared_blocks (reference count + 1)    | new blocks      |
+            | num_shared_tokens              |  ...... num_tokens      |
+                                             ^ writing starts here; where that is inside a
+                                               shared block, the block is copied first
+        """
+        assert not request.block_ids and request.num_computed_tokens == 0
+        needed = self.blocks_for(num_tokens) - len(shared_blocks)
+        needed += num_shared_tokens % self.block_size != 0  # the copy
+        idle = sum(self.ref_counts[block_id] == 0 for block_id in shared_blocks)
+        if needed + headroom > len(self.free_blocks) - idle:
+            return False
+        for block_id in shared_blocks:
+            self._acquire(block_id)
+        request.block_ids = list(shared_blocks)
+        request.num_computed_tokens = num_shared_tokens
+        request.num_published_blocks = 0
+        allocated = self.allocate(request, num_tokens)
+        assert allocated
+        return True
+
+    def allocate(self, request: Request, num_tokens: int) -> bool:
+        """Make the slots from the first uncomputed token up to ``num_tokens`` writable.
+
+        Extends the table, and copies the block that is written first if others share it
+        (copy-on-write). The copies are due before the next step: see ``take_copies``.
+        """
+        table = request.block_ids
+        first_written = request.num_computed_tokens // self.block_size
+        copy = first_written < len(table) and self.ref_counts[table[first_written]] > 1
+        needed = self.blocks_for(num_tokens) - len(table)
+        if max(needed, 0) + copy > len(self.free_blocks):
+            return False
+        if copy:
+            private = self._take()
+            self._copies.append((table[first_written], private))
+            self._release(table[first_written])
+            table[first_written] = private
+        for _ in range(needed):
+            table.append(self._take())
+        return True
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The (source, destination) copies since the last call, to be done in this order."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def commit(self, request: Request) -> None:
+        """Publish the blocks that became full and computed.
+
+        If the cache already holds a block's content, the request adopts that block and its own is
+        released: one content, one block, and no request is left reading a block that is free.
+        """
+        table, size = request.block_ids, self.block_size
+        for index in range(request.num_published_blocks, request.num_computed_tokens // size):
+            tokens = tuple(request.token_ids[index * size : (index + 1) * size])
+            parent = table[index - 1] if index else None
+            own = table[index]
+            kept = self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
+            if kept != own:
+                self._acquire(kept)
+                self._release(own)
+                table[index] = kept
+            request.num_published_blocks = index + 1
+
+    def free(self, request: Request) -> None:
+        """Give back all blocks of a request, tail first, so that leaves are evicted first."""
+        for block_id in reversed(request.block_ids):
+            self._release(block_id)
+        request.block_ids = []
+        request.num_computed_tokens = 0
+        request.num_published_blocks = 0
+
+    # -- single blocks -----------------------------------------------------------------------
+
+    def _take(self) -> int:
+        block_id, _ = self.free_blocks.popitem(last=False)
+        if block_id in self.prefix_cache:
+            self.prefix_cache.forget(block_id)
+            self.num_cached_blocks -= 1
+        self.ref_counts[block_id] = 1
+        return block_id
+
+    def _acquire(self, block_id: int) -> None:
+        if self.ref_counts[block_id] == 0:
+            del self.free_blocks[block_id]
+            self.num_cached_blocks -= 1  # a match or an adoption: only cached blocks qualify
+        self.ref_counts[block_id] += 1
+
+    def _release(self, block_id: int) -> None:
+        self.ref_counts[block_id] -= 1
+        assert self.ref_counts[block_id] >= 0
+        if self.ref_counts[block_id] > 0:
+            return
+        self.free_blocks[block_id] = None
+        if block_id in self.prefix_cache:
+            self.num_cached_blocks += 1
+        else:
+            self.free_blocks.move_to_end(block_id, last=False)
+
+    # -- audit -------------------------------------------------------------------------------
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Walk everything and assert that it is consistent.
+
+        ``requests`` are all that may hold blocks. Costs time in proportion to the pool: for tests
+        and for an engine that has become idle.
+        """
+        held = [0] * self.num_blocks
+        for request in requests:
+            assert request.num_computed_tokens <= len(request.block_ids) * self.block_size
+            assert request.num_published_blocks <= len(request.block_ids)
+            for block_id in request.block_ids:
+                held[block_id] += 1
+        assert held == self.ref_counts, "reference counts and block tables disagree"
+        unreferenced = {block for block, count in enumerate(held) if count == 0}
+        assert unreferenced == set(self.free_blocks), "a held block is free, or a block is lost"
+        order = list(self.free_blocks)
+        cached = [block_id in self.prefix_cache for block_id in order]
+        assert sum(cached) == self.num_cached_blocks
+        assert self.num_free_blocks + self.num_cached_blocks + self.num_used_blocks == (
+            self.num_blocks
+        )

@@ -1,0 +1,135 @@
+"""The loop: schedule, execute, update. It knows no model, no text and no device."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from octavo.core.batch import Batch
+from octavo.core.clock import Clock, WallClock
+from octavo.core.executor import Executor, StepHandle
+from octavo.core.request import FinishReason, Request
+from octavo.core.scheduler import RequestUpdate, Scheduler
+from octavo.core.stats import StepStats
+from octavo.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One finished step: what it ran, what it brought, and how the engine stands after it."""
+
+    batch: Batch
+    updates: list[RequestUpdate]
+    stats: StepStats
+
+
+class Engine:
+    """Drives a scheduler and an executor. Not thread-safe: one thread calls it.
+
+    ``step`` is all that most callers need. A caller that has other work to do while the device is
+    busy, or that owns the clock, calls ``begin_step`` and ``finish_step``.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None):
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock: Clock = clock or WallClock()
+        self._submitted: deque[tuple[Batch, StepHandle]] = deque()
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.scheduler.requests or self._submitted)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises a ``RequestError`` if it can never be served."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request at any moment, in any state. Unknown or ended ids are no error."""
+        return self.scheduler.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: str, stop_reason: str) -> Request | None:
+        """End a request because of what its text says (a stop string)."""
+        return self.scheduler.finish(request_id, FinishReason.STOP, stop_reason)
+
+    def step(self) -> EngineStep | None:
+        """Run one step; None if there is nothing to do.
+
+        With an executor of depth d, d batches are in flight while results are awaited.
+        """
+        while len(self._submitted) < self.executor.depth and self.begin_step():
+            pass
+        return self.finish_step() if self._submitted else None
+
+    def begin_step(self) -> bool:
+        """Schedule a batch and submit it. False if no request has anything to compute now."""
+        batch = self.scheduler.schedule()
+        if not batch.items:
+            assert self._submitted or not self.scheduler.requests, "the scheduler is stuck"
+            return False
+        now = self.clock.now()
+        for item in batch.items:
+            stats = item.request.stats
+            if stats.first_scheduled_time is None:
+                stats.first_scheduled_time = now
+        try:
+            handle = self.executor.submit(batch)
+        except Exception as error:
+            raise self._fail(batch, error) from error
+        self._submitted.append((batch, handle))
+        return True
+
+    def finish_step(self) -> EngineStep:
+        """Wait for the oldest submitted batch and take in its results."""
+        batch, handle = self._submitted.popleft()
+        try:
+            output = handle.result()
+        except Exception as error:
+            raise self._fail(batch, error) from error
+        updates = self.scheduler.update(batch, output)
+        now = self.clock.now()
+        for update in updates:
+            if update.new_token_ids:
+                stats = update.request.stats
+                if stats.first_token_time is None:
+                    stats.first_token_time = now
+                stats.last_token_time = now
+        return EngineStep(batch, updates, self._stats(batch, updates))
+
+    def close(self) -> None:
+        """Abort everything and release the executor."""
+        for request_id in list(self.scheduler.requests):
+            self.abort(request_id)
+        while self._submitted:
+            self.finish_step()
+        self.executor.close()
+
+    def _fail(self, batch: Batch, error: Exception) -> EngineError:
+        """A step broke: end its requests, keep the block pool whole, and go on with the rest."""
+        for item in batch.items:
+            request = item.request
+            request.in_flight = False
+            if request.is_finished:
+                self.scheduler.block_manager.free(request)
+            else:
+                request.error = f"{type(error).__name__}: {error}"
+                self.scheduler.finish(request.request_id, FinishReason.ERROR)
+        return EngineError(f"step {batch.step_id} failed: {type(error).__name__}: {error}")
+
+    def _stats(self, batch: Batch, updates: list[RequestUpdate]) -> StepStats:
+        scheduler, blocks = self.scheduler, self.scheduler.block_manager
+        return StepStats(
+            step_id=batch.step_id,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_seqs=batch.num_seqs,
+            num_tokens=batch.num_tokens,
+            num_preempted=len(batch.preempted_ids),
+            num_finished=sum(update.request.is_finished for update in updates),
+            num_free_blocks=blocks.num_free_blocks,
+            num_cached_blocks=blocks.num_cached_blocks,
+            num_used_blocks=blocks.num_used_blocks,
+            kv_waste=blocks.waste(scheduler.running),
+            prefix_tokens_queried=scheduler.prefix_tokens_queried,
+            prefix_tokens_hit=scheduler.prefix_tokens_hit,
+        )

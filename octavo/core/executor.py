@@ -1,0 +1,39 @@
+"""Where a batch is run, as the engine sees it; implemented in :mod:`octavo.executor`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from octavo.core.batch import Batch, StepOutput
+
+
+class StepHandle(Protocol):
+    """A submitted step. ``ready_at`` is its end in simulated time, None in real time."""
+
+    @property
+    def ready_at(self) -> float | None: ...
+
+    def result(self) -> StepOutput:
+        """Wait for the step and return what it produced. Called once, in order of submission."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs batches in the order of their submission.
+
+    ``submit`` reads all it needs from the batch (block tables too) before it returns, because the
+    scheduler may change them afterwards.
+    """
+
+    @property
+    def depth(self) -> int:
+        """How many batches may be in flight: 1, or the number of pipeline stages."""
+        ...
+
+    def kv_capacity(self) -> int:
+        """Blocks that fit into the memory set aside for KV."""
+        ...
+
+    def submit(self, batch: Batch) -> StepHandle: ...
+
+    def close(self) -> None: ...

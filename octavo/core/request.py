@@ -1,0 +1,103 @@
+"""The state of one generation, owned by the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import RequestStats
+
+
+class RequestStatus(Enum):
+    """Where a request stands. A preempted request is WAITING with ``num_preemptions > 0``."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a generation ended; the values are those of the OpenAI API, plus ``error``."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One generation. ``n > 1`` is n requests that fork from the first one's prompt.
+
+    There is no prefill or decode mode. A request knows ``token_ids`` (prompt, then output), and
+    of these the first ``num_computed_tokens`` have their KV in the blocks of ``block_ids``::
+
+        token_ids   [ prompt ............... | output ... ]
+        computed    [ KV exists ....... )
+        block_ids   [ b0 ][ b1 ][ b2 ][ b3 ]   the last one may be partly empty
+
+    A step computes some of the tokens that are still missing; when it reaches the last known
+    token, the model's answer to it is sampled and becomes the next one.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    seed: int = 0
+    sample_index: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    # Tenants with different salts never share a cached block.
+    cache_salt: str = ""
+    # The request whose prompt this one shares, for n > 1.
+    fork_of: Request | None = field(default=None, repr=False)
+
+    token_ids: list[int] = field(init=False)
+    status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
+    num_computed_tokens: int = field(init=False, default=0)
+    block_ids: list[int] = field(init=False, default_factory=list)
+    num_published_blocks: int = field(init=False, default=0)
+    in_flight: bool = field(init=False, default=False)
+    num_preemptions: int = field(init=False, default=0)
+    # Set by the scheduler: the number of tokens at which the generation ends by length.
+    max_total_tokens: int = field(init=False, default=0)
+    # Set by the scheduler: the order of admission, smaller first.
+    queue_key: tuple[int, int] = field(init=False, default=(0, 0))
+    # Set by the scheduler: known tokens when it was last admitted. More by now is progress.
+    num_tokens_at_admission: int = field(init=False, default=0)
+    # Prompt positions whose log-probabilities were already reported.
+    num_prompt_logprobs: int = field(init=False, default=0)
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    # The stop token id or stop string; None for end of text and for other reasons.
+    stop_reason: int | str | None = field(init=False, default=None)
+    error: str | None = field(init=False, default=None)
+    stats: RequestStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.stats = RequestStats(self.arrival_time, len(self.prompt_token_ids))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens without KV: 1 for a request that decodes, more for one that prefills."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

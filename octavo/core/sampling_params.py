@@ -1,0 +1,186 @@
+"""What a caller may ask of the sampler, validated once at construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+
+# Bounds at the door: none of these limits quality, each of them bounds the work of one request.
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_SEED = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to turn logits into tokens, and when to stop. Names and defaults are vLLM's.
+
+    Args:
+        n: completions to return for a prompt; they share the prompt's KV blocks.
+        best_of: completions to generate, of which the ``n`` with the highest cumulative
+            log-probability are returned. None means ``n``.
+        presence_penalty, frequency_penalty: in [-2, 2], over generated tokens.
+        repetition_penalty: > 0, over prompt and generated tokens; 1 is off.
+        temperature: 0 is greedy.
+        top_p, min_p, typical_p: 1, 0 and 1 are off. top_k: 0 or -1 is off.
+        seed: the same seed gives the same tokens, whatever else runs. None draws one.
+        stop: strings that end the generation; not part of the text unless
+            ``include_stop_str_in_output``. stop_token_ids: the same for tokens.
+        ignore_eos: go on after the model's end-of-text tokens.
+        max_tokens: tokens to generate at most. None: as many as the context allows.
+        min_tokens: no stop before this many tokens.
+        logprobs, prompt_logprobs: how many most likely tokens to report for each generated, or
+            prompt, position, beside the token itself. None reports nothing.
+        logit_bias: added to the logits of the given token ids, each in [-100, 100].
+        allowed_token_ids: only these can be generated. bad_words: these can not.
+        detokenize: False leaves ``text`` empty.
+        skip_special_tokens, spaces_between_special_tokens: how tokens become text.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; names the field.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
+        # object can be shared between requests.
+        def store(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        store("stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
+        store("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        store("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            store("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "must name at least one token, or be None", "allowed_token_ids"
+                )
+        store("logit_bias", _logit_bias(self.logit_bias))
+        if self.seed == -1:
+            store("seed", None)
+
+        _integer("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, MAX_N)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("typical_p", self.typical_p, 0.0, 1.0, above_low=True)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, MAX_SEED - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        most = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        _integer("min_tokens", self.min_tokens, 0, most)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError("stop strings need detokenize=True", "stop")
+
+    @property
+    def num_samples(self) -> int:
+        """Completions to generate for a prompt: ``best_of`` where it is given, else ``n``."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the history of the request changes its logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    def with_changes(self, **changes: Any) -> SamplingParams:
+        """A copy with the given fields replaced, validated again."""
+        return replace(self, **changes)
+
+
+def _integer(field: str, value: Any, low: int, high: int) -> None:
+    # bool is an int to Python, but never what a caller means by a count.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"must be an integer, not {value!r}", field)
+    if not low <= value <= high:
+        raise InvalidRequestError(f"must be in [{low}, {high}], not {value}", field)
+
+
+def _number(field: str, value: Any, low: float, high: float, *, above_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(f"must be a number, not {value!r}", field)
+    inside = (value > low if above_low else value >= low) and value <= high
+    if not inside or not math.isfinite(value):  # a NaN is never inside
+        bracket = "(" if above_low else "["
+        raise InvalidRequestError(f"must be in {bracket}{low:g}, {high:g}], not {value}", field)
+
+
+def _strings(field: str, value: str | Iterable[str] | None, most: int) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    if len(strings) > most:
+        raise InvalidRequestError(f"at most {most} strings, not {len(strings)}", field)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InvalidRequestError(f"must hold non-empty strings, not {string!r}", field)
+    return strings
+
+
+def _token_ids(field: str, value: Iterable[int] | None) -> tuple[int, ...]:
+    ids = () if value is None else tuple(value)
+    for token_id in ids:
+        _integer(field, token_id, 0, 2**31 - 1)
+    return ids
+
+
+def _logit_bias(value: Mapping[Any, Any] | None) -> Mapping[int, float] | None:
+    if not value:
+        return None
+    if len(value) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(f"at most {MAX_LOGIT_BIAS} entries", "logit_bias")
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        # JSON objects have string keys only.
+        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        _integer("logit_bias", token_id, 0, 2**31 - 1)
+        _number("logit_bias", amount, -100.0, 100.0)
+        bias[token_id] = float(amount)
+    return bias

@@ -1,0 +1,101 @@
+"""Every error that octavo raises on purpose.
+
+    OctavoError
+    ├── ConfigError            an engine setting is wrong, or not supported here         (ValueError)
+    ├── RequestError           one request cannot be served; no other request is touched (ValueError)
+    │   ├── InvalidRequestError    a field of the request is wrong
+    │   ├── PromptTooLongError     prompt (+ max_tokens) exceeds the context or the block pool
+    │   └── QueueFullError         the waiting queue is at its bound; try again later
+    ├── ChatTemplateError      a chat template failed, or went over its bounds           (ValueError)
+    ├── ModelError
+    │   ├── ModelNotFoundError     no such alias, folder, file or hub id
+    │   ├── ModelFileError         a model file is damaged, truncated or inconsistent
+    │   ├── UnsupportedModelError  the file is fine, octavo cannot run it
+    │   └── DownloadError          fetching failed, or a checksum did not match
+    └── EngineError            the engine itself failed: a bug of ours, not of the input
+
+User errors say what was wrong, where, and what to do. Asserts in the code are for our own bugs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class OctavoError(Exception):
+    """Root of the tree; ``except OctavoError`` catches everything octavo raises on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An engine setting is wrong, contradicts another, or is not supported on this machine."""
+
+
+class RequestError(OctavoError, ValueError):
+    """One request cannot be served. The engine and all other requests are unaffected."""
+
+
+class InvalidRequestError(RequestError):
+    """A field of the request is out of range or of the wrong type."""
+
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message if field is None else f"{field}: {message}")
+        self.field = field
+
+
+class PromptTooLongError(RequestError):
+    """The request needs more tokens than the context or the block pool can ever hold."""
+
+    def __init__(self, message: str, num_prompt_tokens: int, limit: int):
+        super().__init__(message)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit = limit
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its bound of requests or of tokens."""
+
+
+class ChatTemplateError(OctavoError, ValueError):
+    """A chat template is invalid, refused the messages, or exceeded its time or output bound."""
+
+
+class ModelError(OctavoError):
+    """A model cannot be found, fetched, read or run."""
+
+
+class ModelNotFoundError(ModelError):
+    """The model argument names no alias, folder, file or hub id that octavo can see."""
+
+
+class ModelFileError(ModelError):
+    """A model file is damaged, truncated or inconsistent.
+
+    ``offset`` is the byte position in ``path`` at which the problem was found (None where the
+    format has no offsets), ``field`` the part of the file that is wrong.
+    """
+
+    def __init__(
+        self, path: str | Path, reason: str, *, field: str | None = None, offset: int | None = None
+    ):
+        where = str(path)
+        if offset is not None:
+            where += f" at byte {offset}"
+        if field is not None:
+            where += f" ({field})"
+        super().__init__(f"{where}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+        self.field = field
+        self.offset = offset
+
+
+class UnsupportedModelError(ModelError):
+    """The model is well formed, but needs something that octavo does not have."""
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched, or what came does not match its checksum."""
+
+
+class EngineError(OctavoError):
+    """The engine failed for a reason that no request caused. Please report it."""

@@ -1,0 +1,1 @@
+"""Where a batch is run: on a model (``local``), or in virtual time (``simulated``, ``hashing``)."""
