@@ -1,12 +1,12 @@
 """Every error that octavo raises on purpose.
 
     OctavoError
-    ├── ConfigError            an engine setting is wrong, or not supported here         (ValueError)
-    ├── RequestError           one request cannot be served; no other request is touched (ValueError)
+    ├── ConfigError            an engine setting is wrong or not supported here (ValueError)
+    ├── RequestError           one request cannot be served, others can (ValueError)
     │   ├── InvalidRequestError    a field of the request is wrong
     │   ├── PromptTooLongError     prompt (+ max_tokens) exceeds the context or the block pool
     │   └── QueueFullError         the waiting queue is at its bound; try again later
-    ├── ChatTemplateError      a chat template failed, or went over its bounds           (ValueError)
+    ├── ChatTemplateError      a chat template failed, or went over its bounds (ValueError)
     ├── ModelError
     │   ├── ModelNotFoundError     no such alias, folder, file or hub id
     │   ├── ModelFileError         a model file is damaged, truncated or inconsistent

@@ -27,7 +27,7 @@ class BlockManager:
         assert num_blocks > 0 and block_size > 0
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.prefix_cache: PrefixCache = prefix_cache or NoPrefixCache()
+        self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
         self.ref_counts = [0] * num_blocks
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))

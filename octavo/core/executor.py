@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.core.batch import Batch, StepOutput
@@ -16,6 +17,17 @@ class StepHandle(Protocol):
     def result(self) -> StepOutput:
         """Wait for the step and return what it produced. Called once, in order of submission."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """The handle of a step that was over when ``submit`` returned."""
+
+    output: StepOutput
+    ready_at: float | None = None
+
+    def result(self) -> StepOutput:
+        return self.output
 
 
 class Executor(Protocol):

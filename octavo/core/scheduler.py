@@ -325,7 +325,7 @@ class Scheduler:
         known token is always computed, because its logits are needed.
         """
         if request.params.prompt_logprobs is not None and (
-            request.num_prompt_logprobs < request.num_prompt_tokens
+            request.num_prompt_logprobs < request.num_prompt_tokens - 1
         ):
             return [], 0  # every prompt position has to be computed to be reported
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)

@@ -9,9 +9,9 @@ be computed without an engine (``expected_tokens``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
+from octavo.core.executor import FinishedStep
 
 _MASK = 2**61 - 1
 _FREED = -1
@@ -34,17 +34,6 @@ def expected_tokens(prompt_token_ids: Sequence[int], num_tokens: int, vocab_size
         output.append(token_id)
         state = _mix(state, _mix(token_id, position))
     return output
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A step that was over when ``submit`` returned."""
-
-    output: StepOutput
-    ready_at: float | None = None
-
-    def result(self) -> StepOutput:
-        return self.output
 
 
 class HashExecutor:

@@ -1,0 +1,262 @@
+"""Engine settings: what a user may say (`EngineArgs`), and what was made of it (`EngineConfig`).
+
+`EngineArgs` is the one owner of names, defaults and help texts: the CLI's flags, the keyword
+arguments of `LLM` and of `AsyncLLM` are all made from its fields. `EngineConfig` has every "auto"
+replaced and says which choices were made; nothing writes to it afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.scheduler import SchedulerConfig
+from octavo.errors import ConfigError
+
+GIB = 2**30
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes from ``"4GiB"``, ``"500MB"``, ``"2g"`` or a plain integer."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size in bytes: write 4GiB, 500MB or a plain number")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """The settings of an engine, named as vLLM names them. None and "auto" are chosen at load.
+
+    Raises:
+        ConfigError: a value is out of range, or asks for what this version cannot do.
+    """
+
+    model: str = _option("smollm2-135m", "alias, folder, .gguf file or hub id")
+    dtype: str = _option(
+        "auto",
+        "type of activations; auto is float32 on CPU, bfloat16 on CUDA",
+        ("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
+    quantization: str | None = _option(None, "format of the weights; detected where not given")
+    kv_cache_dtype: str = _option(
+        "auto", "type of cached keys and values; auto is that of dtype", ("auto", "f32", "bf16")
+    )
+    max_model_len: int | None = _option(
+        None, "prompt and output tokens of one request; default: the model's, if memory allows"
+    )
+    max_num_seqs: int | None = _option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
+    max_num_batched_tokens: int | None = _option(None, "tokens of one step; default 2048")
+    block_size: int = _option(16, "tokens of a KV block")
+    num_blocks: int | None = _option(None, "blocks of the KV pool; default: what memory allows")
+    kv_cache_memory: int | str | None = _option(None, "memory of the KV pool, such as 4GiB")
+    gpu_memory_utilization: float = _option(
+        0.9, "share of the GPU's memory for weights, activations and KV"
+    )
+    swap_space: float = _option(0, "GiB of CPU memory for evicted KV")
+    enable_prefix_caching: bool = _option(True, "reuse the KV of common prefixes")
+    enable_chunked_prefill: bool = _option(True, "spread long prompts over steps")
+    batching: str = _option(
+        "continuous",
+        "static starts a batch only when the last has ended, for comparison",
+        ("continuous", "static"),
+    )
+    max_queued_requests: int | None = _option(1024, "requests that may wait")
+    max_queued_tokens: int | None = _option(None, "tokens that may wait")
+    tensor_parallel_size: int = _option(1, "devices that share each layer")
+    pipeline_parallel_size: int = _option(1, "devices that share the layers")
+    data_parallel_size: int = _option(1, "whole copies of the engine")
+    enable_expert_parallel: bool = _option(False, "devices that share the experts")
+    speculative_config: str | None = _option(None, "JSON of a draft method")
+    enforce_eager: bool = _option(False, "never capture CUDA graphs")
+    threads: int | None = _option(None, "CPU threads; default: all that this process may use")
+    seed: int = _option(0, "from which requests without a seed draw theirs")
+    trust: str = _option("none", "there is no remote code", ("none",))
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            choices = option.metadata["choices"]
+            value = getattr(self, option.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
+        for name, least in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 1),
+            ("num_blocks", 1),
+            ("threads", 1),
+            ("max_queued_requests", 1),
+            ("max_queued_tokens", 1),
+        ):
+            value = getattr(self, name)
+            if value is None and name != "block_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError("gpu_memory_utilization must be in (0, 1]")
+        if self.kv_cache_memory is not None and self.num_blocks is not None:
+            raise ConfigError("give num_blocks or kv_cache_memory, not both")
+        self._refuse_what_is_not_there()
+
+    def _refuse_what_is_not_there(self) -> None:
+        """A setting that would have no effect is an error, never ignored."""
+        for name, only in (
+            ("tensor_parallel_size", 1),
+            ("pipeline_parallel_size", 1),
+            ("data_parallel_size", 1),
+            ("enable_expert_parallel", False),
+            ("speculative_config", None),
+            ("swap_space", 0),
+        ):
+            if getattr(self, name) != only:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
+                    f"leave it at {only!r}"
+                )
+
+    @classmethod
+    def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineArgs:
+        """Build from keyword arguments, with the spellings that the ecosystem uses."""
+        aliases = {
+            "num_gpu_blocks_override": "num_blocks",
+            "kv_cache_memory_bytes": "kv_cache_memory",
+            "max_num_queued_reqs": "max_queued_requests",
+            "max_num_queued_tokens": "max_queued_tokens",
+        }
+        known = {option.name for option in dataclasses.fields(cls)}
+        if kwargs.pop("trust_remote_code", False):
+            raise ConfigError("trust_remote_code: octavo runs no code from model folders")
+        settings: dict[str, Any] = {} if model is None else {"model": model}
+        for name, value in kwargs.items():
+            target = aliases.get(name, name)
+            if target not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"unknown engine setting {name!r}{hint}")
+            settings[target] = value
+        return cls(**settings)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV pool."""
+
+    block_size: int
+    num_blocks: int
+    dtype: str
+    enable_prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Resolved settings. ``choices`` says, a line each, what "auto" became and why."""
+
+    model: str
+    device: str
+    dtype: str
+    seed: int
+    batching: str
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the machine and the model allow, as far as settings depend on it."""
+
+    device: str
+    dtype: str
+    model_max_len: int
+    kv_bytes_per_token: int
+    kv_memory_bytes: int  # that the pool may use if nothing else is said
+
+
+def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
+    """Replace every "auto" and check that the parts fit together.
+
+    Raises:
+        ConfigError: the KV pool cannot hold one request of ``max_model_len``; says by how much.
+    """
+    choices: list[str] = []
+    on_gpu = capacity.device.startswith("cuda")
+    block_bytes = args.block_size * capacity.kv_bytes_per_token
+    max_num_seqs = args.max_num_seqs or (256 if on_gpu else 64)
+    wanted_len = args.max_model_len or capacity.model_max_len
+    if wanted_len > capacity.model_max_len:
+        raise ConfigError(
+            f"max_model_len {wanted_len} exceeds the {capacity.model_max_len} positions of the "
+            "model: lower it"
+        )
+
+    blocks_per_seq = -(-wanted_len // args.block_size)
+    if args.num_blocks is not None:
+        num_blocks = args.num_blocks
+    elif args.kv_cache_memory is not None:
+        num_blocks = parse_bytes(args.kv_cache_memory) // block_bytes
+        if num_blocks < 1:
+            raise ConfigError(
+                f"kv_cache_memory must hold at least one block of {block_bytes:,} bytes"
+            )
+    else:
+        # More than this could never be used at once.
+        useful = blocks_per_seq * max_num_seqs
+        num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
+        choices.append(
+            f"KV pool: {num_blocks} blocks of {args.block_size} tokens, "
+            f"{num_blocks * block_bytes / GIB:.2f} GiB"
+        )
+
+    pool_tokens = num_blocks * args.block_size
+    max_model_len = wanted_len
+    if pool_tokens < wanted_len:
+        if args.max_model_len is not None:
+            raise ConfigError(
+                f"max_model_len {wanted_len} needs {blocks_per_seq} blocks "
+                f"({blocks_per_seq * block_bytes / GIB:.2f} GiB of KV), and the pool has "
+                f"{num_blocks}: raise kv_cache_memory or num_blocks, or lower max_model_len to "
+                f"{pool_tokens}"
+            )
+        max_model_len = pool_tokens
+        choices.append(
+            f"max_model_len: {pool_tokens} of the model's {wanted_len}, as the KV pool allows"
+        )
+    budget = args.max_num_batched_tokens or 2048
+    if not args.enable_chunked_prefill and args.max_num_batched_tokens is None:
+        budget = max(budget, max_model_len)
+
+    return EngineConfig(
+        model=args.model,
+        device=capacity.device,
+        dtype=capacity.dtype,
+        seed=args.seed,
+        batching=args.batching,
+        cache=CacheConfig(
+            args.block_size,
+            num_blocks,
+            args.kv_cache_dtype if args.kv_cache_dtype != "auto" else capacity.dtype,
+            args.enable_prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=args.enable_chunked_prefill,
+            max_queued_requests=args.max_queued_requests,
+            max_queued_tokens=args.max_queued_tokens,
+        ),
+        choices=tuple(choices),
+    )

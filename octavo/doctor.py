@@ -1,0 +1,221 @@
+"""What this machine has, which kernels octavo will use here and why, and what is missing.
+
+``examine()`` collects; ``octavo doctor`` prints. Nothing here fails because something is absent:
+an absent thing is a finding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from octavo import hub, machine
+
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    name: str
+    memory_bytes: int
+    capability: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The CUDA devices that PyTorch can use, or why there are none."""
+
+    devices: tuple[CudaDevice, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """Which implementation an op gets on a device, and why the better ones were refused."""
+
+    device: str
+    op: str
+    chosen: str
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The folder with models. ``free_bytes`` is of the disk that it is, or will be, on."""
+
+    home: str
+    free_bytes: int
+    models: tuple[str, ...]
+    models_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is missing or in the way: what it costs, and how to mend it."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    octavo: str
+    python: str
+    python_path: str
+    platform: str
+    packages: dict[str, str | None]
+    cpu: machine.Cpu
+    usable_cores: int
+    memory: machine.Memory
+    cuda: Cuda
+    compiler: machine.Compiler | None
+    storage: Storage
+    kernels: tuple[KernelChoice, ...]
+    findings: tuple[Finding, ...]
+
+
+def examine() -> Report:
+    """Look at everything. Imports torch, so it takes a second or two."""
+    cpu, memory, compiler = machine.cpu(), machine.memory(), machine.compiler()
+    packages = {name: package_version(name) for name in PACKAGES}
+    cuda = find_cuda()
+    storage = look_at_storage()
+    kernels = choose_kernels(cuda)
+    return Report(
+        octavo=package_version("octavo") or "not installed (run from a source folder)",
+        python=platform.python_version(),
+        python_path=sys.executable,
+        platform=platform.platform(),
+        packages=packages,
+        cpu=cpu,
+        usable_cores=cpu.usable_cores,
+        memory=memory,
+        cuda=cuda,
+        compiler=compiler,
+        storage=storage,
+        kernels=kernels,
+        findings=tuple(_findings(packages, cpu, memory, cuda, compiler, storage)),
+    )
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_cuda() -> Cuda:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        return Cuda((), f"PyTorch cannot be imported: {error}")
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return Cuda(
+            tuple(CudaDevice(d.name, d.total_memory, f"{d.major}.{d.minor}") for d in devices),
+            None,
+        )
+    has_driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
+    if torch.version.cuda is None:
+        build = f"PyTorch {torch.__version__} is built without CUDA"
+        return Cuda((), build if has_driver else f"no NVIDIA driver, and {build}")
+    if not has_driver:
+        return Cuda((), "no NVIDIA driver (no nvidia-smi, no /dev/nvidia0)")
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "":
+        return Cuda((), "CUDA_VISIBLE_DEVICES is empty, which hides every device")
+    return Cuda((), f"PyTorch's CUDA {torch.version.cuda} does not start with this driver")
+
+
+def look_at_storage() -> Storage:
+    home = hub.home()
+    existing = next(folder for folder in (home, *home.parents) if folder.is_dir())
+    models = hub.installed()
+    return Storage(
+        home=str(home),
+        free_bytes=shutil.disk_usage(existing).free,
+        models=tuple(model.name for model in models),
+        models_bytes=sum(model.num_bytes for model in models),
+    )
+
+
+def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
+    """The dispatcher's own account, for every kind of device that there is."""
+    from octavo.kernels import dispatch
+
+    return tuple(
+        KernelChoice(device, choice.op, choice.chosen, tuple(choice.refused))
+        for device in ("cpu", *(["cuda"] if cuda.devices else []))
+        for choice in dispatch.explain(device)
+    )
+
+
+def _findings(
+    packages: dict[str, str | None],
+    cpu: machine.Cpu,
+    memory: machine.Memory,
+    cuda: Cuda,
+    compiler: machine.Compiler | None,
+    storage: Storage,
+) -> list[Finding]:
+    found = [
+        Finding(f"the package {name} is not installed", f"pip install {name}")
+        for name, version in packages.items()
+        if version is None
+    ]
+    if compiler is None:
+        found.append(
+            Finding(
+                "no C++ compiler: native CPU kernels cannot be built, the reference ops are used",
+                "apt-get install g++ (Debian, Ubuntu) or xcode-select --install (macOS)",
+            )
+        )
+    if cpu.architecture in {"x86_64", "AMD64"} and "avx2" not in cpu.isa:
+        found.append(
+            Finding(
+                "the processor shows no AVX2: CPU kernels will be slow",
+                "in a virtual machine, pass the host's processor through (QEMU: -cpu host)",
+            )
+        )
+    if cpu.quota is not None and cpu.quota < cpu.affinity:
+        found.append(
+            Finding(
+                f"the container may use {cpu.quota:g} of the {cpu.affinity} cores it sees",
+                f"raise its CPU limit; until then {cpu.usable_cores} threads are the best",
+            )
+        )
+    if not cuda.devices and shutil.which("nvidia-smi") is not None:
+        found.append(
+            Finding(
+                f"there is an NVIDIA driver, but no usable CUDA device: {cuda.reason}",
+                "pip install --force-reinstall torch (a CUDA build), or check the driver",
+            )
+        )
+    if memory.available < 1 << 30:
+        found.append(
+            Finding(
+                f"only {memory.available / 2**20:,.0f} MiB of memory are available",
+                "close other programs, or raise the container's memory limit",
+            )
+        )
+    if storage.free_bytes < 1 << 30:
+        found.append(
+            Finding(
+                f"only {storage.free_bytes / 2**20:,.0f} MiB of disk are free for models",
+                "remove models (octavo rm NAME), or set OCTAVO_HOME to another disk",
+            )
+        )
+    if importlib.util.find_spec("pip") is None:
+        found.append(
+            Finding(
+                "this Python has no pip: octavo's own aliases cannot be fetched",
+                f"{sys.executable} -m ensurepip, or uv pip install pip",
+            )
+        )
+    return found

@@ -1,0 +1,451 @@
+"""The offline API: `LLM`, and how an engine is put together from its settings."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.config import GIB, Capacity, EngineArgs, EngineConfig, resolve
+from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.errors import ConfigError, InvalidRequestError, QueueFullError, RequestError
+from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
+from octavo.text_engine import Generation, Prompt, TextDelta, TextEngine
+
+_ADMISSION: dict[str, type[AdmissionPolicy]] = {
+    "continuous": ContinuousAdmission,
+    "static": StaticAdmission,
+}
+
+# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
+_CPU_KV_BYTES = 4 * GIB
+
+
+class LoadedEngine:
+    """A model, its tokenizer and its engine, ready to serve. Made by ``load_engine``."""
+
+    def __init__(self, config: EngineConfig, text_engine: TextEngine, model_config: Any, info: Any):
+        self.config = config
+        self.text_engine = text_engine
+        self.model_config = model_config
+        self._info = info
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The "engine" object of the JSON outputs."""
+        return dict(self._info)
+
+
+def load_engine(
+    args: EngineArgs, progress: Callable[[int, int], None] | None = None
+) -> LoadedEngine:
+    """Find, load and wire up a model.
+
+    Args:
+        progress: called with (bytes loaded, bytes in all) while weights are read.
+
+    Raises:
+        ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
+    """
+    import torch
+
+    from octavo import hub
+    from octavo.executor.local import LocalExecutor
+    from octavo.kernels.dispatch import create_ops
+    from octavo.machine import usable_memory_bytes
+    from octavo.models.footprint import kv_bytes_per_token, weights_bytes
+    from octavo.models.loader import check_tokenizer, load_config, load_model
+    from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache
+    from octavo.runtime.model_runner import ModelRunner
+
+    path = hub.resolve(args.model)
+    device = torch.device(_choose_device(args.device))
+    dtype_name = args.dtype
+    if dtype_name == "auto":
+        dtype_name = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = TORCH_DTYPES[dtype_name]
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+
+    model_config = load_config(path)
+    tokenizer = load_tokenizer(path)
+    check_tokenizer(model_config, tokenizer.vocab_size, path)
+    ops = create_ops(device, dtype)
+    model = load_model(path, model_config, device, dtype, ops, progress)
+
+    kv_dtype = dtype if args.kv_cache_dtype == "auto" else TORCH_DTYPES[args.kv_cache_dtype]
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        kv_memory = int(free - (1 - args.gpu_memory_utilization) * total)
+    else:
+        kv_memory = min(_CPU_KV_BYTES, usable_memory_bytes() // 2)
+    capacity = Capacity(
+        device=str(device),
+        dtype=dtype_name,
+        model_max_len=model_config.max_position,
+        kv_bytes_per_token=kv_bytes_per_token(model_config, kv_dtype.itemsize),
+        kv_memory_bytes=max(0, kv_memory),
+    )
+    config = resolve(args, capacity)
+    kv_cache = KVCache(
+        model_config.num_layers,
+        config.cache.num_blocks,
+        config.cache.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        kv_dtype,
+        device,
+    )
+    runner = ModelRunner(
+        model, kv_cache, ops, device, config.scheduler.max_num_seqs, config.scheduler.max_model_len
+    )
+    engine = build_engine(config, LocalExecutor(runner))
+    eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
+    info = {
+        "device": str(device),
+        "dtype": dtype_name,
+        "kernels": ops.name,
+        "isa": ops.isa,
+        "weights_bytes": weights_bytes(model),
+        "kv_blocks": config.cache.num_blocks,
+        "block_size": config.cache.block_size,
+    }
+    text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
+    return LoadedEngine(config, text_engine, model_config, info)
+
+
+def build_engine(config: EngineConfig, executor: Any, clock: Any = None) -> Engine:
+    """Scheduler, block manager and prefix cache over any executor, real or simulated."""
+    size = config.cache.block_size
+    cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
+    block_manager = BlockManager(executor.kv_capacity(), size, cache)
+    admission = _ADMISSION[config.batching]()
+    return Engine(Scheduler(config.scheduler, block_manager, admission), executor, clock)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model folder or of a GGUF file."""
+    from octavo.text.tokenizer import Tokenizer
+
+    if path.is_dir():
+        return Tokenizer.from_folder(path)
+    from octavo.models.gguf import GGUFFile
+
+    with GGUFFile(path) as file:
+        return Tokenizer.from_gguf(file.metadata, path)
+
+
+def _choose_device(asked: str) -> str:
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch sees no CUDA device; `octavo doctor` says why")
+    return asked
+
+
+class LLM:
+    """A model that answers, in this process.
+
+        llm = LLM("smollm2-135m")
+        llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=32))
+        llm.chat([{"role": "user", "content": "Hello!"}])
+        for chunk in llm.stream("Once upon"): print(chunk.text, end="")
+
+    Args:
+        model: alias, folder, ``.gguf`` file or hub id.
+        engine_args: see `octavo.config.EngineArgs`; names are vLLM's.
+
+    Raises:
+        ModelError: the model cannot be found or read.
+        ConfigError: a setting is wrong, unknown, or does not fit the machine.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **engine_args: Any,
+    ):
+        self.args = EngineArgs.from_kwargs(model, **engine_args)
+        self._loaded = load_engine(self.args, progress)
+        self._text_engine = self._loaded.text_engine
+        self._ids = itertools.count()
+        # Streams under way, by request id. Whoever steps the engine fills them all.
+        self._streams: dict[str, deque[TextDelta]] = {}
+
+    # -- what it is --------------------------------------------------------------------------
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved settings, with the choices that were made."""
+        return self._loaded.config
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.get_tokenizer().chat_template is not None
+
+    def engine_info(self) -> dict[str, Any]:
+        """Device, dtype, kernels and memory, as ``octavo generate --json`` prints them."""
+        return self._loaded.info
+
+    def get_tokenizer(self) -> Any:
+        return self._text_engine.tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, where its files say; else the defaults."""
+        known = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+        recommended = self._loaded.model_config.generation_defaults
+        return SamplingParams(**{k: v for k, v in recommended.items() if k in known})
+
+    # -- what it does ------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        parse_special: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts, batched together; outputs come in the order of the prompts.
+
+        Args:
+            prompts: a string, token ids, ``{"prompt": …}`` / ``{"prompt_token_ids": …}``, or a
+                list of these.
+            sampling_params: one for all, or one for each.
+            use_tqdm: show progress on standard error.
+            parse_special: the text of special tokens in prompts means these tokens.
+
+        A prompt that cannot be served gets an output with finish_reason "error" and the reason
+        in ``error``, and the others are served.
+
+        Raises:
+            RequestError: no prompt could be served at all; the first one's reason.
+        """
+        listed = _as_prompts(prompts)
+        params = _as_params(sampling_params, len(listed), self.default_sampling_params)
+
+        def tokenize(index: int) -> tuple[str | None, list[int]]:
+            return self._text_engine.tokenize(listed[index], parse_special=parse_special)
+
+        return self._run(len(listed), tokenize, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several, through the model's chat template.
+
+        Args:
+            messages: ``[{"role": …, "content": …}, …]``, or a list of such lists.
+            template_options: ``tools``, ``add_generation_prompt``, ``continue_final_message``,
+                ``chat_template``, and variables of the template.
+        """
+        if not messages:
+            raise InvalidRequestError("is empty", "messages")
+        conversations = [messages] if isinstance(messages[0], dict) else list(messages)
+        params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
+
+        def tokenize(index: int) -> tuple[str | None, list[int]]:
+            return self._tokenize_chat(conversations[index], template_options)
+
+        return self._run(len(conversations), tokenize, params, use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        parse_special: bool = False,
+    ) -> Iterator[StreamChunk]:
+        """Complete one prompt, piece by piece. Closing the iterator ends the generation."""
+        text, ids = self._text_engine.tokenize(prompt, parse_special=parse_special)
+        return self._stream(text, ids, sampling_params)
+
+    def stream_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        **template_options: Any,
+    ) -> Iterator[StreamChunk]:
+        """Answer one conversation, piece by piece."""
+        text, ids = self._tokenize_chat(messages, template_options)
+        return self._stream(text, ids, sampling_params)
+
+    def close(self) -> None:
+        """Abort what runs and release the model. The object cannot be used afterwards."""
+        self._text_engine.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _tokenize_chat(
+        self, messages: Sequence[dict[str, Any]], options: dict[str, Any]
+    ) -> tuple[str, list[int]]:
+        tokenizer = self.get_tokenizer()
+        text = tokenizer.render_chat_template(messages, **options)
+        return text, tokenizer.apply_chat_template(messages, **options)
+
+    def _run(
+        self,
+        count: int,
+        tokenize: Callable[[int], tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        generations: dict[int, Generation] = {}
+        refused: dict[int, RequestError] = {}
+        progress = _Progress(count) if use_tqdm else None
+        try:
+            for index in range(count):
+                try:
+                    text, ids = tokenize(index)
+                    generations[index] = self._add_when_possible(text, ids, params[index])
+                except RequestError as error:
+                    refused[index] = error
+            if not generations and refused:
+                raise refused[min(refused)]
+            while not all(generation.is_finished for generation in generations.values()):
+                self._step()
+                if progress is not None:
+                    done = sum(generation.is_finished for generation in generations.values())
+                    progress.update(done + len(refused))
+        except BaseException:
+            for generation in generations.values():
+                self._text_engine.abort(generation.request_id)
+            raise
+        finally:
+            if progress is not None:
+                progress.close()
+        return [
+            self._text_engine.output(generations[index])
+            if index in generations
+            else _refused_output(index, refused[index])
+            for index in range(count)
+        ]
+
+    def _add_when_possible(
+        self, text: str | None, ids: list[int], params: SamplingParams
+    ) -> Generation:
+        """Queue a prompt; while the queue is full, run the engine."""
+        while True:
+            try:
+                return self._text_engine.add(str(next(self._ids)), text, ids, params)
+            except QueueFullError:
+                if not self._text_engine.has_unfinished_requests:
+                    raise
+                self._step()
+
+    def _step(self) -> None:
+        deltas, _ = self._text_engine.step()
+        for delta in deltas:
+            stream = self._streams.get(delta.generation.request_id)
+            if stream is not None:
+                stream.append(delta)
+
+    def _stream(
+        self, text: str | None, ids: list[int], sampling_params: SamplingParams | None
+    ) -> Iterator[StreamChunk]:
+        params = sampling_params or self.default_sampling_params()
+        if params.num_samples > params.n:
+            raise InvalidRequestError("cannot be streamed: the best is known at the end", "best_of")
+        # Queued now and not at the first next(), so that a refusal is raised where it is caused.
+        generation = self._add_when_possible(text, ids, params)
+        pending = self._streams[generation.request_id] = deque()
+
+        def chunks() -> Iterator[StreamChunk]:
+            try:
+                while pending or not generation.is_finished:
+                    if pending:
+                        yield self._chunk(pending.popleft())
+                    else:
+                        self._step()
+            finally:
+                del self._streams[generation.request_id]
+                self._text_engine.abort(generation.request_id)
+
+        return chunks()
+
+    def _chunk(self, delta: TextDelta) -> StreamChunk:
+        reason = delta.sample.request.finish_reason
+        return StreamChunk(
+            delta.sample.index,
+            delta.text,
+            delta.token_ids,
+            reason.value if reason else None,
+            self._text_engine.output(delta.generation),
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from whatever was given. A list of integers is one prompt."""
+    if isinstance(prompts, str) or hasattr(prompts, "keys"):
+        return [prompts]  # type: ignore[list-item]
+    listed = list(prompts)
+    if listed and all(isinstance(entry, int) for entry in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _as_params(
+    given: SamplingParams | Sequence[SamplingParams] | None,
+    count: int,
+    default: Callable[[], SamplingParams],
+) -> Sequence[SamplingParams]:
+    if given is None:
+        given = default()
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequestError(
+            f"{len(given)} sampling params for {count} prompts: give one, or one for each",
+            "sampling_params",
+        )
+    return given
+
+
+def _refused_output(index: int, error: RequestError) -> RequestOutput:
+    completion = CompletionOutput(0, "", [], finish_reason="error")
+    return RequestOutput(f"refused-{index}", None, [], [completion], True, error=str(error))
+
+
+class _Progress:
+    """A bar of finished prompts on standard error."""
+
+    def __init__(self, total: int):
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._progress = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("prompts", total=total)
+        self._progress.start()
+        self._last_refresh = 0.0
+
+    def update(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._last_refresh > 0.1:
+            self._progress.update(self._task, completed=done)
+            self._last_refresh = now
+
+    def close(self) -> None:
+        self._progress.stop()

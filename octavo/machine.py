@@ -1,0 +1,199 @@
+"""What this machine has: processor, cores that may be used, memory that may be used, compiler.
+
+Standard library only. Containers are taken into account: a process may see 64 cores and 512 GB,
+and be allowed two and four. ``root`` arguments exist so that tests can show another machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+# Instruction sets that decide which kernels run, best last, in the kernel's own spelling.
+ISA_FLAGS_X86 = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
+    *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+)
+ISA_FLAGS_ARM = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "svei8mm", "sme")
+
+# Control groups report "no limit" as a number of this order.
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """``isa`` holds the flags that matter to kernels. ``usable_cores`` is what threads can get:
+    the scheduling affinity, cut by the control group's quota (rounded up), at least 1."""
+
+    model: str
+    architecture: str
+    isa: tuple[str, ...]
+    logical_cores: int
+    physical_cores: int | None
+    affinity: int
+    quota: float | None
+
+    @property
+    def usable_cores(self) -> int:
+        quota = self.affinity if self.quota is None else math.ceil(self.quota)
+        return max(1, min(self.affinity, quota))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. ``available`` is what can be had without swapping, within the group's ``limit``."""
+
+    total: int
+    available: int
+    limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    path: str
+    version: str
+
+
+def cpu(root: Path = Path("/")) -> Cpu:
+    text = _read(root / "proc/cpuinfo")
+    fields = _first_fields(text)
+    present = set((fields.get("flags") or fields.get("Features") or "").split())
+    arm = "Features" in fields
+    model = fields.get("model name") or fields.get("Model") or platform.processor()
+    return Cpu(
+        model=model or "unknown",
+        architecture=platform.machine(),
+        isa=tuple(f for f in (ISA_FLAGS_ARM if arm else ISA_FLAGS_X86) if f in present),
+        logical_cores=os.cpu_count() or 1,
+        physical_cores=_physical_cores(text),
+        affinity=_affinity(),
+        quota=_cpu_quota(root),
+    )
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    text = _read(root / "proc/meminfo")
+    meminfo: dict[str, str] = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
+    if "MemTotal" in meminfo:
+        total = int(meminfo["MemTotal"]) * 1024
+        available = int(meminfo.get("MemAvailable", meminfo.get("MemFree", 0))) * 1024
+    else:  # no /proc: macOS, BSD
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = available = os.sysconf("SC_PHYS_PAGES") * page
+    limit, used = _memory_group(root)
+    if limit is not None:
+        available = min(available, max(0, limit - used))
+    return Memory(total, available, limit)
+
+
+def compiler() -> Compiler | None:
+    """The C++ compiler that native kernels would be built with: ``$CXX``, or the first found."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        path = shutil.which(name) if name else None
+        if path is None:
+            continue
+        try:
+            out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if out.returncode == 0:
+            return Compiler(path, out.stdout.partition("\n")[0].strip())
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _first_fields(cpuinfo: str) -> dict[str, str]:
+    """``name: value`` of every line; of repeated names (one for each core) the first."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def _physical_cores(cpuinfo: str) -> int | None:
+    """Distinct (socket, core) pairs; None where the kernel does not tell."""
+    cores = set()
+    for processor in cpuinfo.split("\n\n"):
+        fields = _first_fields(processor)
+        if "core id" in fields:
+            cores.add((fields.get("physical id"), fields["core id"]))
+    return len(cores) or None
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _group_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and all of its parents, version 2 and version 1.
+
+    Inside a container the path in /proc/self/cgroup may be the host's and not exist here; the
+    parents then lead up to the mount point, which is the container's own group.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        if hierarchy == "0":
+            mount = base
+        elif controller in controllers.split(","):
+            mount = base / controllers
+            mount = mount if mount.is_dir() else base / controller
+        else:
+            continue
+        relative = PurePosixPath(path.lstrip("/"))
+        if ".." in relative.parts:  # a group outside of the container's view
+            relative = PurePosixPath()
+        for folder in (relative, *relative.parents):
+            if (mount / folder).is_dir():
+                yield mount / folder
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores' worth of time that the tightest control group allows."""
+    quotas = []
+    for folder in _group_folders(root, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if not quota:
+            quota = _read(folder / "cpu.cfs_quota_us").strip()
+            period = _read(folder / "cpu.cfs_period_us").strip()
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _memory_group(root: Path) -> tuple[int | None, int]:
+    """(limit, use) in bytes of the control group that leaves the least room."""
+    tightest: tuple[int | None, int] = (None, 0)
+    room = _NO_LIMIT
+    for folder in _group_folders(root, "memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        if not limit.strip().isdecimal() or int(limit) >= _NO_LIMIT:
+            continue
+        # Cached file pages count as use, but are given back when memory is asked for.
+        inactive = re.search(
+            r"^(?:total_)?inactive_file (\d+)", _read(folder / "memory.stat"), re.M
+        )
+        busy = int(used.strip() or 0) - (int(inactive.group(1)) if inactive else 0)
+        if int(limit) - busy < room:
+            room = int(limit) - busy
+            tightest = (int(limit), max(0, busy))
+    return tightest

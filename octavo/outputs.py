@@ -1,0 +1,77 @@
+"""What a caller gets back. Field names are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-probability of one token, its rank (1 is the most likely) and its text."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+# One dict per position: the token that is there, and the most likely ones, by token id.
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None  # "stop", "length", "abort", "error"; None while it runs
+    stop_reason: int | str | None = None  # the stop token id or stop string, None for end of text
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds, rates in tokens per second, as docs/metrics.md defines them."""
+
+    queue_time: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    prefill_tps: float | None = None
+    decode_tps: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions. ``error`` says why, if a completion ended with "error"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: str | None = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.metrics.num_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """What is new since the last chunk of one completion. ``output`` is the whole so far."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    output: RequestOutput

@@ -1,0 +1,1 @@
+"""One rank: a batch becomes tensors, logits and tokens. torch starts here."""

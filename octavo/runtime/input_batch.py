@@ -1,0 +1,110 @@
+"""From a batch of requests to the arrays that a forward pass reads.
+
+A step mixes prompt chunks and single tokens in one ragged batch, laid end to end::
+
+    request      A A A A A | B | C C C
+    token_ids    . . . . . | . | . . .     T tokens
+    positions    0 1 2 3 4 | 9 | 4 5 6     where each stands in its own sequence
+    query_start  0           5   6     9   S + 1 offsets
+    seq_lens     5          10   7         KV that exists once the step has run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.core.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Arrays of one step, over T tokens and S requests."""
+
+    token_ids: np.ndarray  # [T] int64
+    positions: np.ndarray  # [T] int64
+    slot_mapping: np.ndarray  # [T] int64, the slot that each token's KV is written to
+    query_start: np.ndarray  # [S + 1] int32
+    seq_lens: np.ndarray  # [S] int32
+    block_tables: np.ndarray  # [S, longest table of the step] int32, padded with block 0
+
+
+class InputBatch:
+    """Builds ``StepInputs``, and keeps the block tables of requests between steps.
+
+    A table changes by a block at a time, so each request has a row of a persistent array, and a
+    step only writes what is new.
+    """
+
+    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int):
+        self._block_size = block_size
+        self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._rows: dict[str, int] = {}
+        self._written: dict[str, list[int]] = {}
+
+    def build(self, batch: Batch) -> StepInputs:
+        """The arrays of a batch. They stay valid when the next one is built."""
+        for request_id in (*batch.finished_ids, *batch.preempted_ids):
+            self._forget(request_id)
+
+        token_ids: list[int] = []
+        starts: list[int] = []
+        counts: list[int] = []
+        rows: list[int] = []
+        longest = 0
+        for item in batch.items:
+            request, start, count = item.request, item.start, item.num_tokens
+            if count == 1:
+                token_ids.append(request.token_ids[start])
+            else:
+                token_ids += request.token_ids[start : start + count]
+            starts.append(start)
+            counts.append(count)
+            rows.append(self._row(request.request_id, request.block_ids))
+            longest = max(longest, len(request.block_ids))
+
+        size = self._block_size
+        first = np.array(starts, dtype=np.int64)
+        lengths = np.array(counts, dtype=np.int64)
+        query_start = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        tables = self._tables[rows, :longest]
+        if len(token_ids) == len(counts):  # one token each: nothing to repeat
+            positions = first
+            seq_of_token = np.arange(len(counts))
+        else:
+            seq_of_token = np.repeat(np.arange(len(counts)), lengths)
+            positions = np.arange(len(token_ids)) + (first - query_start[:-1])[seq_of_token]
+        slots = tables[seq_of_token, positions // size].astype(np.int64) * size + positions % size
+        return StepInputs(
+            token_ids=np.array(token_ids, dtype=np.int64),
+            positions=positions,
+            slot_mapping=slots,
+            query_start=query_start,
+            seq_lens=(first + lengths).astype(np.int32),
+            block_tables=tables,
+        )
+
+    def _row(self, request_id: str, block_ids: list[int]) -> int:
+        """The row that holds a request's table, brought up to date."""
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._rows[request_id] = self._free_rows.pop()
+            self._written[request_id] = []
+        written = self._written[request_id]
+        if written != block_ids:
+            # Tables mostly grow at the end, but an adopted or copied block can change any entry.
+            kept = len(written)
+            if block_ids[:kept] != written:
+                kept = 0
+            self._tables[row, kept : len(block_ids)] = block_ids[kept:]
+            self._written[request_id] = block_ids.copy()
+        return row
+
+    def _forget(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+            del self._written[request_id]

@@ -1,0 +1,1 @@
+"""What a step would cost: the time side of simulation. No torch."""

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.executor.hashing import HashExecutor
+
+
+def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:
+    params = fields.pop("params", None) or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Request(request_id, prompt, params, arrival_time=0.0, **fields)
+
+
+def make_engine(
+    num_blocks: int = 32,
+    block_size: int = 4,
+    *,
+    prefix_caching: bool = True,
+    admission=None,
+    **config,
+) -> Engine:
+    """An engine over the hash model."""
+    config.setdefault("max_model_len", 64)
+    cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+    scheduler = Scheduler(
+        SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission
+    )
+    return Engine(scheduler, HashExecutor(num_blocks, block_size))
+
+
+def run(engine: Engine, limit: int = 10_000) -> list[Request]:
+    """Step to the end; the requests in the order in which they finished."""
+    finished = []
+    for _ in range(limit):
+        step = engine.step()
+        if step is None:
+            return finished
+        finished += [update.request for update in step.updates if update.request.is_finished]
+        engine.scheduler.block_manager.check_integrity(engine.scheduler.running)
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.fixture(name="make_request")
+def _make_request() -> Callable[..., Request]:
+    return make_request
+
+
+@pytest.fixture(name="make_engine")
+def _make_engine() -> Callable[..., Engine]:
+    return make_engine
+
+
+@pytest.fixture(name="run")
+def _run() -> Callable[..., list[Request]]:
+    return run

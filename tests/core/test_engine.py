@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.batch import StepOutput
+from octavo.core.clock import VirtualClock, WallClock
+from octavo.core.executor import FinishedStep
+from octavo.core.request import FinishReason
+from octavo.errors import EngineError
+from octavo.executor.hashing import HashExecutor, expected_tokens
+
+
+class FaultyExecutor(HashExecutor):
+    """Breaks, or reports errors, in the steps that it is told to."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        super().__init__(num_blocks, block_size)
+        self.broken_steps: set[int] = set()
+        self.bad_requests: set[str] = set()
+
+    def submit(self, batch):
+        step = super().submit(batch)
+        if batch.step_id in self.broken_steps:
+            raise RuntimeError("out of luck")
+        errors = {
+            item.request.request_id: "NaN"
+            for item in batch.items
+            if item.request.request_id in self.bad_requests
+        }
+        tokens = {key: ids for key, ids in step.output.token_ids.items() if key not in errors}
+        return FinishedStep(StepOutput(tokens, errors=errors))
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine()
+    blocks = engine.scheduler.block_manager
+    engine.executor = FaultyExecutor(blocks.num_blocks, blocks.block_size)
+    return engine
+
+
+def test_an_error_ends_its_own_request_and_no_other(engine, make_request, run):
+    good, bad = make_request("good", [1, 2, 3, 4, 5]), make_request("bad", [6, 7, 8, 9, 10])
+    engine.executor.bad_requests.add("bad")
+    engine.add(good)
+    engine.add(bad)
+    run(engine)
+    assert bad.finish_reason is FinishReason.ERROR and bad.error == "NaN"
+    assert good.output_token_ids == expected_tokens(good.prompt_token_ids, 4, 97)
+
+
+def test_what_a_damaged_step_computed_is_not_cached(engine, make_request, run):
+    engine.executor.bad_requests.add("bad")
+    engine.add(make_request("bad", [1, 2, 3, 4, 5]))
+    run(engine)
+    assert engine.scheduler.block_manager.num_cached_blocks == 0
+
+
+def test_a_broken_step_leaves_a_working_engine(engine, make_request, run):
+    first, second = make_request("first", [1, 2]), make_request("second", [3, 4])
+    engine.executor.broken_steps.add(1)
+    engine.add(first)
+    engine.step()
+    with pytest.raises(EngineError, match="out of luck"):
+        engine.step()
+    assert first.finish_reason is FinishReason.ERROR and "out of luck" in first.error
+    assert engine.scheduler.block_manager.num_used_blocks == 0
+    engine.add(second)
+    run(engine)
+    assert second.output_token_ids == expected_tokens([3, 4], 4, 97)
+
+
+def test_an_idle_engine_has_nothing_to_step(engine):
+    assert engine.step() is None and not engine.begin_step()
+
+
+def test_timestamps_follow_the_clock(make_engine, make_request):
+    engine = make_engine(max_num_seqs=1)
+    engine.clock = clock = VirtualClock(10.0)
+    request = make_request("a", [1], max_tokens=3)
+    request.stats.arrival_time = 9.0
+    engine.add(request)
+    for moment in (11.0, 13.0, 14.0):
+        engine.begin_step()
+        clock.advance_to(moment)
+        engine.finish_step()
+    stats = request.stats
+    assert (stats.queue_time, stats.ttft, stats.e2e) == (1.0, 2.0, 5.0)
+    assert stats.tpot == 1.5 and stats.decode_tps == pytest.approx(2 / 3)
+    assert stats.prefill_tps == 1.0 and stats.num_output_tokens == 3
+
+
+def test_close_aborts_what_is_left(engine, make_request):
+    request = make_request("a", [1, 2])
+    engine.add(request)
+    engine.begin_step()
+    engine.close()
+    assert request.finish_reason is FinishReason.ABORT
+    assert engine.scheduler.block_manager.num_used_blocks == 0
+
+
+def test_clocks():
+    clock = VirtualClock()
+    clock.advance_to(2.0)
+    clock.advance_to(1.0)
+    assert clock.now() == 2.0
+    wall = WallClock()
+    assert wall.now() <= wall.now()

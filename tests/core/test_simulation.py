@@ -1,0 +1,160 @@
+"""The press: random workloads on the hash model, audited at every step.
+
+A seed fixes everything: the geometry of the pool, the limits, arrivals, aborts, priorities, forks.
+First a safety phase (everything happens at once), then a liveness phase (arrivals stop, all must
+end within a bound, and the pool must be empty).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from octavo.core.admission import StaticAdmission
+from octavo.core.request import FinishReason
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import RequestError
+from octavo.executor.hashing import expected_tokens
+
+VOCAB = 97
+
+
+class Press:
+    """One simulated engine with its clients."""
+
+    def __init__(self, seed: int, make_engine, make_request):
+        rng = self.rng = random.Random(seed)
+        self.make_request = make_request
+        block_size = rng.choice([1, 2, 3, 4, 8, 16])
+        chunked = rng.random() < 0.8
+        self.max_model_len = rng.choice([16, 40, 80])
+        # From pools that barely hold one request to pools that never preempt.
+        least = -(-self.max_model_len // block_size)
+        self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
+        self.engine = make_engine(
+            self.num_blocks,
+            block_size,
+            prefix_caching=rng.random() < 0.8,
+            admission=StaticAdmission() if rng.random() < 0.1 else None,
+            max_num_batched_tokens=(
+                rng.choice([1, 2, 5, 16, 64]) if chunked else self.max_model_len
+            ),
+            max_num_seqs=rng.choice([1, 2, 4, 8, 16]),
+            max_model_len=self.max_model_len,
+            enable_chunked_prefill=chunked,
+            ageing_steps=rng.choice([1, 10, 100]),
+            max_queued_requests=rng.choice([None, 4, 50]),
+        )
+        self.engine.executor._audit_every = 8
+        self.prefixes = [
+            [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
+            for _ in range(3)
+        ]
+        self.live: dict[str, object] = {}
+        self.num_added = 0
+        self.num_steps = 0
+
+    def arrive(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.prefixes) + [
+            rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))
+        ]
+        params = SamplingParams(max_tokens=rng.randint(1, 24), ignore_eos=True)
+        priority = rng.choice([0, 0, 0, -2, 3])
+        salt = rng.choice(["", "", "tenant"])
+        leader = None
+        for _ in range(rng.choice([1, 1, 1, 2, 4])):
+            request = self.make_request(
+                f"r{self.num_added}",
+                prompt,
+                params=params,
+                priority=priority,
+                cache_salt=salt,
+                fork_of=leader,
+            )
+            try:
+                self.engine.add(request)
+            except RequestError:
+                return
+            self.num_added += 1
+            self.live[request.request_id] = request
+            leader = leader or request
+
+    def abort(self) -> None:
+        request_id = self.rng.choice([*self.live, "unknown"])
+        self.engine.abort(request_id)
+        self.live.pop(request_id, None)
+
+    def step(self) -> None:
+        step = self.engine.step()
+        if step is None:
+            return
+        self.num_steps += 1
+        stats, blocks = step.stats, self.engine.scheduler.block_manager
+        assert (
+            stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
+            == self.num_blocks
+        )
+        assert 0.0 <= stats.kv_waste <= 1.0
+        if self.num_steps % 16 == 0:
+            blocks.check_integrity(self.engine.scheduler.running)
+        for update in step.updates:
+            request = update.request
+            if request.is_finished:
+                assert request.finish_reason is FinishReason.LENGTH
+                # Ended exactly once, with the text that follows from its own prompt alone.
+                del self.live[request.request_id]
+                assert request.output_token_ids == expected_tokens(
+                    request.prompt_token_ids, request.params.max_tokens, VOCAB
+                )
+
+    def run(self) -> int:
+        """Both phases; the number of steps."""
+        rng = self.rng
+        arrival, abort = rng.choice([0.02, 0.1, 0.4]), rng.choice([0.0, 0.01, 0.05])
+        for _ in range(300):
+            if rng.random() < arrival and len(self.live) < 60:
+                self.arrive()
+            if rng.random() < abort:
+                self.abort()
+            self.step()
+        # Every step computes something, and nobody is preempted without a new token, so the
+        # tokens that are left, recomputed once for each new one at worst, bound what remains.
+        bound = self.num_steps + sum(
+            request.max_total_tokens * (request.params.max_tokens + 1)
+            for request in self.live.values()
+        )
+        while self.live:
+            self.step()
+            assert self.num_steps <= bound, "starvation"
+        blocks = self.engine.scheduler.block_manager
+        assert not self.engine.has_unfinished_requests
+        assert blocks.num_used_blocks == 0
+        blocks.check_integrity([])
+        return self.num_steps
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_seeds(seed, make_engine, make_request):
+    Press(seed, make_engine, make_request).run()
+
+
+@pytest.mark.slow
+def test_a_million_steps(make_engine, make_request):
+    """1,000,000 steps; the rate is printed with ``pytest -s``."""
+    num_steps = num_preemptions = num_hits = seed = 0
+    started = time.monotonic()
+    while num_steps < 1_000_000:
+        seed += 1
+        press = Press(1_000_000 + seed, make_engine, make_request)
+        num_steps += press.run()
+        num_preemptions += press.engine.scheduler.num_preemptions
+        num_hits += press.engine.scheduler.prefix_tokens_hit
+    elapsed = time.monotonic() - started
+    print(
+        f"\n{num_steps:,} steps of {seed} workloads in {elapsed:.1f} s "
+        f"({num_steps / elapsed:,.0f}/s), {num_preemptions:,} preemptions, {num_hits:,} hits"
+    )
+    assert num_preemptions > 1000 and num_hits > 100_000

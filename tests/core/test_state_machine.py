@@ -1,0 +1,134 @@
+"""Hypothesis looks for a short sequence of events that breaks the engine, and shrinks it."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.errors import RequestError
+from octavo.executor.hashing import HashExecutor, expected_tokens
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Adds, forks, aborts and steps in any order, with results that may come late."""
+
+    @initialize(
+        num_blocks=st.integers(1, 12),
+        block_size=st.integers(1, 4),
+        budget=st.integers(1, 8),
+        max_num_seqs=st.integers(1, 4),
+        caching=st.booleans(),
+    )
+    def start(self, num_blocks, block_size, budget, max_num_seqs, caching):
+        cache = RadixPrefixCache(block_size) if caching else NoPrefixCache()
+        blocks = BlockManager(num_blocks, block_size, cache)
+        config = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=24,
+            max_queued_requests=6,
+            ageing_steps=3,
+        )
+        self.blocks = blocks
+        self.engine = Engine(Scheduler(config, blocks), HashExecutor(num_blocks, block_size))
+        self.requests: list[Request] = []
+        self.ended: set[str] = set()
+        self.in_flight = False
+
+    # Few distinct tokens: prefixes are shared often.
+    @rule(
+        prompt=st.lists(st.integers(0, 1), max_size=9),
+        max_tokens=st.integers(1, 6),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "k"]),
+        fork=st.booleans(),
+    )
+    def add(self, prompt, max_tokens, priority, salt, fork):
+        source = self.requests[-1] if fork and self.requests else None
+        if source is not None:
+            prompt, salt = list(source.prompt_token_ids), source.cache_salt
+        request = Request(
+            f"r{len(self.requests)}",
+            prompt,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            0.0,
+            priority=priority,
+            cache_salt=salt,
+            fork_of=source,
+        )
+        try:
+            self.engine.add(request)
+        except RequestError:
+            return
+        self.requests.append(request)
+
+    @rule(index=st.integers(0, 30))
+    def abort(self, index):
+        if self.requests:
+            request = self.requests[index % len(self.requests)]
+            self.engine.abort(request.request_id)
+            self.ended.add(request.request_id)
+
+    @rule()
+    def begin(self):
+        if not self.in_flight:
+            self.in_flight = self.engine.begin_step()
+
+    @rule()
+    def finish(self):
+        if self.in_flight:
+            self.in_flight = False
+            self.take(self.engine.finish_step())
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times):
+        self.finish()
+        for _ in range(times):
+            step = self.engine.step()
+            if step is not None:
+                self.take(step)
+
+    def take(self, step):
+        for update in step.updates:
+            request = update.request
+            assert request.request_id not in self.ended, "news of a request that had ended"
+            if request.is_finished:
+                self.ended.add(request.request_id)
+                assert request.output_token_ids == expected_tokens(
+                    request.prompt_token_ids, request.params.max_tokens, 97
+                )
+
+    @invariant()
+    def blocks_add_up(self):
+        if hasattr(self, "blocks"):
+            self.blocks.check_integrity(request for request in self.requests if request.block_ids)
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        self.finish()
+        for _ in range(3000):
+            step = self.engine.step()
+            if step is None:
+                break
+            self.take(step)
+        assert not self.engine.has_unfinished_requests, "starvation"
+        assert self.ended >= {request.request_id for request in self.requests}
+        assert self.blocks.num_used_blocks == 0
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestEngineMachine = EngineMachine.TestCase
