@@ -36,8 +36,8 @@ def run_workload(cache: RadixPrefixCache, manager_type: type[BlockManager] = Blo
         leader = request
         for _ in range(rng.randint(0, 4)):
             right &= check(engine.step())
-        if rng.random() < 0.2:
-            engine.abort(leader.request_id)
+        if engine.scheduler.running and rng.random() < 0.4:
+            engine.abort(engine.scheduler.running[-1].request_id)
     while engine.has_unfinished_requests:
         right &= check(engine.step())
     return right
