@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from octavo import hub, machine
+from octavo import __version__, hub, machine
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
 
@@ -88,7 +88,7 @@ def examine() -> Report:
     storage = look_at_storage()
     kernels = choose_kernels(cuda)
     return Report(
-        octavo=package_version("octavo") or "not installed (run from a source folder)",
+        octavo=__version__,
         python=platform.python_version(),
         python_path=sys.executable,
         platform=platform.platform(),
@@ -147,12 +147,17 @@ def look_at_storage() -> Storage:
 
 def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     """The dispatcher's own account, for every kind of device that there is."""
+    import torch
+
     from octavo.kernels import dispatch
 
+    devices = {"cpu": torch.float32}
+    if cuda.devices:
+        devices["cuda"] = torch.bfloat16
     return tuple(
-        KernelChoice(device, choice.op, choice.chosen, tuple(choice.refused))
-        for device in ("cpu", *(["cuda"] if cuda.devices else []))
-        for choice in dispatch.explain(device)
+        KernelChoice(device, choice.op, choice.chosen, choice.refused)
+        for device, dtype in devices.items()
+        for choice in dispatch.explain(device, dtype)
     )
 
 
@@ -172,7 +177,7 @@ def _findings(
     if compiler is None:
         found.append(
             Finding(
-                "no C++ compiler: native CPU kernels cannot be built, the reference ops are used",
+                "no C++ compiler, which native CPU kernels need; the reference ops need none",
                 "apt-get install g++ (Debian, Ubuntu) or xcode-select --install (macOS)",
             )
         )

@@ -60,9 +60,9 @@ def load_engine(
     from octavo import hub
     from octavo.executor.local import LocalExecutor
     from octavo.kernels.dispatch import create_ops
-    from octavo.machine import usable_memory_bytes
-    from octavo.models.footprint import kv_bytes_per_token, weights_bytes
-    from octavo.models.loader import check_tokenizer, load_config, load_model
+    from octavo.machine import memory
+    from octavo.models.footprint import kv_bytes_per_token
+    from octavo.models.loader import check_tokenizer, load_config, load_model, weights_bytes
     from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache
     from octavo.runtime.model_runner import ModelRunner
 
@@ -79,14 +79,14 @@ def load_engine(
     tokenizer = load_tokenizer(path)
     check_tokenizer(model_config, tokenizer.vocab_size, path)
     ops = create_ops(device, dtype)
-    model = load_model(path, model_config, device, dtype, ops, progress)
+    model, _ = load_model(path, model_config, device=device, dtype=dtype, progress=progress)
 
     kv_dtype = dtype if args.kv_cache_dtype == "auto" else TORCH_DTYPES[args.kv_cache_dtype]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv_memory = int(free - (1 - args.gpu_memory_utilization) * total)
     else:
-        kv_memory = min(_CPU_KV_BYTES, usable_memory_bytes() // 2)
+        kv_memory = min(_CPU_KV_BYTES, memory().available // 2)
     capacity = Capacity(
         device=str(device),
         dtype=dtype_name,
@@ -204,9 +204,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, where its files say; else the defaults."""
-        known = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
-        recommended = self._loaded.model_config.generation_defaults
-        return SamplingParams(**{k: v for k, v in recommended.items() if k in known})
+        return SamplingParams(**self._loaded.model_config.sampling_defaults)
 
     # -- what it does ------------------------------------------------------------------------
 

@@ -94,6 +94,11 @@ def memory(root: Path = Path("/")) -> Memory:
     return Memory(total, available, limit)
 
 
+def usable_memory_bytes() -> int:
+    """Memory that this process can take without swapping, within its control group's limit."""
+    return memory().available
+
+
 def compiler() -> Compiler | None:
     """The C++ compiler that native kernels would be built with: ``$CXX``, or the first found."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+TINY_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+}
+
+
+def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
+    """A Llama of two layers with random weights, as a Hugging Face folder without a tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = {**TINY_CONFIG, **changes}
+    generator = torch.Generator().manual_seed(seed)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q_size = config["num_attention_heads"] * config["head_dim"]
+    kv_size = config["num_key_value_heads"] * config["head_dim"]
+    shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}."
+        shapes |= {
+            layer + "self_attn.q_proj.weight": (q_size, hidden),
+            layer + "self_attn.k_proj.weight": (kv_size, hidden),
+            layer + "self_attn.v_proj.weight": (kv_size, hidden),
+            layer + "self_attn.o_proj.weight": (hidden, q_size),
+            layer + "mlp.gate_proj.weight": (inner, hidden),
+            layer + "mlp.up_proj.weight": (inner, hidden),
+            layer + "mlp.down_proj.weight": (hidden, inner),
+            layer + "input_layernorm.weight": (hidden,),
+            layer + "post_attention_layernorm.weight": (hidden,),
+        }
+    shapes["model.norm.weight"] = (hidden,)
+    tensors = {
+        # Large enough that the answers differ from prompt to prompt, and are no ties.
+        name: torch.randn(shape, generator=generator) * (0.3 if len(shape) == 2 else 0.1)
+        + (1.0 if len(shape) == 1 else 0.0)
+        for name, shape in shapes.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """The folder of a tiny random Llama."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, fetched on first use."""
+    from octavo import hub
+
+    return hub.pull("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M, fetched on first use."""
+    from octavo import hub
+
+    return hub.pull("gemma3-270m", accept_terms=True)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from octavo.core.admission import StaticAdmission
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine, EngineStep
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.executor.local import LocalExecutor
+from octavo.kernels.dispatch import create_ops
+from octavo.models.loader import load_model
+from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.model_runner import ModelRunner
+
+
+@dataclass
+class Bench:
+    """Builds engines over one loaded model, with any geometry."""
+
+    model: Any
+    config: Any
+    device: torch.device
+
+    def engine(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        *,
+        prefix_caching: bool = True,
+        static: bool = False,
+        **limits: Any,
+    ) -> Engine:
+        limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
+        ops = create_ops(self.device, torch.float32)
+        kv_cache = KVCache(
+            self.config.num_layers,
+            num_blocks,
+            block_size,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+            torch.float32,
+            self.device,
+        )
+        runner = ModelRunner(
+            self.model, kv_cache, ops, self.device, limits["max_num_seqs"], limits["max_model_len"]
+        )
+        cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+        scheduler = Scheduler(
+            SchedulerConfig(**limits),
+            BlockManager(num_blocks, block_size, cache),
+            StaticAdmission() if static else None,
+        )
+        return Engine(scheduler, LocalExecutor(runner))
+
+
+def load_bench(path: Path, device: str = "cpu") -> Bench:
+    model, config = load_model(path, device=torch.device(device), dtype=torch.float32)
+    return Bench(model, config, torch.device(device))
+
+
+def run_all(engine: Engine, requests: list[Request], together: bool = True):
+    """(tokens, logprobs) of each request, and all steps; together or one after the other."""
+    answers: dict[str, tuple[list[int], list]] = {}
+    steps: list[EngineStep] = []
+
+    def drain() -> None:
+        while (step := engine.step()) is not None:
+            steps.append(step)
+            for update in step.updates:
+                tokens, logprobs = answers.setdefault(update.request.request_id, ([], []))
+                tokens += update.new_token_ids
+                logprobs += [*update.prompt_logprobs, *update.logprobs]
+
+    for request in requests:
+        engine.add(request)
+        if not together:
+            drain()
+    drain()
+    engine.scheduler.block_manager.check_integrity([])
+    return answers, steps
+
+
+@pytest.fixture(scope="session")
+def bench(tiny_model) -> Bench:
+    return load_bench(tiny_model)
+
+
+@pytest.fixture(name="run_all", scope="session")
+def _run_all() -> Callable[..., Any]:
+    return run_all
+
+
+@pytest.fixture(name="load_bench", scope="session")
+def _load_bench() -> Callable[..., Bench]:
+    return load_bench

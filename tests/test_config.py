@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
+from octavo.errors import ConfigError
+
+CPU = Capacity("cpu", "float32", 1024, kv_bytes_per_token=100, kv_memory_bytes=10**9)
+
+
+def test_defaults_are_resolved():
+    config = resolve(EngineArgs(), CPU)
+    assert config.cache.block_size == 16 and config.cache.dtype == "float32"
+    assert config.scheduler.max_model_len == 1024
+    assert config.scheduler.max_num_seqs == 64
+    # No more than 64 requests of the full length could use.
+    assert config.cache.num_blocks == 64 * 64
+    assert any("KV pool" in choice for choice in config.choices)
+
+
+def test_the_context_shrinks_to_the_pool_and_says_so():
+    config = resolve(EngineArgs(), Capacity("cpu", "float32", 1024, 100, 16 * 100 * 10))
+    assert config.cache.num_blocks == 10 and config.scheduler.max_model_len == 160
+    assert any("max_model_len: 160" in choice for choice in config.choices)
+
+
+def test_an_explicit_context_that_does_not_fit_is_an_error_with_numbers():
+    with pytest.raises(ConfigError, match="lower max_model_len to 160"):
+        resolve(EngineArgs(max_model_len=512, num_blocks=10), CPU)
+    with pytest.raises(ConfigError, match="1024 positions"):
+        resolve(EngineArgs(max_model_len=2048), CPU)
+
+
+def test_the_pool_can_be_given_in_blocks_or_bytes():
+    assert resolve(EngineArgs(num_blocks=70), CPU).cache.num_blocks == 70
+    assert resolve(EngineArgs(kv_cache_memory="1MB"), CPU).cache.num_blocks == 625
+    with pytest.raises(ConfigError, match="at least one block"):
+        resolve(EngineArgs(kv_cache_memory=100), CPU)
+    with pytest.raises(ConfigError, match="not both"):
+        EngineArgs(kv_cache_memory=1, num_blocks=1)
+
+
+def test_without_chunking_the_budget_holds_the_longest_prompt():
+    config = resolve(
+        EngineArgs(enable_chunked_prefill=False), Capacity("cpu", "float32", 4096, 1, 10**9)
+    )
+    assert config.scheduler.max_num_batched_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4GiB", 2**32), ("1.5 GB", 1_500_000_000), ("500mb", 5 * 10**8), ("2k", 2000), (7, 7)],
+)
+def test_sizes(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "4 apples", "GiB", "-1", "1e9"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"enable_expert_parallel": True},
+        {"speculative_config": "{}"},
+        {"swap_space": 4},
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(setting):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*not supported"):
+        EngineArgs(**setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"dtype": "int3"},
+        {"device": "tpu"},
+        {"max_num_seqs": 0},
+        {"block_size": 0},
+        {"block_size": True},
+        {"threads": 0},
+        {"max_model_len": 1},
+        {"gpu_memory_utilization": 0.0},
+        {"trust": "all"},
+    ],
+)
+def test_values_out_of_range_are_named(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        EngineArgs(**setting)
+
+
+def test_the_ecosystems_spellings():
+    args = EngineArgs.from_kwargs("m", num_gpu_blocks_override=5, trust_remote_code=False)
+    assert (args.model, args.num_blocks) == ("m", 5)
+    assert EngineArgs.from_kwargs("m", kv_cache_memory_bytes=5).kv_cache_memory == 5
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        EngineArgs.from_kwargs("m", max_modl_len=5)
+    with pytest.raises(ConfigError, match="no code"):
+        EngineArgs.from_kwargs("m", trust_remote_code=True)

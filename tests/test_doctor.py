@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from octavo import doctor, machine
+from octavo.doctor import Cuda, CudaDevice, Storage
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def healthy() -> dict:
+    """The arguments of ``_findings`` for a machine that lacks nothing."""
+    return {
+        "packages": {"torch": "2.13.0"},
+        "cpu": machine.Cpu("x", "x86_64", ("avx2",), 8, 8, 8, None),
+        "memory": machine.Memory(16 * GIB, 8 * GIB, None),
+        "cuda": Cuda((), "no NVIDIA driver"),
+        "compiler": machine.Compiler("/usr/bin/g++", "12"),
+        "storage": Storage("/home", 50 * GIB, (), 0),
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+
+
+def test_healthy_machine_has_no_findings(healthy: dict) -> None:
+    assert doctor._findings(**healthy) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "remedy"),
+    [
+        ({"packages": {"rich": None}}, "rich is not installed", "pip install rich"),
+        ({"compiler": None}, "no C++ compiler", "apt-get install g++"),
+        (
+            {"cpu": machine.Cpu("x", "x86_64", ("avx",), 8, 8, 8, None)},
+            "no AVX2",
+            "-cpu host",
+        ),
+        (
+            {"cpu": machine.Cpu("x", "x86_64", ("avx2",), 8, 8, 8, 1.5)},
+            "may use 1.5 of the 8 cores",
+            "2 threads",
+        ),
+        ({"memory": machine.Memory(16 * GIB, GIB // 2, GIB)}, "512 MiB of memory", "limit"),
+        ({"storage": Storage("/home", GIB // 4, (), 0)}, "256 MiB of disk", "octavo rm"),
+    ],
+)
+def test_each_lack_has_a_remedy(healthy: dict, change: dict, problem: str, remedy: str) -> None:
+    (finding,) = doctor._findings(**(healthy | change))
+    assert problem in finding.problem
+    assert remedy in finding.remedy
+
+
+def test_arm_is_not_asked_for_avx2(healthy: dict) -> None:
+    cpu = machine.Cpu("x", "aarch64", ("asimd",), 8, 8, 8, None)
+    assert doctor._findings(**(healthy | {"cpu": cpu})) == []
+
+
+def fake_torch(available: bool, cuda: str | None) -> SimpleNamespace:
+    properties = SimpleNamespace(name="GPU", total_memory=GIB, major=9, minor=0)
+    return SimpleNamespace(
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_available=lambda: available,
+            device_count=lambda: 2,
+            get_device_properties=lambda index: properties,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "reason"),
+    [
+        (fake_torch(False, None), False, "no NVIDIA driver, and PyTorch 2.13.0 is built without"),
+        (fake_torch(False, None), True, "PyTorch 2.13.0 is built without CUDA"),
+        (fake_torch(False, "13.0"), False, "no nvidia-smi"),
+        (fake_torch(False, "13.0"), True, "does not start with this driver"),
+    ],
+)
+def test_why_there_is_no_cuda(
+    monkeypatch: pytest.MonkeyPatch, torch: SimpleNamespace, driver: bool, reason: str
+) -> None:
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: torch)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/x" if driver else None)
+    monkeypatch.setattr(doctor.Path, "exists", lambda self: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cuda = doctor.find_cuda()
+    assert cuda.devices == () and cuda.reason is not None
+    assert reason in cuda.reason
+
+
+def test_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: fake_torch(True, "13.0"))
+    assert doctor.find_cuda() == Cuda((CudaDevice("GPU", GIB, "9.0"),) * 2, None)
+
+
+def test_examine_this_machine() -> None:
+    report = doctor.examine()
+    assert report.packages["torch"] is not None
+    ops = {choice.op for choice in report.kernels if choice.device == "cpu"}
+    assert {"linear", "paged_attention"} <= ops
+    assert (report.cuda.reason is None) == bool(report.cuda.devices)
