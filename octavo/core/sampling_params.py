@@ -41,7 +41,7 @@ class SamplingParams:
         logit_bias: added to the logits of the given token ids, each in [-100, 100].
         allowed_token_ids: only these can be generated. bad_words: these can not.
         detokenize: False leaves ``text`` empty.
-        skip_special_tokens, spaces_between_special_tokens: how tokens become text.
+        skip_special_tokens: special tokens do not become text.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -70,7 +70,6 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:

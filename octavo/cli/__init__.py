@@ -1,0 +1,116 @@
+"""The ``octavo`` command.
+
+A command is a module with ``configure(parser)``, which declares its flags and sets ``run``. Only
+the module of the command that was asked for is imported, and torch not before its work begins, so
+that ``--help`` answers at once.
+
+Exit status: 0 done, 1 failed (one line on stderr says what to do), 2 wrong usage, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+from octavo.errors import OctavoError
+
+
+class Command(NamedTuple):
+    module: str
+    configure: str
+    help: str
+
+
+COMMANDS = {
+    "generate": Command("generate", "configure", "answer one or more prompts"),
+    "chat": Command("chat", "configure", "a conversation in the terminal"),
+    "pull": Command("models", "configure_pull", "fetch a model"),
+    "models": Command("models", "configure_list", "list the models that are here"),
+    "rm": Command("models", "configure_remove", "delete a fetched model"),
+    "doctor": Command("doctor", "configure", "what this machine has, and what octavo makes of it"),
+}
+
+EPILOG = """\
+examples:
+  octavo generate --prompt "Why is the sky blue?"
+  octavo chat
+  octavo COMMAND --help
+"""
+
+
+class UsageError(Exception):
+    """The command line is wrong in a way that argparse does not see. Exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        parser = build_parser(argv)
+        args = parser.parse_args(argv)
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return 2
+        status = _run(args)
+        sys.stdout.flush()
+        return status
+    except SystemExit as stop:  # argparse: --help is 0, wrong usage is 2
+        return stop.code if isinstance(stop.code, int) else 1
+    except BrokenPipeError:
+        # The reader of our output has gone; the interpreter must not meet that again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The whole parser, with the flags of the one command that ``argv`` names."""
+    parser = argparse.ArgumentParser(
+        prog="octavo",
+        description="Run open-weight language models fast and cheaply on the machine you have.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name == wanted:
+            module = importlib.import_module(f"octavo.cli.{command.module}")
+            getattr(module, command.configure)(subparser)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        status: int = args.run(args)
+        return status
+    except UsageError as error:
+        print(f"octavo {args.command}: error: {error}", file=sys.stderr)
+        return 2
+    except OctavoError as error:
+        if os.environ.get("OCTAVO_DEBUG") == "1":
+            raise
+        print(f"octavo: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+class _Version(argparse.Action):
+    """The version is looked up only when it is asked for."""
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        from octavo import __version__
+
+        print(f"octavo {__version__}")
+        raise SystemExit(0)

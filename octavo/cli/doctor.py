@@ -1,0 +1,112 @@
+"""``octavo doctor``: what this machine has, what will be used and why, what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+from octavo.cli import terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.doctor import Report
+
+EXAMPLES = """\
+examples:
+  octavo doctor
+  octavo doctor --json | jq .kernels
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with terminal.spinner("looking at this machine"):
+        from octavo.doctor import examine
+
+        report = examine()
+    if args.json:
+        terminal.print_json(dataclasses.asdict(report))
+    else:
+        from rich.console import Console
+
+        print_report(report, Console(highlight=False, soft_wrap=True))
+    return 0
+
+
+def print_report(report: Report, console: Console) -> None:
+    for title, rows in (
+        ("Software", _software(report)),
+        ("Machine", _machine(report)),
+        ("Models", _models(report)),
+        ("Kernels", _kernels(report)),
+    ):
+        console.print(f"[bold]{title}[/bold]")
+        for name, value in rows:
+            console.print(f"  {name:<14} {value}", markup=False)
+    console.print("[bold]Missing[/bold]")
+    if not report.findings:
+        console.print("  nothing")
+    for finding in report.findings:
+        console.print(f"  - {finding.problem}\n    {finding.remedy}", markup=False)
+
+
+def _software(report: Report) -> list[tuple[str, str]]:
+    return [
+        ("octavo", report.octavo),
+        ("Python", f"{report.python} ({report.python_path})"),
+        ("system", report.platform),
+        *((name, version or "not installed") for name, version in report.packages.items()),
+    ]
+
+
+def _machine(report: Report) -> list[tuple[str, str]]:
+    cpu, memory = report.cpu, report.memory
+    cores = f"{report.usable_cores} usable of {cpu.logical_cores}"
+    if cpu.quota is not None:
+        cores += f" (the control group allows {cpu.quota:g})"
+    room = f"{terminal.format_bytes(memory.available)} available of "
+    room += terminal.format_bytes(memory.total)
+    if memory.limit is not None:
+        room += f" (the control group allows {terminal.format_bytes(memory.limit)})"
+    compiler = f"{report.compiler.path}: {report.compiler.version}" if report.compiler else "none"
+    rows = [
+        ("CPU", f"{cpu.model} ({cpu.architecture})"),
+        ("ISA", " ".join(cpu.isa) or "nothing beyond the baseline"),
+        ("cores", cores),
+        ("memory", room),
+        ("C++ compiler", compiler),
+    ]
+    for i, device in enumerate(report.cuda.devices):
+        size = terminal.format_bytes(device.memory_bytes)
+        rows.append((f"CUDA {i}", f"{device.name}, {size}, compute {device.capability}"))
+    if not report.cuda.devices:
+        rows.append(("CUDA", f"none: {report.cuda.reason}"))
+    return rows
+
+
+def _models(report: Report) -> list[tuple[str, str]]:
+    storage = report.storage
+    have = ", ".join(storage.models) or "none yet (octavo pull smollm2-135m)"
+    return [
+        ("folder", f"{storage.home}, {terminal.format_bytes(storage.free_bytes)} free"),
+        ("fetched", f"{have}, {terminal.format_bytes(storage.models_bytes)}"),
+    ]
+
+
+def _kernels(report: Report) -> list[tuple[str, str]]:
+    """Ops of one fate in one row: most share theirs."""
+    fates: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for choice in report.kernels:
+        fates.setdefault((choice.device, choice.chosen, choice.refused), []).append(choice.op)
+    rows = []
+    for (device, chosen, refused), ops in fates.items():
+        rows.append((f"{device} {chosen}", ", ".join(ops)))
+        rows += [("", f"not {name}: {reason}") for name, reason in refused]
+    return rows

@@ -1,0 +1,109 @@
+"""Answers as JSON, and as the line of figures that follows an answer on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.core.sampling_params import SamplingParams
+    from octavo.outputs import (
+        CompletionOutput,
+        PositionLogprobs,
+        RequestMetrics,
+        RequestOutput,
+    )
+
+
+def request_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
+    """One element of ``outputs`` in the JSON of ``octavo generate``."""
+    document: dict[str, Any] = {
+        "prompt": output.prompt,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "outputs": [_completion_json(completion, params.logprobs) for completion in output.outputs],
+        "metrics": _metrics_json(output.metrics),
+    }
+    if output.prompt_logprobs is not None:
+        document["prompt_logprobs"] = _logprobs_json(
+            output.prompt_logprobs, output.prompt_token_ids, params.prompt_logprobs
+        )
+    if output.error is not None:
+        document["error"] = output.error
+    return document
+
+
+def summary(output: RequestOutput) -> str:
+    """``31 prompt tokens, 64 output tokens (length), TTFT 312 ms, 21.3 tokens/s``."""
+    metrics = output.metrics
+    num_output_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+    cached = f" ({metrics.num_cached_tokens} cached)" if metrics.num_cached_tokens else ""
+    reasons = ", ".join(sorted({c.finish_reason for c in output.outputs if c.finish_reason}))
+    parts = [
+        f"{len(output.prompt_token_ids)} prompt tokens{cached}",
+        f"{num_output_tokens} output tokens" + (f" ({reasons})" if reasons else ""),
+    ]
+    if metrics.ttft is not None:
+        parts.append(f"TTFT {metrics.ttft * 1e3:,.0f} ms")
+    rate = metrics.decode_tps or (num_output_tokens / metrics.e2e if metrics.e2e else None)
+    if rate is not None:
+        parts.append(f"{rate:,.1f} tokens/s")
+    return ", ".join(parts)
+
+
+def _completion_json(completion: CompletionOutput, num_top: int | None) -> dict[str, Any]:
+    positions = completion.logprobs
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "cumulative_logprob": _finite(completion.cumulative_logprob),
+        "logprobs": positions and _logprobs_json(positions, completion.token_ids, num_top),
+    }
+
+
+def _logprobs_json(
+    positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], num_top: int | None
+) -> list[dict[str, Any] | None]:
+    """One entry a position; None where a token has no predecessor (the first of a prompt)."""
+    return [
+        None if position is None else _position_json(position, token_id, num_top or 0)
+        for position, token_id in zip(positions, token_ids, strict=True)
+    ]
+
+
+def _position_json(position: PositionLogprobs, token_id: int, num_top: int) -> dict[str, Any]:
+    """The token that is there, and the ``num_top`` most likely ones, which may include it."""
+    own = position[token_id]
+    ranked = sorted(position.items(), key=lambda item: -item[1].logprob)[:num_top]
+    return {
+        "token_id": token_id,
+        "token": own.decoded_token,
+        "logprob": _finite(own.logprob),
+        "rank": own.rank,
+        "top": [
+            {"token_id": other, "token": it.decoded_token, "logprob": _finite(it.logprob)}
+            for other, it in ranked
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity: the log-probability of an impossible token is null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _metrics_json(metrics: RequestMetrics) -> dict[str, Any]:
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1e3
+
+    return {
+        "ttft_ms": milliseconds(metrics.ttft),
+        "tpot_ms": milliseconds(metrics.tpot),
+        "e2e_ms": milliseconds(metrics.e2e),
+        "prefill_tps": metrics.prefill_tps,
+        "decode_tps": metrics.decode_tps,
+        "num_cached_tokens": metrics.num_cached_tokens,
+    }

@@ -1,0 +1,107 @@
+"""The flags of ``SamplingParams``. Their defaults are its own, the model's, or the command's."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from octavo.cli import UsageError
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError
+
+_DEST = "sampling_"
+
+
+class Flag(NamedTuple):
+    """``repeat`` flags collect a list: field ``plural`` of SamplingParams where it differs."""
+
+    name: str
+    kind: type | None
+    metavar: str | None
+    help: str
+    field: str | None = None
+    repeat: bool = False
+
+
+FLAGS = (
+    Flag("max-tokens", int, "N", "tokens to generate at most"),
+    Flag("min-tokens", int, "N", "no stop before this many tokens"),
+    Flag("temperature", float, "T", "0 is greedy"),
+    Flag("top-p", float, "P", "sample from the smallest set of tokens with this probability"),
+    Flag("top-k", int, "K", "sample from the K most likely tokens; 0 is off"),
+    Flag("min-p", float, "P", "drop tokens below P times the most likely one's probability"),
+    Flag("typical-p", float, "P", "locally typical sampling; 1 is off"),
+    Flag("seed", int, "S", "the same seed gives the same tokens"),
+    Flag("n", int, "N", "answers to each prompt"),
+    Flag("best-of", int, "N", "generate N answers, return the n most likely"),
+    Flag("stop", str, "TEXT", "end at this text (may be repeated)", repeat=True),
+    Flag("stop-token-id", int, "ID", "end at this token (may be repeated)", "stop_token_ids", True),
+    Flag("include-stop", None, None, "keep the stop text", "include_stop_str_in_output"),
+    Flag("ignore-eos", None, None, "go on after the end-of-text token"),
+    Flag("presence-penalty", float, "X", "lower tokens that occurred; in [-2, 2]"),
+    Flag("frequency-penalty", float, "X", "lower tokens by how often they occurred; in [-2, 2]"),
+    Flag("repetition-penalty", float, "X", "divide the score of tokens that occurred; 1 is off"),
+    Flag("bad-word", str, "TEXT", "never generate this (may be repeated)", "bad_words", True),
+    Flag("logit-bias", str, "ID=X", "add X to a token's logit (may be repeated)", repeat=True),
+    Flag(
+        *("allowed-token-id", int, "ID", "generate only these (may be repeated)"),
+        *("allowed_token_ids", True),
+    ),
+    Flag("logprobs", int, "N", "report the N most likely tokens at each position"),
+    Flag("prompt-logprobs", int, "N", "the same for the prompt's tokens"),
+)
+
+
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, *, skip: Collection[str] = (), **defaults: Any
+) -> None:
+    """Add the flags; ``defaults`` are the values by which a command differs, for the help.
+
+    ``skip`` names fields of SamplingParams that the command has no use for.
+    """
+    group = parser.add_argument_group("sampling")
+    own = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+    for flag in FLAGS:
+        field = flag.field or flag.name.replace("-", "_")
+        if field in skip:
+            continue
+        default = defaults.get(field, own[field])
+        shown = flag.help if default in (None, (), False) else f"{flag.help} (default: {default})"
+        settings: dict[str, Any] = {"dest": _DEST + field, "default": argparse.SUPPRESS}
+        if flag.kind is None:
+            settings["action"] = "store_true"
+        else:
+            settings |= {"type": flag.kind, "metavar": flag.metavar}
+            settings["action"] = "append" if flag.repeat else "store"
+        group.add_argument(f"--{flag.name}", help=shown, **settings)
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that the user gave. Raises UsageError for a bad value.
+
+    What is not given is for the caller to decide: the model's authors may recommend something.
+    """
+    given = {
+        name.removeprefix(_DEST): value
+        for name, value in vars(args).items()
+        if name.startswith(_DEST)
+    }
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(map(_parse_bias, given["logit_bias"]))
+    try:
+        SamplingParams(**{"max_tokens": None} | given)
+    except InvalidRequestError as error:
+        raise UsageError(str(error)) from error
+    return given
+
+
+def _parse_bias(text: str) -> tuple[int, float]:
+    token_id, equals, amount = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        return int(token_id), float(amount)
+    except ValueError:
+        raise UsageError(f"--logit-bias takes ID=X, such as 42=-1.5, not {text!r}") from None

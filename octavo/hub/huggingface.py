@@ -1,0 +1,182 @@
+"""Fetch models from the Hugging Face hub: ``org/name``, ``org/name@revision``, ``…:file.gguf``.
+
+Only weights, configuration, tokenizer and templates are fetched; never code, never pickles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from octavo.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
+from octavo.hub.store import StoredFile, sha256_of
+from octavo.hub.watch import watch
+
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
+
+_HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?"
+    r"(?::(?P<file>[A-Za-z0-9][\w ./+-]*\.gguf))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubId | None:
+        """None where ``text`` is not of the form ``org/name[@revision][:file.gguf]``."""
+        match = _HUB_ID.fullmatch(text)
+        if match is None or ".." in text:
+            return None
+        return cls(**match.groupdict())
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What was downloaded: what a loader opens within the folder, the files, the exact commit."""
+
+    entry: str
+    files: tuple[StoredFile, ...]
+    commit: str
+    license: str | None
+
+
+def fetch(
+    hub_id: HubId, folder: Path, progress: Callable[[int, int | None], None] | None
+) -> Fetched:
+    """Download into ``folder``, continuing what an earlier try left there; check size and sha256.
+
+    Raises ModelNotFoundError (no such repository, revision or file), UnsupportedModelError (no
+    weights that octavo reads), DownloadError (everything else).
+    """
+    import huggingface_hub
+
+    with _hub_errors(hub_id):
+        info = huggingface_hub.HfApi().model_info(
+            hub_id.repo, revision=hub_id.revision, files_metadata=True
+        )
+    if info.sha is None:
+        raise DownloadError(f"the hub names no commit for {hub_id.repo}: try again")
+    chosen = _choose(hub_id, {file.rfilename: file for file in info.siblings or ()})
+    total = sum(file.size or 0 for file in chosen)
+    with (
+        _hub_errors(hub_id),
+        _without_bars(),
+        watch(folder, 0, total, total, progress),
+    ):
+        huggingface_hub.snapshot_download(
+            hub_id.repo,
+            revision=info.sha,
+            local_dir=folder,
+            allow_patterns=[file.rfilename for file in chosen],
+        )
+    files = tuple(_check(hub_id, folder, file) for file in chosen)
+    if progress is not None:
+        progress(total, total)
+    license = getattr(getattr(info, "card_data", None), "license", None)
+    return Fetched(hub_id.file or ".", files, info.sha, license)
+
+
+def _choose(hub_id: HubId, siblings: dict[str, Any]) -> list[Any]:
+    """The repository's files that are wanted."""
+    if hub_id.file is not None:
+        if hub_id.file not in siblings:
+            raise ModelNotFoundError(
+                f"{hub_id.repo} has no file {hub_id.file!r}. " + _gguf_hint(hub_id, siblings)
+            )
+        return [siblings[hub_id.file]]
+    names = [n for n in siblings if "/" not in n and any(fnmatch(n, p) for p in PATTERNS)]
+    weights = [n for n in names if n.endswith(".safetensors")]
+    if not weights:
+        raise UnsupportedModelError(
+            f"{hub_id.repo} has no .safetensors weights. {_gguf_hint(hub_id, siblings)} Pickled "
+            f"weights (.bin, .pt) are refused: convert them with safetensors' own converter"
+        )
+    # Some repositories hold the weights twice, the second time in the maker's own layout.
+    if any(not n.startswith("consolidated") for n in weights):
+        names = [n for n in names if not n.startswith("consolidated")]
+    return [siblings[name] for name in sorted(names)]
+
+
+def _gguf_hint(hub_id: HubId, siblings: dict[str, Any]) -> str:
+    files = sorted(name for name in siblings if name.endswith(".gguf"))
+    if not files:
+        return "It has no .gguf files either."
+    shown = ", ".join(files[:8]) + (", …" if len(files) > 8 else "")
+    return f"Choose a GGUF file as {hub_id.repo}:FILE, of: {shown}."
+
+
+def _check(hub_id: HubId, folder: Path, file: Any) -> StoredFile:
+    path = folder / file.rfilename
+    assert ".." not in PurePosixPath(file.rfilename).parts
+    num_bytes = path.stat().st_size if path.is_file() else None
+    if num_bytes is None or (file.size is not None and num_bytes != file.size):
+        raise DownloadError(
+            f"{hub_id.repo}: {file.rfilename} has {num_bytes} bytes instead of {file.size}. "
+            f"Try again"
+        )
+    actual = sha256_of(path)
+    expected = getattr(file.lfs, "sha256", None)
+    if expected is not None and actual != expected:
+        path.unlink()
+        raise DownloadError(
+            f"{hub_id.repo}: checksum mismatch in {file.rfilename}: expected sha256 {expected}, "
+            f"got {actual}. The file was deleted; try again"
+        )
+    return StoredFile(file.rfilename, num_bytes, actual)
+
+
+@contextmanager
+def _hub_errors(hub_id: HubId) -> Iterator[None]:
+    """The hub's many errors, as one of ours that says what to do."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except OctavoError:
+        raise
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"{hub_id.repo} is gated: accept its terms at https://huggingface.co/{hub_id.repo}, "
+            f"then run `hf auth login` (or set HF_TOKEN)"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{hub_id.repo} has no revision {hub_id.revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the hub has no model {hub_id.repo!r} (or it is private: run `hf auth login`)"
+        ) from error
+    except Exception as error:  # the hub client passes on whatever its HTTP library raises
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise DownloadError(
+            f"could not fetch {hub_id.repo} from the Hugging Face hub: {reason}. Check the "
+            f"network connection; what has been fetched already is kept for the next try"
+        ) from error
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    before = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()

@@ -1,0 +1,280 @@
+"""Causal attention over paged KV, in plain torch.
+
+A *work item* is ``QUERY_TILE`` consecutive queries of one request. All items of a step and all
+their tiles of ``KEY_TILE`` keys go through the same few calls::
+
+    queries   [items, Hk, QUERY_TILE * G, D]         G = H / Hk query heads share a key head
+    keys      [items, tiles, Hk, KEY_TILE, D]        gathered from the cache, slot by slot
+    scores    [items, tiles, Hk, QUERY_TILE * G, KEY_TILE]
+    output    sum over tiles, one after the other, of exp(scores - maximum) @ values
+
+For bitwise batch invariance (see ``reference.py``), every product has these tile sizes whatever the
+batch is, tiles of keys begin at absolute positions that are multiples of ``KEY_TILE``, the maximum
+is exact in any order, and tiles are added up from the first to the last. A tile in which nothing is
+visible, before a window or after the end, adds exact zeros: how many of them an item is padded with
+for the company of longer ones does not matter.
+
+No slot is read that a query of the item does not see: positions beyond are replaced by the nearest
+visible one before they are looked up, and then masked. So what a stale or foreign block contains,
+NaN for instance, cannot leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+QUERY_TILE = 8
+KEY_TILE = 64
+
+# Items go through together up to this many tiles of keys (all heads of a tile count as one).
+_TILES_AT_ONCE = 128
+# Groups are kept from layer to layer, unless a long prompt makes their indices large.
+_KEPT_INDICES = 1 << 21
+
+
+def plan_attention(
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    block_size: int,
+) -> AttentionPlan:
+    """What :func:`paged_attention` needs to know of a step, computed once for all layers.
+
+    ``block_tables`` int32 [S, longest table], ``query_start`` int32 [S + 1] and ``seq_lens`` int32
+    [S]: request s has the rows query_start[s] to query_start[s + 1] of the step's tokens, which
+    are the last ones of its seq_lens[s] positions. The maxima are those of the step, as numbers.
+    """
+    device = block_tables.device
+    tables, start, lengths = (t.cpu().numpy() for t in (block_tables, query_start, seq_lens))
+    return AttentionPlan(
+        tables.astype(np.int64),
+        start.astype(np.int64),
+        lengths.astype(np.int64),
+        max_query_len,
+        max_seq_len,
+        block_size,
+        device,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Work items of about the same number of key tiles, as indices into flattened tensors."""
+
+    num_items: int
+    num_tiles: int
+    query_rows: Tensor  # [items * QUERY_TILE] row of q; an item's missing ones repeat its last
+    tokens: Tensor  # [n] row of the output, for each query that is not such a repetition
+    rows: Tensor  # [n] the same queries as places in items * QUERY_TILE
+    cache_rows: Tensor  # [items, tiles, Hk * KEY_TILE] row of a cache seen as [slots * Hk, D]
+    hidden: Tensor  # bool [items, tiles, 1, QUERY_TILE, 1, KEY_TILE]
+
+    def tile_ranges(self) -> Iterator[tuple[int, int]]:
+        """Consecutive ranges of tiles: one, unless the context is long."""
+        step = max(1, _TILES_AT_ONCE // self.num_items)
+        for start in range(0, self.num_tiles, step):
+            yield start, min(start + step, self.num_tiles)
+
+
+class AttentionPlan:
+    """The work items of a step. Immutable but for what it remembers between layers."""
+
+    def __init__(
+        self,
+        block_tables: np.ndarray,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        max_query_len: int,
+        max_seq_len: int,
+        block_size: int,
+        device: torch.device,
+    ):
+        self.max_query_len = max_query_len
+        self.max_seq_len = max_seq_len
+        self._tables = block_tables
+        self._block_size = block_size
+        self._device = device
+        self._groups: dict[tuple[int | None, int], tuple[_Group, ...]] = {}
+
+        query_lens = np.diff(query_start)
+        items = -(-query_lens // QUERY_TILE)
+        request = np.repeat(np.arange(len(items)), items)
+        first = (np.arange(len(request)) - np.repeat(np.cumsum(items) - items, items)) * QUERY_TILE
+        self._request = request
+        self._num_queries = np.minimum(query_lens[request] - first, QUERY_TILE)
+        self._token = query_start[request] + first
+        self._position = seq_lens[request] - query_lens[request] + first  # of the first query
+
+    def groups(self, window: int | None, num_kv_heads: int) -> Iterator[_Group]:
+        """The work items in groups, with indices for caches of ``num_kv_heads`` heads."""
+        key = (window, num_kv_heads)
+        if key in self._groups:
+            yield from self._groups[key]
+            return
+        last = self._position + self._num_queries - 1
+        first = np.zeros_like(last)
+        if window is not None:
+            first = np.maximum(self._position - window + 1, 0)
+        num_tiles = last // KEY_TILE - first // KEY_TILE + 1
+        made = []
+        for items in _split(num_tiles):
+            group = self._group(items, first[items], last[items], window, num_kv_heads)
+            made.append(group)
+            yield group
+        if num_tiles.sum() * num_kv_heads * KEY_TILE <= _KEPT_INDICES:
+            self._groups[key] = tuple(made)
+
+    def _group(
+        self,
+        items: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+        window: int | None,
+        num_kv_heads: int,
+    ) -> _Group:
+        """``first`` and ``last`` [items] are the outermost positions that an item sees."""
+        request, count = self._request[items, None], self._num_queries[items]
+        place = np.arange(QUERY_TILE)
+        step = np.minimum(place, count[:, None] - 1)
+        query_position = (self._position[items, None] + step)[:, :, None]
+        is_query = place < count[:, None]
+
+        num_tiles = int((last // KEY_TILE - first // KEY_TILE).max()) + 1
+        key = (first // KEY_TILE * KEY_TILE)[:, None] + np.arange(num_tiles * KEY_TILE)
+        seen = np.clip(key, first[:, None], last[:, None])
+        slot = self._tables[request, seen // self._block_size] * self._block_size
+        slot = (slot + seen % self._block_size).reshape(len(items), num_tiles, 1, KEY_TILE)
+        cache_rows = slot * num_kv_heads + np.arange(num_kv_heads)[:, None]
+
+        hidden = key[:, None, :] > query_position
+        if window is not None:
+            hidden |= query_position - key[:, None, :] >= window
+        hidden = hidden.reshape(len(items), QUERY_TILE, num_tiles, KEY_TILE).swapaxes(1, 2)
+        token = self._token[items, None] + step
+        return _Group(
+            num_items=len(items),
+            num_tiles=num_tiles,
+            query_rows=self._tensor(token.ravel()),
+            tokens=self._tensor(token[is_query]),
+            rows=self._tensor(np.flatnonzero(is_query)),
+            cache_rows=self._tensor(cache_rows.reshape(len(items), num_tiles, -1)),
+            hidden=self._tensor(np.ascontiguousarray(hidden)[:, :, None, :, None, :]),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _split(num_tiles: np.ndarray) -> Iterator[np.ndarray]:
+    """Indices of items of similar length, as many together as ``_TILES_AT_ONCE`` allows."""
+    order = np.argsort(num_tiles, kind="stable")
+    group: list[int] = []
+    for item in order.tolist():
+        # Sorted, so the item at hand is the longest of its group and sets the padding.
+        if group and (len(group) + 1) * num_tiles[item] > _TILES_AT_ONCE:
+            yield np.array(group)
+            group = []
+        group.append(item)
+    yield np.array(group)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of q [T, H, D] over the caches [blocks, B, Hk, D]: [T, H, D].
+
+    A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
+    Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
+    scores of one more key per head that every query sees, whose value is zero.
+    """
+    num_kv_heads = k_cache.shape[2]
+    if sinks is not None:
+        sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for group in plan.groups(window, num_kv_heads):
+        scores = _scores(q, k_cache, group, scale)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill_(group.hidden, float("-inf"))
+        attended = _weighted_values(scores, v_cache, sinks, group)
+        attended = attended.transpose(1, 2).reshape(-1, *q.shape[1:]).to(q.dtype)
+        if group.num_items * QUERY_TILE != len(group.rows):
+            attended = attended.index_select(0, group.rows)
+        out.index_copy_(0, group.tokens, attended)
+    return out
+
+
+def _scores(q: Tensor, k_cache: Tensor, group: _Group, scale: float) -> Tensor:
+    """[items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads_per_key = q.shape[1] // num_kv_heads
+    queries = _wide(q.index_select(0, group.query_rows)) * scale
+    queries = queries.view(group.num_items, QUERY_TILE, num_kv_heads, heads_per_key, head_dim)
+    queries = queries.transpose(1, 2).reshape(group.num_items, 1, -1, head_dim)
+    parts = []
+    for start, stop in group.tile_ranges():
+        keys = _gather(k_cache, group, start, stop).transpose(1, 2)
+        repeated = queries.expand(-1, stop - start, -1, -1)
+        repeated = repeated.reshape(-1, QUERY_TILE * heads_per_key, head_dim)
+        part = torch.bmm(repeated, keys).float()
+        parts.append(
+            part.view(group.num_items, stop - start, num_kv_heads, QUERY_TILE, -1, KEY_TILE)
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _weighted_values(
+    scores: Tensor, v_cache: Tensor, sinks: Tensor | None, group: _Group
+) -> Tensor:
+    """Values averaged by the softmax of ``scores``: float32 [items, Hk, QUERY_TILE, G, D].
+
+    ``scores`` are overwritten. ``sinks`` are [1, Hk, 1, G, 1].
+    """
+    top = scores.amax(dim=(1, 5), keepdim=True)
+    if sinks is not None:
+        top = torch.maximum(top, sinks.unsqueeze(1))
+    weights = scores.sub_(top).exp_()
+    total = norm = None
+    for start, stop in group.tile_ranges():
+        part = weights[:, start:stop]
+        values = _gather(v_cache, group, start, stop)
+        product = torch.bmm(part.reshape(values.shape[0], -1, KEY_TILE).to(values.dtype), values)
+        total = _add_tiles(total, product.float().view(*part.shape[:-1], -1))
+        norm = _add_tiles(norm, part.sum(dim=-1, keepdim=True))
+    if sinks is not None:
+        norm = norm + torch.exp(sinks - top.squeeze(1))
+    return total / norm
+
+
+def _gather(cache: Tensor, group: _Group, start: int, stop: int) -> Tensor:
+    """Keys or values of tiles ``start`` to ``stop``: [items * tiles * Hk, KEY_TILE, D]."""
+    head_dim = cache.shape[-1]
+    rows = group.cache_rows[:, start:stop].reshape(-1)
+    return _wide(cache.view(-1, head_dim).index_select(0, rows)).view(-1, KEY_TILE, head_dim)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the dtype of the products: float32 on the CPU."""
+    return x.float() if x.device.type == "cpu" else x
+
+
+def _add_tiles(total: Tensor | None, parts: Tensor) -> Tensor:
+    """Sum over dimension 1 from the first to the last; torch's own sum may group the terms."""
+    for part in parts.unbind(1):
+        total = part if total is None else total + part
+    assert total is not None
+    return total

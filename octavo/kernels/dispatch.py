@@ -1,0 +1,131 @@
+"""Which implementation of an op is used on a device, and why not another.
+
+Models call ops only through an :class:`Ops` table that they are handed, so that a table can be put
+together per device, or replaced by one that records the calls. Between two ops a model does nothing
+to a tensor but ``view`` it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from octavo.kernels import reference
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The ops of one device; shapes and semantics are in :mod:`octavo.kernels.reference`."""
+
+    name: str  # the implementations in use, joined by "+"
+    isa: str | None  # the instruction set of native CPU kernels, None without them
+    dtype: torch.dtype  # of activations
+    embed: Op
+    rmsnorm: Op
+    linear: Op
+    rope: Op
+    store_kv: Op
+    plan_attention: Op
+    paged_attention: Op
+    silu_mul: Op
+    gelu_mul: Op
+    add: Op
+    softcap: Op
+    copy_blocks: Op
+    lm_head: Op
+
+
+OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))
+
+# A plan is private to the implementation of attention that made it.
+_CHOSEN_WITH = {"plan_attention": "paged_attention"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """One implementation of some or all ops.
+
+    ``refuses(op, device, dtype)`` gives the reason why it cannot run an op there, or None.
+    """
+
+    name: str
+    ops: dict[str, Op]
+    refuses: Callable[[str, torch.device, torch.dtype], str | None]
+    isa: str | None = None
+
+
+class OpChoice(NamedTuple):
+    """What an op is run by, and each better candidate that was refused, with the reason."""
+
+    op: str
+    chosen: str
+    refused: tuple[tuple[str, str], ...]
+
+
+def _reference_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    return None
+
+
+# In order of preference; the reference takes anything and stands last.
+CANDIDATES: tuple[Candidate, ...] = (
+    Candidate("reference", {op: getattr(reference, op) for op in OP_NAMES}, _reference_refuses),
+)
+
+
+def create_ops(
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    candidates: tuple[Candidate, ...] = CANDIDATES,
+) -> Ops:
+    """The best implementation of every op for activations of ``dtype`` on ``device``."""
+    chosen = _choose(torch.device(device), dtype, candidates)
+    ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
+    ops["embed"] = partial(ops["embed"], dtype=dtype)
+    used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
+    return Ops(
+        name="+".join(candidate.name for candidate in used),
+        isa=next((candidate.isa for candidate in used if candidate.isa), None),
+        dtype=dtype,
+        **ops,
+    )
+
+
+def explain(
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    candidates: tuple[Candidate, ...] = CANDIDATES,
+) -> list[OpChoice]:
+    """For every op what :func:`create_ops` chooses, and why not a candidate before it."""
+    chosen = _choose(torch.device(device), dtype, candidates)
+    return [OpChoice(op, candidate.name, refused) for op, (candidate, refused) in chosen.items()]
+
+
+class _Choice(NamedTuple):
+    candidate: Candidate
+    refused: tuple[tuple[str, str], ...]
+
+
+def _choose(
+    device: torch.device, dtype: torch.dtype, candidates: tuple[Candidate, ...]
+) -> dict[str, _Choice]:
+    return {op: _choose_one(_CHOSEN_WITH.get(op, op), device, dtype, candidates) for op in OP_NAMES}
+
+
+def _choose_one(
+    op: str, device: torch.device, dtype: torch.dtype, candidates: tuple[Candidate, ...]
+) -> _Choice:
+    refused = []
+    for candidate in candidates:
+        reason = (
+            candidate.refuses(op, device, dtype) if op in candidate.ops else "does not have this op"
+        )
+        if reason is None:
+            return _Choice(candidate, tuple(refused))
+        refused.append((candidate.name, reason))
+    raise AssertionError(f"no candidate runs {op} on {device}: {refused}")

@@ -1,0 +1,197 @@
+"""Every op in plain torch, for any device: the oracle of all faster ones, and the fall-back.
+
+On the CPU in float32 the ops are *batch invariant, bit by bit*: what they compute for one token
+depends on that token's own inputs only, not on the other tokens of the step, on how many there are,
+on how a prompt was cut into chunks, or on where its KV blocks lie. The rounding of a reduction
+depends on how it is split, so every split here has a fixed size:
+
+- Matrix products go through tiles of exactly ``ROW_TILE`` rows, the last one padded with zeros. A
+  BLAS picks its kernel by the shape, and for one shape treats all rows alike.
+- Attention cuts keys into tiles at multiples of ``KEY_TILE`` positions (see ``attention.py``).
+- Norms reduce one row at a time.
+- Element-wise functions are made of ``exp``, ``tanh`` and ``erf`` and exactly rounded arithmetic.
+  torch's own ``silu`` and ``gelu`` are not used: they round differently in the last few elements
+  of a vectorized loop than in the rest, and which those are depends on the size of the batch.
+
+Elsewhere (CUDA, or activations in 16 bits) results may depend on the batch in the last bit.
+
+Shapes: T tokens, H query heads, Hk key and value heads, D head size, N output and K input features,
+R rows of logits, V vocabulary, B slots of a KV block. Activations come in and go out in one dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.kernels.attention import paged_attention, plan_attention
+from octavo.quantization.base import QuantizedWeight, Weight
+from octavo.quantization.gguf_formats import dequantize
+
+__all__ = [
+    "add",
+    "copy_blocks",
+    "embed",
+    "gelu_mul",
+    "linear",
+    "lm_head",
+    "paged_attention",
+    "plan_attention",
+    "rmsnorm",
+    "rope",
+    "silu_mul",
+    "softcap",
+    "store_kv",
+]
+
+ROW_TILE = 16
+
+# Weights that are not in the dtype of the product are converted this many values at a time: on a
+# CPU, so that the piece stays in the cache; on a GPU, so that it stays small beside the weights.
+_CHUNK_VALUES_CPU = 1 << 20
+_CHUNK_VALUES = 1 << 26
+
+
+def embed(
+    ids: Tensor, weight: Weight, scale: float | None = None, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Rows ``ids`` (int64 [T]) of ``weight`` [V, K], times ``scale``: [T, K] in ``dtype``."""
+    if isinstance(weight, QuantizedWeight):
+        rows = weight.select(ids)
+    else:
+        rows = weight.index_select(0, ids)
+    rows = rows.to(dtype)
+    # The factor is rounded to the activations' dtype first, as models with one were trained.
+    return rows if scale is None else rows * torch.tensor(scale, dtype=dtype)
+
+
+def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; computed in float32."""
+    wide = x.float()
+    scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(x.dtype)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, of equal shapes: the residual connection."""
+    return x + y
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N]."""
+    y = _linear_in_tiles(x, weight) if _is_bitwise(x) else _linear_at_once(x, weight)
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def lm_head(hidden: Tensor, weight: Weight) -> Tensor:
+    """Logits, float32 [R, V], of hidden [R, K] and weight [V, K]; computed in float32."""
+    return linear(hidden.float(), weight)
+
+
+def rope(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotate q [T, H, D] and k [T, Hk, D] to ``positions`` (int64 [T]).
+
+    ``cos_sin`` is float32 [P, rotary], the cosines of all angles of a position before their sines;
+    rotary may be less than D, then the rest of a head is left as it is. Angle i turns the pair of
+    values (i, rotary / 2 + i), or (2 i, 2 i + 1) if ``interleaved``. The results may share memory.
+    """
+    rotary = cos_sin.shape[1]
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    heads = torch.cat([q, k], dim=1)
+    turned = heads[..., :rotary].float()
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    if interleaved:
+        turned = (torch.stack(turned, dim=-1).flatten(-2),)
+    parts = [part.to(q.dtype) for part in turned]
+    heads = torch.cat([*parts, heads[..., rotary:]], dim=-1)
+    return heads[:, : q.shape[1]], heads[:, q.shape[1] :]
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write k and v [T, Hk, D] to slots (int64 [T]) of the caches [blocks, B, Hk, D]."""
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
+
+
+def copy_blocks(k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copy blocks ``src`` (int64 [n]) to ``dst``, as if all were read before any is written."""
+    for cache in (k_cache, v_cache):
+        cache.index_copy_(0, dst, cache.index_select(0, src))
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of equal shapes."""
+    if not _is_bitwise(gate):
+        return F.silu(gate) * up
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
+    """gelu(gate) * up, of equal shapes; with tanh in place of the error function by default."""
+    if not _is_bitwise(gate):
+        return F.gelu(gate, approximate="tanh" if approximate else "none") * up
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * (gate * gate * gate))
+        return 0.5 * gate * (1 + torch.tanh(inner)) * up
+    return 0.5 * gate * (1 + torch.erf(gate * math.sqrt(0.5))) * up
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
+def _is_bitwise(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _linear_in_tiles(x: Tensor, weight: Weight) -> Tensor:
+    """x [T, K] @ weight.T in float32, ``ROW_TILE`` rows of x at a time."""
+    num_rows, num_tiles = x.shape[0], -(-x.shape[0] // ROW_TILE)
+    if num_rows % ROW_TILE:
+        x = F.pad(x, (0, 0, 0, num_tiles * ROW_TILE - num_rows))
+    tiles = [tile.t() for tile in x.contiguous().split(ROW_TILE)]
+    out = x.new_empty(num_tiles, weight.shape[0], ROW_TILE)
+    for start, piece in _pieces(weight, x.dtype):
+        for tile, columns in zip(tiles, out, strict=True):
+            torch.mm(piece, tile, out=columns[start : start + piece.shape[0]])
+    return out.transpose(1, 2).reshape(-1, weight.shape[0])[:num_rows]
+
+
+def _linear_at_once(x: Tensor, weight: Weight) -> Tensor:
+    """x [T, K] @ weight.T in the dtype of x, which may be any."""
+    parts = [F.linear(x, piece) for _, piece in _pieces(weight, x.dtype)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _pieces(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows in ``dtype``) of consecutive pieces of a weight.
+
+    A piece is valid until the next is asked for. Where weights stay in a smaller format, this is
+    what keeps the memory of a model that of its file.
+    """
+    if isinstance(weight, Tensor) and weight.dtype == dtype:
+        yield 0, weight
+        return
+    num_rows, width = weight.shape
+    values = _CHUNK_VALUES_CPU if weight.device.type == "cpu" else _CHUNK_VALUES
+    step = max(ROW_TILE, values // width)
+    scratch = torch.empty((min(step, num_rows), width), device=weight.device)
+    for start in range(0, num_rows, step):
+        stop = min(start + step, num_rows)
+        rows = scratch[: stop - start]
+        if isinstance(weight, QuantizedWeight):
+            dequantize(weight.type, weight.data[start:stop], out=rows)
+        else:
+            rows.copy_(weight[start:stop])
+        yield start, rows.to(dtype)

@@ -1,0 +1,63 @@
+"""Self-attention: projections, rotation, paged KV."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from octavo.layers.context import ForwardContext
+from octavo.layers.linear import Linear
+from octavo.layers.norm import RMSNorm
+
+
+class Attention(nn.Module):
+    """Causal self-attention of one layer, with grouped query heads.
+
+    ``window`` None means all positions. ``qk_norm`` makes the norm of query and key heads, for
+    models that have one.
+    """
+
+    def __init__(
+        self,
+        layer_index: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        interleaved_rope: bool = False,
+        bias: bool = False,
+        output_bias: bool = False,
+        qk_norm_eps: float | None = None,
+        qk_norm_plus: float = 0.0,
+    ):
+        super().__init__()
+        self.layer_index = layer_index
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale, self.window, self.softcap = scale, window, softcap
+        self.interleaved_rope = interleaved_rope
+        self.q_proj = Linear(hidden_size, num_heads * head_dim, bias)
+        self.k_proj = Linear(hidden_size, num_kv_heads * head_dim, bias)
+        self.v_proj = Linear(hidden_size, num_kv_heads * head_dim, bias)
+        self.o_proj = Linear(num_heads * head_dim, hidden_size, output_bias)
+        self.q_norm = self.k_norm = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
+
+    def forward(self, x: Tensor, cos_sin: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
+        q = self.q_proj(x, ctx).view(-1, self.num_heads, self.head_dim)
+        k = self.k_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, ctx), self.k_norm(k, ctx)
+        q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
+        k_cache, v_cache = ctx.kv_cache.layer(self.layer_index)
+        ctx.ops.store_kv(k, v, k_cache, v_cache, ctx.slot_mapping)
+        attended = ctx.ops.paged_attention(
+            q, k_cache, v_cache, ctx.plan, self.scale, self.window, self.softcap
+        )
+        return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)

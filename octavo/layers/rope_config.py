@@ -1,0 +1,34 @@
+"""How a model turns positions into angles; plain values, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embeddings of one kind of layer.
+
+    ``rotary_dim`` of a head's values are turned, in pairs: (i, rotary_dim / 2 + i), or
+    (2 i, 2 i + 1) if ``interleaved``. Angle i of position p is p * theta^(-2 i / rotary_dim), but
+    for ``scaling``; what the other fields mean is said in :mod:`octavo.layers.rope`.
+    """
+
+    theta: float
+    rotary_dim: int
+    interleaved: bool = False
+    scaling: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0  # positions in training, before the context was extended
+    max_position: int = 0  # positions that are served
+    attention_factor: float = 1.0  # cosines and sines are multiplied by it
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    has_freq_factors: bool = False  # the checkpoint has a tensor of divisors, one per angle

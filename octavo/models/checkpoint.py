@@ -1,0 +1,264 @@
+"""Model files as tables of tensors: Hugging Face folders of safetensors, and GGUF files.
+
+Weights are data here, never code: pickled checkpoints are refused, whatever a config says about
+classes to import is not looked at, and an index can only name files beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.models.config import ModelConfig
+from octavo.models.gguf import GGUFFile
+from octavo.quantization.base import QuantizedWeight, Weight
+from octavo.quantization.gguf_formats import GGMLType
+
+# The index of the largest checkpoints is of a few MB.
+_MAX_JSON_BYTES = 64 << 20
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_GGML_DTYPES = {
+    GGMLType.F32: torch.float32,
+    GGMLType.F16: torch.float16,
+    GGMLType.BF16: torch.bfloat16,
+}
+_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a checkpoint, of which no data has been read."""
+
+    shape: tuple[int, ...]
+    num_bytes: int
+    path: Path  # the file that it is in
+
+
+class Checkpoint(Protocol):
+    """The files of one model. Tensors are views of the mapped files, read when they are used."""
+
+    @property
+    def path(self) -> Path:
+        """What the user would call the model: a folder, or the first GGUF file."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...
+
+    def read(self, name: str) -> Weight: ...
+
+    def config(self) -> ModelConfig: ...
+
+    def rename(self, model: type) -> Callable[[str], str | None]:
+        """From a tensor's name to the parameter of ``model`` that it is for, or None."""
+        ...
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The checkpoint at ``path``: a folder with ``config.json`` and safetensors, or a GGUF file.
+
+    ModelNotFoundError if nothing is there; ModelFileError if it is damaged, or not of these kinds.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return SafetensorsFolder(path)
+    if not path.exists():
+        raise ModelNotFoundError(f"{path} does not exist")
+    if path.suffix == ".gguf":
+        return GGUFFiles(path)
+    if path.suffix in _PICKLED:
+        _refuse_pickle(path)
+    if path.suffix == ".safetensors":
+        raise ModelFileError(
+            path, "one file of a checkpoint; give the folder that has it and its config.json"
+        )
+    raise ModelFileError(path, "is neither a folder of safetensors nor a .gguf file")
+
+
+class SafetensorsFolder:
+    """A Hugging Face folder: ``config.json``, and ``model.safetensors`` or shards with an index."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._files: dict[Path, Any] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        index_path = path / "model.safetensors.index.json"
+        if (path / "model.safetensors").exists():
+            self._open(_inside(path, "model.safetensors", path))
+        elif index_path.exists():
+            self._open_shards(index_path)
+        else:
+            self._refuse_without_weights()
+
+    def config(self) -> ModelConfig:
+        config_path = self.path / "config.json"
+        if not config_path.exists():
+            raise ModelFileError(self.path, "the folder has no config.json")
+        generation_path = self.path / "generation_config.json"
+        generation = read_json(generation_path) if generation_path.exists() else None
+        return ModelConfig.from_hf(read_json(config_path), generation, path=config_path.absolute())
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._files[self.tensors[name].path].get_tensor(name)
+
+    def rename(self, model: Any) -> Callable[[str], str | None]:
+        return model.hf_name
+
+    def _open_shards(self, index_path: Path) -> None:
+        shard_of = read_json(index_path).get("weight_map")
+        if not isinstance(shard_of, dict) or not shard_of:
+            raise ModelFileError(index_path, "is not a table of tensors", field="weight_map")
+        for shard in sorted(set(map(str, shard_of.values()))):
+            self._open(_inside(self.path, shard, index_path))
+        for name, shard in shard_of.items():
+            entry = self.tensors.get(name)
+            if entry is None or entry.path.name != shard:
+                found = "in no shard" if entry is None else f"in {entry.path.name}"
+                raise ModelFileError(
+                    index_path, f"it should be in {shard}, but is {found}", field=name
+                )
+        extra = [name for name in self.tensors if name not in shard_of]
+        if extra:
+            raise ModelFileError(
+                index_path, f"shards have tensors that the index has not: {_list(extra)}"
+            )
+
+    def _open(self, path: Path) -> None:
+        """Add the tensors of one safetensors file; its data is mapped, not read."""
+        try:
+            file = safe_open(path, framework="pt", device="cpu")
+            names = list(file.keys())
+            slices = [file.get_slice(name) for name in names]
+        except SafetensorError as error:
+            raise ModelFileError(path, f"not a sound safetensors file: {error}") from error
+        except OSError as error:
+            raise ModelFileError(path, f"cannot be read: {error}") from error
+        self._files[path] = file
+        for name, part in zip(names, slices, strict=True):
+            if name in self.tensors:
+                raise ModelFileError(path, f"also in {self.tensors[name].path.name}", field=name)
+            dtype = _SAFETENSORS_DTYPES.get(part.get_dtype())
+            if dtype is None:
+                raise UnsupportedModelError(
+                    f"{path} ({name}): tensors of {part.get_dtype()} are not supported, but "
+                    f"{', '.join(_SAFETENSORS_DTYPES)} are"
+                )
+            shape = tuple(part.get_shape())
+            num_values = 1
+            for size in shape:
+                num_values *= size
+            self.tensors[name] = TensorEntry(shape, num_values * dtype.itemsize, path)
+
+    def _refuse_without_weights(self) -> NoReturn:
+        pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
+        if pickled:
+            _refuse_pickle(pickled[0])
+        ggufs = sorted(p.name for p in self.path.glob("*.gguf"))
+        if ggufs:
+            raise ModelFileError(self.path, f"give one of the files in it: {', '.join(ggufs)}")
+        raise ModelFileError(self.path, "the folder has no model.safetensors, whole or in shards")
+
+
+class GGUFFiles:
+    """A GGUF file, or all parts of one that was split (``name-00001-of-00003.gguf``)."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._files: dict[Path, GGUFFile] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        for part in _split_parts(path):
+            file = self._files[part] = GGUFFile(part)
+            for name, tensor in file.tensors.items():
+                if name in self.tensors:
+                    raise ModelFileError(
+                        part, f"also in {self.tensors[name].path.name}", field=name
+                    )
+                self.tensors[name] = TensorEntry(tensor.shape, tensor.num_bytes, part)
+        self.metadata = next(iter(self._files.values())).metadata
+
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_gguf(self.metadata, self.tensors, path=self.path)
+
+    def read(self, name: str) -> Weight:
+        file = self._files[self.tensors[name].path]
+        tensor = file.tensors[name]
+        data = torch.from_numpy(file.data(name))
+        if tensor.type in _GGML_DTYPES:
+            return data.view(_GGML_DTYPES[tensor.type]).view(tensor.shape)
+        if len(tensor.shape) != 2:
+            raise UnsupportedModelError(
+                f"{file.path} ({name}): {tensor.type.name} is only supported for matrices"
+            )
+        return QuantizedWeight(tensor.type, data, (tensor.shape[0], tensor.shape[1]))
+
+    def rename(self, model: Any) -> Callable[[str], str | None]:
+        return model.gguf_name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file; ModelFileError if it is anything else."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelFileError(path, f"is larger than {_MAX_JSON_BYTES >> 20} MiB")
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(path, f"cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(path, "is not a JSON object")
+    return value
+
+
+def _inside(folder: Path, name: str, named_in: Path) -> Path:
+    """The file ``name`` of ``folder``; ModelFileError for a name that leads anywhere else.
+
+    Links are followed only within the folder, or into the blobs of a Hugging Face cache, whose
+    snapshot folders hold nothing but links.
+    """
+    if not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
+        raise ModelFileError(named_in, f"{name!r} is not the name of a safetensors file beside it")
+    path = folder / name
+    if not path.is_file():
+        raise ModelFileError(named_in, f"the file {name} is missing")
+    allowed = [folder.resolve()]
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent.resolve() / "blobs")
+    if not any(path.resolve().is_relative_to(place) for place in allowed):
+        raise ModelFileError(named_in, f"{name} is a link that leads out of the folder")
+    return path
+
+
+def _split_parts(path: Path) -> list[Path]:
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, part, count = match[1], int(match[2]), int(match[3])
+    if part != 1:
+        raise ModelFileError(path, f"part {part} of a split file; give the first, 00001")
+    paths = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [p.name for p in paths if not p.is_file()]
+    if missing:
+        raise ModelFileError(path, f"parts are missing: {_list(missing)}")
+    return paths
+
+
+def _refuse_pickle(path: Path) -> NoReturn:
+    raise ModelFileError(
+        path,
+        "pickled checkpoints can run code and are not read; look for the safetensors of this "
+        "model, or convert it (huggingface.co/spaces/safetensors/convert)",
+    )
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,191 @@
+"""One description of a model, whatever its checkpoint calls things.
+
+Every variant of naming, in ``config.json`` and in GGUF metadata, is resolved in this package's
+``config*.py`` files and nowhere else: the rest of octavo sees a :class:`ModelConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelFileError
+from octavo.layers.rope_config import RopeConfig
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+# Far beyond any model; they keep a damaged file from asking for endless work.
+_MAX_LAYERS = 1024
+_MAX_SIZE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer. Sizes are in values, positions in tokens.
+
+    ``layer_windows`` has for each layer the number of last positions that it sees, None for all.
+    Layers with a window turn positions by ``local_rope`` where the model has one, else all by
+    ``rope``. ``sampling_defaults`` are what the model's authors recommend, by the names of
+    ``SamplingParams``; a field is missing where they say nothing.
+    """
+
+    architecture: str  # a key of registry.ARCHITECTURES
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # rows of the embedding; a tokenizer may know fewer
+    max_position: int
+    rope: RopeConfig
+    local_rope: RopeConfig | None = None
+    norm_eps: float
+    norm_plus_one: bool = False  # the checkpoint stores norm weights less one
+    activation: str = "silu"
+    tie_embeddings: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    layer_windows: tuple[int | None, ...] = ()
+    attention_scale: float
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def from_hf(
+        config: Mapping[str, Any],
+        generation_config: Mapping[str, Any] | None = None,
+        *,
+        path: str | Path = "config.json",
+    ) -> ModelConfig:
+        """From the contents of ``config.json`` and, if there is one, ``generation_config.json``.
+
+        UnsupportedModelError for an architecture, a quantization or a rope scaling that octavo
+        does not have; ModelFileError for a value that cannot be. ``path`` is named in errors.
+        """
+        from octavo.models.config_hf import parse
+
+        return parse(config, generation_config or {}, Path(path))
+
+    @staticmethod
+    def from_gguf(
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        *,
+        path: str | Path = "model.gguf",
+    ) -> ModelConfig:
+        """From a GGUF file's metadata and table of tensors (each with a ``shape``); see from_hf."""
+        from octavo.models.config_gguf import parse
+
+        return parse(metadata, tensors, Path(path))
+
+    def check(self, path: Path) -> ModelConfig:
+        """This config, if its values fit together; else ModelFileError naming a field."""
+
+        def require(condition: bool, name: str, reason: str) -> None:
+            if not condition:
+                raise ModelFileError(path, reason, field=name)
+
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "num_key_value_heads",
+            f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
+            "key-value heads",
+        )
+        require(
+            self.num_layers <= _MAX_LAYERS,
+            "num_hidden_layers",
+            f"{self.num_layers} layers are more than any model has ({_MAX_LAYERS})",
+        )
+        for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim", "vocab_size"):
+            size = getattr(self, name)
+            require(size <= _MAX_SIZE, name, f"{size} is more than any model has")
+        for rope in filter(None, (self.rope, self.local_rope)):
+            require(
+                rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
+                "partial_rotary_factor",
+                f"{rope.rotary_dim} of {self.head_dim} values of a head cannot be rotated",
+            )
+        for token_id in filter(None, (self.bos_token_id, *self.eos_token_ids)):
+            require(
+                0 <= token_id < self.vocab_size,
+                "eos_token_id",
+                f"token {token_id} is outside of the vocabulary of {self.vocab_size}",
+            )
+        assert len(self.layer_windows) == self.num_layers
+        assert self.activation in ACTIVATIONS
+        return self
+
+
+class Fields:
+    """Typed access to a mapping that came from a file; what is wrong raises ModelFileError.
+
+    A missing field takes its default, and without one is an error.
+    """
+
+    _REQUIRED: Any = object()
+
+    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = ""):
+        self.path = path
+        self._values = values
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(self._prefix + name) is not None
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """The value as it is; a null counts as missing."""
+        value = self._values.get(self._prefix + name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: Any = _REQUIRED, minimum: int = 1) -> Any:
+        value = self._get(name, default)
+        if value is default:
+            return value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.error(name, f"{value!r} is not a whole number of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED, above: float = 0.0) -> Any:
+        value = self._get(name, default)
+        if value is default:
+            return value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self.error(name, f"{value!r} is not a number")
+        if not above < value < float("inf"):
+            raise self.error(name, f"{value!r} is not a finite number above {above:g}")
+        return float(value)
+
+    def boolean(self, name: str, default: Any = _REQUIRED) -> Any:
+        value = self._get(name, default)
+        if value is not default and not isinstance(value, bool):
+            raise self.error(name, f"{value!r} is neither true nor false")
+        return value
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` positive numbers."""
+        value = self._get(name, self._REQUIRED)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.error(name, f"a list of {count} numbers is needed")
+        entries = Fields(self.path, {f"{name}[{i}]": entry for i, entry in enumerate(value)})
+        return tuple(entries.number(f"{name}[{i}]") for i in range(count))
+
+    def error(self, name: str, reason: str) -> ModelFileError:
+        return ModelFileError(self.path, reason, field=self._prefix + name)
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.raw(name, default)
+        if value is self._REQUIRED:
+            raise self.error(name, "is missing")
+        return value

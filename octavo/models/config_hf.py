@@ -1,0 +1,298 @@
+"""ModelConfig from Hugging Face's ``config.json``: old and new spellings, and absent fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.layers.rope_config import SCALINGS, RopeConfig
+from octavo.models.config import Fields, ModelConfig
+from octavo.models.registry import resolve_architecture
+
+# What a field means when it is absent, where that differs between architectures; published configs
+# rely on it (Gemma 3's name little more than their sizes).
+_COMMON = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": _COMMON | {"max_position_embeddings": 2048},
+    "MistralForCausalLM": _COMMON
+    | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": _COMMON | {"max_position_embeddings": 32_768},
+    "Qwen3ForCausalLM": _COMMON | {"max_position_embeddings": 32_768, "head_dim": 128},
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+}
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+# From generation_config.json, by the names of SamplingParams, which are the same.
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
+    """See ``ModelConfig.from_hf``."""
+    architecture = resolve_architecture(_architecture(config, path), str(path))
+    outer = config
+    if isinstance(config.get("text_config"), Mapping):
+        # A multi-modal model: the text part has its own section, what that omits is in the outer.
+        config = {**outer, **{k: v for k, v in config["text_config"].items() if v is not None}}
+    _refuse_quantized(outer, path)
+    fields = Fields(path, {**_DEFAULTS[architecture], **_without_nulls(config)})
+    is_gemma = architecture == "Gemma3ForCausalLM"
+
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
+    max_position = fields.integer("max_position_embeddings")
+    rope, local_rope = _ropes(fields, head_dim, max_position, is_gemma)
+    act_field = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    attention_bias = fields.boolean("attention_bias", False)
+    scalar = fields.number("query_pre_attn_scalar", head_dim) if is_gemma else head_dim
+    return ModelConfig(
+        architecture=architecture,
+        name=path.parent.name or architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=rope.max_position,
+        rope=rope,
+        local_rope=local_rope,
+        norm_eps=fields.number("rms_norm_eps"),
+        norm_plus_one=is_gemma,
+        activation=_activation(fields, act_field),
+        tie_embeddings=fields.boolean("tie_word_embeddings"),
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
+        # Qwen 2 always has these three biases, and never that of the output.
+        attention_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        mlp_bias=fields.boolean("mlp_bias", False),
+        layer_windows=_layer_windows(fields, architecture, num_layers),
+        attention_scale=scalar**-0.5,
+        attention_softcap=fields.number("attn_logit_softcapping", None),
+        logit_softcap=fields.number("final_logit_softcapping", None),
+        embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
+        bos_token_id=_token_id(fields, "bos_token_id"),
+        eos_token_ids=_eos_token_ids(fields, generation),
+        sampling_defaults=_sampling_defaults(generation),
+    ).check(path)
+
+
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    # A null sliding window means that there is none, not that it has its default.
+    return {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelFileError(path, "does not name the model's architecture", field="architectures")
+    return names[0]
+
+
+def _refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
+    for name in ("quantization_config", "compression_config"):
+        quantization = config.get(name)
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise UnsupportedModelError(
+                f"{path}: the weights are quantized with {method or 'an unnamed method'}; octavo "
+                "reads unquantized safetensors and GGUF files: use one of those of this model"
+            )
+
+
+def _activation(fields: Fields, name: str) -> str:
+    value = fields.raw(name)
+    if value not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{fields.path}: the activation {value!r} is not one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[value]
+
+
+def _layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    window = fields.integer("sliding_window", None)
+    types = fields.raw("layer_types")
+    if architecture.startswith("Qwen") and not fields.boolean("use_sliding_window", False):
+        window = None
+    if window is None or architecture == "LlamaForCausalLM":
+        return (None,) * num_layers
+    if types is not None:
+        if not isinstance(types, list) or len(types) != num_layers:
+            raise fields.error("layer_types", f"a list of {num_layers} entries is needed")
+        unknown = set(map(str, types)) - {"sliding_attention", "full_attention"}
+        if unknown:
+            raise UnsupportedModelError(
+                f"{fields.path}: layers of type {', '.join(sorted(unknown))} are not supported"
+            )
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if architecture == "Gemma3ForCausalLM":
+        # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
+        pattern = fields.integer("sliding_window_pattern", None) or fields.integer(
+            "_sliding_window_pattern", 6
+        )
+        return tuple(None if (i + 1) % pattern == 0 else window for i in range(num_layers))
+    first = 0
+    if architecture.startswith("Qwen"):
+        first = fields.integer("max_window_layers", 28, minimum=0)
+    return tuple(window if i >= first else None for i in range(num_layers))
+
+
+def _ropes(
+    fields: Fields, head_dim: int, max_position: int, is_gemma: bool
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """Rope of all layers, and that of layers with a window if it is another.
+
+    New configs have ``rope_parameters``, either flat or one per layer type; old ones
+    ``rope_theta``, ``rope_scaling`` (with ``rope_type`` or ``type``), ``partial_rotary_factor``
+    and for Gemma ``rope_local_base_freq``.
+    """
+    shared = {
+        name: fields.raw(name)
+        for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+        if name in fields
+    }
+    given = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise fields.error("rope_parameters", "is not a table of parameters")
+    local = {"rope_theta": fields.raw("rope_local_base_freq")} if is_gemma else None
+    if "full_attention" in given or "sliding_attention" in given:
+        local = {**(local or shared), **_without_nulls(given.get("sliding_attention") or {})}
+        given = given.get("full_attention") or {}
+    rope = _rope(fields.path, {**shared, **_without_nulls(given)}, head_dim, max_position)
+    if local is None:
+        return rope, None
+    local_rope = _rope(fields.path, local, head_dim, max_position)
+    # Windows are short: only the rope of all positions decides how many can be served.
+    local_rope = replace(local_rope, max_position=rope.max_position)
+    return rope, None if local_rope == rope else local_rope
+
+
+def _rope(path: Path, values: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
+    fields = Fields(path, values)
+    scaling = fields.raw("rope_type") or fields.raw("type") or "default"
+    scaling = {"su": "longrope", "none": "default"}.get(scaling, scaling)
+    if scaling not in SCALINGS:
+        raise UnsupportedModelError(
+            f"{path}: rope scaling {scaling!r} is not supported, but {', '.join(SCALINGS)} are"
+        )
+    rotary_dim = int(head_dim * fields.number("partial_rotary_factor", 1.0))
+    rope = RopeConfig(
+        theta=fields.number("rope_theta"),
+        rotary_dim=rotary_dim,
+        scaling=scaling,
+        original_max_position=fields.integer("original_max_position_embeddings", max_position),
+        max_position=max_position,
+    )
+    if scaling in ("linear", "llama3", "dynamic"):
+        rope = replace(rope, factor=fields.number("factor"))
+    if scaling == "llama3":
+        low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+        if low >= high:
+            raise fields.error("high_freq_factor", f"{high} is not above low_freq_factor {low}")
+        return replace(rope, low_freq_factor=low, high_freq_factor=high)
+    if scaling == "dynamic":
+        longest = int(rope.factor * max_position)
+        return replace(rope, original_max_position=max_position, max_position=longest)
+    if scaling == "yarn":
+        return _yarn(rope, fields)
+    if scaling == "longrope":
+        return _longrope(rope, fields)
+    return rope
+
+
+def _yarn(rope: RopeConfig, fields: Fields) -> RopeConfig:
+    factor = fields.number("factor", None) or rope.max_position / rope.original_max_position
+    mscale, mscale_all = fields.number("mscale", None), fields.number("mscale_all_dim", None)
+
+    def strength(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention = strength(mscale) / strength(mscale_all) if mscale and mscale_all else strength(1.0)
+    return replace(
+        rope,
+        factor=factor,
+        # Some configs give the extended length, some the trained one.
+        max_position=max(rope.max_position, int(rope.original_max_position * factor)),
+        attention_factor=fields.number("attention_factor", attention),
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        truncate=fields.boolean("truncate", True),
+    )
+
+
+def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
+    trained = rope.original_max_position
+    factor = fields.number("factor", None) or rope.max_position / trained
+    attention = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        factor=factor,
+        attention_factor=fields.number("attention_factor", attention),
+        short_factor=fields.numbers("short_factor", rope.rotary_dim // 2),
+        long_factor=fields.numbers("long_factor", rope.rotary_dim // 2),
+    )
+
+
+def _token_id(fields: Fields, name: str) -> int | None:
+    value = fields.raw(name)
+    return fields.integer(name, minimum=0) if not isinstance(value, list) else None
+
+
+def _eos_token_ids(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Those of both files: chat models often name the end of a turn in only one of them."""
+    ids: list[int] = []
+    for value in (generation.get("eos_token_id"), fields.raw("eos_token_id")):
+        for token_id in value if isinstance(value, list) else [value]:
+            if token_id is None:
+                continue
+            if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+                raise fields.error("eos_token_id", f"{token_id!r} is not a token id")
+            ids.append(token_id)
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    if generation.get("do_sample") is False:
+        return {}
+    return {
+        name: generation[name]
+        for name in _SAMPLING_FIELDS
+        if isinstance(generation.get(name), (int, float)) and not isinstance(generation[name], bool)
+    }

@@ -1,0 +1,138 @@
+"""From a checkpoint to a model: every parameter gets its tensor, and none is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from octavo.errors import ModelFileError
+from octavo.layers.parameter import ShapeMismatch, named_parameters
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.registry import CausalLM, model_class
+from octavo.quantization.base import Weight
+
+Progress = Callable[[int, int], None]
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class LoadedModel(NamedTuple):
+    model: CausalLM
+    config: ModelConfig
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The config of the checkpoint at ``path``; reads no weights. Errors as of load_model."""
+    return open_checkpoint(path).config()
+
+
+def load_model(
+    path: str | Path,
+    config: ModelConfig | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """The model of a Hugging Face folder or a GGUF file, ready to run.
+
+    On the CPU, weights are views of the mapped files in their own format, and are read from disk
+    when they are first used; elsewhere unquantized matrices are converted to ``dtype``.
+    ``progress`` is called with the bytes done and their total after each tensor. ModelFileError if
+    tensors are missing, left over or of another shape than the config (that of the checkpoint
+    unless given) makes them; UnsupportedModelError if octavo cannot run the model.
+    """
+    checkpoint = open_checkpoint(path)
+    config = config or checkpoint.config()
+    model = model_class(config.architecture)(config)
+    _load_parameters(model, config, checkpoint, torch.device(device), dtype, progress)
+    return LoadedModel(model.eval(), config)
+
+
+def weights_bytes(model: CausalLM) -> int:
+    """Bytes of a model's weights, a tied one counted once."""
+    assert isinstance(model, nn.Module)
+    values = {id(p.value): p.value.nbytes for _, p in named_parameters(model)}
+    return sum(values.values())
+
+
+def check_tokenizer(config: ModelConfig, tokenizer_vocab_size: int, path: str | Path) -> None:
+    """ModelFileError if the tokenizer can give ids that have no embedding.
+
+    ``tokenizer_vocab_size`` is the largest id and one. Fewer than the embedding has are common:
+    its rows are often padded to a round number.
+    """
+    if tokenizer_vocab_size > config.vocab_size:
+        raise ModelFileError(
+            path,
+            f"the tokenizer has {tokenizer_vocab_size} tokens, but the model's embedding "
+            f"{config.vocab_size} rows: they are not of the same model",
+            field="vocab_size",
+        )
+
+
+def _load_parameters(
+    model: nn.Module,
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> None:
+    parameters = dict(named_parameters(model))
+    if config.tie_embeddings:
+        del parameters[_HEAD]
+    leftover = []
+    for source, name, weight in _stream(checkpoint, config, model, progress):
+        parameter = parameters.get(name)
+        if parameter is None:
+            leftover.append(source)
+            continue
+        where = checkpoint.tensors[source].path
+        if parameter.is_loaded:
+            raise ModelFileError(where, f"a second tensor for {name}", field=source)
+        try:
+            parameter.load(weight, device, dtype)
+        except ShapeMismatch as error:
+            raise ModelFileError(where, f"{error}", field=source) from None
+    missing = [name for name, parameter in parameters.items() if not parameter.is_loaded]
+    if missing:
+        raise ModelFileError(checkpoint.path, f"tensors are missing: {', '.join(missing)}")
+    if leftover:
+        raise ModelFileError(
+            checkpoint.path,
+            f"tensors that a {config.architecture} does not have: {', '.join(leftover)}",
+        )
+    if config.tie_embeddings:
+        head = dict(named_parameters(model))[_HEAD]
+        head.share(parameters[_EMBEDDING])
+
+
+def _stream(
+    checkpoint: Checkpoint, config: ModelConfig, model: nn.Module, progress: Progress | None
+) -> Iterator[tuple[str, str, Weight]]:
+    """(name in the checkpoint, name of the parameter, weight) of each tensor that is needed."""
+    rename = checkpoint.rename(type(model))
+    names = {source: rename(source) for source in checkpoint.tensors}
+    if config.tie_embeddings:
+        names = _untangle_tied(names)
+    total = sum(checkpoint.tensors[source].num_bytes for source in names)
+    done = 0
+    for source, name in names.items():
+        if name is not None:
+            yield source, name, checkpoint.read(source)
+        done += checkpoint.tensors[source].num_bytes
+        if progress is not None:
+            progress(done, total)
+
+
+def _untangle_tied(names: dict[str, str | None]) -> dict[str, str | None]:
+    """Of tied weights a file may have either or both; both are the embedding."""
+    if _EMBEDDING in names.values():
+        return {source: None if name == _HEAD else name for source, name in names.items()}
+    return {source: _EMBEDDING if name == _HEAD else name for source, name in names.items()}

@@ -1,0 +1,390 @@
+"""From logits to tokens: a chain of small pure functions, batched over rows.
+
+    logits [R, V]        NaN, +inf or nothing but -inf: an error, of that row alone
+      | allowed_token_ids, bad_words, min_tokens, logit_bias, penalties
+      |-- temperature 0: the most likely token, of equals the lowest id
+      `-- temperature, min_p, typical_p, top_k, top_p, then one draw by inverse CDF
+
+A row's result depends on nothing but the row, bit for bit (``runtime/logits.py`` says how), so that
+a seeded request gives the same tokens whatever else runs beside it.
+
+A row pays only for what it asks: rows that share a step are gathered, changed and put together
+again; greedy rows cost one maximum, and top_k and top_p rank only as many tokens as can survive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.runtime.logits import (
+    WEIGHT_ONE,
+    apply_allowed,
+    apply_logit_bias,
+    apply_min_p,
+    apply_penalties,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    apply_typical_p,
+    ban_tokens,
+    draw,
+    highest,
+    most_likely,
+    token_weights,
+)
+from octavo.runtime.random import uniforms
+
+# A lower temperature is treated as 0.
+GREEDY_TEMPERATURE = 1e-5
+
+# Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
+_CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
+
+_BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
+_NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
+_OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """What one row of logits needs to become a token; built by the runner from a request."""
+
+    params: SamplingParams
+    seed: int  # 64 bits; the request's own, or drawn for it by the front end
+    sample_index: int  # which of the n samples this is
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
+    stop_token_ids: Collection[int]  # banned while len(output_token_ids) < params.min_tokens
+    bad_words_token_ids: Sequence[tuple[int, ...]]  # tokenized, maybe several variants of a word
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def must_not_stop(self) -> bool:
+        return len(self.output_token_ids) < self.params.min_tokens
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether anything but the model has a say in this row's logits."""
+        params = self.params
+        return bool(
+            self.bad_words_token_ids
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+            or params.has_penalties
+            or self.must_not_stop
+        )
+
+
+class SamplerOutput(NamedTuple):
+    """One entry per row. A row in ``errors`` (row index -> reason) has a meaningless token id."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, str]
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+    """The next token of each row of ``logits`` (float32 [R, V], not modified).
+
+    Logprobs, for rows that ask for them, are those of ``logits`` before any change. Nothing that
+    a row contains raises: what cannot be sampled is reported in ``errors``.
+    """
+    assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
+    token_ids: list[int] = []
+    errors: dict[int, str] = {}
+    for chunk in _row_chunks(logits):
+        chunk_ids, chunk_errors = _sample_chunk(logits[chunk], rows[chunk])
+        token_ids += chunk_ids
+        errors |= {chunk.start + i: reason for i, reason in chunk_errors.items()}
+
+    logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+    asked = [i for i, r in enumerate(rows) if r.params.logprobs is not None and i not in errors]
+    if asked:
+        counts = [rows[i].params.logprobs or 0 for i in asked]
+        entries = compute_logprobs(
+            _select(logits, asked), [token_ids[i] for i in asked], max(counts)
+        )
+        for i, count, entry in zip(asked, counts, entries, strict=True):
+            logprobs[i] = entry._replace(top=entry.top[:count])
+    return SamplerOutput(token_ids, logprobs, errors)
+
+
+def compute_logprobs(
+    logits: Tensor, token_ids: Tensor | Sequence[int], num_top: int
+) -> list[TokenLogprobs]:
+    """Log-probabilities of ``token_ids`` [R] and of the ``num_top`` most likely tokens.
+
+    Computed from float32 ``logits`` [R, V] as they are. ``rank`` is one more than the number of
+    tokens with a greater logit. A row that holds NaN or +inf, or only -inf, gets NaN.
+    """
+    chosen = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
+    entries: list[TokenLogprobs] = []
+    for chunk in _row_chunks(logits):
+        part, own_ids = logits[chunk], chosen[chunk]
+        own = part.gather(1, own_ids)
+        rank = (part > own).sum(-1) + 1
+        top = most_likely(part, min(num_top, logits.shape[1]))
+        peak = part.amax(-1)
+        totals = token_weights(part).sum(-1).tolist()
+        for max_logit, total, token_id, logit, place, top_ids, top_logits in zip(
+            peak.tolist(),
+            totals,
+            own_ids[:, 0].tolist(),
+            own[:, 0].tolist(),
+            rank.tolist(),
+            top.token_ids.tolist(),
+            top.logits.tolist(),
+            strict=True,
+        ):
+            is_valid = math.isfinite(max_logit)
+            norm = max_logit + math.log(total / WEIGHT_ONE) if is_valid else math.nan
+            pairs = tuple((t, x - norm) for t, x in zip(top_ids, top_logits, strict=True))
+            entries.append(TokenLogprobs(token_id, logit - norm, place, pairs))
+    return entries
+
+
+def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, str]]:
+    """Token ids of all rows, and the errors by row index."""
+    token_ids = [0] * len(rows)
+    errors: dict[int, str] = {}
+    plain: list[int] = []
+    constrained: list[int] = []
+    for i, row in enumerate(rows):
+        if not row.is_constrained:
+            plain.append(i)
+        elif reason := _unknown_token(row, logits.shape[1]):
+            errors[i] = reason
+        else:
+            constrained.append(i)
+    for choose, indices in ((_choose_plain, plain), (_choose_constrained, constrained)):
+        if indices:
+            chosen, reasons = choose(_select(logits, indices), [rows[i] for i in indices])
+            for i, token_id in zip(indices, chosen, strict=True):
+                token_ids[i] = token_id
+            errors |= {indices[j]: reason for j, reason in reasons.items()}
+    return token_ids, errors
+
+
+def _unknown_token(row: SamplingRow, vocab_size: int) -> str | None:
+    """Why a constraint of this row cannot be applied to ``vocab_size`` logits, if so."""
+    for name in ("allowed_token_ids", "logit_bias"):
+        token_ids = getattr(row.params, name)
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            return f"{name} names a token outside the vocabulary of {vocab_size}"
+    return None
+
+
+def _choose_constrained(
+    logits: Tensor, rows: Sequence[SamplingRow]
+) -> tuple[list[int], dict[int, str]]:
+    token_ids, reasons = _choose_plain(_constrain(logits, rows), rows, _OVERFLOW, _NO_TOKEN_LEFT)
+    is_usable = logits.amax(-1).isfinite().tolist()
+    return token_ids, reasons | {i: _BAD_LOGITS for i, ok in enumerate(is_usable) if not ok}
+
+
+def _choose_plain(
+    logits: Tensor,
+    rows: Sequence[SamplingRow],
+    not_finite: str = _BAD_LOGITS,
+    all_masked: str = _BAD_LOGITS,
+) -> tuple[list[int], dict[int, str]]:
+    """Token ids of all rows as the logits are, and the errors by row index."""
+    peaks, best = highest(logits)
+    errors = {
+        i: all_masked if peak == -math.inf else not_finite
+        for i, peak in enumerate(peaks.tolist())
+        if not math.isfinite(peak)
+    }
+    token_ids = best.tolist()
+    drawn = [i for i, row in enumerate(rows) if not row.is_greedy and i not in errors]
+    if drawn:
+        chosen = _draw_rows(_select(logits, drawn), [rows[i] for i in drawn])
+        for i, token_id in zip(drawn, chosen, strict=True):
+            token_ids[i] = token_id
+    return token_ids, errors
+
+
+def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Applies what the rows' params and histories demand, in the order of vLLM's sampler."""
+    device, vocab_size = logits.device, logits.shape[1]
+    allowed = [row.params.allowed_token_ids or () for row in rows]
+    banned = [[t for t in banned_token_ids(row) if 0 <= t < vocab_size] for row in rows]
+    biases = [row.params.logit_bias or {} for row in rows]
+
+    def pairs(token_ids_by_row: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        index, token_ids = _flatten(token_ids_by_row)
+        return torch.from_numpy(index).to(device), torch.from_numpy(token_ids).to(device)
+
+    if any(allowed):
+        logits = apply_allowed(logits, *pairs(allowed))
+    if any(banned):
+        logits = ban_tokens(logits, *pairs(banned))
+    if any(biases):
+        amounts = _floats([amount for bias in biases for amount in bias.values()], device)
+        logits = apply_logit_bias(logits, *pairs([list(bias) for bias in biases]), amounts)
+
+    params = [row.params for row in rows]
+    if any(p.has_penalties for p in params):
+        index, token_ids, counts = (
+            torch.from_numpy(array).to(device) for array in _seen_tokens(rows, vocab_size)
+        )
+        logits = apply_penalties(
+            logits,
+            index,
+            token_ids,
+            counts,
+            _floats([p.repetition_penalty for p in params], device),
+            _floats([p.frequency_penalty for p in params], device),
+            _floats([p.presence_penalty for p in params], device),
+        )
+    return logits
+
+
+def banned_token_ids(row: SamplingRow) -> list[int]:
+    """Stop tokens that would come too early, and tokens that would complete a bad word."""
+    banned = list(row.stop_token_ids) if row.must_not_stop else []
+    output = row.output_token_ids
+    for word in filter(None, row.bad_words_token_ids):
+        *prefix, last = word
+        start = len(output) - len(prefix)
+        if start >= 0 and list(output[start:]) == prefix:
+            banned.append(last)
+    return banned
+
+
+def _seen_tokens(
+    rows: Sequence[SamplingRow], vocab_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What penalties touch: distinct (row, token id) pairs and their counts in the outputs."""
+
+    def keys(token_ids_by_row: list[Sequence[int]]) -> np.ndarray:
+        index, token_ids = _flatten(token_ids_by_row)
+        keys: np.ndarray = index * vocab_size + token_ids
+        return keys[(token_ids >= 0) & (token_ids < vocab_size)]
+
+    prompt = keys([r.prompt_token_ids if r.params.repetition_penalty != 1 else () for r in rows])
+    output = keys([r.output_token_ids if r.params.has_penalties else () for r in rows])
+    distinct, inverse = np.unique(np.concatenate([prompt, output]), return_inverse=True)
+    counts = np.bincount(inverse[len(prompt) :], minlength=len(distinct))
+    return *np.divmod(distinct, vocab_size), counts
+
+
+def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """One random token per row."""
+    device = logits.device
+    params = [row.params for row in rows]
+    logits = apply_temperature(logits, _floats([p.temperature for p in params], device))
+    min_p = {i: p.min_p for i, p in enumerate(params) if p.min_p > 0}
+    logits = _on_rows(apply_min_p, logits, min_p)
+    typical_p = {i: p.typical_p for i, p in enumerate(params) if p.typical_p < 1}
+    logits = _on_rows(apply_typical_p, logits, typical_p)
+
+    numbers = uniforms(
+        [row.seed for row in rows],
+        [row.sample_index for row in rows],
+        [len(row.output_token_ids) for row in rows],
+    )
+    widths, row_weights = _cut_widths(logits, params)
+    token_ids = [0] * len(rows)
+    for indices in _similar(widths):
+        part = _select(logits, indices)
+        uniform = torch.from_numpy(numbers[indices]).to(device)
+        width = max(widths[i] for i in indices)
+        if width == 0:
+            chosen = draw(token_weights(part), uniform)
+        else:
+            ranked = most_likely(part, width)
+            top_k = torch.tensor([widths[i] for i in indices], device=device)
+            top_p = _floats([params[i].top_p for i in indices], device, torch.float64)
+            kept = apply_top_k(ranked.logits, top_k)
+            kept = apply_top_p(kept, top_p, _select(row_weights, indices))
+            column = draw(token_weights(kept), uniform).unsqueeze(1)
+            chosen = ranked.token_ids.gather(1, column)[:, 0]
+        for i, token_id in zip(indices, chosen.tolist(), strict=True):
+            token_ids[i] = token_id
+    return token_ids
+
+
+def _cut_widths(logits: Tensor, params: Sequence[SamplingParams]) -> tuple[list[int], Tensor]:
+    """How many of each row's most likely tokens top_k and top_p look at; 0 if both are off.
+
+    Also int64 [R]: the weight of the whole row where top_p alone cuts it, else 0. There, tokens
+    of at most (1 - top_p) / 2V of the mass are left out: all of them together cannot reach the
+    1 - top_p that the cut leaves over, so that the cut comes before any of them.
+    """
+    vocab_size = logits.shape[1]
+    widths = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
+    row_weights = torch.zeros(len(params), dtype=torch.int64, device=logits.device)
+    nucleus = [i for i, p in enumerate(params) if p.top_p < 1 and widths[i] == 0]
+    if nucleus:
+        weights = token_weights(_select(logits, nucleus))
+        total = weights.sum(-1)
+        top_p = _floats([params[i].top_p for i in nucleus], logits.device, torch.float64)
+        bound = ((1 - top_p) * total / (2 * vocab_size)).long()
+        counts = (weights > bound.unsqueeze(1)).sum(-1).tolist()
+        for i, count in zip(nucleus, counts, strict=True):
+            widths[i] = count
+        row_weights[nucleus] = total
+    return widths, row_weights
+
+
+def _similar(widths: Sequence[int]) -> Iterator[list[int]]:
+    """Row indices, grouped so that no row shares a ranking with one of twice its width."""
+    groups = defaultdict(list)
+    for i, width in enumerate(widths):
+        groups[0 if width == 0 else max(64, width - 1).bit_length()].append(i)
+    yield from groups.values()
+
+
+def _row_chunks(logits: Tensor) -> Iterator[slice]:
+    num_rows, vocab_size = logits.shape
+    step = max(1, _CHUNK_SIZE.get(logits.device.type, _CHUNK_SIZE["cuda"]) // vocab_size)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def _select(tensor: Tensor, indices: Sequence[int]) -> Tensor:
+    """Rows of a tensor; itself, uncopied, where that is all of them in order."""
+    if len(indices) == tensor.shape[0]:
+        return tensor
+    return tensor.index_select(0, torch.tensor(indices, device=tensor.device))
+
+
+def _on_rows(
+    function: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: dict[int, float]
+) -> Tensor:
+    """Applies a step to the rows that have a value for it."""
+    if not values:
+        return logits
+    indices = list(values)
+    amounts = _floats(list(values.values()), logits.device, torch.float64)
+    changed = function(_select(logits, indices), amounts)
+    if len(indices) == logits.shape[0]:
+        return changed
+    return logits.index_copy(0, torch.tensor(indices, device=logits.device), changed)
+
+
+def _flatten(token_ids_by_row: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Row indices and token ids of a ragged list: int64 [M], int64 [M]."""
+    ragged = [np.asarray(token_ids, dtype=np.int64) for token_ids in token_ids_by_row]
+    rows = np.repeat(np.arange(len(ragged)), [len(token_ids) for token_ids in ragged])
+    return rows, np.concatenate(ragged)
+
+
+def _floats(
+    values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)

@@ -1,0 +1,87 @@
+"""Renders a conversation with a chat template, keeping users' text apart from the template's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+from octavo.text import chat_messages
+from octavo.text.chat_messages import Message
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.special_tokens import Disguise, SpecialTokens
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+def render_chat(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, str],
+    user_variables: Mapping[str, Any],
+    specials: SpecialTokens,
+) -> tuple[str, Disguise]:
+    """The rendered text, in which users' text is disguised, and the disguise to take off.
+
+    ``variables`` are the model's own (``bos_token`` and so on); ``user_variables`` may replace them.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequestError(
+            "excludes add_generation_prompt: set that to false", "continue_final_message"
+        )
+    reserved = _RESERVED & user_variables.keys()
+    if reserved:
+        raise InvalidRequestError("cannot be given as a template variable", min(reserved))
+    conversation = chat_messages.check_messages(messages)
+    if not template.reads_parts:
+        conversation = [chat_messages.join_parts(message) for message in conversation]
+    given = {
+        "messages": conversation,
+        "tools": chat_messages.check_tools(tools),
+        "documents": None,
+        **{name: chat_messages.plain(value, name) for name, value in user_variables.items()},
+    }
+    used = (*template.literals, *chat_messages.all_text(given))
+    disguise = Disguise(specials, template.literals, used)
+    hidden = {name: chat_messages.map_text(value, disguise.hide) for name, value in given.items()}
+    tag = disguise.tag + " "
+    continued = _mark_final_message(hidden["messages"], tag) if continue_final_message else ""
+    text = template.render(
+        {**variables, **hidden, "add_generation_prompt": bool(add_generation_prompt)}
+    )
+    return (_cut_at_tag(text, tag, continued) if continue_final_message else text), disguise
+
+
+def _mark_final_message(messages: list[Message], tag: str) -> str:
+    """Puts ``tag`` behind the text of the last message; returns that text."""
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + tag
+        return content
+    if not content:
+        raise InvalidRequestError(
+            "the last message has no content to continue", f"messages[{len(messages) - 1}].content"
+        )
+    text: str = content[-1]["text"]
+    content[-1]["text"] = text + tag
+    return text
+
+
+def _cut_at_tag(text: str, tag: str, continued: str) -> str:
+    """The text up to where the last message ends.
+
+    The space at the tag's end tells whether the template trims messages: if it does, the white
+    space before the tag would have been trimmed, too.
+    """
+    if continued.strip() not in text or tag.strip() not in text:
+        raise InvalidRequestError(
+            "the chat template does not write the last message as it is, so it cannot be continued",
+            "continue_final_message",
+        )
+    end = text.rindex(tag.strip())
+    return text[:end] if text.startswith(tag, end) else text[:end].rstrip()

@@ -1,0 +1,237 @@
+"""Text to token ids and back, for every kind of model file.
+
+    Tokenizer ── encoder   plain text -> ids           encoders.py, spm_encoder.py
+              ├─ specials  special tokens in text      special_tokens.py
+              ├─ decoder   ids -> bytes, text          decoders.py
+              └─ chat      conversation -> text        chat.py, chat_template.py
+
+Built by ``folder_tokenizer.py`` (tokenizer.json) or ``gguf_tokenizer.py`` (GGUF metadata).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ChatTemplateError, InvalidRequestError
+from octavo.text.decoders import Decoder
+from octavo.text.encoders import Encoder
+from octavo.text.special_tokens import SpecialTokens
+
+# Tokens that end a turn. Models emit them whether or not their files call them EOS.
+END_OF_TURN = (
+    "<|eot_id|>",  # Llama 3
+    "<|eom_id|>",
+    "<|eot|>",  # Llama 4
+    "<|eom|>",
+    "<|im_end|>",  # ChatML
+    "<end_of_turn>",  # Gemma
+    "<turn|>",
+    "<|end|>",  # Phi
+    "<|end_of_turn|>",
+    "<|return|>",  # gpt-oss
+    "<|call|>",
+)
+
+
+def end_of_turn_ids(special_tokens: Mapping[str, int]) -> set[int]:
+    """The ids of the tokens that end a turn, out of special tokens (text -> id)."""
+    ids = {special_tokens[text] for text in END_OF_TURN if text in special_tokens}
+    if {"<|return|>", "<|call|>"} <= special_tokens.keys():
+        ids.discard(special_tokens.get("<|end|>", -1))  # there it ends a message, not the turn
+    return ids
+
+
+class Tokenizer:
+    """One model's tokenizer. Nothing in it changes after loading; any threads may share it.
+
+    ``vocab_size``: one more than the largest id, added tokens included.
+    ``stop_token_ids``: EOS and every token that ends a turn.
+    ``chat_template``: the source of the model's default chat template, if it has one.
+    ``named_tokens``: the texts that templates know as ``bos_token``, ``eos_token``, ...
+    """
+
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        decoder: Decoder,
+        specials: SpecialTokens,
+        vocab_size: int,
+        bos_token_id: int | None,
+        eos_token_id: int | None,
+        stop_token_ids: Iterable[int],
+        prefix_ids: Sequence[int] = (),
+        suffix_ids: Sequence[int] = (),
+        named_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ):
+        self.encoder = encoder
+        self.decoder = decoder
+        self.specials = specials
+        self.vocab_size = vocab_size
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.named_tokens = dict(named_tokens or {})
+        self._prefix_ids = list(prefix_ids)
+        self._suffix_ids = list(suffix_ids)
+        self._chat_templates = dict(chat_templates or {})
+        self.chat_template = self._chat_templates.get("default")
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
+        """Loads ``tokenizer.json`` and the files beside it; ModelFileError names what is wrong.
+
+        ``extra_stop_ids``: further ids that end an output (generation_config.json has them).
+        """
+        from octavo.text.folder_tokenizer import load_folder
+
+        return load_folder(Path(folder), extra_stop_ids)
+
+    @classmethod
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], path: Path, *, extra_stop_ids: Iterable[int] = ()
+    ) -> Tokenizer:
+        """Builds the tokenizer that the metadata of a GGUF file describes.
+
+        ``path`` is for messages only. Raises ModelFileError if the metadata is damaged, and
+        UnsupportedModelError for a kind of tokenizer that octavo does not have.
+        """
+        from octavo.text.gguf_tokenizer import load_gguf
+
+        return load_gguf(metadata, Path(path), extra_stop_ids)
+
+    # -- text to ids ------------------------------------------------------------------------------
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``.
+
+        ``add_special_tokens``: puts BOS and EOS where the model wants them.
+        ``parse_special``: the texts of special tokens in ``text`` become these tokens; otherwise
+        they are text like any other. A lone surrogate is read as U+FFFD.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"expected text, got a {type(text).__name__}", "prompt")
+        text = clean_text(text)
+        pieces: list[str | int]
+        pieces = self.specials.split(text) if parse_special else [text] if text else []
+        ids = self.encoder.encode(pieces)
+        return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+
+    # -- ids to text ------------------------------------------------------------------------------
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``; an id that names no token has none."""
+        if skip_special_tokens:
+            token_ids = [i for i in token_ids if i not in self.specials.ids]
+        return self.decoder.decode(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token contributes to text; of a special token, its own text."""
+        return self.decoder.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token for display; bytes that are no character by themselves become U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control or unknown token, which output does not show."""
+        return token_id in self.specials.ids
+
+    # -- conversations ----------------------------------------------------------------------------
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The prompt of a conversation, as ids.
+
+        The special tokens that the template writes are special; the same texts in messages, tools
+        and ``kwargs`` are not. The template writes BOS itself where the model wants it.
+        See ``render_chat_template`` for the arguments.
+        """
+        from octavo.text.chat import render_chat
+
+        text, disguise = render_chat(
+            self._compiled_template(chat_template, tools),
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self.named_tokens},
+            user_variables=kwargs,
+            specials=self.specials,
+        )
+        pieces = self.specials.split(text)
+        return self.encoder.encode(
+            [disguise.reveal(piece) if isinstance(piece, str) else piece for piece in pieces]
+        )
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation, as text.
+
+        ``tools``: JSON schemas of functions that the model may call.
+        ``add_generation_prompt``: ends with the header of the assistant's next message.
+        ``continue_final_message``: ends inside the last message, for the model to go on with.
+        ``chat_template``: a template, or the name of one of the model's, instead of its default.
+        ``kwargs``: further variables for the template.
+
+        Raises InvalidRequestError for a conversation of the wrong shape, ChatTemplateError for a
+        template that fails, refuses the messages, or exceeds its bounds.
+        """
+        from octavo.text.chat import render_chat
+
+        text, disguise = render_chat(
+            self._compiled_template(chat_template, tools),
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self.named_tokens},
+            user_variables=kwargs,
+            specials=self.specials,
+        )
+        return disguise.reveal(text)
+
+    def _compiled_template(self, chat_template: str | None, tools: Any) -> Any:
+        from octavo.text.chat_template import compile_chat_template
+
+        if chat_template is None:
+            name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+            source = self._chat_templates.get(name)
+            if source is None:
+                raise ChatTemplateError(
+                    "this model has no chat template: use raw prompts, or give a chat_template"
+                )
+            return compile_chat_template(source)
+        if not isinstance(chat_template, str):
+            raise InvalidRequestError("expected the text of a template", "chat_template")
+        return compile_chat_template(self._chat_templates.get(chat_template, chat_template))
+
+
+def clean_text(text: str) -> str:
+    """``text`` with every lone surrogate, which is no character, replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

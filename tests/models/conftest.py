@@ -1,0 +1,106 @@
+"""Real weights, and a small driver for models: no scheduler, every sequence in its own blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo import hub
+from octavo.kernels.dispatch import create_ops
+from octavo.layers.context import ForwardContext
+from octavo.models.loader import load_model
+
+BLOCK_SIZE = 16
+
+
+class _Caches:
+    def __init__(self, config, num_blocks, dtype, device):
+        shape = (config.num_layers, num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def layer(self, index):
+        return self._keys[index], self._values[index]
+
+
+class Driver:
+    """A loaded model, and what it answers to lists of token ids."""
+
+    def __init__(self, path, dtype=torch.float32, device="cpu", **kwargs):
+        self.model, self.config = load_model(path, device=device, dtype=dtype, **kwargs)
+        self.ops = create_ops(device, dtype)
+        self._dtype, self._device = dtype, torch.device(device)
+
+    def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:
+        """Logits of prompts, all in one ragged step: float32 [positions, vocab_size] for each.
+
+        ``last`` is how many positions from the end, None all of them.
+        """
+        caches, tables = self._caches(prompts, 0)
+        with torch.inference_mode():
+            hidden, ctx = self._forward(prompts, [0] * len(prompts), caches, tables)
+            rows = hidden.split([len(prompt) for prompt in prompts])
+            return [self.model.compute_logits(r[-last if last else 0 :], ctx).cpu() for r in rows]
+
+    def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """The next ``num_tokens`` of each prompt."""
+        caches, tables = self._caches(prompts, num_tokens)
+        new, starts = prompts, [0] * len(prompts)
+        outputs: list[list[int]] = [[] for _ in prompts]
+        with torch.inference_mode():
+            for _ in range(num_tokens):
+                hidden, ctx = self._forward(new, starts, caches, tables)
+                last = torch.tensor([len(tokens) for tokens in new]).cumsum(0) - 1
+                best = self.model.compute_logits(hidden[last], ctx).argmax(dim=-1).tolist()
+                for output, token in zip(outputs, best, strict=True):
+                    output.append(token)
+                starts = [start + len(tokens) for start, tokens in zip(starts, new, strict=True)]
+                new = [[token] for token in best]
+        return outputs
+
+    def _caches(self, prompts, num_more):
+        longest = max(map(len, prompts)) + num_more
+        blocks_each = -(-longest // BLOCK_SIZE)
+        num_blocks = blocks_each * len(prompts)
+        caches = _Caches(self.config, num_blocks, self._dtype, self._device)
+        return caches, torch.arange(num_blocks, dtype=torch.int32).view(len(prompts), blocks_each)
+
+    def _forward(self, new, starts, caches, tables):
+        lengths = [len(tokens) for tokens in new]
+        positions = torch.cat(
+            [torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]
+        )
+        first_slot = torch.arange(len(new)) * tables.shape[1] * BLOCK_SIZE
+        slots = positions + first_slot.repeat_interleave(torch.tensor(lengths))
+        seq_lens = [start + n for start, n in zip(starts, lengths, strict=True)]
+        plan = self.ops.plan_attention(
+            tables.to(self._device),
+            torch.tensor([0, *lengths]).cumsum(0).int().to(self._device),
+            torch.tensor(seq_lens, dtype=torch.int32, device=self._device),
+            max(lengths),
+            max(seq_lens),
+            BLOCK_SIZE,
+        )
+        ctx = ForwardContext(
+            positions.to(self._device), slots.to(self._device), plan, caches, self.ops
+        )
+        token_ids = torch.tensor([token for tokens in new for token in tokens])
+        return self.model(token_ids.to(self._device), ctx), ctx
+
+
+@pytest.fixture
+def driver():
+    """The class Driver; a fixture because test modules cannot import each other."""
+    return Driver
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    return hub.pull("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    return hub.pull("gemma3-270m", accept_terms=True)
