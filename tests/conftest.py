@@ -14,19 +14,40 @@ TINY_CONFIG = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "vocab_size": 101,
+    "vocab_size": 260,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
     "tie_word_embeddings": True,
-    "eos_token_id": 0,
-    "bos_token_id": 1,
+    "eos_token_id": 256,
+    "bos_token_id": 257,
 }
 
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """A tokenizer.json in which a token is a byte; 256 to 259 are special."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<eos>", "<bos>", "<|user|>", "<|assistant|>"]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "bos_token": "<bos>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
-    """A Llama of two layers with random weights, as a Hugging Face folder without a tokenizer."""
+    """A Llama of two layers with random weights, as a Hugging Face folder."""
     import torch
     from safetensors.torch import save_file
 
@@ -59,6 +80,7 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
+    write_byte_tokenizer(folder)
     return folder
 
 

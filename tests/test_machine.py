@@ -84,7 +84,8 @@ GROUP_V2 = {
     "proc/meminfo": MEMINFO,
     "proc/self/cgroup": "0::/app/worker\n",
     "sys/fs/cgroup/app/cpu.max": "150000 100000\n",
-    "sys/fs/cgroup/app/worker/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/app/worker/cpu.max": "200000 100000\n",
+    "sys/fs/cgroup/cpu.max": "max 100000\n",
     "sys/fs/cgroup/app/memory.max": f"{4 * GIB}\n",
     "sys/fs/cgroup/app/memory.current": f"{3 * GIB}\n",
     "sys/fs/cgroup/app/memory.stat": f"anon 5\ninactive_file {GIB}\n",
@@ -111,6 +112,7 @@ GROUP_OF_THE_HOST = {
     "sys/fs/cgroup/cpu.max": "150000 100000\n",
     "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
     "sys/fs/cgroup/memory.current": f"{2 * GIB}\n",
+    "sys/cpu.max": "1 100000\n",  # no control group: only the way there by ../.. meets it
 }
 
 

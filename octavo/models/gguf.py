@@ -152,7 +152,9 @@ class GGUFFile:
         if value is None:
             raise ModelFileError(self.path, "this metadata entry is missing", field=_quote(key))
         if type(value) is not kind:
-            reason = f"this metadata entry must be a {kind.__name__}, not {type(value).__name__}"
+            reason = (
+                f"this metadata entry must be of type {kind.__name__}, not {type(value).__name__}"
+            )
             raise ModelFileError(self.path, reason, field=_quote(key))
         return value
 

@@ -259,8 +259,8 @@ def banned_token_ids(row: SamplingRow) -> list[int]:
     output = row.output_token_ids
     for word in filter(None, row.bad_words_token_ids):
         *prefix, last = word
-        start = len(output) - len(prefix)
-        if start >= 0 and list(output[start:]) == prefix:
+        # Of an output shorter than the prefix, any slice is shorter too, and no match.
+        if list(output[len(output) - len(prefix) :]) == prefix:
             banned.append(last)
     return banned
 

@@ -27,7 +27,8 @@ def render_chat(
 ) -> tuple[str, Disguise]:
     """The rendered text, in which users' text is disguised, and the disguise to take off.
 
-    ``variables`` are the model's own (``bos_token`` and so on); ``user_variables`` may replace them.
+    ``variables`` are the model's own (``bos_token`` and so on); ``user_variables`` may replace
+    them.
     """
     if continue_final_message and add_generation_prompt:
         raise InvalidRequestError(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jinja2.runtime import Undefined
+from jinja2.runtime import Context, Undefined
 
 from octavo.errors import ChatTemplateError
 
@@ -27,7 +27,7 @@ MAX_INT_BITS = 4096
 _WORK_BETWEEN_CHECKS = 4096
 _CHARACTERS_PER_WORK = 64  # scanning 64 characters costs about as much as one step
 _PLAIN_SCALARS = (str, int, float, bool, type(None))
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _SEQUENCES = (list, tuple, range, *_VIEWS)
 
 
@@ -114,7 +114,7 @@ class Budget:
             self.scan(value)
             return len(value)
         characters = 0
-        pending = [iter((value,))]
+        pending: list[Iterator[Any]] = [iter((value,))]
         while pending:
             for item in pending[-1]:
                 self.work()
@@ -154,3 +154,9 @@ class Budget:
 def is_scalar(value: object) -> bool:
     """Whether comparing and hashing ``value`` costs next to nothing."""
     return isinstance(value, _PLAIN_SCALARS)
+
+
+class ChatContext(Context):
+    """What the variables of one rendering are in, and its budget."""
+
+    budget: Budget

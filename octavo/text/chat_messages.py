@@ -128,7 +128,8 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
             raise InvalidRequestError(
                 f"expected an object, got a {type(tool).__name__}", f"tools[{i}]"
             )
-    return plain(tools, "tools")
+    checked: list[dict[str, Any]] = plain(tools, "tools")
+    return checked
 
 
 def join_parts(message: Message) -> Message:

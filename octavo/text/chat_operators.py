@@ -15,8 +15,7 @@ from octavo.text.chat_budget import MAX_INT_BITS, Budget, is_scalar
 _MAX_QUADRATIC = 1 << 27  # of len(text) * len(part) where CPython searches naively
 _MAX_FIELD_WIDTH = 9999
 _PRINTF = re.compile(
-    r"%(?:\((?P<key>[^)]*)\))?[-+ #0]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?[hlL]?(?P<kind>.)",
-    re.DOTALL,
+    r"%(?:\((?P<key>[^)]*)\))?[-+ #0]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?", re.DOTALL
 )
 
 Method = Callable[..., Any]
@@ -83,7 +82,8 @@ def printf(budget: Budget, template: str, values: Any) -> str:
         if match["key"] is not None:
             total += largest
     budget.allocate(total)
-    return template % values
+    text: str = template % values
+    return text
 
 
 def _checked_width(digits: str) -> int:
@@ -180,7 +180,8 @@ def _padding(name: str) -> Method:
 
     def call(environment: Any, budget: Budget, text: str, width: int, *fill: str) -> str:
         budget.allocate(max(len(text), width))
-        return method(text, width, *fill)
+        padded: str = method(text, width, *fill)
+        return padded
 
     return call
 

@@ -27,20 +27,19 @@ from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
 from octavo.errors import ChatTemplateError
-from octavo.text.chat_budget import Budget, is_scalar
-from octavo.text.chat_filters import FILTERS, GLOBALS, TESTS, TemplateNamespace
+from octavo.text.chat_budget import Budget, ChatContext, is_scalar
+from octavo.text.chat_builtins import GLOBALS, TESTS, TemplateNamespace
+from octavo.text.chat_filters import FILTERS
 from octavo.text.chat_operators import METHODS, binary
 
-_ALLOWED_NODES = frozenset(
-    """
+_NODE_NAMES = """
     Add And Assign AssignBlock Break Call CallBlock Compare Concat CondExpr Const Continue Dict Div
     Filter FilterBlock FloorDiv For Getattr Getitem If Keyword List Macro Mod Mul NSRef Name Neg Not
     Operand Or Output Pair Pos Pow Scope Slice Sub Template TemplateData Test Tuple With
-    """.split()
-)
-_LOOP_ATTRIBUTES = frozenset(
-    "depth depth0 first index index0 last length nextitem previtem revindex revindex0".split()
-)
+"""
+_ALLOWED_NODES = frozenset(_NODE_NAMES.split())
+_LOOP_NAMES = "depth depth0 first index index0 last length nextitem previtem revindex revindex0"
+_LOOP_ATTRIBUTES = frozenset(_LOOP_NAMES.split())
 _LOOP_METHODS = frozenset({"changed", "cycle"})
 _INDEXABLE = (dict, list, str, tuple, range)
 
@@ -56,12 +55,6 @@ class BoundMethod:
 
     def __call__(self, environment: Any, budget: Budget, *args: Any, **kwargs: Any) -> Any:
         return self._method(environment, budget, self._owner, *args, **kwargs)
-
-
-class ChatContext(Context):
-    """What the variables of one rendering are in, and its budget."""
-
-    budget: Budget
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
@@ -89,14 +82,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             kind = type(node).__name__
             if kind not in _ALLOWED_NODES:
                 raise ChatTemplateError(f"line {node.lineno}: {kind} is not allowed")
-        return _Instrument().visit(tree)
+        _Instrument().visit(tree)
+        return tree
 
-    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(name, str) or name.startswith("~"):
-            raise SecurityError(f"no filter named {name!r:.40}")
+    def call_filter(self, name: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_name(name)
         return super().call_filter(name, *args, **kwargs)
 
+    def call_test(self, name: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_name(name)
+        return super().call_test(name, *args, **kwargs)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        assert isinstance(context, ChatContext)
         return binary(context.budget, operator, left, right)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -147,10 +145,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return self.undefined(obj=namespace, name=attribute)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(context, ChatContext)
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         budget = context.budget
-        budget.work(4 + len(args) + len(kwargs))
+        budget.work(4)
+        if len(args) + len(kwargs) > 8:
+            budget.allocate_items(len(args) + len(kwargs))
         if isinstance(function, BoundMethod):
             return function(self, budget, *args, **kwargs)
         if isinstance(function, (Macro, LoopContext)):
@@ -162,8 +163,17 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"a {type(function).__name__} cannot be called")
 
 
+def _check_name(name: Any) -> None:
+    """Filters and tests can be named by data, as in ``map(name)``."""
+    if not isinstance(name, str) or name.startswith("~"):
+        raise SecurityError("no such filter or test")
+
+
 def _call_nested(
-    context: Context, function: Macro | LoopContext, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: ChatContext,
+    function: Macro | LoopContext,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> str:
     """Calls a macro, or a recursive loop, which may call itself again."""
     budget = context.budget
@@ -189,7 +199,7 @@ def _loop_method(name: str) -> Callable[..., Any]:
 
 
 @pass_context
-def _finalize(context: Context, value: Any) -> Any:
+def _finalize(context: ChatContext, value: Any) -> Any:
     """What ``{{ value }}`` puts out; anything but plain data is refused."""
     if isinstance(value, str):
         context.budget.allocate(len(value))
@@ -216,24 +226,24 @@ class _Instrument(NodeTransformer):
     """Puts the payments into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
         if node.test is not None:
             node.test = nodes.And(_tick(node, 0), node.test, lineno=node.lineno)
-        return self._paying(node)
+        self._make_pay(node)
+        return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:
-        self.generic_visit(node)
-        return self._paying(node)
+        self._make_pay(node)
+        return node
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:
-        self.generic_visit(node)
-        return self._paying(node)
+        self._make_pay(node)
+        return node
 
-    def _paying(self, node: Any) -> Any:
+    def _make_pay(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> None:
+        self.generic_visit(node)
         characters = sum(len(data.data) for data in _find_inside(node.body, nodes.TemplateData))
         tick = _tick(node, characters)
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
-        return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
@@ -249,7 +259,7 @@ class _Instrument(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        operands = [node, *node.ops]
+        operands: list[Any] = [node, *node.ops]
         # Whether something is one number or short text is quickly said, whatever it is.
         equality = len(node.ops) == 1 and node.ops[0].op in ("eq", "ne")
         if equality and any(_is_small(operand.expr) for operand in operands):
@@ -262,6 +272,12 @@ class _Instrument(NodeTransformer):
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         self.generic_visit(node)
         return _filter("~new", node)
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:
+        self.generic_visit(node)
+        if not isinstance(node.key, nodes.Const):
+            node.key = _filter("~key", node.key)
+        return node
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
         self.generic_visit(node)

@@ -15,8 +15,8 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateSyntaxError
 
 from octavo.errors import ChatTemplateError
-from octavo.text.chat_budget import MAX_OUTPUT_BYTES, Budget
-from octavo.text.chat_sandbox import ChatContext, ChatEnvironment
+from octavo.text.chat_budget import MAX_OUTPUT_BYTES, Budget, ChatContext
+from octavo.text.chat_sandbox import ChatEnvironment
 
 MAX_SOURCE = 128 << 10  # characters; the largest real ones have about 20,000
 _MAX_MESSAGE = 500
@@ -85,7 +85,7 @@ def compile_chat_template(source: str) -> ChatTemplate:
     return ChatTemplate(source)
 
 
-def _is_content(node: nodes.Expr | None) -> bool:
+def _is_content(node: nodes.Node | None) -> bool:
     """Whether an expression is ``content``, ``message.content`` or ``message['content']``."""
     while isinstance(node, nodes.Filter):
         node = node.node

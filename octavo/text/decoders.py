@@ -126,9 +126,7 @@ class _ByteStream:
 class WindowDecoder:
     """Decodes through the library, with the tokens around."""
 
-    def __init__(
-        self, token: Callable[[int], str | None], decode: Callable[[Sequence[int]], str]
-    ):
+    def __init__(self, token: Callable[[int], str | None], decode: Callable[[Sequence[int]], str]):
         self._token = token
         self.decode = decode
 

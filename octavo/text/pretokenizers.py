@@ -108,9 +108,7 @@ _FAMILIES: dict[PreTokenizer, str] = {
         "gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 jais trillion granite-docling"
     ),
     PreTokenizer((_GPT2,), nfc=True): "mpt olmo",
-    PreTokenizer((_DIGIT, _GPT2)): (
-        "smollm starcoder refact codeshell exaone minerva-7b mellum2"
-    ),
+    PreTokenizer((_DIGIT, _GPT2)): ("smollm starcoder refact codeshell exaone minerva-7b mellum2"),
     PreTokenizer((_DIGIT, _GPT2), nfc=True): "command-r",
     PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")): "falcon",
     PreTokenizer((_cl100k(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True): (

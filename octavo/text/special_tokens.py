@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_PRIVATE = re.compile("[\U000f0000-\U000fffff]")
 
 
 class TokenMatcher:
@@ -115,7 +116,7 @@ class Disguise:
 
     def __init__(self, specials: SpecialTokens, literals: Iterable[str], used: Iterable[str]):
         self._specials = specials
-        taken = {character for text in used for character in text if ord(character) >= 0xF0000}
+        taken = {character for text in used for character in _PRIVATE.findall(text)}
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         self.tag = next(free)  # one more character that occurs nowhere, for whoever needs a mark
         self._cover = dict(zip(specials.first_characters, free, strict=False))

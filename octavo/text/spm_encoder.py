@@ -27,7 +27,7 @@ class SpmEncoder:
     ``pieces``: text -> id of the pieces that merging may produce (single characters included).
     ``order``: by token id, the rank of its score: 0 merges first, equal scores share a rank.
     ``byte_ids``: 256 ids, one for each byte of text that no piece covers.
-    ``user_defined``: text (with real spaces) -> id; these are taken out of the text beforehand.
+    ``user_defined``: text -> id of the pieces that are taken out of the text beforehand.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class SpmEncoder:
         self._pieces = pieces
         self._order = order
         self._byte_ids = byte_ids
-        self._user_defined = TokenMatcher(user_defined)
+        self._user_defined = TokenMatcher(
+            {piece.replace(" ", SPACE): token_id for piece, token_id in user_defined.items()}
+        )
         self._add_space_prefix = add_space_prefix
         self._remove_extra_whitespaces = remove_extra_whitespaces
         self._word = _word_pattern(pieces)
@@ -66,6 +68,7 @@ class SpmEncoder:
         return ids
 
     def _encode_text(self, text: str, ids: list[int]) -> None:
+        text = text.replace(" ", SPACE)
         done = 0
         for start, end, token_id in self._user_defined.finditer(text):
             self._encode_words(text[done:start], ids)
@@ -75,7 +78,7 @@ class SpmEncoder:
 
     def _encode_words(self, text: str, ids: list[int]) -> None:
         cache = self._cache
-        for word in self._word.findall(text.replace(" ", SPACE)):
+        for word in self._word.findall(text):
             found = cache.get(word)
             if found is None:
                 found = self._encode_word(word)

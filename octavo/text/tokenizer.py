@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ChatTemplateError, InvalidRequestError
 from octavo.text.decoders import Decoder
 from octavo.text.encoders import Encoder
-from octavo.text.special_tokens import SpecialTokens
+from octavo.text.special_tokens import Disguise, SpecialTokens
+
+if TYPE_CHECKING:
+    from octavo.text.chat_template import ChatTemplate
 
 # Tokens that end a turn. Models emit them whether or not their files call them EOS.
 END_OF_TURN = (
@@ -160,17 +163,8 @@ class Tokenizer:
         and ``kwargs`` are not. The template writes BOS itself where the model wants it.
         See ``render_chat_template`` for the arguments.
         """
-        from octavo.text.chat import render_chat
-
-        text, disguise = render_chat(
-            self._compiled_template(chat_template, tools),
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables={**self.named_tokens},
-            user_variables=kwargs,
-            specials=self.specials,
+        text, disguise = self._render_chat(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template, kwargs
         )
         pieces = self.specials.split(text)
         return self.encoder.encode(
@@ -198,21 +192,34 @@ class Tokenizer:
         Raises InvalidRequestError for a conversation of the wrong shape, ChatTemplateError for a
         template that fails, refuses the messages, or exceeds its bounds.
         """
-        from octavo.text.chat import render_chat
+        text, disguise = self._render_chat(
+            messages, tools, add_generation_prompt, continue_final_message, chat_template, kwargs
+        )
+        return disguise.reveal(text)
 
-        text, disguise = render_chat(
+    def _render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template: str | None,
+        user_variables: Mapping[str, Any],
+    ) -> tuple[str, Disguise]:
+        from octavo.text.chat import render_chat  # Jinja is loaded when first needed
+
+        return render_chat(
             self._compiled_template(chat_template, tools),
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            variables={**self.named_tokens},
-            user_variables=kwargs,
+            variables=self.named_tokens,
+            user_variables=user_variables,
             specials=self.specials,
         )
-        return disguise.reveal(text)
 
-    def _compiled_template(self, chat_template: str | None, tools: Any) -> Any:
+    def _compiled_template(self, chat_template: str | None, tools: Any) -> ChatTemplate:
         from octavo.text.chat_template import compile_chat_template
 
         if chat_template is None:

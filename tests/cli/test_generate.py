@@ -26,11 +26,13 @@ def test_one_prompt_streams_text_then_figures(fake_llm, capsys) -> None:
     assert llm.model == "smollm2-135m" and llm.kwargs == {} and llm.closed
 
 
-def test_chunks_reach_stdout_one_by_one(fake_llm, capsys) -> None:
-    seen: list[str] = []
-    fake_llm.on_chunk = lambda self, i: seen.append(capsys.readouterr().out)
+def test_chunks_reach_stdout_one_by_one(fake_llm, monkeypatch) -> None:
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(pipe)))
+    seen: list[bytes] = []
+    fake_llm.on_chunk = lambda self, i: seen.append(pipe.getvalue())
     cli.main(["generate", "--prompt", "Why?"])
-    assert seen == ["", "The ", "sky ", "is ", "blue"]
+    assert seen == [b"", b"The ", b"The sky ", b"The sky is ", b"The sky is blue"]
 
 
 def test_json_is_the_contracts(fake_llm, capsys) -> None:

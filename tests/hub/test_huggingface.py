@@ -30,6 +30,8 @@ COMMIT = "c" * 40
         ("org/name:x.bin", None),
         ("org/name:../x.gguf", None),
         ("org/name@../x", None),
+        ("org/name@a/../x", None),
+        ("org/name:a/../x.gguf", None),
         ("../name", None),
         ("-org/name", None),
         ("org/näme", None),

@@ -259,10 +259,10 @@ def test_metadata_value(save: Save) -> None:
         assert type(file.metadata_value("i", float)) is float
         assert file.metadata_value("none", float, 0.5) == 0.5
         assert file.metadata_value("b", bool) is True
-        with pytest.raises(ModelFileError, match="must be a int, not str") as info:
+        with pytest.raises(ModelFileError, match="must be of type int, not str") as info:
             file.metadata_value("s", int)
         assert info.value.field == "'s'"
-        with pytest.raises(ModelFileError, match="must be a int, not bool"):
+        with pytest.raises(ModelFileError, match="must be of type int, not bool"):
             file.metadata_value("b", int)
         with pytest.raises(ModelFileError, match="missing"):
             file.metadata_value("none", int)

@@ -141,7 +141,7 @@ def test_top_k_counts_places(floats, ints):
 
 def test_top_p_keeps_the_token_that_crosses(from_probs, doubles):
     ranked = from_probs([[0.4, 0.3, 0.2, 0.1]] * 5)
-    out = steps.apply_top_p(ranked, doubles([1e-9, 0.39, 0.41, 0.71, 1.0]))
+    out = steps.apply_top_p(ranked, doubles([0.0, 0.39, 0.41, 0.71, 1.0]))
     assert kept(out) == [[0], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 

@@ -72,6 +72,7 @@ def test_min_tokens_bans_stop_tokens_until_it_is_reached():
     assert greedy(logits, stop=(1, 2), min_tokens=2, output=[0]) == 3
     assert greedy(logits, stop=(1, 2), min_tokens=2, output=[0, 0]) == 1
     assert greedy(logits, stop=(1, 2), min_tokens=0) == 1
+    assert greedy(logits, stop=(1, 2), min_tokens=2, output=[0, 0], logit_bias={0: 1.0}) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,9 @@ def test_penalties_look_at_the_right_history():
     assert greedy(logits, output=[1], frequency_penalty=0.9) == 1
     assert greedy(logits, output=[1, 1], frequency_penalty=0.9) == 2
     assert greedy(logits, output=range(4), repetition_penalty=2.0) == 1
+    both = {"repetition_penalty": 1.01, "frequency_penalty": 0.9}
+    assert greedy(logits, prompt=[1, 1, 1], **both) == 1
+    assert greedy(logits, prompt=[1], output=[1, 1], **both) == 2
 
 
 def test_bias_comes_before_the_repetition_penalty():

@@ -1,0 +1,307 @@
+"""The tokenizer that a GGUF file's metadata describes.
+
+Two kinds are supported: ``gpt2`` (byte-level BPE, words cut as ``tokenizer.ggml.pre`` says) and
+``llama`` (SentencePiece-style BPE by scores, with bytes to fall back on). Every list is checked
+before use; what is wrong is a ModelFileError that names its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.text.decoders import ByteDecoder, byte_level_bytes, sentencepiece_bytes
+from octavo.text.encoders import LibraryEncoder
+from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from octavo.text.special_tokens import SpecialTokens
+from octavo.text.spm_encoder import SpmEncoder
+from octavo.text.tokenizer import END_OF_TURN, Tokenizer, end_of_turn_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+_KEY = "tokenizer.ggml."
+_NAMED = ("bos", "eos", "unknown", "padding", "seperator", "mask", "cls")  # GGUF's own spelling
+_TEMPLATE_NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
+_STOPS = ("eos", "eot", "eom")
+
+
+class TokenType(IntEnum):
+    """``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def load_gguf(
+    metadata: Mapping[str, Any], path: Path, extra_stop_ids: Iterable[int] = ()
+) -> Tokenizer:
+    """See ``Tokenizer.from_gguf``."""
+    vocabulary = _Vocabulary(metadata, path)
+    model = vocabulary.text("model")
+    if model == "gpt2":
+        parts = _byte_level_parts(vocabulary)
+    elif model == "llama":
+        parts = _sentencepiece_parts(vocabulary)
+    else:
+        raise UnsupportedModelError(
+            f"{path}: tokenizer model {model!r} is not supported; known are gpt2, llama"
+        )
+    ids = vocabulary.ids
+    stop_ids = {ids[name] for name in _STOPS if name in ids} | end_of_turn_ids(vocabulary.specials)
+    return Tokenizer(
+        **parts,
+        vocab_size=len(vocabulary.tokens),
+        bos_token_id=ids.get("bos"),
+        eos_token_id=ids.get("eos"),
+        stop_token_ids=stop_ids | set(extra_stop_ids),
+        named_tokens={
+            f"{_TEMPLATE_NAMES.get(name, name)}_token": vocabulary.tokens[ids[name]]
+            for name in _NAMED
+            if name in ids
+        },
+        chat_templates=_chat_templates(vocabulary),
+    )
+
+
+class _Vocabulary:
+    """The metadata's token lists, checked.
+
+    ``tokens``: the texts by id; ``types``: TokenType by id, as int8; ``specials``: text -> id of
+    control and unknown tokens; ``ids``: the ids that have names (``bos``, ``eos``, ``eot``, ...).
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], path: Path):
+        self.metadata = metadata
+        self.path = path
+        self.tokens = self.texts("tokens")
+        if not self.tokens:
+            raise self.error("tokens", "the vocabulary is empty")
+        self.types = self._types()
+        self.ids = {
+            name: self._token_id(f"{name}_token_id")
+            for name in (*_NAMED, "eot", "eom")
+            if self.has(f"{name}_token_id")
+        }
+        self.specials = self.by_type(TokenType.UNKNOWN, TokenType.CONTROL)
+
+    def error(self, key: str, reason: str) -> ModelFileError:
+        return ModelFileError(self.path, reason, field=_KEY + key)
+
+    def has(self, key: str) -> bool:
+        return self.metadata.get(_KEY + key) is not None
+
+    def by_type(self, *types: TokenType) -> dict[str, int]:
+        """Text -> id of the tokens of some types."""
+        found = np.flatnonzero(np.isin(self.types, types))
+        return {self.tokens[i]: i for i in found.tolist()}
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.metadata.get(_KEY + key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "missing" if value is None else "expected text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(_KEY + key, default)
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.error(key, f"expected true or false, got {value!r:.40}")
+        return bool(value)
+
+    def texts(self, key: str) -> list[str]:
+        value = self.metadata.get(_KEY + key)
+        if value is None:
+            raise self.error(key, "missing")
+        if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {str}:
+            raise self.error(key, "expected a list of texts")
+        return list(value)
+
+    def numbers(self, key: str, kinds: str) -> np.ndarray:
+        """The list ``key``, one number for each token, as numpy has it (``kinds``: dtype kinds)."""
+        value = self.metadata.get(_KEY + key)
+        if value is None:
+            raise self.error(key, "missing")
+        array = np.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else None
+        if array is None or array.ndim != 1 or array.dtype.kind not in kinds:
+            raise self.error(key, "expected a list of numbers")
+        if len(array) != len(self.tokens):
+            raise self.error(key, f"{len(array)} entries for {len(self.tokens)} tokens")
+        return array
+
+    def _types(self) -> np.ndarray:
+        if not self.has("token_type"):
+            return np.full(len(self.tokens), TokenType.NORMAL, np.int8)
+        types = self.numbers("token_type", "iu")
+        if types.min() < 0 or types.max() > max(TokenType):
+            raise self.error("token_type", "a token type is out of range")
+        types = types.astype(np.int8)
+        # Some files forget that what ends a turn is a control token.
+        ends_turn = set(END_OF_TURN)
+        user_defined = np.flatnonzero(types == TokenType.USER_DEFINED)
+        for i in user_defined.tolist():
+            if self.tokens[i] in ends_turn:
+                types[i] = TokenType.CONTROL
+        return types
+
+    def _token_id(self, key: str) -> int:
+        value = self.metadata[_KEY + key]
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise self.error(key, f"expected a token id, got {value!r:.40}")
+        if not 0 <= value < len(self.tokens):
+            raise self.error(key, f"token id {value} of {len(self.tokens)} tokens")
+        return int(value)
+
+
+def _added_ids(vocabulary: _Vocabulary, *, add_bos: bool) -> dict[str, list[int]]:
+    """The ids that go before and after a prompt."""
+    added: dict[str, list[int]] = {}
+    for name, default, place in (("bos", add_bos, "prefix_ids"), ("eos", False, "suffix_ids")):
+        key = f"add_{name}_token"
+        wanted = vocabulary.flag(key, default)
+        if wanted and name not in vocabulary.ids and vocabulary.has(key):
+            raise vocabulary.error(key, f"true, but {name}_token_id is missing")
+        added[place] = [vocabulary.ids[name]] if wanted and name in vocabulary.ids else []
+    return added
+
+
+def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
+    name = vocabulary.metadata.get("general.name")
+    strip_right: list[int] = []
+    if isinstance(name, str) and any(phi in name.lower() for phi in ("phi-3", "phi3")):
+        # Phi 3's tokenizer says so, but GGUF has no place for it.
+        keep = ("<unk>", "<s>", "<|endoftext|>")
+        strip_right = [i for text, i in vocabulary.specials.items() if text not in keep]
+    return SpecialTokens(vocabulary.specials, strip_right=strip_right)
+
+
+def _chat_templates(vocabulary: _Vocabulary) -> dict[str, str]:
+    """``tokenizer.chat_template`` is the default; further ones have their name behind a dot."""
+    templates: dict[str, str] = {}
+    for key, value in vocabulary.metadata.items():
+        if key == "tokenizer.chat_template":
+            name = "default"
+        elif key.startswith("tokenizer.chat_template."):
+            name = key.removeprefix("tokenizer.chat_template.")
+        else:
+            continue
+        if not isinstance(value, str):
+            raise ModelFileError(vocabulary.path, "expected text", field=key)
+        templates[name] = value
+    return templates
+
+
+# -- byte-level BPE -------------------------------------------------------------------------------
+
+
+def _byte_level_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
+    name = vocabulary.text("pre", "default")
+    family = PRE_TOKENIZERS.get(name)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{vocabulary.path}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; "
+            f"known are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    if not family.has_bos:
+        vocabulary.ids.pop("bos", None)
+    user_defined = vocabulary.by_type(TokenType.USER_DEFINED)
+    library = _library_tokenizer(vocabulary, family, user_defined)
+    specials = _special_tokens(vocabulary)
+    tokens = vocabulary.tokens
+    return {
+        "encoder": LibraryEncoder(library, specials, vocabulary.ids.get("unknown")),
+        "decoder": ByteDecoder(
+            lambda i: tokens[i] if 0 <= i < len(tokens) else None,
+            byte_level_bytes,
+            specials.ids.union(user_defined.values()),
+        ),
+        "specials": specials,
+        **_added_ids(vocabulary, add_bos=family.add_bos),
+    }
+
+
+def _library_tokenizer(
+    vocabulary: _Vocabulary, family: PreTokenizer, user_defined: Mapping[str, int]
+) -> LibraryTokenizer:
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    merges = _merges(vocabulary, ids)
+    library = Tokenizer(models.BPE(ids, merges, ignore_merges=family.ignore_merges))
+    if family.nfc:
+        library.normalizer = normalizers.NFC()
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytewise])
+    library.add_tokens([AddedToken(text, normalized=False) for text in user_defined if text])
+    return library
+
+
+def _merges(vocabulary: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges as pairs, in the order of their priority."""
+    merges: list[tuple[str, str]] = []
+    for i, merge in enumerate(vocabulary.texts("merges")):
+        left, space, right = merge[1:].partition(" ")  # a merge cannot begin with its separator
+        left = merge[:1] + left
+        if not space or left not in ids or right not in ids or left + right not in ids:
+            raise vocabulary.error("merges", f"merge {i} ({merge!r:.60}) is not of two tokens")
+        merges.append((left, right))
+    return merges
+
+
+# -- SentencePiece --------------------------------------------------------------------------------
+
+
+def _sentencepiece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
+    ids = vocabulary.ids
+    for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
+        if name not in ids and default < len(vocabulary.tokens):
+            ids[name] = default  # what this kind of tokenizer has unless it says otherwise
+    add_space_prefix = vocabulary.flag("add_space_prefix", True)
+    tokens = vocabulary.tokens
+    normal = vocabulary.types == TokenType.NORMAL
+    encoder = SpmEncoder(
+        dict(zip(compress(tokens, normal), np.flatnonzero(normal).tolist(), strict=True)),
+        _merge_order(vocabulary.numbers("scores", "fiu")),
+        _byte_ids(vocabulary),
+        vocabulary.by_type(TokenType.USER_DEFINED),
+        add_space_prefix=add_space_prefix,
+        remove_extra_whitespaces=vocabulary.flag("remove_extra_whitespaces", False),
+    )
+    specials = _special_tokens(vocabulary)
+    return {
+        "encoder": encoder,
+        "decoder": ByteDecoder(
+            lambda i: tokens[i] if 0 <= i < len(tokens) else None,
+            sentencepiece_bytes,
+            specials.ids,
+            strip_space=add_space_prefix,
+        ),
+        "specials": specials,
+        **_added_ids(vocabulary, add_bos=True),
+    }
+
+
+def _merge_order(scores: np.ndarray) -> Sequence[int]:
+    """By token id, the rank of its score, the highest first; equal scores have equal ranks."""
+    order: list[int] = np.unique(-scores.astype(np.float64), return_inverse=True)[1].tolist()
+    return order
+
+
+def _byte_ids(vocabulary: _Vocabulary) -> list[int]:
+    """The tokens of the 256 bytes; the unknown token for bytes that have none."""
+    found = vocabulary.by_type(TokenType.BYTE)
+    unknown = vocabulary.ids.get("unknown")
+    byte_ids = [found.get(f"<0x{byte:02X}>", unknown) for byte in range(256)]
+    if None in byte_ids:
+        raise vocabulary.error("tokens", "no token for some bytes, and no unknown_token_id")
+    return [i for i in byte_ids if i is not None]

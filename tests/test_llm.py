@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.errors import (
+    ConfigError,
+    EngineError,
+    InvalidRequestError,
+    ModelFileError,
+    ModelNotFoundError,
+    PromptTooLongError,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model):
+    with LLM(str(tiny_model), num_blocks=64, max_model_len=200) as llm:
+        yield llm
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm):
+    prompts = ["one", "two two two", "three"]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.prompt for output in outputs] == prompts
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+        assert len(output.outputs[0].token_ids) == 8 and output.finished
+        assert output.metrics.ttft > 0 and output.metrics.tpot > 0
+
+
+def test_params_for_each_prompt(llm):
+    params = [SamplingParams(max_tokens=k, ignore_eos=True) for k in (1, 2, 3)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    with pytest.raises(InvalidRequestError, match="2 sampling params for 1 prompts"):
+        llm.generate(["a"], params[:2])
+
+
+def test_a_stream_says_what_generate_says(llm):
+    whole = llm.generate("abc", GREEDY)[0].outputs[0]
+    chunks = list(llm.stream("abc", GREEDY))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [i for chunk in chunks for i in chunk.token_ids] == whole.token_ids
+    assert chunks[-1].finish_reason == "length" and chunks[0].finish_reason is None
+    assert chunks[-1].output.outputs[0].text == whole.text
+
+
+def test_streams_may_be_interleaved(llm):
+    pairs = zip(llm.stream("abc", GREEDY), llm.stream("xyz", GREEDY), strict=True)
+    first, second = zip(*pairs, strict=True)
+    for prompt, chunks in (("abc", first), ("xyz", second)):
+        whole = llm.generate(prompt, GREEDY)[0].outputs[0].text
+        assert "".join(chunk.text for chunk in chunks) == whole
+
+
+def test_a_stream_that_is_left_frees_its_blocks(llm):
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    stream.close()
+    engine = llm._text_engine.engine
+    assert not engine.has_unfinished_requests and not llm._streams
+    assert engine.scheduler.block_manager.num_used_blocks == 0
+
+
+def test_chat_goes_through_the_template(llm):
+    messages = [{"role": "user", "content": "Hi<eos>"}]
+    (output,) = llm.chat(messages, GREEDY)
+    # The template's own <eos> is the token 256; the user's is text.
+    assert output.prompt_token_ids == [258, *llm.get_tokenizer().encode("Hi<eos>"), 256, 259]
+    assert output.prompt == "<|user|>Hi<eos><eos><|assistant|>"
+    several = llm.chat([messages, messages], GREEDY)
+    assert [o.outputs[0].token_ids for o in several] == [output.outputs[0].token_ids] * 2
+    chunks = list(llm.stream_chat(messages, GREEDY))
+    assert chunks[-1].output.outputs[0].token_ids == output.outputs[0].token_ids
+    assert llm.has_chat_template
+
+
+def test_samples_share_their_prompt(llm):
+    params = SamplingParams(n=4, temperature=1.5, seed=3, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate("a prompt of some length, to be shared by all", params)
+    texts = [tuple(completion.token_ids) for completion in output.outputs]
+    assert len(set(texts)) == 4
+    (again,) = llm.generate("a prompt of some length, to be shared by all", params)
+    assert [tuple(completion.token_ids) for completion in again.outputs] == texts
+
+
+def test_a_bad_prompt_fails_alone(llm):
+    outputs = llm.generate(["good", "", [999], "x" * 300, "fine"], GREEDY)
+    assert [output.error is None for output in outputs] == [True, False, False, False, True]
+    assert "empty" in outputs[1].error and "outside the vocabulary" in outputs[2].error
+    assert "300 tokens" in outputs[3].error
+    assert outputs[1].outputs[0].finish_reason == "error"
+    expected = llm.generate("good", GREEDY)[0].outputs[0].token_ids
+    assert outputs[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [("", InvalidRequestError), ([260], InvalidRequestError), ("x" * 200, PromptTooLongError)],
+)
+def test_if_nothing_can_be_served_the_reason_is_raised(llm, prompt, error):
+    with pytest.raises(error):
+        llm.generate(prompt, GREEDY)
+    with pytest.raises(error):
+        llm.stream(prompt, GREEDY)
+    assert not llm._text_engine.has_unfinished_requests
+
+
+def test_best_of_cannot_be_streamed(llm):
+    with pytest.raises(InvalidRequestError, match="best_of"):
+        llm.stream("a", SamplingParams(best_of=2))
+
+
+def test_more_prompts_than_the_queue_holds(tiny_model):
+    with LLM(str(tiny_model), num_blocks=64, max_queued_requests=2, max_num_seqs=2) as llm:
+        outputs = llm.generate([f"prompt {i}" for i in range(12)], GREEDY)
+    assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
+
+
+def test_a_broken_step_fails_its_requests_and_no_later_ones(tiny_model, monkeypatch):
+    with LLM(str(tiny_model), num_blocks=64) as llm:
+        runner = llm._text_engine.engine.executor.runner
+        monkeypatch.setattr(runner, "run", lambda batch: 1 / 0)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            llm.generate("a", GREEDY)
+        monkeypatch.undo()
+        assert llm.generate("a", GREEDY)[0].outputs[0].finish_reason == "length"
+        assert not llm._text_engine._samples and not llm._text_engine.generations
+
+
+def test_static_and_continuous_batching_agree(tiny_model, llm):
+    prompts = [f"prompt {i}" for i in range(6)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    with LLM(str(tiny_model), num_blocks=64, batching="static", max_num_seqs=2) as static:
+        outputs = static.generate(prompts, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_engine_info_is_the_contracts(llm):
+    info = llm.engine_info()
+    assert list(info) == [
+        "device",
+        "dtype",
+        "kernels",
+        "isa",
+        "weights_bytes",
+        "kv_blocks",
+        "block_size",
+    ]
+    assert (info["device"], info["dtype"], info["kernels"]) == ("cpu", "float32", "reference")
+    assert (info["kv_blocks"], info["block_size"]) == (64, 16)
+
+
+def test_bf16_kv(tiny_model, llm):
+    with LLM(str(tiny_model), num_blocks=64, kv_cache_dtype="bf16") as half:
+        outputs = half.generate("abc", GREEDY)
+    assert len(outputs[0].outputs[0].token_ids) == 8
+
+
+def test_settings_and_models_that_are_not_there(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean block_size"):
+        LLM(str(tiny_model), blok_size=4)
+    with pytest.raises(ModelNotFoundError):
+        LLM("no-such-model")
+    with pytest.raises(ModelNotFoundError):
+        LLM(str(tmp_path / "nowhere.gguf"))
+    copy = shutil.copytree(tiny_model, tmp_path / "copy")
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ModelFileError, match="tokenizer"):
+        LLM(str(copy))

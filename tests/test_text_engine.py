@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.batch import StepOutput, TokenLogprobs
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.executor import FinishedStep
+from octavo.core.prefix_cache import RadixPrefixCache
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from octavo.text.decoders import ByteDecoder
+from octavo.text.special_tokens import SpecialTokens
+from octavo.text.tokenizer import Tokenizer
+from octavo.text_engine import TextEngine
+
+EOS = 256
+STOP = 257
+
+
+class ByteEncoder:
+    def encode(self, pieces):
+        ids = []
+        for piece in pieces:
+            ids += [piece] if isinstance(piece, int) else piece.encode()
+        return ids
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token is a byte; 256 ends the text."""
+    specials = {"<eos>": EOS, "<stop>": STOP}
+    return Tokenizer(
+        encoder=ByteEncoder(),
+        decoder=ByteDecoder(
+            lambda i: chr(i) if i < 256 else "<eos>", lambda t: t.encode("latin-1")
+        ),
+        specials=SpecialTokens(specials),
+        vocab_size=258,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        stop_token_ids=[EOS],
+    )
+
+
+class Parrot:
+    """Answers every prompt with a fixed text; sample i of a prompt is less sure of it than i + 1."""
+
+    depth = 1
+
+    def __init__(self, answer: bytes):
+        self.answer = [*answer, EOS]
+
+    def kv_capacity(self) -> int:
+        return 64
+
+    def submit(self, batch):
+        tokens, logprobs, prompt_logprobs = {}, {}, {}
+        for item in batch.items:
+            request = item.request
+            if request.params.prompt_logprobs is not None:
+                first = max(item.start, request.num_prompt_logprobs)
+                end = min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
+                prompt_logprobs[request.request_id] = [
+                    TokenLogprobs(request.prompt_token_ids[p + 1], -p, 1, ((65, -0.5),))
+                    for p in range(first, end)
+                ]
+            if item.samples:
+                position = min(request.num_output_tokens, len(self.answer) - 1)
+                token_id = self.answer[position]
+                tokens[request.request_id] = [token_id]
+                sure = -1.0 / (1 + request.sample_index)
+                logprobs[request.request_id] = [TokenLogprobs(token_id, sure, 2, ((66, -0.1),))]
+        return FinishedStep(StepOutput(tokens, logprobs, prompt_logprobs))
+
+    def close(self) -> None:
+        pass
+
+
+def make_engine(answer: str | bytes = "hello world", **config) -> TextEngine:
+    answer = answer.encode() if isinstance(answer, str) else answer
+    config = {"max_model_len": 64, **config}
+    scheduler = Scheduler(SchedulerConfig(**config), BlockManager(64, 4, RadixPrefixCache(4)))
+    return TextEngine(Engine(scheduler, Parrot(answer)), byte_tokenizer(), 258, [EOS])
+
+
+def answer_to(engine: TextEngine, prompt="say", params=None, **fields):
+    """The output, and the pieces of text as they came."""
+    params = params or SamplingParams(**{"max_tokens": 32, **fields})
+    generation = engine.add("r", *engine.tokenize(prompt), params)
+    pieces = []
+    while engine.has_unfinished_requests:
+        deltas, _ = engine.step()
+        pieces += [delta.text for delta in deltas if delta.sample.index == 0]
+    assert not engine.generations and not engine._samples
+    return engine.output(generation), pieces
+
+
+def test_an_answer_ends_at_the_end_of_text():
+    output, pieces = answer_to(make_engine())
+    (completion,) = output.outputs
+    assert completion.text == "hello world" == "".join(pieces)
+    assert completion.token_ids == [*b"hello world", EOS]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    assert output.prompt == "say" and output.prompt_token_ids == [*b"say"]
+    assert output.finished and output.error is None
+    assert output.metrics.ttft <= output.metrics.e2e
+
+
+def test_length_and_detokenize_off():
+    output, _ = answer_to(make_engine(), max_tokens=4)
+    assert output.outputs[0].text == "hell" and output.outputs[0].finish_reason == "length"
+    output, _ = answer_to(make_engine(), max_tokens=4, detokenize=False)
+    assert output.outputs[0].text == "" and len(output.outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_across_tokens_ends_the_request(include):
+    engine = make_engine()
+    output, pieces = answer_to(engine, stop=["o w", "zzz"], include_stop_str_in_output=include)
+    (completion,) = output.outputs
+    assert completion.text == "".join(pieces) == ("hello w" if include else "hell")
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "o w")
+    assert bytes(completion.token_ids) == b"hello w"
+    assert engine.engine.scheduler.block_manager.num_used_blocks == 0
+
+
+def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop():
+    output, _ = answer_to(make_engine(), stop=["lo"], max_tokens=5)
+    assert output.outputs[0].finish_reason == "stop" and output.outputs[0].text == "hel"
+
+
+def test_a_stop_token_is_not_shown_unless_asked():
+    output, _ = answer_to(make_engine(), stop_token_ids=[ord("o")])
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("hell", ord("o"))
+    output, _ = answer_to(
+        make_engine(), stop_token_ids=[ord("o")], include_stop_str_in_output=True
+    )
+    assert output.outputs[0].text == "hello"
+
+
+def test_half_a_character_is_never_shown():
+    output, pieces = answer_to(make_engine("naïve 🙂!"))
+    assert output.outputs[0].text == "naïve 🙂!" == "".join(pieces)
+    assert all("\ufffd" not in piece for piece in pieces)
+    output, _ = answer_to(make_engine("🙂"), max_tokens=2)
+    assert output.outputs[0].text == "\ufffd"
+
+
+def test_samples_of_a_prompt():
+    output, _ = answer_to(make_engine(), n=3)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    assert all(completion.text == "hello world" for completion in output.outputs)
+    assert output.outputs[0].cumulative_logprob is None
+
+
+def test_best_of_returns_the_likeliest_and_hides_how_it_chose():
+    engine = make_engine()
+    params = SamplingParams(n=2, best_of=4, max_tokens=32)
+    generation = engine.add("r", *engine.tokenize("say"), params)
+    while engine.has_unfinished_requests:
+        engine.step()
+    output = engine.output(generation)
+    assert len(output.outputs) == 2 and output.outputs[0].logprobs is None
+    best = sorted(generation.samples, key=lambda sample: sample.cumulative_logprob)[-1]
+    assert best.index == 3 and output.outputs[0].token_ids == best.request.output_token_ids
+
+
+def test_logprobs_have_vllms_shape():
+    output, _ = answer_to(make_engine("hi"), logprobs=1, prompt_logprobs=1)
+    first = output.outputs[0].logprobs[0]
+    assert list(first) == [ord("h"), 66]
+    assert (first[ord("h")].logprob, first[ord("h")].rank) == (-1.0, 2)
+    assert (first[66].decoded_token, first[66].rank) == ("B", 1)
+    assert output.outputs[0].cumulative_logprob == -3.0
+    assert output.prompt_logprobs[0] is None and len(output.prompt_logprobs) == 3
+    assert output.prompt_logprobs[2][ord("y")].logprob == -1
+
+
+def test_prompts_in_every_form():
+    engine = make_engine()
+    assert engine.tokenize("ab") == ("ab", [97, 98])
+    assert engine.tokenize([97, 98]) == (None, [97, 98])
+    assert engine.tokenize({"prompt": "ab"}) == ("ab", [97, 98])
+    assert engine.tokenize({"prompt_token_ids": [97]}) == (None, [97])
+    assert engine.tokenize("<eos>")[1] == [*b"<eos>"]
+    assert engine.tokenize("<eos>", parse_special=True)[1] == [EOS]
+
+
+@pytest.mark.parametrize("ids", [[1, 258], [-1], ["a"], [True], [1.5], [2**40]])
+def test_ids_outside_of_the_vocabulary_are_refused(ids):
+    with pytest.raises(InvalidRequestError, match="prompt_token_ids"):
+        make_engine().tokenize(ids)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": {258: 1.0}},
+        {"allowed_token_ids": [0, 999]},
+        {"stop_token_ids": [258]},
+    ],
+)
+def test_so_are_ids_in_parameters(params):
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match=next(iter(params))):
+        engine.add("r", "a", [97], SamplingParams(**params))
+    assert not engine.has_unfinished_requests and not engine.generations
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"), [([], InvalidRequestError), ([1] * 64, PromptTooLongError)]
+)
+def test_a_refused_prompt_leaves_nothing_behind(prompt, error):
+    engine = make_engine()
+    with pytest.raises(error):
+        engine.add("r", None, prompt, SamplingParams(n=3, max_tokens=None))
+    assert not engine.generations and not engine._samples and not engine.has_unfinished_requests
+
+
+def test_a_queue_that_fills_up_between_samples_takes_none_of_them():
+    engine = make_engine(max_queued_requests=2)
+    with pytest.raises(QueueFullError):
+        engine.add("r", None, [1, 2], SamplingParams(n=3))
+    assert not engine._samples and not engine.has_unfinished_requests
+
+
+def test_bad_words_are_banned_with_and_without_a_space():
+    engine = make_engine()
+    generation = engine.add("r", None, [1], SamplingParams(bad_words=["no"]))
+    assert generation.samples[0].request.bad_words_token_ids == ((*b"no",), (*b" no",))
+
+
+def test_seeds_are_drawn_from_the_engines_own():
+    def seeds(engine_seed: int, params: SamplingParams) -> list[int]:
+        engine = make_engine()
+        engine = TextEngine(engine.engine, engine.tokenizer, 258, [EOS], engine_seed)
+        return [
+            engine.add(str(i), None, [1], params).samples[0].request.seed for i in range(3)
+        ]
+
+    drawn = seeds(5, SamplingParams())
+    assert len(set(drawn)) == 3 and drawn == seeds(5, SamplingParams()) != seeds(6, SamplingParams())
+    assert seeds(5, SamplingParams(seed=9)) == [9, 9, 9]
+
+
+def test_abort_ends_all_samples():
+    engine = make_engine()
+    generation = engine.add("r", None, [1], SamplingParams(n=2))
+    engine.step()
+    engine.abort("r")
+    engine.abort("r")
+    assert not engine.has_unfinished_requests
+    assert {c.finish_reason for c in engine.output(generation).outputs} == {"abort"}
