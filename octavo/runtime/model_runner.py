@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
@@ -82,7 +83,7 @@ class ModelRunner:
             ops=self._ops,
         )
 
-    def _tensor(self, array) -> torch.Tensor:
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _find_damage(

@@ -11,8 +11,6 @@ from octavo.text.chat_messages import Message
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.special_tokens import Disguise, SpecialTokens
 
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-
 
 def render_chat(
     template: ChatTemplate,
@@ -34,9 +32,6 @@ def render_chat(
         raise InvalidRequestError(
             "excludes add_generation_prompt: set that to false", "continue_final_message"
         )
-    reserved = _RESERVED & user_variables.keys()
-    if reserved:
-        raise InvalidRequestError("cannot be given as a template variable", min(reserved))
     conversation = chat_messages.check_messages(messages)
     if not template.reads_parts:
         conversation = [chat_messages.join_parts(message) for message in conversation]

@@ -16,6 +16,7 @@ from jinja2.runtime import Context, Undefined
 from octavo.errors import ChatTemplateError
 
 MAX_SECONDS = 1.0  # of CPU time of the rendering thread
+MAX_STEPS = 20_000_000  # of a tenth of a microsecond or less each
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_TEXT = 4 << 20  # characters of any single string
 MAX_ALLOCATED = 32 << 20  # characters' worth of everything made while rendering, 4 bytes each
@@ -24,11 +25,11 @@ MAX_RANGE = 100_000  # what Jinja's own sandbox allows
 MAX_DEPTH = 100  # of nested data, and of macros calling macros
 MAX_INT_BITS = 4096
 
-_WORK_BETWEEN_CHECKS = 4096
-_CHARACTERS_PER_WORK = 64  # scanning 64 characters costs about as much as one step
+_STEPS_BETWEEN_CHECKS = 4096
+_CHARACTERS_PER_STEP = 64  # scanning 64 characters costs about as much as one step
 _PLAIN_SCALARS = (str, int, float, bool, type(None))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_SEQUENCES = (list, tuple, range, *_VIEWS)
+_SEQUENCES: tuple[type[Any], ...] = (list, tuple, range, *_VIEWS)
 
 
 class Budget:
@@ -37,22 +38,25 @@ class Budget:
     def __init__(self, clock: Callable[[], float] = time.thread_time):
         self._clock = clock
         self._deadline = clock() + MAX_SECONDS
-        self._until_check = _WORK_BETWEEN_CHECKS
+        self._steps = 0
+        self._next_check = _STEPS_BETWEEN_CHECKS
         self._allocated = 0
         self._depth = 0
 
     def work(self, steps: int = 1) -> None:
-        """Pays for ``steps`` small operations, of about a tenth of a microsecond each."""
-        self._until_check -= steps
-        if self._until_check <= 0:
-            self._until_check = _WORK_BETWEEN_CHECKS
+        """Pays for ``steps`` small operations; what cannot be interrupted, before it begins."""
+        self._steps += steps
+        if self._steps >= self._next_check:
+            self._next_check = self._steps + _STEPS_BETWEEN_CHECKS
+            if self._steps > MAX_STEPS:
+                raise ChatTemplateError("the chat template does too much work")
             if self._clock() > self._deadline:
                 raise ChatTemplateError(f"the chat template ran for more than {MAX_SECONDS:g} s")
 
     def scan(self, *texts: object) -> None:
         """Pays for going through strings once."""
         length = sum(len(text) for text in texts if isinstance(text, str))
-        self.work(1 + length // _CHARACTERS_PER_WORK)
+        self.work(1 + length // _CHARACTERS_PER_STEP)
 
     def allocate(self, characters: int) -> None:
         """Pays for making a string of so many characters; ask before making it."""
@@ -73,7 +77,7 @@ class Budget:
 
     def _allocate(self, characters: int) -> None:
         assert characters >= 0, "a payment cannot be negative"
-        self.work(1 + characters // _CHARACTERS_PER_WORK)
+        self.work(1 + characters // _CHARACTERS_PER_STEP)
         self._allocated += characters
         if self._allocated > MAX_ALLOCATED:
             raise ChatTemplateError("the chat template uses too much memory")
@@ -103,7 +107,7 @@ class Budget:
         self.allocate_items(len(items))
         return items
 
-    def measure(self, value: object, *, to_print: bool = False, indent: int = 0) -> int:
+    def measure(self, value: Any, *, to_print: bool = False, indent: int = 0) -> int:
         """How many characters printing ``value`` takes, about; pays for walking through it.
 
         Data that contains the same list twice on every level is a tree of exponential size to
@@ -114,7 +118,7 @@ class Budget:
             self.scan(value)
             return len(value)
         characters = 0
-        pending: list[Iterator[Any]] = [iter((value,))]
+        pending: list[Iterator[Any]] = [iter([value])]
         while pending:
             for item in pending[-1]:
                 self.work()

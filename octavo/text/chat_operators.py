@@ -10,7 +10,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 
 from octavo.errors import ChatTemplateError
-from octavo.text.chat_budget import MAX_INT_BITS, Budget, is_scalar
+from octavo.text.chat_budget import MAX_INT_BITS, MAX_TEXT, Budget, is_scalar
 
 _MAX_QUADRATIC = 1 << 27  # of len(text) * len(part) where CPython searches naively
 _MAX_FIELD_WIDTH = 9999
@@ -74,13 +74,15 @@ def printf(budget: Budget, template: str, values: Any) -> str:
     given = values if isinstance(values, tuple) else (values,)
     largest = max((budget.measure(v, to_print=True) for v in given), default=0)
     total = len(template) + sum(budget.measure(v) for v in given)
-    for match in _PRINTF.finditer(template):
+    for match in budget.iterate(_PRINTF.finditer(template)):
         widths = (match["width"], match["precision"])
         if "*" in widths:
             raise ChatTemplateError("the chat template takes a field width from a value")
         total += sum(_checked_width(width) for width in widths if width)
         if match["key"] is not None:
             total += largest
+        if total > MAX_TEXT:
+            break
     budget.allocate(total)
     text: str = template % values
     return text

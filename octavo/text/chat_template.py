@@ -18,7 +18,10 @@ from octavo.errors import ChatTemplateError
 from octavo.text.chat_budget import MAX_OUTPUT_BYTES, Budget, ChatContext
 from octavo.text.chat_sandbox import ChatEnvironment
 
-MAX_SOURCE = 128 << 10  # characters; the largest real ones have about 20,000
+# Of a template's source. Compiling that much takes about a second; the largest templates that
+# models come with have some 20,000 characters and 5,000 syntax nodes.
+MAX_SOURCE = 96 << 10
+MAX_NODES = 16_000
 _MAX_MESSAGE = 500
 
 _ENVIRONMENT = ChatEnvironment()
@@ -38,6 +41,11 @@ class ChatTemplate:
             )
         try:
             tree = _ENVIRONMENT.parse(source)
+            num_nodes = sum(1 for _ in tree.find_all(nodes.Node))
+            if num_nodes > MAX_NODES:
+                raise ChatTemplateError(
+                    f"the chat template has {num_nodes:,} syntax nodes; {MAX_NODES:,} are allowed"
+                )
             self.literals = frozenset(
                 node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
             )

@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 16 << 20
-_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
