@@ -7,6 +7,7 @@ an absent thing is a finding.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from octavo import __version__, hub, machine
 
+GIB = 1 << 30
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
 
 
@@ -100,7 +102,10 @@ def examine() -> Report:
         compiler=compiler,
         storage=storage,
         kernels=kernels,
-        findings=tuple(_findings(packages, cpu, memory, cuda, compiler, storage)),
+        findings=(
+            *missing_software(packages, compiler),
+            *weak_hardware(cpu, memory, cuda, storage),
+        ),
     )
 
 
@@ -161,13 +166,8 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     )
 
 
-def _findings(
-    packages: dict[str, str | None],
-    cpu: machine.Cpu,
-    memory: machine.Memory,
-    cuda: Cuda,
-    compiler: machine.Compiler | None,
-    storage: Storage,
+def missing_software(
+    packages: dict[str, str | None], compiler: machine.Compiler | None
 ) -> list[Finding]:
     found = [
         Finding(f"the package {name} is not installed", f"pip install {name}")
@@ -181,6 +181,20 @@ def _findings(
                 "apt-get install g++ (Debian, Ubuntu) or xcode-select --install (macOS)",
             )
         )
+    if importlib.util.find_spec("pip") is None:
+        found.append(
+            Finding(
+                "this Python has no pip: octavo's own aliases cannot be fetched",
+                f"{sys.executable} -m ensurepip, or uv pip install pip",
+            )
+        )
+    return found
+
+
+def weak_hardware(
+    cpu: machine.Cpu, memory: machine.Memory, cuda: Cuda, storage: Storage
+) -> list[Finding]:
+    found = []
     if cpu.architecture in {"x86_64", "AMD64"} and "avx2" not in cpu.isa:
         found.append(
             Finding(
@@ -202,25 +216,10 @@ def _findings(
                 "pip install --force-reinstall torch (a CUDA build), or check the driver",
             )
         )
-    if memory.available < 1 << 30:
-        found.append(
-            Finding(
-                f"only {memory.available / 2**20:,.0f} MiB of memory are available",
-                "close other programs, or raise the container's memory limit",
-            )
-        )
-    if storage.free_bytes < 1 << 30:
-        found.append(
-            Finding(
-                f"only {storage.free_bytes / 2**20:,.0f} MiB of disk are free for models",
-                "remove models (octavo rm NAME), or set OCTAVO_HOME to another disk",
-            )
-        )
-    if importlib.util.find_spec("pip") is None:
-        found.append(
-            Finding(
-                "this Python has no pip: octavo's own aliases cannot be fetched",
-                f"{sys.executable} -m ensurepip, or uv pip install pip",
-            )
-        )
+    for what, free, remedy in (
+        ("memory", memory.available, "close other programs, or raise the container's limit"),
+        ("disk", storage.free_bytes, "octavo rm NAME, or set OCTAVO_HOME to another disk"),
+    ):
+        if free < GIB:
+            found.append(Finding(f"only {free / 2**20:,.0f} MiB of {what} are free", remedy))
     return found

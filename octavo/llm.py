@@ -55,12 +55,14 @@ def load_engine(
     Raises:
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
+    from octavo import hub
+    from octavo.machine import keep_openmp_patient, memory
+
+    keep_openmp_patient()
     import torch
 
-    from octavo import hub
     from octavo.executor.local import LocalExecutor
     from octavo.kernels.dispatch import create_ops
-    from octavo.machine import memory
     from octavo.models.footprint import kv_bytes_per_token
     from octavo.models.loader import check_tokenizer, load_config, load_model, weights_bytes
     from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache

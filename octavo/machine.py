@@ -202,3 +202,13 @@ def _memory_group(root: Path) -> tuple[int | None, int]:
             room = int(limit) - busy
             tightest = (int(limit), max(0, busy))
     return tightest
+
+
+def keep_openmp_patient() -> None:
+    """Let torch's threads sleep, not spin, while they wait for each other.
+
+    A forward pass of reference ops has thousands of short parallel sections. Spinning at their
+    ends is a little faster on an idle machine, and several times slower once anything else wants
+    the cores. OpenMP reads this when torch is first imported; a setting of the user's own stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

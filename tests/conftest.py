@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo.machine import keep_openmp_patient
+
+keep_openmp_patient()  # before any test imports torch
+
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

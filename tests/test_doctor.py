@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from octavo import doctor, machine
-from octavo.doctor import Cuda, CudaDevice, Storage
+from octavo.doctor import Cuda, CudaDevice, Finding, Storage
 
 GIB = 1 << 30
 
 
 @pytest.fixture
 def healthy() -> dict:
-    """The arguments of ``_findings`` for a machine that lacks nothing."""
+    """A machine that lacks nothing."""
     return {
         "packages": {"torch": "2.13.0"},
         "cpu": machine.Cpu("x", "x86_64", ("avx2",), 8, 8, 8, None),
@@ -23,13 +23,19 @@ def healthy() -> dict:
     }
 
 
+def findings(facts: dict) -> list[Finding]:
+    software = doctor.missing_software(facts["packages"], facts["compiler"])
+    hardware = (facts[name] for name in ("cpu", "memory", "cuda", "storage"))
+    return [*software, *doctor.weak_hardware(*hardware)]
+
+
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
 
 
 def test_healthy_machine_has_no_findings(healthy: dict) -> None:
-    assert doctor._findings(**healthy) == []
+    assert findings(healthy) == []
 
 
 @pytest.mark.parametrize(
@@ -52,14 +58,26 @@ def test_healthy_machine_has_no_findings(healthy: dict) -> None:
     ],
 )
 def test_each_lack_has_a_remedy(healthy: dict, change: dict, problem: str, remedy: str) -> None:
-    (finding,) = doctor._findings(**(healthy | change))
+    (finding,) = findings(healthy | change)
     assert problem in finding.problem
     assert remedy in finding.remedy
 
 
+def test_driver_without_devices(healthy: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    (finding,) = findings(healthy)
+    assert "no usable CUDA device: no NVIDIA driver" in finding.problem
+
+
+def test_python_without_pip(healthy: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    (finding,) = findings(healthy)
+    assert "has no pip" in finding.problem and "ensurepip" in finding.remedy
+
+
 def test_arm_is_not_asked_for_avx2(healthy: dict) -> None:
     cpu = machine.Cpu("x", "aarch64", ("asimd",), 8, 8, 8, None)
-    assert doctor._findings(**(healthy | {"cpu": cpu})) == []
+    assert findings(healthy | {"cpu": cpu}) == []
 
 
 def fake_torch(available: bool, cuda: str | None) -> SimpleNamespace:

@@ -120,8 +120,7 @@ class Conversation:
                 stream = self.llm.stream_chat(self.messages, self.params)
                 for chunk in stream:
                     pieces.append(chunk.text)
-                    sys.stdout.write(chunk.text)
-                    sys.stdout.flush()
+                    terminal.write_answer(chunk.text)
                     self.last = chunk.output
                     if interrupted():
                         stream.close()
@@ -134,8 +133,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
         else:
             self.messages.pop()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        terminal.write_answer("\n")
 
     def help(self, _: str) -> None:
         sys.stdout.write(HELP)

@@ -134,11 +134,9 @@ def _stream_one(llm: LLM, prompt: Any, params: SamplingParams, use_chat: bool) -
     stream = llm.stream_chat if use_chat else llm.stream
     output = None
     for chunk in stream(prompt, params):
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
+        terminal.write_answer(chunk.text)
         output = chunk.output
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    terminal.write_answer("\n")
     if output is not None:
         terminal.say(results.summary(output))
     return _status([output] if output is not None else [])
@@ -149,7 +147,8 @@ def _print_all(prompts: list[str], outputs: list[RequestOutput]) -> int:
     for prompt, output in zip(prompts, outputs, strict=True):
         for completion in output.outputs:
             which = f", answer {completion.index + 1}" if len(output.outputs) > 1 else ""
-            print(f"==> {' '.join(prompt.split())[:60]}{which}\n{completion.text}\n")
+            head = f"==> {' '.join(prompt.split())[:60]}{which}"
+            terminal.write_answer(f"{head}\n{completion.text}\n\n")
         terminal.say(results.summary(output))
     return _status(outputs)
 

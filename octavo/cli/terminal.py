@@ -7,17 +7,29 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo import hub
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+# A model may write escape sequences, which could rename the window, or worse.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout. NaN and infinity, which JSON lacks, are a bug of ours."""
     json.dump(value, sys.stdout, ensure_ascii=False, allow_nan=False)
     sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def write_answer(text: str) -> None:
+    """A piece of an answer to stdout, at once; without control characters on a terminal."""
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -54,35 +66,45 @@ def progress_bar(doing: str, model: str) -> Iterator[Callable[[int, int | None],
     if not sys.stderr.isatty():
         yield _quiet_progress(doing, model)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task(f"{doing} {model}", total=None)
-
-    def advance(done: int, total: int | None) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total)
-
+    bar = _Bar(f"{doing} {model}")
     try:
-        yield advance
+        yield bar.advance
     finally:
         bar.stop()
+
+
+class _Bar:
+    """A progress bar of bytes, made when there is something to show."""
+
+    def __init__(self, description: str):
+        self.description = description
+        self.progress: Progress | None = None
+
+    def advance(self, done: int, total: int | None) -> None:
+        if self.progress is None:
+            self.progress = self._start()
+            self.task = self.progress.add_task(self.description)
+        self.progress.update(self.task, completed=done, total=total)
+
+    def stop(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def _start(self) -> Progress:
+        from rich import progress
+        from rich.console import Console
+
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        bar.start()
+        return bar
 
 
 def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]:

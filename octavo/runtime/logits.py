@@ -156,7 +156,7 @@ def most_likely(logits: Tensor, num: int) -> RankedLogits:
     vocab_size = logits.shape[1]
     ids = torch.arange(vocab_size - 1, -1, -1, device=logits.device)  # the lowest id is greatest
     bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    bits = bits ^ (bits >> 31 & 0x7FFFFFFF)  # integers in the order of the floats
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the floats
     keys = bits.long().bitwise_left_shift_(32).bitwise_or_(ids)
     keys = keys.topk(num, -1).values
     token_ids = (vocab_size - 1) - (keys & 0xFFFFFFFF)

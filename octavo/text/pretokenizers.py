@@ -55,7 +55,8 @@ _DEEPSEEK_V3 = (
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# DeepSeek's older models spell out the cased letters of one Unicode version.
+# DeepSeek's older models spell out the cased letters of one Unicode version, and their range for
+# punctuation, ``:-~``, takes in the letters of ASCII: that is how they were trained.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"

@@ -57,7 +57,7 @@ class SpmEncoder:
         for piece in pieces:
             if isinstance(piece, str):
                 if self._remove_extra_whitespaces:
-                    piece = " ".join(filter(None, piece.split(" ")))
+                    piece = " ".join(filter(None, piece.split(" "))).rstrip(" " + SPACE)
                 if piece:
                     prefix = " " if self._add_space_prefix and after_special else ""
                     self._encode_text(prefix + piece, ids)

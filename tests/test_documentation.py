@@ -1,0 +1,77 @@
+"""What the documentation tells people to type, works as a command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from octavo import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ("demo", "test", "check", "bench")
+
+
+def octavo_commands(text: str) -> list[list[str]]:
+    """The arguments of every ``octavo …`` in lines of shell, comments and pipes apart."""
+    commands = []
+    for line in text.splitlines():
+        if not re.match(r"\s*(\S+.*\| *)?(\w+=\S+ )?octavo [a-z]", line):
+            continue
+        words = shlex.split(line, comments=True)
+        for segment in " \0 ".join(words).split("\0 | \0"):
+            arguments = segment.strip(" \0").split(" \0 ")
+            while arguments and "=" in arguments[0]:
+                arguments.pop(0)
+            if arguments and arguments[0] == "octavo":
+                commands.append(arguments[1:])
+    return commands
+
+
+def documented_commands() -> list[list[str]]:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
+    commands = octavo_commands(shell)
+    for path in (ROOT / "octavo/cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                _, _, examples = node.value.partition("examples:\n")
+                commands += octavo_commands(examples)
+    return [command for command in commands if "COMMAND" not in command]
+
+
+def test_documented_commands_parse() -> None:
+    commands = documented_commands()
+    assert {command[0] for command in commands} == set(cli.COMMANDS)
+    for command in commands:
+        args = cli.build_parser(command).parse_args(command)
+        assert args.command == command[0]
+
+
+def test_readme_names_the_scripts_that_are_there() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert set(re.findall(r"\bscripts/(\w+)", readme)) == set(SCRIPTS)
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("script", [*(f"scripts/{name}" for name in SCRIPTS), ".ci/run"])
+def test_scripts_are_sound(script: str) -> None:
+    path = ROOT / script
+    assert path.stat().st_mode & 0o111, "must be executable"
+    assert path.read_text().startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in path.read_text()
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_are_short_and_complete(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) < 40
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree)
+    assert '\nif __name__ == "__main__":\n' in text

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from octavo.text.decoders import byte_level_bytes
+from octavo.text.pretokenizers import PRE_TOKENIZERS
+
+
+def build(name: str):
+    """The normalizer and the pre-tokenizer of a table entry."""
+    family = PRE_TOKENIZERS[name]
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    normalizer = normalizers.NFC() if family.nfc else normalizers.Sequence([])
+    return normalizer, pre_tokenizers.Sequence([*cuts, bytewise])
+
+
+def words(name: str, text: str) -> list[str]:
+    normalizer, pre_tokenizer = build(name)
+    pieces = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
+    return [byte_level_bytes(piece).decode() for piece, _ in pieces]
+
+
+# What the models' own tokenizer.json files have, out of the library's own parts.
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+OWN = {
+    "gpt-2": GPT2,
+    "olmo": GPT2,
+    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "command-r": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]),
+    "falcon": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            GPT2,
+            pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
+        ]
+    ),
+    "deepseek-coder": pre_tokenizers.Sequence(
+        [
+            *(
+                pre_tokenizers.Split(Regex(pattern), "isolated")
+                for pattern in ("[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", "[一-龥ࠀ-一가-퟿]+")
+            ),
+            pre_tokenizers.Digits(individual_digits=True),
+            BYTES,
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_equals_the_librarys_parts(name, corpus, random_texts):
+    normalizer, pre_tokenizer = build(name)
+    # The library's Punctuation knows another version of Unicode than its regular expressions.
+    texts = corpus if name == "falcon" else corpus + random_texts(2000)
+    for text in texts:
+        text = normalizer.normalize_str(text)
+        expected = OWN[name].pre_tokenize_str(text)
+        found = pre_tokenizer.pre_tokenize_str(text)
+        assert [piece for piece, _ in found] == [piece for piece, _ in expected], text
+
+
+@pytest.mark.parametrize(("name", "module"), [("qwen2", "qwen2"), ("qwen35", "qwen3_5")])
+def test_equals_transformers(name, module, corpus, random_texts):
+    import importlib
+
+    found = importlib.import_module(f"transformers.models.{module}.tokenization_{module}")
+    own = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(found.PRETOKENIZE_REGEX), "isolated"), BYTES]
+    )
+    _, pre_tokenizer = build(name)
+    for text in corpus + random_texts(2000):
+        expected = own.pre_tokenize_str(text)
+        assert pre_tokenizer.pre_tokenize_str(text) == expected, text
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_nothing_is_lost(name, corpus, random_texts):
+    normalizer, pre_tokenizer = build(name)
+    for text in corpus + random_texts(100):
+        text = normalizer.normalize_str(text)
+        pieces = pre_tokenizer.pre_tokenize_str(text)
+        assert b"".join(byte_level_bytes(piece) for piece, _ in pieces) == text.encode()
+
+
+TEXT = "I'LL say it's 12345 cafés,HelloWorld iPhone\n\n  x=[1];你好世界！"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-bpe", "I|'LL| say| it|'s| |123|45| cafés|,HelloWorld| iPhone|\n\n| | x|=[|1|];"),
+        ("qwen2", "I|'LL| say| it|'s| |1|2|3|4|5| cafés|,HelloWorld| iPhone|\n\n| | x|=[|1|];"),
+        ("gpt-4o", "I'LL| say| it's| |123|45| cafés|,Hello|World| i|Phone|\n\n| | x|=[|1|];"),
+        ("tekken", "I|'LL| say| it|'s| |1|2|3|4|5| cafés|,Hello|World| i|Phone|\n\n| | x|=[|1|];"),
+        ("smollm", "I|'|LL| say| it|'s| |1|2|3|4|5| cafés|,|HelloWorld| iPhone|\n\n | x|=[|1|];"),
+        ("deepseek-v3", "I|'LL| say| it|'s| |123|45| cafés|,HelloWorld| iPhone|\n\n| | x|=[|1|];"),
+        ("deepseek-llm", "I|'|LL| say| it|'|s| |1|2|3|4|5| caf|é|s|,|HelloWorld| iPhone|\n|\n|"),
+        ("default", "I|'|LL| say| it|'|s| |123|45| cafés|,|HelloWorld| iPhone|\n\n | x|=[|1|];"),
+        ("falcon", "I|'|LL| say| it|'|s| |123|45| cafés|,|HelloWorld| iPhone|\n\n | x|=[|1|];"),
+        ("bloom", "I'LL| say| it's| 12345| cafés|,|HelloWorld| iPhone|\n\n | x=[1];你好世界！"),
+        ("seed-coder", "I|'LL| say| it|'s| |1|2|3|4|5| cafés|,HelloWorld| iPhone|\n\n| | x|=["),
+    ],
+)
+def test_examples(name, expected):
+    found = "|".join(words(name, TEXT))
+    assert found.startswith(expected), found
+
+
+def test_flags():
+    assert PRE_TOKENIZERS["llama3"].ignore_merges and PRE_TOKENIZERS["llama3"].add_bos
+    assert PRE_TOKENIZERS["tekken"].ignore_merges and PRE_TOKENIZERS["tekken"].add_bos
+    assert not PRE_TOKENIZERS["dbrx"].ignore_merges and not PRE_TOKENIZERS["dbrx"].add_bos
+    assert PRE_TOKENIZERS["qwen2"].nfc and not PRE_TOKENIZERS["llama-bpe"].nfc
+    assert not PRE_TOKENIZERS["glm4"].has_bos
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_long_runs_take_no_long_time(name):
+    _, pre_tokenizer = build(name)
+    start = time.thread_time()
+    for unit in (" ", "a", "1", "\n", "'", "\r\n ", "中", "!", "aA"):
+        pre_tokenizer.pre_tokenize_str((unit * 64_000)[:64_000])
+    # With the square of the length in it, any of these would take seconds.
+    assert time.thread_time() - start < 5
