@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.cli import results, terminal
 from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
 from octavo.cli.generate import load
-from octavo.cli.sampling_flags import add_sampling_flags, sampling_fields
+from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ChatTemplateError, OctavoError
 from octavo.hub import DEFAULT_MODEL, home
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from octavo import LLM, RequestOutput
 
 DEFAULTS: dict[str, Any] = {"max_tokens": None}
-# Where the model's authors recommend nothing: at 1.0, small models wander.
-TEMPERATURE = 0.7
 
 EXAMPLES = """\
 examples:
@@ -57,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="alias, folder, .gguf file or hub id (default: %(default)s)",
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_flags(parser, skip=_FIXED, **DEFAULTS, temperature=TEMPERATURE)
+    add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"})
     parser.set_defaults(run=run)
 
@@ -70,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{args.model} has no chat template: use `octavo generate --raw`, or a model that "
                 f"was trained to chat, such as {DEFAULT_MODEL}"
             )
-        recommended = llm.default_sampling_params()
-        if recommended == SamplingParams():
-            recommended = recommended.with_changes(temperature=TEMPERATURE)
-        params = recommended.with_changes(**DEFAULTS | sampling)
+        params = base_params(llm, **DEFAULTS | sampling)
         conversation = Conversation(llm, params, args.system)
         if sys.stdin.isatty():
             terminal.say(f"{args.model}. /help lists the commands, Ctrl-D ends.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
-from octavo.cli.sampling_flags import add_sampling_flags, sampling_fields
+from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
 
@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if args.raw and args.system is not None:
         raise UsageError("--system needs a chat template, and --raw goes without one")
     with load(args.model, engine_kwargs(args)) as llm:
-        params = llm.default_sampling_params().with_changes(**DEFAULTS | sampling)
+        params = base_params(llm, **DEFAULTS | sampling)
         use_chat = not args.raw and (args.chat or args.system is not None or llm.has_chat_template)
         inputs = [_messages(text, args.system) for text in prompts] if use_chat else prompts
         if args.json:
-            return _print_json(args.model, llm, params, _answer_all(llm, inputs, params, use_chat))
+            outputs = _answer_all(llm, inputs, params, use_chat)
+            return _print_json(args.model, llm, prompts, params, outputs)
         if len(inputs) == 1 and params.num_samples == 1:
             return _stream_one(llm, inputs[0], params, use_chat)
         return _print_all(prompts, _answer_all(llm, inputs, params, use_chat))
@@ -153,10 +154,19 @@ def _print_all(prompts: list[str], outputs: list[RequestOutput]) -> int:
     return _status(outputs)
 
 
-def _print_json(model: str, llm: LLM, params: SamplingParams, outputs: list[RequestOutput]) -> int:
+def _print_json(
+    model: str,
+    llm: LLM,
+    prompts: list[str],
+    params: SamplingParams,
+    outputs: list[RequestOutput],
+) -> int:
     document = {
         "model": model,
-        "outputs": [results.request_json(output, params) for output in outputs],
+        "outputs": [
+            results.request_json(prompt, output, params)
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ],
         "engine": llm.engine_info(),
     }
     terminal.print_json(document)

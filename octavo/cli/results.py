@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     )
 
 
-def request_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
-    """One element of ``outputs`` in the JSON of ``octavo generate``."""
+def request_json(prompt: str, output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
+    """One element of ``outputs`` in the JSON of ``octavo generate``.
+
+    ``prompt`` is what the user wrote; the token ids include what the chat template made of it.
+    """
     document: dict[str, Any] = {
-        "prompt": output.prompt,
+        "prompt": prompt,
         "prompt_token_ids": list(output.prompt_token_ids),
         "outputs": [_completion_json(completion, params.logprobs) for completion in output.outputs],
         "metrics": _metrics_json(output.metrics),

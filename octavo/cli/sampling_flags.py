@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.cli import UsageError
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from octavo import LLM
 
 _DEST = "sampling_"
 
@@ -54,6 +57,10 @@ FLAGS = (
 )
 
 
+# Where neither the user nor the model's files say how to sample.
+FALLBACK: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
+
+
 def add_sampling_flags(
     parser: argparse.ArgumentParser, *, skip: Collection[str] = (), **defaults: Any
 ) -> None:
@@ -67,7 +74,7 @@ def add_sampling_flags(
         field = flag.field or flag.name.replace("-", "_")
         if field in skip:
             continue
-        default = defaults.get(field, own[field])
+        default = {**own, **FALLBACK, **defaults}[field]
         shown = flag.help if default in (None, (), False) else f"{flag.help} (default: {default})"
         settings: dict[str, Any] = {"dest": _DEST + field, "default": argparse.SUPPRESS}
         if flag.kind is None:
@@ -76,6 +83,18 @@ def add_sampling_flags(
             settings |= {"type": flag.kind, "metavar": flag.metavar}
             settings["action"] = "append" if flag.repeat else "store"
         group.add_argument(f"--{flag.name}", help=shown, **settings)
+
+
+def base_params(llm: LLM, **defaults: Any) -> SamplingParams:
+    """What a command samples with where the user says nothing.
+
+    The recommendation of the model's authors, or else a little short of the model's own
+    distribution, at whose edge small models lose the thread.
+    """
+    params = llm.default_sampling_params()
+    if params == SamplingParams():
+        params = params.with_changes(**FALLBACK)
+    return params.with_changes(**defaults)
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:

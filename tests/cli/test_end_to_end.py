@@ -65,12 +65,15 @@ def test_streamed_text_is_that_of_the_json(tiny_model: Path, capsys) -> None:
 
 
 def test_raw_and_chat_differ_by_the_template(tiny_model: Path, capsys) -> None:
-    prompts = {}
+    prompts, token_ids = [], {}
     for flag in ("--raw", "--chat"):
         argv = ["generate", str(tiny_model), flag, "--prompt", "Hi", "--max-tokens", "1", "--json"]
         assert cli.main([*argv, *SMALL]) == 0
-        prompts[flag] = json.loads(capsys.readouterr().out)["outputs"][0]["prompt"]
-    assert prompts == {"--raw": "Hi", "--chat": "<|user|>Hi<eos><|assistant|>"}
+        (output,) = json.loads(capsys.readouterr().out)["outputs"]
+        prompts.append(output["prompt"])
+        token_ids[flag] = output["prompt_token_ids"]
+    assert prompts == ["Hi", "Hi"]  # what the user wrote, in either case
+    assert token_ids["--chat"] == [258, *token_ids["--raw"], 256, 259]
 
 
 def test_chat_reuses_the_conversation_so_far(tiny_model: Path, capsys, monkeypatch) -> None:

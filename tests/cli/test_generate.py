@@ -22,7 +22,7 @@ def test_one_prompt_streams_text_then_figures(fake_llm, capsys) -> None:
     (llm,) = fake_llm.made
     name, messages, params = llm.calls[0]
     assert (name, messages) == ("stream_chat", [{"role": "user", "content": "Why?"}])
-    assert (params.max_tokens, params.temperature, params.n) == (256, 1.0, 1)
+    assert (params.max_tokens, params.temperature, params.n) == (256, 0.7, 1)
     assert llm.model == "smollm2-135m" and llm.kwargs == {} and llm.closed
 
 
