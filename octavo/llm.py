@@ -258,9 +258,7 @@ class LLM:
         """
         if not messages:
             raise InvalidRequestError("is empty", "messages")
-        conversations: list[Any] = (
-            [messages] if isinstance(messages[0], dict) else list(messages)
-        )
+        conversations: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)
         params = _as_params(sampling_params, len(conversations), self.default_sampling_params)
 
         def tokenize(index: int) -> tuple[str | None, list[int]]:

@@ -44,7 +44,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class Parrot:
-    """Answers every prompt with a fixed text; sample i of a prompt is less sure of it than i + 1."""
+    """Answers every prompt with a fixed text, a later sample of a prompt more surely."""
 
     depth = 1
 
@@ -240,7 +240,8 @@ def test_seeds_are_drawn_from_the_engines_own():
         ]
 
     drawn = seeds(5, SamplingParams())
-    assert len(set(drawn)) == 3 and drawn == seeds(5, SamplingParams()) != seeds(6, SamplingParams())
+    assert len(set(drawn)) == 3
+    assert drawn == seeds(5, SamplingParams()) != seeds(6, SamplingParams())
     assert seeds(5, SamplingParams(seed=9)) == [9, 9, 9]
 
 

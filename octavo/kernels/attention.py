@@ -248,13 +248,15 @@ def _weighted_values(
     if sinks is not None:
         top = torch.maximum(top, sinks.unsqueeze(1))
     weights = scores.sub_(top).exp_()
-    total = norm = None
+    total: Tensor | None = None
+    norm: Tensor | None = None
     for start, stop in group.tile_ranges():
         part = weights[:, start:stop]
         values = _gather(v_cache, group, start, stop)
         product = torch.bmm(part.reshape(values.shape[0], -1, KEY_TILE).to(values.dtype), values)
         total = _add_tiles(total, product.float().view(*part.shape[:-1], -1))
         norm = _add_tiles(norm, part.sum(dim=-1, keepdim=True))
+    assert total is not None and norm is not None
     if sinks is not None:
         norm = norm + torch.exp(sinks - top.squeeze(1))
     return total / norm

@@ -120,7 +120,7 @@ def _choose(
 def _choose_one(
     op: str, device: torch.device, dtype: torch.dtype, candidates: tuple[Candidate, ...]
 ) -> _Choice:
-    refused = []
+    refused: list[tuple[str, str]] = []
     for candidate in candidates:
         reason = (
             candidate.refuses(op, device, dtype) if op in candidate.ops else "does not have this op"

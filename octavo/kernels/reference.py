@@ -104,16 +104,15 @@ def rope(
     rotary = cos_sin.shape[1]
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     heads = torch.cat([q, k], dim=1)
-    turned = heads[..., :rotary].float()
+    pairs = heads[..., :rotary].float()
     if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = pairs[..., 0::2], pairs[..., 1::2]
     else:
-        first, second = turned.chunk(2, dim=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
+        first, second = pairs.chunk(2, dim=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
     if interleaved:
-        turned = (torch.stack(turned, dim=-1).flatten(-2),)
-    parts = [part.to(q.dtype) for part in turned]
-    heads = torch.cat([*parts, heads[..., rotary:]], dim=-1)
+        turned = [torch.stack(turned, dim=-1).flatten(-2)]
+    heads = torch.cat([*(part.to(q.dtype) for part in turned), heads[..., rotary:]], dim=-1)
     return heads[:, : q.shape[1]], heads[:, q.shape[1] :]
 
 

@@ -20,7 +20,7 @@ from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelEr
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.base import QuantizedWeight, Weight
-from octavo.quantization.gguf_formats import GGMLType
+from octavo.quantization.gguf_formats import DEQUANTIZERS, GGMLType
 
 # The index of the largest checkpoints is of a few MB.
 _MAX_JSON_BYTES = 64 << 20
@@ -192,6 +192,11 @@ class GGUFFiles:
     def read(self, name: str) -> Weight:
         file = self._files[self.tensors[name].path]
         tensor = file.tensors[name]
+        if tensor.type not in DEQUANTIZERS:
+            raise UnsupportedModelError(
+                f"{file.path} ({name}): tensors of {tensor.type.name} are not supported, but "
+                f"{', '.join(known.name for known in DEQUANTIZERS)} are"
+            )
         data = torch.from_numpy(file.data(name))
         if tensor.type in _GGML_DTYPES:
             return data.view(_GGML_DTYPES[tensor.type]).view(tensor.shape)

@@ -115,11 +115,13 @@ class ModelConfig:
                 "partial_rotary_factor",
                 f"{rope.rotary_dim} of {self.head_dim} values of a head cannot be rotated",
             )
-        for token_id in filter(None, (self.bos_token_id, *self.eos_token_ids)):
+        for name, ids in (
+            ("eos_token_id", self.eos_token_ids),
+            ("bos_token_id", () if self.bos_token_id is None else (self.bos_token_id,)),
+        ):
+            outside = [token_id for token_id in ids if token_id >= self.vocab_size]
             require(
-                0 <= token_id < self.vocab_size,
-                "eos_token_id",
-                f"token {token_id} is outside of the vocabulary of {self.vocab_size}",
+                not outside, name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
             )
         assert len(self.layer_windows) == self.num_layers
         assert self.activation in ACTIVATIONS

@@ -96,7 +96,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
     """A number that some files give per layer; all layers must agree."""
     value = fields.raw(name)
-    if value is not None and not isinstance(value, (int, float)):
+    if isinstance(value, list) or hasattr(value, "tolist"):
         entries = {int(entry) for entry in value}
         if len(entries) != 1:
             raise UnsupportedModelError(f"{fields.path}: {name} differs between layers")

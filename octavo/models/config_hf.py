@@ -108,7 +108,7 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
         attention_softcap=fields.number("attn_logit_softcapping", None),
         logit_softcap=fields.number("final_logit_softcapping", None),
         embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
-        bos_token_id=_token_id(fields, "bos_token_id"),
+        bos_token_id=fields.integer("bos_token_id", None, minimum=0),
         eos_token_ids=_eos_token_ids(fields, generation),
         sampling_defaults=_sampling_defaults(generation),
     ).check(path)
@@ -268,11 +268,6 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
         short_factor=fields.numbers("short_factor", rope.rotary_dim // 2),
         long_factor=fields.numbers("long_factor", rope.rotary_dim // 2),
     )
-
-
-def _token_id(fields: Fields, name: str) -> int | None:
-    value = fields.raw(name)
-    return fields.integer(name, minimum=0) if not isinstance(value, list) else None
 
 
 def _eos_token_ids(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -81,14 +81,15 @@ class Gemma3Model(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rope)
         self.rotary_emb_local = RotaryEmbedding(config.local_rope or config.rope)
         self.layers = nn.ModuleList(Gemma3DecoderLayer(config, i) for i in range(config.num_layers))
+        self.layer_windows = config.layer_windows
         plus = 1.0 if config.norm_plus_one else 0.0
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, plus)
 
     def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
         x = self.embed_tokens(token_ids, ctx)
         everywhere, nearby = self.rotary_emb(ctx), self.rotary_emb_local(ctx)
-        for layer in self.layers:
-            x = layer(x, everywhere if layer.self_attn.window is None else nearby, ctx)
+        for layer, window in zip(self.layers, self.layer_windows, strict=True):
+            x = layer(x, everywhere if window is None else nearby, ctx)
         return self.norm(x, ctx)
 
 

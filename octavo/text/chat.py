@@ -41,7 +41,7 @@ def render_chat(
         "documents": None,
         **{name: chat_messages.plain(value, name) for name, value in user_variables.items()},
     }
-    used = (*template.literals, *chat_messages.all_text(given))
+    used = (template.source, *template.literals, *chat_messages.all_text(given))
     disguise = Disguise(specials, template.literals, used)
     hidden = {name: chat_messages.map_text(value, disguise.hide) for name, value in given.items()}
     tag = disguise.tag + " "

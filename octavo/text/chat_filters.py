@@ -24,6 +24,7 @@ from octavo.errors import ChatTemplateError
 from octavo.text import chat_operators as operators
 from octavo.text.chat_budget import ChatContext, is_scalar
 
+_ESCAPABLE = re.compile("[^\x00-\x7e\U000f0000-\U000fffff]")
 _MAX_ATTRIBUTE_PATH = 1000
 _MAX_INDENT = 64
 _MAX_SEPARATOR = 16
@@ -138,9 +139,11 @@ def _tojson(
         raise ChatTemplateError("tojson with a very long indent or separator")
     characters = budget.measure(value, to_print=True, indent=columns)
     budget.allocate(characters + 32 * bool(separators) * (characters // 4))
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    # The characters that disguise users' text (special_tokens.Disguise) must stay to be found.
+    return _ESCAPABLE.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ _ENVIRONMENT = ChatEnvironment()
 class ChatTemplate:
     """A compiled template. Rendering changes nothing in it, so any threads may share it.
 
-    ``literals``: the constant strings in its expressions, which are what it can look for in data.
+    ``source``: as it was given. ``literals``: the constant strings in its expressions, which are what it can look for in data.
     ``reads_parts``: whether it goes through a message's content as a list of parts.
     """
 
@@ -39,6 +39,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template has {len(source):,} characters; {MAX_SOURCE:,} are allowed"
             )
+        self.source = source
         try:
             tree = _ENVIRONMENT.parse(source)
             num_nodes = sum(1 for _ in tree.find_all(nodes.Node))

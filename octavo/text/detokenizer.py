@@ -6,6 +6,7 @@ may yet become a stop string.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class IncrementalDetokenizer:
         before = [i for i in prompt_token_ids if not self._is_skipped(i)]
         self._stream = tokenizer.decoder.stream(before)
         self._searches = [_StopSearch(text) for text in stop if text]
+        first = "".join(re.escape(search.text[0]) for search in self._searches)
+        self._may_begin = re.compile(f"[{first}]" if first else "(?!)").search
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._held = ""
@@ -89,7 +92,7 @@ class IncrementalDetokenizer:
         """Shows new text, but for what may be the beginning of a stop string."""
         if not text:
             return ""
-        if not self._searches:
+        if not self._held and self._may_begin(text) is None and not self._is_matching():
             return self._show(text)
         self._held += text
         end = len(self._held)
@@ -101,6 +104,9 @@ class IncrementalDetokenizer:
         held = 0 if self._include_stop else max(search.matched for search in self._searches)
         shown, self._held = self._held[: end - held], self._held[end - held :]
         return self._show(shown)
+
+    def _is_matching(self) -> bool:
+        return any(search.matched for search in self._searches)
 
     def _stop(self, stop: str, position: int) -> str:
         """Ends the text at ``position`` of the held text, where ``stop`` ends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,13 +34,11 @@ class LibraryEncoder:
     def __init__(self, library: LibraryTokenizer, specials: SpecialTokens, unknown_id: int | None):
         from tokenizers import AddedToken
 
-        library.no_truncation()
-        library.no_padding()
         library.encode_special_tokens = True
         self._library = library
         self._specials = specials
         self._forbidden = specials.ids - {unknown_id}
-        self._mark = f"\U0010fffd{secrets.token_hex(8)}\U0010fffd"
+        self._mark = f"\U0010fffd{os.urandom(8).hex()}\U0010fffd"
         library.add_tokens([AddedToken(self._mark, special=False, normalized=False)])
         self._mark_id = library.token_to_id(self._mark)
 

@@ -42,7 +42,7 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
     added = library.get_added_tokens_decoder()
     specials = _special_tokens(added)
     vocab_size = _vocab_size(library)
-    prefix_ids, suffix_ids = _surroundings(library, config, ids)
+    prefix_ids, suffix_ids = _surroundings(library)
     eos_id = ids.get("eos_token")
     stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
     decoder = _create_decoder(library, vocab_size, frozenset(added))
@@ -99,13 +99,16 @@ def _load_library(path: Path) -> LibraryTokenizer:
         raise ModelFileError(path, f"there is no such file{hint}")
     text = _read_text(path, MAX_TOKENIZER_BYTES)
     try:
-        return LibraryTokenizer.from_str(text)
+        library = LibraryTokenizer.from_str(text)
     except Exception as error:
         raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # how the library's own bugs arrive
             raise
         raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from None
+    library.no_truncation()
+    library.no_padding()
+    return library
 
 
 def _content(value: Any) -> str | None:
@@ -184,19 +187,11 @@ def _vocab_size(library: LibraryTokenizer) -> int:
     return 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
-def _surroundings(
-    library: LibraryTokenizer, config: dict[str, Any], ids: dict[str, int | None]
-) -> tuple[list[int], list[int]]:
-    """The ids that go before and after a prompt.
+def _surroundings(library: LibraryTokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the post-processor of tokenizer.json puts before and after a text.
 
-    As transformers 5 has it: if the config says anything about BOS or EOS that counts, else what
-    the post-processor of tokenizer.json puts around a text.
+    As in transformers 5, what the config says of BOS and EOS does not count beside that.
     """
-    keys = ("add_bos_token", "add_eos_token")
-    if library.post_processor is None or any(key in config for key in keys):
-        wanted = [ids.get(key[4:]) if config.get(key) is True else None for key in keys]
-        prefix, suffix = ([] if i is None else [i] for i in wanted)
-        return prefix, suffix
     encoding = library.encode("a", add_special_tokens=True)
     inner = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     start, end = (inner[0], inner[-1] + 1) if inner else (len(encoding.ids),) * 2

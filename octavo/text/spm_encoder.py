@@ -125,10 +125,10 @@ class SpmEncoder:
         whose order is not the current one is out of date.
         """
         size = len(word)
-        pair_order = self._pair_order
+        find, order_of = self._pieces.get, self._order
         ends = list(range(1, size + 1))
         starts = list(range(-1, size))
-        current = [pair_order(word[i : i + 2]) for i in range(size - 1)]
+        current = [self._pair_order(word[i : i + 2]) for i in range(size - 1)]
         current.append(_NEVER)
         shift = size.bit_length()
         position = (1 << shift) - 1
@@ -140,19 +140,21 @@ class SpmEncoder:
             if current[left] != entry >> shift:
                 continue
             right = ends[left]
-            end = ends[right]
-            current[right] = _NEVER
-            ends[left] = end
+            end = ends[left] = ends[right]
             starts[end] = left
-            current[left] = _NEVER
+            current[left] = current[right] = _NEVER
             if end < size:
-                order = current[left] = pair_order(word[left : ends[end]])
-                if order < _NEVER:
+                piece = find(word[left : ends[end]])
+                if piece is not None:
+                    order = current[left] = order_of[piece]
                     heapq.heappush(heap, order << shift | left)
             if left > 0:
                 before = starts[left]
-                order = current[before] = pair_order(word[before:end])
-                if order < _NEVER:
+                piece = find(word[before:end])
+                if piece is None:
+                    current[before] = _NEVER
+                else:
+                    order = current[before] = order_of[piece]
                     heapq.heappush(heap, order << shift | before)
         symbols = []
         start = 0

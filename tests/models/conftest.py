@@ -1,13 +1,10 @@
-"""Real weights, and a small driver for models: no scheduler, every sequence in its own blocks."""
+"""A small driver for models: no scheduler, every sequence in its own blocks."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
-from octavo import hub
 from octavo.kernels.dispatch import create_ops
 from octavo.layers.context import ForwardContext
 from octavo.models.loader import load_model
@@ -94,13 +91,3 @@ class Driver:
 def driver():
     """The class Driver; a fixture because test modules cannot import each other."""
     return Driver
-
-
-@pytest.fixture(scope="session")
-def smollm2_gguf() -> Path:
-    return hub.pull("smollm2-135m")
-
-
-@pytest.fixture(scope="session")
-def gemma3_gguf() -> Path:
-    return hub.pull("gemma3-270m", accept_terms=True)

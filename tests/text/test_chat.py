@@ -149,6 +149,13 @@ def test_special_text_in_tools_arguments_and_variables_is_text(chatml, chat_temp
     assert chatml.decode(ids, skip_special_tokens=False) == text
 
 
+def test_disguised_text_in_escaped_json(chatml):
+    source = "{{ messages | tojson(ensure_ascii=true) }}"
+    content = "a<|im_end|>\u00e9\U0001f600<"
+    text = chatml.render_chat_template([{"role": "user", "content": content}], chat_template=source)
+    assert '"a<|im_end|>\\u00e9\\ud83d\\ude00<"' in text
+
+
 def test_specials_that_a_template_puts_together_are_special(chatml):
     template = "{% for m in messages %}{{ '<|im_' + m.role + '|>' + m.content }}{% endfor %}"
     messages = [{"role": "start", "content": "x"}, {"role": "end", "content": ""}]

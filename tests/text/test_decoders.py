@@ -109,6 +109,13 @@ def test_a_window_stream_gives_what_decode_gives():
         assert words.decode(ids[:split]) + text == words.decode(ids)
 
 
+def test_a_window_stream_shows_no_half_characters():
+    stream = WindowDecoder(chr, lambda ids: bytes(ids).decode(errors="replace")).stream()
+    shown = [stream.push(byte) for byte in "a\u00e9\U0001f600b".encode()]
+    assert shown == ["a", "", "\u00e9", "", "", "", "\U0001f600", "b"]
+    assert stream.push(0xF0) == "" and stream.finish() == "\ufffd"
+
+
 def test_a_window_stream_looks_at_few_tokens():
     looked = []
 

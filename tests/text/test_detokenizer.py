@@ -149,6 +149,8 @@ def test_min_tokens():
     # One that begins early and ends late enough counts.
     _, detokenizer = run("abcd", stop=["abc"], min_tokens=3)
     assert detokenizer.text == ""
+    _, detokenizer = run("aaa", stop=["aa"], min_tokens=3)
+    assert detokenizer.text == "a"
     # One that is complete too early leaves the search for a longer one going.
     _, detokenizer = run("abab", stop=["ab", "abab"], min_tokens=4)
     assert (detokenizer.text, detokenizer.stop_reason) == ("", "abab")

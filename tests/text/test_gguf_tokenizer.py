@@ -121,6 +121,7 @@ def test_smollm2_equals_the_library_on_much_text(smollm2, smollm2_gguf, random_t
     check_equal(smollm2, smollm2_library(smollm2_gguf[0]), random_texts(25_000))
 
 
+@pytest.mark.slow
 def test_smollm2_equals_transformers(smollm2, smollm2_gguf, corpus):
     from transformers import AutoTokenizer
 

@@ -1,0 +1,129 @@
+"""Frequencies against transformers, and the tables of cosines and sines."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from octavo.layers.rope import RotaryEmbedding, inverse_frequencies
+from octavo.layers.rope_config import RopeConfig
+from octavo.models.config_hf import _rope
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    transformers.logging.set_verbosity_error()
+
+CPU = torch.device("cpu")
+HEAD_DIM, MAX_POSITION = 64, 8192
+FACTORS = [1.0 + i / 10 for i in range(HEAD_DIM // 2)]
+PARAMETERS = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024},
+    {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 2048,
+        "truncate": False,
+    },
+    {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 24.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+    },
+    # As if all dimensions turned as often: the ramp has no width.
+    {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 0.001,
+        "beta_slow": 0.001,
+    },
+    {
+        "rope_type": "longrope",
+        "factor": 8.0,
+        "original_max_position_embeddings": 1024,
+        "long_factor": FACTORS,
+        "short_factor": FACTORS[::-1],
+    },
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+    },
+]
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=lambda p: p["rope_type"])
+def test_scaled_frequencies_are_those_of_transformers(parameters):
+    theirs = LlamaConfig(
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_POSITION,
+        rope_parameters={"rope_theta": 500_000.0, **parameters},
+    )
+    expected, attention_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+        theirs, CPU, seq_len=MAX_POSITION
+    )
+    ours = _rope("config.json", {"rope_theta": 500_000.0, **parameters}, HEAD_DIM, MAX_POSITION)
+    frequencies = inverse_frequencies(ours, torch.arange(3))
+    torch.testing.assert_close(frequencies, expected, rtol=3e-7, atol=0)
+    assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+
+
+def test_dynamic_frequencies_grow_with_the_position():
+    ours = RopeConfig(
+        theta=10_000.0, rotary_dim=64, scaling="dynamic", factor=2.0, original_max_position=100
+    )
+    frequencies = inverse_frequencies(ours, torch.tensor([0, 99, 100, 299]))
+    unscaled = inverse_frequencies(replace(ours, scaling="default"), torch.arange(1))
+    assert torch.equal(frequencies[0], unscaled) and torch.equal(frequencies[1], unscaled)
+    theirs = LlamaConfig(
+        head_dim=64,
+        max_position_embeddings=100,
+        rope_parameters={"rope_theta": 10_000.0, "rope_type": "dynamic", "factor": 2.0},
+    )
+    for row, length in ((2, 101), (3, 300)):
+        expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs, CPU, seq_len=torch.tensor(length))
+        torch.testing.assert_close(frequencies[row], expected, rtol=1e-6, atol=0)
+
+
+def test_table_is_cosines_then_sines_in_float32():
+    rope = RotaryEmbedding(RopeConfig(theta=100.0, rotary_dim=4, attention_factor=2.0))
+    row = rope.table(4, CPU)[3].tolist()
+    angles = torch.tensor([3.0, 3.0 / 10])
+    assert row == pytest.approx([*(2 * angles.cos()).tolist(), *(2 * angles.sin()).tolist()])
+
+
+def test_table_grows_on_demand_and_keeps_its_bits():
+    config = RopeConfig(theta=1e4, rotary_dim=64, max_position=131_072)
+    rope = RotaryEmbedding(config)
+    small = rope.table(5, CPU)
+    assert small.shape == (1024, 64)  # not the 131,072 rows of the whole context
+    assert rope.table(1024, CPU) is small
+    ctx = SimpleNamespace(max_seq_len=5000, positions=torch.zeros(1, dtype=torch.int64))
+    large = rope(ctx)
+    assert large.shape == (5120, 64)
+    assert torch.equal(large[:1024], small)
+    assert torch.equal(large, RotaryEmbedding(config).table(6000, CPU)[:5120])
+
+
+def test_factors_of_the_checkpoint_divide_frequencies():
+    config = RopeConfig(theta=100.0, rotary_dim=4, has_freq_factors=True)
+    rope = RotaryEmbedding(config)
+    rope.freq_factors.load(torch.tensor([1.0, 4.0]), CPU, torch.float32)
+    plain = RotaryEmbedding(replace(config, has_freq_factors=False)).table(9, CPU)
+    assert rope.table(9, CPU)[8, 1] == plain[2, 1]  # a quarter of the angle
+    assert torch.equal(rope.table(9, CPU)[:, 0], plain[:, 0])
