@@ -13,6 +13,7 @@ def test_defaults_are_resolved():
     assert config.cache.block_size == 16 and config.cache.dtype == "float32"
     assert config.scheduler.max_model_len == 1024
     assert config.scheduler.max_num_seqs == 64
+    assert config.scheduler.max_num_batched_tokens == 512
     # No more than 64 requests of the full length could use.
     assert config.cache.num_blocks == 64 * 64
     assert any("KV pool" in choice for choice in config.choices)

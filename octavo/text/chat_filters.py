@@ -22,9 +22,9 @@ from jinja2.utils import pass_context
 
 from octavo.errors import ChatTemplateError
 from octavo.text import chat_operators as operators
-from octavo.text.chat_budget import ChatContext, is_scalar
+from octavo.text.chat_budget import Budget, ChatContext, is_scalar
 
-_ESCAPABLE = re.compile("[^\x00-\x7e\U000f0000-\U000fffff]")
+_ESCAPABLE = re.compile("[^\x00-\x7e\U000f0000-\U000fffff]+")
 _MAX_ATTRIBUTE_PATH = 1000
 _MAX_INDENT = 64
 _MAX_SEPARATOR = 16
@@ -142,8 +142,22 @@ def _tojson(
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    # The characters that disguise users' text (special_tokens.Disguise) must stay to be found.
-    return _ESCAPABLE.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
+    return _escape_non_ascii(budget, text) if ensure_ascii else text
+
+
+def _escape_non_ascii(budget: Budget, text: str) -> str:
+    r"""JSON text with ``\u`` escapes.
+
+    The characters that disguise users' text (``special_tokens.Disguise``) stay, to be found again.
+    """
+    num_bytes = len(text.encode(errors="replace"))
+    budget.allocate(len(text) + 5 * (num_bytes - len(text)))
+
+    def escape(run: re.Match[str]) -> str:
+        budget.work(8)
+        return json.dumps(run[0])[1:-1]
+
+    return _ESCAPABLE.sub(escape, text)
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ _ENVIRONMENT = ChatEnvironment()
 class ChatTemplate:
     """A compiled template. Rendering changes nothing in it, so any threads may share it.
 
-    ``source``: as it was given. ``literals``: the constant strings in its expressions, which are what it can look for in data.
+    ``literals``: the constant strings in its expressions, which are what it can look for in data.
     ``reads_parts``: whether it goes through a message's content as a list of parts.
     """
 

@@ -325,6 +325,7 @@ BOMBS = {
     "date length": "{{ strftime_now('%Y' * 1000000) }}",
     "tojson escapes": "{{ (['\U0001f600' * 100000] * 39) | tojson(ensure_ascii=true) | length }}"
     * 40,
+    "tojson many escapes": "{{ ('a\u00e9' * 400000) | tojson(ensure_ascii=true) | length }}" * 40,
     "title": "{{ ('a-' * 2000000) | title | length }}" * 40,
     "wordcount": "{{ ('a-' * 2000000) | wordcount }}" * 40,
     "splat": "{% macro f() %}{{ varargs | length }}{% endmacro %}{% set l = [1] * 1000000 %}"
