@@ -57,7 +57,9 @@ class EngineArgs:
         None, "prompt and output tokens of one request; default: the model's, if memory allows"
     )
     max_num_seqs: int | None = _option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
-    max_num_batched_tokens: int | None = _option(None, "tokens of one step; 512 on CPU, 2048 on CUDA")
+    max_num_batched_tokens: int | None = _option(
+        None, "tokens of one step; 512 on CPU, 2048 on CUDA"
+    )
     block_size: int = _option(16, "tokens of a KV block")
     num_blocks: int | None = _option(None, "blocks of the KV pool; default: what memory allows")
     kv_cache_memory: int | str | None = _option(None, "memory of the KV pool, such as 4GiB")

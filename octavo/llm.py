@@ -302,9 +302,8 @@ class LLM:
     def _tokenize_chat(
         self, messages: Sequence[dict[str, Any]], options: dict[str, Any]
     ) -> tuple[str, list[int]]:
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.render_chat_template(messages, **options)
-        return text, tokenizer.apply_chat_template(messages, **options)
+        prompt = self.get_tokenizer().chat_prompt(messages, **options)
+        return prompt.text, prompt.token_ids
 
     def _run(
         self,

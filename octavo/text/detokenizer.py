@@ -24,7 +24,6 @@ class IncrementalDetokenizer:
     the same character, the longer), however the text is spread over tokens. A stop string that is
     complete before ``min_tokens`` tokens have come does not count.
     ``prompt_token_ids``: what came before; its text is not given again.
-    ``spaces_between_special_tokens``: kept for its name's sake; no tokenizer here adds any.
     """
 
     def __init__(
@@ -32,7 +31,6 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,

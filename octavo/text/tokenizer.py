@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.errors import ChatTemplateError, InvalidRequestError
 from octavo.text.decoders import Decoder
@@ -44,6 +44,13 @@ def end_of_turn_ids(special_tokens: Mapping[str, int]) -> set[int]:
     if {"<|return|>", "<|call|>"} <= special_tokens.keys():
         ids.discard(special_tokens.get("<|end|>", -1))  # there it ends a message, not the turn
     return ids
+
+
+class ChatPrompt(NamedTuple):
+    """The prompt of a conversation. ``text`` has the messages as they were written."""
+
+    text: str
+    token_ids: list[int]
 
 
 class Tokenizer:
@@ -148,63 +155,47 @@ class Tokenizer:
     # -- conversations ----------------------------------------------------------------------------
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        **kwargs: Any,
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> list[int]:
-        """The prompt of a conversation, as ids.
+        """The prompt of a conversation, as ids. See ``chat_prompt`` for the arguments."""
+        return self.chat_prompt(messages, **options).token_ids
+
+    def render_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt of a conversation, as text. See ``chat_prompt`` for the arguments."""
+        text, disguise = self._render_chat(messages, **options)
+        return disguise.reveal(text)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+        """The prompt of a conversation, as text and as ids.
 
         The special tokens that the template writes are special; the same texts in messages, tools
-        and ``kwargs`` are not. The template writes BOS itself where the model wants it.
-        See ``render_chat_template`` for the arguments.
-        """
-        text, disguise = self._render_chat(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template, kwargs
-        )
-        pieces = self.specials.split(text)
-        return self.encoder.encode(
-            [disguise.reveal(piece) if isinstance(piece, str) else piece for piece in pieces]
-        )
-
-    def render_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation, as text.
+        and further options are not. The template writes BOS itself where the model wants it.
 
         ``tools``: JSON schemas of functions that the model may call.
-        ``add_generation_prompt``: ends with the header of the assistant's next message.
+        ``add_generation_prompt`` (True): ends with the header of the assistant's next message.
         ``continue_final_message``: ends inside the last message, for the model to go on with.
         ``chat_template``: a template, or the name of one of the model's, instead of its default.
-        ``kwargs``: further variables for the template.
+        Other options are variables for the template.
 
         Raises InvalidRequestError for a conversation of the wrong shape, ChatTemplateError for a
         template that fails, refuses the messages, or exceeds its bounds.
         """
-        text, disguise = self._render_chat(
-            messages, tools, add_generation_prompt, continue_final_message, chat_template, kwargs
+        text, disguise = self._render_chat(messages, **options)
+        pieces = self.specials.split(text)
+        token_ids = self.encoder.encode(
+            [disguise.reveal(piece) if isinstance(piece, str) else piece for piece in pieces]
         )
-        return disguise.reveal(text)
+        return ChatPrompt(disguise.reveal(text), token_ids)
 
     def _render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template: str | None,
-        user_variables: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **user_variables: Any,
     ) -> tuple[str, Disguise]:
         from octavo.text.chat import render_chat  # Jinja is loaded when first needed
 
