@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo import __version__
+from octavo.build import LoadedEngine, load_engine
 from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
-from octavo.llm import LoadedEngine, load_engine
 
 
 class TimedModel:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from octavo.build import load_engine
 from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineError, InvalidRequestError
-from octavo.llm import load_engine
 from octavo.outputs import RequestOutput
 from octavo.text_engine import Prompt, TextDelta, TextEngine
 

@@ -169,6 +169,8 @@ def test_settings_and_models_that_are_not_there(tiny_model, tmp_path):
         LLM("no-such-model")
     with pytest.raises(ModelNotFoundError):
         LLM(str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(ConfigError, match="not quantized"):
+        LLM(str(tiny_model), quantization="awq")
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelFileError, match="tokenizer"):

@@ -133,9 +133,7 @@ def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop():
 def test_a_stop_token_is_not_shown_unless_asked():
     output, _ = answer_to(make_engine(), stop_token_ids=[ord("o")])
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("hell", ord("o"))
-    output, _ = answer_to(
-        make_engine(), stop_token_ids=[ord("o")], include_stop_str_in_output=True
-    )
+    output, _ = answer_to(make_engine(), stop_token_ids=[ord("o")], include_stop_str_in_output=True)
     assert output.outputs[0].text == "hello"
 
 
@@ -235,9 +233,7 @@ def test_seeds_are_drawn_from_the_engines_own():
     def seeds(engine_seed: int, params: SamplingParams) -> list[int]:
         engine = make_engine()
         engine = TextEngine(engine.engine, engine.tokenizer, 258, [EOS], engine_seed)
-        return [
-            engine.add(str(i), None, [1], params).samples[0].request.seed for i in range(3)
-        ]
+        return [engine.add(str(i), None, [1], params).samples[0].request.seed for i in range(3)]
 
     drawn = seeds(5, SamplingParams())
     assert len(set(drawn)) == 3

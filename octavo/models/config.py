@@ -17,7 +17,7 @@ from octavo.layers.rope_config import RopeConfig
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 # Far beyond any model; they keep a damaged file from asking for endless work.
-_MAX_LAYERS = 1024
+MAX_LAYERS = 1024
 _MAX_SIZE = 1 << 24
 
 
@@ -101,11 +101,6 @@ class ModelConfig:
             f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
             "key-value heads",
         )
-        require(
-            self.num_layers <= _MAX_LAYERS,
-            "num_hidden_layers",
-            f"{self.num_layers} layers are more than any model has ({_MAX_LAYERS})",
-        )
         for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim", "vocab_size"):
             size = getattr(self, name)
             require(size <= _MAX_SIZE, name, f"{size} is more than any model has")
@@ -149,7 +144,9 @@ class Fields:
         value = self._values.get(self._prefix + name)
         return default if value is None else value
 
-    def integer(self, name: str, default: Any = _REQUIRED, minimum: int = 1) -> Any:
+    def integer(
+        self, name: str, default: Any = _REQUIRED, minimum: int = 1, maximum: int = 1 << 31
+    ) -> Any:
         value = self._get(name, default)
         if value is default:
             return value
@@ -157,6 +154,8 @@ class Fields:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(name, f"{value!r} is not a whole number of at least {minimum}")
+        if value > maximum:
+            raise self.error(name, f"{value} is more than any model has ({maximum})")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED, above: float = 0.0) -> Any:

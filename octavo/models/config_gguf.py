@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
-from octavo.models.config import Fields, ModelConfig
+from octavo.models.config import MAX_LAYERS, Fields, ModelConfig
 from octavo.models.registry import resolve_gguf_architecture
 
 _SAMPLING_FIELDS = {
@@ -51,7 +51,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported")
 
     hidden_size = fields.integer("embedding_length")
-    num_layers = fields.integer("block_count")
+    num_layers = fields.integer("block_count", maximum=MAX_LAYERS)
     num_heads = _uniform(fields, "attention.head_count")
     num_kv_heads = _uniform(fields, "attention.head_count_kv", num_heads)
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))

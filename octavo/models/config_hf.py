@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.rope_config import SCALINGS, RopeConfig
-from octavo.models.config import Fields, ModelConfig
+from octavo.models.config import MAX_LAYERS, Fields, ModelConfig
 from octavo.models.registry import resolve_architecture
 
 # What a field means when it is absent, where that differs between architectures; published configs
@@ -73,7 +73,7 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
     is_gemma = architecture == "Gemma3ForCausalLM"
 
     hidden_size = fields.integer("hidden_size")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
     max_position = fields.integer("max_position_embeddings")

@@ -39,19 +39,33 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """The model of a Hugging Face folder or a GGUF file, ready to run.
+    """The model of a Hugging Face folder or a GGUF file; see load_checkpoint."""
+    checkpoint = open_checkpoint(path)
+    config = config or checkpoint.config()
+    model = load_checkpoint(checkpoint, config, device=device, dtype=dtype, progress=progress)
+    return LoadedModel(model, config)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """The model of an open checkpoint, ready to run.
 
     On the CPU, weights are views of the mapped files in their own format, and are read from disk
     when they are first used; elsewhere unquantized matrices are converted to ``dtype``.
     ``progress`` is called with the bytes done and their total after each tensor. ModelFileError if
-    tensors are missing, left over or of another shape than the config (that of the checkpoint
-    unless given) makes them; UnsupportedModelError if octavo cannot run the model.
+    tensors are missing, left over or of another shape than the config makes them;
+    UnsupportedModelError if octavo cannot run the model.
     """
-    checkpoint = open_checkpoint(path)
-    config = config or checkpoint.config()
     model = model_class(config.architecture)(config)
     _load_parameters(model, config, checkpoint, torch.device(device), dtype, progress)
-    return LoadedModel(model.eval(), config)
+    loaded: CausalLM = model.eval()
+    return loaded
 
 
 def weights_bytes(model: CausalLM) -> int:

@@ -303,6 +303,7 @@ def test_gguf_end_tokens():
         ("llama", {}, ["general.architecture"], "general.architecture"),
         ("llama", {}, ["llama.block_count"], "llama.block_count"),
         ("llama", {"ARCH.block_count": 0}, [], "llama.block_count"),
+        ("llama", {"ARCH.block_count": 1 << 30}, [], "llama.block_count"),
         ("llama", {"ARCH.attention.head_count": "8"}, [], "llama.attention.head_count"),
         ("llama", {"ARCH.vocab_size": 1001}, [], "llama.vocab_size"),
         ("llama", {"tokenizer.ggml.tokens": ["a"] * 1001}, [], "tokenizer.ggml.tokens"),

@@ -1,0 +1,174 @@
+"""From settings to an engine: find the model, load it, size the KV pool, wire everything up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import GIB, Capacity, EngineArgs, EngineConfig, resolve
+from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
+from octavo.core.block_manager import BlockManager
+from octavo.core.clock import Clock
+from octavo.core.engine import Engine
+from octavo.core.executor import Executor
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.scheduler import Scheduler
+from octavo.errors import ConfigError
+from octavo.text_engine import TextEngine
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
+    from octavo.models.config import ModelConfig
+    from octavo.text.tokenizer import Tokenizer
+
+_ADMISSION: dict[str, type[AdmissionPolicy]] = {
+    "continuous": ContinuousAdmission,
+    "static": StaticAdmission,
+}
+
+# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
+_CPU_KV_BYTES = 4 * GIB
+
+
+class LoadedEngine:
+    """A model, its tokenizer and its engine, ready to serve. Made by ``load_engine``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        text_engine: TextEngine,
+        model_config: ModelConfig,
+        info: dict[str, Any],
+    ):
+        self.config = config
+        self.text_engine = text_engine
+        self.model_config = model_config
+        self._info = info
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The "engine" object of the JSON outputs."""
+        return dict(self._info)
+
+
+def load_engine(
+    args: EngineArgs, progress: Callable[[int, int], None] | None = None
+) -> LoadedEngine:
+    """Find, load and wire up a model.
+
+    Args:
+        progress: called with (bytes loaded, bytes in all) while weights are read.
+
+    Raises:
+        ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
+    """
+    from octavo import hub
+    from octavo.machine import cpu, keep_openmp_patient, memory
+
+    keep_openmp_patient()
+    import torch
+
+    from octavo.executor.local import LocalExecutor
+    from octavo.kernels.dispatch import create_ops
+    from octavo.models.checkpoint import open_checkpoint
+    from octavo.models.footprint import kv_bytes_per_token
+    from octavo.models.loader import check_tokenizer, load_checkpoint, weights_bytes
+    from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache
+    from octavo.runtime.model_runner import ModelRunner
+
+    path = hub.resolve(args.model)
+    device = torch.device(_choose_device(args.device))
+    dtype_name = args.dtype
+    if dtype_name == "auto":
+        dtype_name = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = TORCH_DTYPES[dtype_name]
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), cpu().usable_cores))
+
+    checkpoint = open_checkpoint(path)
+    _check_quantization(args.quantization, checkpoint)
+    model_config = checkpoint.config()
+    tokenizer = _load_tokenizer(checkpoint)
+    check_tokenizer(model_config, tokenizer.vocab_size, path)
+    ops = create_ops(device, dtype)
+    model = load_checkpoint(checkpoint, model_config, device=device, dtype=dtype, progress=progress)
+
+    kv_dtype = dtype if args.kv_cache_dtype == "auto" else TORCH_DTYPES[args.kv_cache_dtype]
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        kv_memory = int(free - (1 - args.gpu_memory_utilization) * total)
+    else:
+        kv_memory = min(_CPU_KV_BYTES, memory().available // 2)
+    capacity = Capacity(
+        device=str(device),
+        dtype=dtype_name,
+        model_max_len=model_config.max_position,
+        kv_bytes_per_token=kv_bytes_per_token(model_config, kv_dtype.itemsize),
+        kv_memory_bytes=max(0, kv_memory),
+    )
+    config = resolve(args, capacity)
+    kv_cache = KVCache(
+        model_config.num_layers,
+        config.cache.num_blocks,
+        config.cache.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        kv_dtype,
+        device,
+    )
+    runner = ModelRunner(
+        model, kv_cache, ops, device, config.scheduler.max_num_seqs, config.scheduler.max_model_len
+    )
+    engine = build_engine(config, LocalExecutor(runner))
+    eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
+    info = {
+        "device": str(device),
+        "dtype": dtype_name,
+        "kernels": ops.name,
+        "isa": ops.isa,
+        "weights_bytes": weights_bytes(model),
+        "kv_blocks": config.cache.num_blocks,
+        "block_size": config.cache.block_size,
+    }
+    text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
+    return LoadedEngine(config, text_engine, model_config, info)
+
+
+def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None = None) -> Engine:
+    """Scheduler, block manager and prefix cache over any executor, real or simulated."""
+    size = config.cache.block_size
+    cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
+    block_manager = BlockManager(executor.kv_capacity(), size, cache)
+    admission = _ADMISSION[config.batching]()
+    return Engine(Scheduler(config.scheduler, block_manager, admission), executor, clock)
+
+
+def _load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a model folder or of a GGUF file."""
+    from octavo.models.checkpoint import GGUFFiles
+    from octavo.text.tokenizer import Tokenizer
+
+    if isinstance(checkpoint, GGUFFiles):
+        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
+    return Tokenizer.from_folder(checkpoint.path)
+
+
+def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:
+    """The format is read from the files; a word of the user's can only agree with it."""
+    from octavo.models.checkpoint import GGUFFiles
+
+    found = "gguf" if isinstance(checkpoint, GGUFFiles) else None
+    if asked is not None and asked != found:
+        raise ConfigError(
+            f"quantization {asked!r}: {checkpoint.path} is "
+            f"{found or 'not quantized'}; leave the setting out, it is detected"
+        )
+
+
+def _choose_device(asked: str) -> str:
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch sees no CUDA device; `octavo doctor` says why")
+    return asked
