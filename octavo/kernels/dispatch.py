@@ -37,7 +37,6 @@ class Ops:
     gelu_mul: Op
     add: Op
     softcap: Op
-    copy_blocks: Op
     lm_head: Op
 
 

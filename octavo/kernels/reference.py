@@ -34,7 +34,6 @@ from octavo.quantization.gguf_formats import dequantize
 
 __all__ = [
     "add",
-    "copy_blocks",
     "embed",
     "gelu_mul",
     "linear",
@@ -120,12 +119,6 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """Write k and v [T, Hk, D] to slots (int64 [T]) of the caches [blocks, B, Hk, D]."""
     for new, cache in ((k, k_cache), (v, v_cache)):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
-
-
-def copy_blocks(k_cache: Tensor, v_cache: Tensor, src: Tensor, dst: Tensor) -> None:
-    """Copy blocks ``src`` (int64 [n]) to ``dst``, as if all were read before any is written."""
-    for cache in (k_cache, v_cache):
-        cache.index_copy_(0, dst, cache.index_select(0, src))
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
