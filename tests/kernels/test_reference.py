@@ -136,6 +136,17 @@ def test_rope_turns_pairs_as_complex_numbers(interleaved, rotary, device):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_store_kv(device):
+    k_cache = torch.zeros(4, 2, 1, 3, device=device)
+    v_cache = torch.zeros(4, 2, 1, 3, device=device, dtype=torch.bfloat16)
+    k = torch.arange(6.0, device=device).view(2, 1, 3)
+    reference.store_kv(k, k + 10, k_cache, v_cache, torch.tensor([5, 0], device=device))
+    assert k_cache.view(8, 3)[5].tolist() == [0, 1, 2] and k_cache[0, 0, 0].tolist() == [3, 4, 5]
+    assert v_cache.view(8, 3)[5].tolist() == [10, 11, 12]
+    assert k_cache[1].count_nonzero() == k_cache[3].count_nonzero() == 0
+
+
 # Bitwise batch invariance -------------------------------------------------------------------------
 
 
