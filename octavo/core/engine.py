@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass
 
+from octavo import faults
 from octavo.core.batch import Batch
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, StepHandle
@@ -12,6 +14,8 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
 from octavo.errors import EngineError
+
+_log = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Engine:
         self.executor = executor
         self.clock: Clock = clock or WallClock()
         self._submitted: deque[tuple[Batch, StepHandle]] = deque()
+        # Times that the audit found the block pool damaged: a bug of ours, and never expected.
+        self.num_invariant_violations = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -73,6 +79,8 @@ class Engine:
             if stats.first_scheduled_time is None:
                 stats.first_scheduled_time = now
         try:
+            if faults.hit("executor.submit"):
+                raise RuntimeError("a fault was asked for")
             handle = self.executor.submit(batch)
         except Exception as error:
             raise self._fail(batch, error) from error
@@ -87,6 +95,7 @@ class Engine:
         except Exception as error:
             raise self._fail(batch, error) from error
         updates = self.scheduler.update(batch, output)
+        self._audit()
         now = self.clock.now()
         for update in updates:
             if update.new_token_ids:
@@ -116,6 +125,21 @@ class Engine:
                 self.scheduler.finish(request.request_id, FinishReason.ERROR)
         return EngineError(f"step {batch.step_id} failed: {type(error).__name__}: {error}")
 
+    def _audit(self) -> None:
+        """Check the block pool: its counts after every step, all of it when nothing runs.
+
+        A leak shows at the first quiet moment. It is counted and logged, not raised: the results
+        of the step are good.
+        """
+        blocks = self.scheduler.block_manager
+        try:
+            assert 0 <= blocks.num_cached_blocks <= blocks.num_available_blocks
+            if not self.has_unfinished_requests:
+                blocks.check_integrity([])
+        except AssertionError as violation:
+            self.num_invariant_violations += 1
+            _log.error("the block pool is damaged, please report this: %s", violation)
+
     def _stats(self, batch: Batch, updates: list[RequestUpdate]) -> StepStats:
         scheduler, blocks = self.scheduler, self.scheduler.block_manager
         return StepStats(
@@ -132,4 +156,5 @@ class Engine:
             kv_waste=blocks.waste(scheduler.running),
             prefix_tokens_queried=scheduler.prefix_tokens_queried,
             prefix_tokens_hit=scheduler.prefix_tokens_hit,
+            num_invariant_violations=self.num_invariant_violations,
         )

@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from octavo import faults
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
@@ -192,6 +193,8 @@ class Scheduler:
         preempted: list[str] = []
         short_of_blocks = False
         budget = self.config.max_num_batched_tokens
+        if faults.hit("scheduler.preempt"):
+            preempted += self._preempt_for_no_reason()
         for request in self._running_in_order():
             num_tokens = self._chunk(request, budget)
             if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
@@ -284,6 +287,14 @@ class Scheduler:
         request.stats.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(request)
+
+    def _preempt_for_no_reason(self) -> list[str]:
+        """The fault that shows that preemption changes no answer."""
+        for request in self.running:
+            if not request.in_flight and len(request.token_ids) > request.num_tokens_at_admission:
+                self._preempt(request)
+                return [request.request_id]
+        return []
 
     # -- admission ---------------------------------------------------------------------------
 

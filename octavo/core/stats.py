@@ -77,6 +77,7 @@ class StepStats:
     # Totals since the engine began; the hit rate is hit / queried.
     prefix_tokens_queried: int
     prefix_tokens_hit: int
+    num_invariant_violations: int = 0
 
     @property
     def kv_utilisation(self) -> float:

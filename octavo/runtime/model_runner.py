@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from octavo import faults
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.dispatch import Ops
@@ -46,6 +47,8 @@ class ModelRunner:
         inputs = self._input_batch.build(batch)
         ctx = self._context(inputs)
         hidden = self.model(self._tensor(inputs.token_ids), ctx)
+        if faults.hit("runner.nan"):
+            hidden[0] = torch.nan
 
         output = StepOutput(token_ids={})
         self._find_damage(batch, inputs, hidden, output)

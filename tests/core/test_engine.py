@@ -90,6 +90,18 @@ def test_timestamps_follow_the_clock(make_engine, make_request):
     assert stats.prefill_tps == 1.0 and stats.num_output_tokens == 3
 
 
+def test_a_leak_shows_when_the_engine_becomes_idle(engine, make_request, run, caplog):
+    engine.add(make_request("a", [1, 2]))
+    run(engine)
+    assert engine.num_invariant_violations == 0
+    engine.scheduler.block_manager.free_blocks.popitem(last=False)
+    engine.add(make_request("b", [1, 2]))
+    while (step := engine.step()) is not None:
+        last = step
+    assert engine.num_invariant_violations == last.stats.num_invariant_violations == 1
+    assert "damaged" in caplog.text
+
+
 def test_close_aborts_what_is_left(engine, make_request):
     request = make_request("a", [1, 2])
     engine.add(request)

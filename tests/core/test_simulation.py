@@ -1,6 +1,7 @@
 """The press: random workloads on the hash model, audited at every step.
 
-A seed fixes everything: the geometry of the pool, the limits, arrivals, aborts, priorities, forks.
+A seed fixes everything: the geometry of the pool, the limits, arrivals, aborts, priorities, forks,
+faults.
 First a safety phase (everything happens at once), then a liveness phase (arrivals stop, all must
 end within a bound, and the pool must be empty).
 """
@@ -12,10 +13,11 @@ import time
 
 import pytest
 
+from octavo import faults
 from octavo.core.admission import StaticAdmission
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import RequestError
+from octavo.errors import EngineError, RequestError
 from octavo.executor.hashing import expected_tokens
 
 VOCAB = 97
@@ -52,6 +54,12 @@ class Press:
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
             for _ in range(3)
         ]
+        # Half of the engines meet faults: preemptions for no reason, and steps that break.
+        rate = rng.choice([0.0, 0.02])
+        self.faults = {
+            "scheduler.preempt": faults.sometimes(rng.choice([0.0, 0.3]), seed),
+            "executor.submit": faults.sometimes(rate, seed + 1),
+        }
         self.live: dict[str, object] = {}
         self.num_added = 0
         self.num_steps = 0
@@ -88,7 +96,15 @@ class Press:
         self.live.pop(request_id, None)
 
     def step(self) -> None:
-        step = self.engine.step()
+        try:
+            step = self.engine.step()
+        except EngineError:  # whoever was in the step has ended, and nobody else
+            ended = [name for name, request in self.live.items() if request.is_finished]
+            assert ended
+            for name in ended:
+                assert self.live.pop(name).finish_reason is FinishReason.ERROR
+            self.engine.scheduler.block_manager.check_integrity(self.engine.scheduler.running)
+            return
         if step is None:
             return
         self.num_steps += 1
@@ -114,12 +130,13 @@ class Press:
         """Both phases; the number of steps."""
         rng = self.rng
         arrival, abort = rng.choice([0.02, 0.1, 0.4]), rng.choice([0.0, 0.01, 0.05])
-        for _ in range(300):
-            if rng.random() < arrival and len(self.live) < 60:
-                self.arrive()
-            if rng.random() < abort:
-                self.abort()
-            self.step()
+        with faults.armed(self.faults):
+            for _ in range(300):
+                if rng.random() < arrival and len(self.live) < 60:
+                    self.arrive()
+                if rng.random() < abort:
+                    self.abort()
+                self.step()
         # Every step computes something, and nobody is preempted without a new token, so the
         # tokens that are left, recomputed once for each new one at worst, bound what remains.
         bound = self.num_steps + sum(
@@ -131,6 +148,7 @@ class Press:
             assert self.num_steps <= bound, "starvation"
         blocks = self.engine.scheduler.block_manager
         assert not self.engine.has_unfinished_requests
+        assert self.engine.num_invariant_violations == 0
         assert blocks.num_used_blocks == 0
         blocks.check_integrity([])
         return self.num_steps

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo import hub
+from octavo import faults, hub
 from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from octavo.hub import store, wheels
 from octavo.hub.catalog import CATALOG, CatalogModel
@@ -124,6 +124,20 @@ def test_full_disk_is_seen_before_the_download(
     monkeypatch.setattr(wheels.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(DownloadError, match="OCTAVO_HOME to another disk"):
         hub.pull("tiny")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_disk_that_fills_up_leaves_nothing(
+    octavo_home: Path, tiny_entry: Callable, nth: int
+) -> None:
+    tiny_entry()
+    with (
+        faults.armed({"store.write": faults.every(nth)}),
+        pytest.raises(DownloadError, match="No space left.*OCTAVO_HOME"),
+    ):
+        hub.pull("tiny")
+    assert leftovers(octavo_home) == []
+    assert hub.pull("tiny").is_file()
 
 
 def test_home_that_cannot_be_written(

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from octavo import faults
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 
@@ -41,6 +42,21 @@ def test_damage_ends_its_own_request_and_no_other(bench, run_all, poisoned, valu
     answers, _ = run_all(engine, [bad, good])
     assert bad.finish_reason is FinishReason.ERROR and "NaN" in bad.error
     assert answers["good"] == expected["good"]
+
+
+def test_damage_at_random_leaves_the_rest_untouched(bench, run_all):
+    def requests() -> list[Request]:
+        return [greedy(f"r{i}", [i + 2, *PROMPT, i + 3]) for i in range(12)]
+
+    expected, _ = run_all(bench.engine(), requests())
+    engine = bench.engine(max_num_seqs=5, max_num_batched_tokens=16)
+    hurt = requests()
+    with faults.armed({"runner.nan": faults.sometimes(0.15, seed=1)}):
+        answers, _ = run_all(engine, hurt)
+    failed = {r.request_id for r in hurt if r.finish_reason is FinishReason.ERROR}
+    assert 0 < len(failed) < 12
+    for name in expected.keys() - failed:
+        assert answers[name] == expected[name]
 
 
 def test_damage_in_the_middle_of_a_prompt_is_not_cached(bench, run_all, poisoned):

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from octavo import faults
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 
@@ -83,6 +84,15 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_preemption_every_third_step_changes_nothing(bench, run_all, alone, caching):
+    engine = bench.engine(prefix_caching=caching)
+    with faults.armed({"scheduler.preempt": faults.every(3)}):
+        answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    assert answers == alone
+    assert engine.scheduler.num_preemptions > 5
 
 
 def test_the_order_of_arrival_does_not_matter(bench, run_all, alone):
