@@ -1,4 +1,4 @@
-"""How many users fit? The engine's own scheduler, in virtual time, on a card that is not here."""
+"""How many users of Llama 3.1 8B fit one card of 80 GB? The real scheduler, in virtual time."""
 
 import random
 
@@ -12,7 +12,6 @@ from octavo.executor.simulated import SimulatedExecutor
 from octavo.sim.cost_model import ModelCost, RooflineCost
 from octavo.sim.hardware import HardwareSpec
 
-# Llama 3.1 8B in 16 bits, on one card of 80 GB: it leaves room for 28,000 blocks of 16 tokens.
 MODEL = ModelCost(6_979_321_856, 525_336_576, 15_009_316_864, 131_072, 32 * 32 * 128)
 CARD = HardwareSpec("H100", 80e9, memory_bandwidth=3.35e12, flops=989e12, step_overhead=1e-3)
 PARAMS = SamplingParams(max_tokens=200, ignore_eos=True)
