@@ -1,0 +1,23 @@
+// What the program calls inside a step: each is run by all workers at once.
+//
+// On entry the inputs are complete (a barrier lies before); on return a worker's own part of the
+// outputs is, so that the caller needs a barrier before they are read. Arguments have been checked.
+#pragma once
+
+#include "octavo.h"
+#include "pool.h"
+
+namespace octavo {
+
+// Returns an error code if the arguments make no sense.
+int32_t check_linear(const oct_linear_args& args);
+void linear(const oct_linear_args& args, const Worker& worker);
+
+int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
+void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
+
+// One row of logits to a token, by one worker.
+int32_t sample_row(float* logits, int32_t vocab, const oct_sample& params, const Worker& worker,
+                   int32_t* token);
+
+}  // namespace octavo

@@ -1,0 +1,197 @@
+/* The C interface of octavo's native CPU kernels.
+ *
+ * One library per instruction set, all with these functions; octavo/kernels/cpu/ chooses one, loads
+ * it with ctypes, and mirrors the structs below field by field (abi.py). Plain C types only.
+ *
+ * Shapes: T tokens of a step, S sequences, R rows of logits, H query heads, Hk key and value heads,
+ * D head size, N output and K input features, V vocabulary. Activations between ops are float32,
+ * row-major, a row per token. Every function that can fail returns a negative code; the thread's
+ * own oct_last_error() then says what was wrong.
+ *
+ * Results are bitwise independent of the number of threads, of the other rows of a step, and of how
+ * a prompt was cut into steps: no reduction is split by anything but fixed sizes.
+ */
+#ifndef OCTAVO_H
+#define OCTAVO_H
+
+#include <stdint.h>
+
+#define OCT_ABI_VERSION 1
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED = -3 };
+
+int32_t oct_abi_version(void);
+const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon" */
+const char* oct_last_error(void); /* of the calling thread; valid until its next failing call */
+
+/* ---- Threads ------------------------------------------------------------------------------- */
+
+/* A pool of num_threads - 1 threads beside the caller, which works too. Between two calls they spin
+ * for spin_us microseconds and then sleep. A pool runs one call at a time (callers wait), survives
+ * a fork (the child starts its own threads at its first call), and pins no thread. */
+typedef struct oct_pool oct_pool;
+oct_pool* oct_pool_new(int32_t num_threads, int32_t spin_us); /* NULL on failure */
+void oct_pool_free(oct_pool* pool);
+int32_t oct_pool_size(const oct_pool* pool);
+/* Nanoseconds per barrier, from `rounds` of them in a row. */
+double oct_pool_barrier_ns(oct_pool* pool, int32_t rounds);
+/* Makes the call that is running, if any, return OCT_ERR_ABORTED at its next barrier. */
+void oct_abort(oct_pool* pool);
+
+/* ---- Weights ------------------------------------------------------------------------------- */
+
+/* Packed formats: 16 output columns to a tile, in the order that the kernels read (linear.h). */
+enum {
+  OCT_W4S = 0,  /* d * (q - 8),   q in 0..15, float16 d per group of inputs */
+  OCT_W4A = 1,  /* d * q + m,     q in 0..15, float16 d and m */
+  OCT_W8S = 2,  /* d * (q - 128), q in 0..255, float16 d */
+  OCT_W8A = 3,  /* d * q + m,     q in 0..255, float16 d and m */
+  OCT_BF16 = 4,
+  OCT_F32 = 5
+};
+
+typedef struct oct_weight {
+  int32_t format;
+  int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
+  int32_t group;   /* inputs that share a scale: 16 (8 bit only), 32, 64 or 128; 0 for BF16 and F32 */
+  const void* data; /* 64-byte aligned, oct_packed_bytes() of them */
+} oct_weight;
+
+int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /* or an error */
+
+/* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
+ * for symmetric formats); or, for BF16 and F32, values of that type in `q` and no scales. */
+int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const uint16_t* scales,
+                 const uint16_t* mins, void* out);
+/* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). The format that a type becomes is
+ * told by oct_gguf_format: format and group, or an error for types that have none. */
+int32_t oct_gguf_format(int32_t ggml_type, int32_t* format, int32_t* group);
+int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_type, const void* rows,
+                      void* out);
+/* float32 [n, k] that a packed weight stands for: for tests. */
+int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out);
+
+/* ---- Linear -------------------------------------------------------------------------------- */
+
+enum {
+  OCT_EPI_NONE = 0,     /* y[s] = x w[s]^T + bias[s], each segment s into its own y */
+  OCT_EPI_RESIDUAL = 1, /* y = residual + (x w^T + bias); y may be residual */
+  OCT_EPI_SILU_MUL = 2, /* y = silu(x w[0]^T) * (x w[1]^T); two segments of equal n */
+  OCT_EPI_GELU_TANH_MUL = 3,
+  OCT_EPI_GELU_ERF_MUL = 4,
+  OCT_EPI_HEAD = 5      /* y are logits, softcap * tanh(y / softcap) if softcap > 0; see oct_head */
+};
+
+#define OCT_MAX_SEGMENTS 4
+
+typedef struct oct_segment {
+  oct_weight weight;
+  const float* bias; /* [n] or NULL */
+  float* y;          /* [rows, n] with ldy floats from row to row */
+  int64_t ldy;
+} oct_segment;
+
+/* The most likely token of each row while the head is computed, without writing its logits. */
+typedef struct oct_head {
+  float* const* logits; /* per row: [n] to write, or NULL where nobody reads them */
+  float* best_logit;    /* per row: maximum; NaN if any logit is NaN */
+  int32_t* best_id;     /* per row: the lowest id that has it */
+  float softcap;        /* 0: none */
+} oct_head;
+
+/* What a linear does before its products, row by row:
+ *     x   = in                                   (row row_index[r] of it if row_index)
+ *     x   = x + add, or x + rmsnorm(add) * add_norm   if add        -> written to x_out
+ *     x   = rmsnorm(x) * norm                    if norm
+ * and then x in the encoding that the weights want: int8 with a scale per group, bf16, or float32. */
+typedef struct oct_linear_args {
+  int32_t rows, k;
+  const float* in; /* [rows, k], ldin floats from row to row */
+  int64_t ldin;
+  const int32_t* row_index; /* NULL: row r is row r */
+  const float* add;         /* NULL or [rows, k], leading dimension ldin */
+  const float* add_norm;    /* NULL or [k] */
+  float* x_out;             /* with add: [rows, k], leading dimension ldin; not in nor add */
+  const float* norm;        /* NULL or [k] */
+  float eps, add_eps;
+  int32_t epilogue, num_segments;
+  oct_segment segments[OCT_MAX_SEGMENTS];
+  const float* residual; /* leading dimension ldy of segment 0 */
+  const oct_head* head;
+} oct_linear_args;
+
+int32_t oct_linear(oct_pool* pool, const oct_linear_args* args);
+
+/* ---- Paged attention ----------------------------------------------------------------------- */
+
+/* KV of one layer: [num_blocks][Hk][block_size / 16] chunks of 16 tokens, a chunk holding its keys
+ * and then its values (attention.h has the order inside). oct_kv_chunk_bytes() per chunk. */
+enum { OCT_KV_F32 = 0, OCT_KV_BF16 = 1, OCT_KV_INT8 = 2 };
+int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
+
+/* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's
+ * tokens, the last ones of its kv_len[s] positions, and the blocks block_table[s * stride + i]. */
+typedef struct oct_sequences {
+  int32_t num_seqs, num_tokens;
+  const int32_t* q_start;     /* [S + 1] */
+  const int32_t* kv_len;      /* [S] */
+  const int32_t* block_table; /* [S, table_stride] */
+  int32_t table_stride;
+  int32_t block_size; /* a multiple of 16 */
+} oct_sequences;
+
+typedef struct oct_attention_args {
+  int32_t num_heads, num_kv_heads, head_dim;
+  int32_t kv_format;
+  int32_t window;           /* a query sees this many positions, itself included; 0: all */
+  int32_t rotary_dim;       /* 0: no rope */
+  int32_t rope_interleaved; /* pairs (2i, 2i+1) instead of (i, i + rotary_dim / 2) */
+  float scale, softcap;     /* softcap 0: none */
+  float qk_norm_eps;
+  const float* q_norm; /* [D] or NULL: rmsnorm of each head, before rope */
+  const float* k_norm;
+  const float* sinks;  /* [H] or NULL: a logit in each softmax that no value belongs to */
+  const float* cos_sin; /* [positions, rotary_dim]: cosines, then sines */
+  const float* q;      /* [T, H, D], ldq floats from token to token */
+  const float* k;      /* [T, Hk, D] */
+  const float* v;
+  int64_t ldq, ldk, ldv;
+  void* kv;            /* this layer's chunks */
+  float* out;          /* [T, H, D], contiguous; may not overlap q */
+} oct_attention_args;
+
+/* Norm and rotate q and k, store k and v at their positions, attend: in one go. */
+int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_sequences* seqs);
+/* Keys and values as float32 [kv_len, Hk, D] each, of one sequence: for tests. */
+int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
+                    float* keys, float* values);
+
+/* ---- Sampling ------------------------------------------------------------------------------ */
+
+enum { OCT_TOKEN_OK = 0, OCT_TOKEN_BAD_LOGITS = 1, OCT_TOKEN_OVERFLOW = 2 };
+
+/* How one row of logits becomes a token; octavo/runtime/sampler.py is the oracle. temperature 0 is
+ * greedy. Penalties count tokens of prompt_ids and output_ids; ids outside of [0, V) are ignored. */
+typedef struct oct_sample {
+  float temperature;
+  float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
+  double top_p, min_p;                                           /* 1, 0: off */
+  int32_t top_k;                                                 /* 0: off */
+  int32_t num_prompt_ids, num_output_ids;
+  const int32_t* prompt_ids;
+  const int32_t* output_ids;
+  double uniform; /* the row's random number in [0, 1) */
+} oct_sample;
+
+/* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above. */
+int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
+                        const oct_sample* params, int32_t* tokens, int32_t* status);
+
+#if defined(__cplusplus)
+}
+#endif
+#endif

@@ -1,0 +1,56 @@
+// Threads that work through a step together.
+//
+// A call hands one function to all workers. Inside, they meet at barriers; between two barriers each
+// does its static share (by rank), or takes pieces by ticket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+struct Pool;
+
+// One worker's view of the pool, for the length of one call.
+struct Worker {
+  int rank;
+  int size;
+  Pool* pool;
+
+  // Wait for all workers. False once the call is aborted: then return from the call at once.
+  bool barrier() const;
+  // The next number from 0 on that no worker has taken since the last barrier.
+  int ticket() const;
+  // At least `bytes` of this worker's own memory, 64-byte aligned. Its contents last for the call;
+  // asking again may move it. Slots are independent: `slot` in 0..7, a fixed number per use.
+  void* scratch(int slot, size_t bytes) const;
+  // The same, but one for all workers: to be asked for by all of them between the same barriers,
+  // and to be used after the next barrier. Slots 0..3.
+  void* shared(int slot, size_t bytes) const;
+};
+
+// The part [begin, end) of n things that belongs to a worker.
+struct Range {
+  int begin, end;
+};
+inline Range share(int n, int rank, int size) {
+  return {static_cast<int>(static_cast<int64_t>(n) * rank / size),
+          static_cast<int>(static_cast<int64_t>(n) * (rank + 1) / size)};
+}
+
+using Task = void (*)(const Worker&, void*);
+// Run task(worker, context) on all workers. OCT_OK or OCT_ERR_ABORTED.
+int32_t run(Pool* pool, Task task, void* context);
+
+// Run a callable on all workers.
+template <class F>
+int32_t run(Pool* pool, F&& body) {
+  return run(
+      pool, [](const Worker& w, void* context) { (*static_cast<F*>(context))(w); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+// Sets what oct_last_error() tells this thread, and returns the code.
+int32_t fail(int32_t code, const char* format, ...);
+
+}  // namespace octavo

@@ -1,0 +1,86 @@
+// Sixteen lanes, whatever the machine has: one register with AVX-512, two with AVX2, four with NEON,
+// arrays elsewhere. A kernel is written once, on these, and compiled once per instruction set.
+//
+//   F32   16 float32              I32   16 int32
+//   U8    64 bytes: 16 lanes of 4 consecutive inputs of an output column
+//   BF16  32 bfloat16: 16 lanes of 2
+//   Mask  16 truth values
+//
+// Every function is exactly rounded or made of such ones in a fixed order, so that all instruction
+// sets give the same bits; but dot2, which has its own rounding where BF16 instructions exist.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define OCT_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "simd_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "simd_neon.h"
+#else
+#include "simd_scalar.h"
+#endif
+
+namespace octavo {
+namespace simd {
+
+// Round to the nearest bfloat16, ties to even; NaN stays NaN.
+OCT_INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+OCT_INLINE float from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// e^x with an error of about one unit in the last place: 0 below -87.3, as of -inf; inf above 88.7;
+// NaN of NaN. Cody-Waite reduction by ln 2, then a polynomial of degree 6.
+OCT_INLINE F32 exp(F32 x) {
+  // The variable comes second: max and min then keep a NaN.
+  const F32 clipped = min(set1(89.0f), max(set1(-88.0f), x));
+  const F32 magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F32 shifted = fma(clipped, set1(1.44269504f), magic);
+  const F32 n = sub(shifted, magic);
+  F32 r = fma(n, set1(-0.693359375f), clipped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F32 p = set1(1.3981999e-3f);
+  p = fma(p, r, set1(8.3334519e-3f));
+  p = fma(p, r, set1(4.1665796e-2f));
+  p = fma(p, r, set1(1.6666665e-1f));
+  p = fma(p, r, set1(5.0e-1f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  // Twice half the exponent: 2^128 alone does not fit a float.
+  const I32 exponent = to_int(n);
+  const I32 half = shift_right<1>(exponent);
+  p = mul(p, power_of_two(half));
+  p = mul(p, power_of_two(sub(exponent, half)));
+  return select(less(x, set1(-87.3f)), zero(), p);
+}
+
+OCT_INLINE F32 silu(F32 x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
+// tanh x = 1 - 2 / (e^2x + 1), with the odd series near 0 where that would cancel.
+OCT_INLINE F32 tanh(F32 x) {
+  const F32 square = mul(x, x);
+  F32 series = set1(2.1869489e-2f);
+  series = fma(series, square, set1(-5.3968254e-2f));
+  series = fma(series, square, set1(1.3333333e-1f));
+  series = fma(series, square, set1(-3.3333333e-1f));
+  series = fma(mul(series, square), x, x);
+  const F32 far = sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
+  return select(less(square, set1(0.09f)), series, far);
+}
+
+}  // namespace simd
+}  // namespace octavo
