@@ -21,6 +21,7 @@
 #if defined(__cplusplus)
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* all else is hidden: -fvisibility=hidden */
 
 enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED = -3 };
 
@@ -191,6 +192,7 @@ typedef struct oct_sample {
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
                         const oct_sample* params, int32_t* tokens, int32_t* status);
 
+#pragma GCC visibility pop
 #if defined(__cplusplus)
 }
 #endif

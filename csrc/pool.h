@@ -6,10 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+struct oct_pool;
 
 namespace octavo {
 
-struct Pool;
+using Pool = ::oct_pool;
 
 // One worker's view of the pool, for the length of one call.
 struct Worker {
@@ -24,8 +27,9 @@ struct Worker {
   // At least `bytes` of this worker's own memory, 64-byte aligned. Its contents last for the call;
   // asking again may move it. Slots are independent: `slot` in 0..7, a fixed number per use.
   void* scratch(int slot, size_t bytes) const;
-  // The same, but one for all workers: to be asked for by all of them between the same barriers,
-  // and to be used after the next barrier. Slots 0..3.
+  // The same, but one for all workers: to be asked for by all of them, with the same size, between
+  // the same barriers, and to be used after the next barrier. Slots 0..3. What an earlier request
+  // of this call returned stays readable to the end of the call.
   void* shared(int slot, size_t bytes) const;
 };
 
@@ -39,18 +43,20 @@ inline Range share(int n, int rank, int size) {
 }
 
 using Task = void (*)(const Worker&, void*);
-// Run task(worker, context) on all workers. OCT_OK or OCT_ERR_ABORTED.
+// Run task(worker, context) on all workers; the calling thread is worker 0. OCT_OK, OCT_ERR_ABORTED,
+// or an error if there are no threads to be had. A task may not call run() itself, nor throw.
 int32_t run(Pool* pool, Task task, void* context);
 
 // Run a callable on all workers.
 template <class F>
 int32_t run(Pool* pool, F&& body) {
+  using Body = std::remove_reference_t<F>;
   return run(
-      pool, [](const Worker& w, void* context) { (*static_cast<F*>(context))(w); },
+      pool, [](const Worker& w, void* context) { (*static_cast<Body*>(context))(w); },
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
 // Sets what oct_last_error() tells this thread, and returns the code.
-int32_t fail(int32_t code, const char* format, ...);
+int32_t fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 }  // namespace octavo

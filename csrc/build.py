@@ -1,0 +1,301 @@
+"""Compile the native CPU kernels: one shared library for each instruction set level.
+
+    python csrc/build.py                                  all levels, into octavo/kernels/cpu/lib
+    python csrc/build.py --isa avx512bf16,scalar          only these
+    python csrc/build.py --sanitize --into build/sanitized
+
+setup.py calls ``build`` when octavo is installed; scripts/test calls it before each run. Standard
+library only, and a C++17 compiler: ``$CXX``, or g++, clang++ or c++. What has been compiled stays in
+build/native, and is compiled again only when its source, a header, the flags or the compiler change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+ROOT = SOURCES.parent
+LIBRARIES = ROOT / "octavo" / "kernels" / "cpu" / "lib"
+CACHE = ROOT / "build" / "native"
+# What was built with what, and why the rest was not: octavo/kernels/cpu/library.py reads it.
+RECORD = "build.json"
+
+FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"]
+FLAGS += ["-fno-math-errno", "-Wall", "-Wextra"]
+OPTIMIZED = ["-O3"]
+SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
+SANITIZED += ["-fno-sanitize-recover=undefined"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """An instruction set: the flags for it, and a line of code that needs them all."""
+
+    name: str
+    machine: str  # as in the compiler's target; "" is any
+    flags: tuple[str, ...]
+    probe: str
+
+
+# Features by name, not -march=x86-64-v3 and the like: g++ 10 does not know those, and the features
+# are the very ones that library.py looks for in the processor.
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+_X86 = "#include <immintrin.h>\n"
+LEVELS = (
+    Level("scalar", "", (), "int f(int a) { return a; }"),
+    Level(
+        "avx2", "x86_64", _AVX2,
+        _X86 + "__m256 f(__m256 a, __m128i h) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(h)); }",
+    ),
+    Level(
+        "avxvnni", "x86_64", (*_AVX2, "-mavxvnni"),
+        _X86 + "__m256i f(__m256i a) { return _mm256_dpbusd_avx_epi32(a, a, a); }",
+    ),
+    Level(
+        "avx512vnni", "x86_64", _AVX512,
+        _X86 + "__m512i f(__m512i a) { return _mm512_dpbusd_epi32(a, a, a); }",
+    ),
+    Level(
+        "avx512bf16", "x86_64", (*_AVX512, "-mavx512bf16"),
+        _X86 + "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
+    ),
+    Level(
+        "neon", "aarch64", ("-march=armv8.2-a+dotprod",),
+        "#include <arm_neon.h>\nint32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
+    ),
+)  # fmt: skip
+
+
+class BuildError(Exception):
+    """A source does not compile, or does not link. The message has the compiler's words."""
+
+
+@dataclass
+class Result:
+    """What came of it: the levels that were built, why others were not, and with what."""
+
+    built: list[str]
+    skipped: dict[str, str]
+    compiler: str | None
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self), indent=1) + "\n"
+
+
+def find_compiler() -> list[str] | None:
+    """The command, which may be several words as in ``ccache g++``."""
+    for command in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def build(
+    into: Path = LIBRARIES,
+    isa: list[str] | None = None,
+    sanitize: bool = False,
+    only: list[str] | None = None,
+) -> Result:
+    """Build the levels that the compiler knows, or those of them in ``isa``, into a folder.
+
+    A source that does not compile raises ``BuildError``. That there is no compiler, or one that
+    does not know a level, is told in the result. ``only``: the sources to build from, by name.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    isa = isa or _isa_from_environment()
+    if os.environ.get("OCTAVO_NATIVE") == "0":
+        result = Result([], {"all": "OCTAVO_NATIVE=0 was set when octavo was installed"}, None)
+    elif os.name != "posix":
+        result = Result([], {"all": f"there are no native kernels for {sys.platform} yet"}, None)
+    elif (compiler := find_compiler()) is None:
+        reason = "no C++ compiler was found when octavo was installed (Debian, Ubuntu: "
+        result = Result([], {"all": reason + "apt-get install g++)"}, None)
+    else:
+        with _locked(CACHE):
+            result = _Build(compiler, into, sanitize, only).run(isa)
+    for file in into.glob("liboctavo_*.so"):  # of an earlier build; a restricted one leaves them
+        if isa is None and file.stem.removeprefix("liboctavo_") not in result.built:
+            file.unlink()
+    _write(into / RECORD, result.to_json().encode())
+    return result
+
+
+def _isa_from_environment() -> list[str] | None:
+    names = [name for name in os.environ.get("OCTAVO_BUILD_ISA", "").split(",") if name]
+    unknown = set(names) - {level.name for level in LEVELS}
+    if unknown:
+        known = ", ".join(level.name for level in LEVELS)
+        raise BuildError(f"OCTAVO_BUILD_ISA: no level {', '.join(sorted(unknown))}; known: {known}")
+    return names or None
+
+
+class _Build:
+    """One run. All compilers together are at most as many as there are cores."""
+
+    def __init__(
+        self, compiler: list[str], into: Path, sanitize: bool, only: list[str] | None
+    ) -> None:
+        self.compiler = compiler
+        self.into = into
+        self.flags = FLAGS + (SANITIZED if sanitize else OPTIMIZED)
+        self.variant = "sanitized" if sanitize else "optimized"
+        self.identity = self._ask("--version")
+        self.target = self._ask("-dumpmachine")
+        self.sources = sorted(SOURCES.glob("*.cpp"))
+        if only:
+            self.sources = [source for source in self.sources if source.name in only]
+        headers = sorted(SOURCES.glob("*.h"))
+        self.headers = b"\0".join(header.read_bytes() for header in headers)
+
+    def run(self, isa: list[str] | None) -> Result:
+        machine = "aarch64" if "arm64" in self.target else self.target.partition("-")[0]
+        wanted = [
+            level
+            for level in LEVELS
+            if level.machine in ("", machine) and (isa is None or level.name in isa)
+        ]
+        result = Result([], {}, self.identity.partition("\n")[0])
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+            able = list(threads.map(self._knows, wanted))
+            levels = [level for level, known in zip(wanted, able, strict=True) if known]
+            for level in set(wanted) - set(levels):
+                result.skipped[level.name] = (
+                    f"{result.compiler} does not know {' '.join(level.flags)}"
+                )
+            jobs = {level: [threads.submit(self._object, level, s) for s in self.sources]
+                    for level in levels}  # fmt: skip
+            # All of them run to the end, so that one broken source does not cost the others' work.
+            errors = [job.exception() for level in levels for job in jobs[level]]
+            for error in filter(None, errors):
+                raise error
+            links = [
+                threads.submit(self._link, level, [job.result() for job in jobs[level]])
+                for level in levels
+            ]
+            for link in links:
+                link.result()
+        result.built = [level.name for level in levels]
+        return result
+
+    def _ask(self, option: str) -> str:
+        return self._call([*self.compiler, option]).strip()
+
+    def _call(self, command: list[str], text: str | None = None) -> str:
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"{shlex.join(command)}\n{done.stderr}")
+        if done.stderr:  # warnings: there should be none
+            print(done.stderr, file=sys.stderr)
+        return done.stdout
+
+    def _key(self, *parts: str | bytes) -> str:
+        text = [self.identity, *self.flags, *parts]
+        joined = b"\0".join(part.encode() if isinstance(part, str) else part for part in text)
+        return hashlib.sha256(joined).hexdigest()[:24]
+
+    def _knows(self, level: Level) -> bool:
+        folder = self._folder(level)
+        answer = folder / f"probe-{self._key(*level.flags, level.probe)}"
+        if not answer.exists():
+            command = [*self.compiler, *level.flags, "-xc++", "-c", "-", "-o", str(folder / "probe")]
+            try:
+                self._call(command, text=level.probe)
+                answer.write_text("yes")
+            except BuildError:
+                answer.write_text("no")
+        return answer.read_text() == "yes"
+
+    def _folder(self, level: Level) -> Path:
+        folder = CACHE / self.variant / level.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _object(self, level: Level, source: Path) -> Path:
+        key = self._key(*level.flags, self.headers, source.name, source.read_bytes())
+        made = self._folder(level) / f"{source.stem}-{key}.o"
+        if not made.exists():
+            partial = made.with_suffix(".partial")
+            defines = [f"-DOCT_ISA_NAME={level.name}"]
+            self._call([*self.compiler, *self.flags, *level.flags, *defines,
+                        "-c", str(source), "-o", str(partial)])  # fmt: skip
+            for old in made.parent.glob(f"{source.stem}-*.o"):
+                old.unlink()
+            partial.rename(made)
+        return made
+
+    def _link(self, level: Level, objects: list[Path]) -> None:
+        stamp = self._folder(level) / "linked"
+        library = stamp.with_name(f"liboctavo_{level.name}.so")
+        key = self._key(*(made.name for made in objects))
+        if not (library.exists() and stamp.exists() and stamp.read_text() == key):
+            # A sanitizer's own functions come from the program that loads the library.
+            strict = ["-Wl,-z,defs"] if "linux" in self.target and "-g" not in self.flags else []
+            self._call([*self.compiler, *self.flags, "-shared", *strict, *map(str, objects),
+                        "-o", str(library)])  # fmt: skip
+            stamp.write_text(key)
+        _write(self.into / library.name, library.read_bytes())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file, not its content: a program that has it loaded keeps what it has."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.rename(path)
+
+
+class _locked:
+    """One build at a time, as all share the cache."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "lock"
+
+    def __enter__(self) -> None:
+        import fcntl  # not on Windows, where nothing is built
+
+        self.handle = self.file.open("w")
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--into", type=Path, default=LIBRARIES, help="the folder of the libraries")
+    parser.add_argument("--isa", help="levels, with commas between them; all that are possible")
+    parser.add_argument("--only", help="sources in csrc, with commas between them; all")
+    parser.add_argument("--sanitize", action="store_true", help="check memory and undefined behaviour")
+    parser.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    options = parser.parse_args()
+    if options.isa:
+        os.environ["OCTAVO_BUILD_ISA"] = options.isa
+    only = options.only.split(",") if options.only else None
+    try:
+        result = build(options.into, sanitize=options.sanitize, only=only)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for level, reason in result.skipped.items():
+        print(f"native kernels: {level}: {reason}", file=sys.stderr)
+    if not options.quiet:
+        print(f"native kernels: {', '.join(result.built) or 'none'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,441 @@
+// The thread pool: what pool.h and octavo.h promise.
+//
+// Workers meet at gates. A gate is a number that only grows, and a way to wait until it has:
+//
+//     caller     begin.open()   work ... | meet | work ... | meet | work    wait until all are done
+//     workers    wait for begin work ... | meet | work ... | meet | work    done.open()
+//
+// At a meeting (a barrier) each worker counts itself in; the last one decides whether the call goes
+// on, resets the tickets, and opens the gate. All others find it open some 50 ns later: they spin.
+// Who has spun for long gives its core to whoever else wants it, and in the end sleeps.
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#else
+#include <condition_variable>
+#endif
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "octavo.h"
+
+namespace octavo {
+namespace {
+
+constexpr size_t kLine = 64;  // bytes of a cache line
+constexpr int kMaxThreads = 256;
+constexpr int kScratchSlots = 8;
+constexpr int kSharedSlots = 4;
+// At a barrier: how long before the core is offered to others, and before the thread sleeps.
+constexpr int64_t kSpinNs = 30'000;
+constexpr int64_t kSleepNs = 2'000'000;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class alignas(kLine) Gate {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  // One further; all that was written before is seen by those who see the new value.
+  void open() {
+    value_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
+  }
+
+  // Until the value is not `seen`.
+  void wait(uint32_t seen, int64_t sleep_after_ns) {
+    constexpr int kLooks = 64;
+    for (int i = 0; i < kLooks; i++) {  // the usual case, without a look at the clock
+      if (value() != seen) return;
+      relax();
+    }
+    const int64_t begin = now_ns();
+    for (;;) {
+      for (int i = 0; i < kLooks; i++) {
+        if (value() != seen) return;
+        relax();
+      }
+      const int64_t waited = now_ns() - begin;
+      if (waited >= sleep_after_ns) return sleep(seen);
+      if (waited >= kSpinNs) sched_yield();
+    }
+  }
+
+ private:
+  // A sleeper counts itself in before its last look at the value, and open() looks at the count
+  // after it has changed the value; so one of the two notices the other.
+#if defined(__linux__)
+  void sleep(uint32_t seen) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (value() == seen) {
+      syscall(SYS_futex, &value_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  void wake() { syscall(SYS_futex, &value_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+#else
+  void sleep(uint32_t seen) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    changed_.wait(lock, [&] { return value_.load(std::memory_order_seq_cst) != seen; });
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  void wake() {
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    changed_.notify_all();
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+#endif
+
+  std::atomic<uint32_t> value_{0};
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+// Kernels count on the default rounding and on denormals, whatever the calling thread is set to
+// (torch.set_flush_denormal changes it for one thread): results would depend on who computes what.
+class DefaultFloats {
+ public:
+#if defined(__x86_64__)
+  DefaultFloats() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultFloats() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#elif defined(__aarch64__)
+  DefaultFloats() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~DefaultFloats() { asm volatile("msr fpcr, %0" : : "r"(saved_)); }
+
+ private:
+  uint64_t saved_;
+#else
+  DefaultFloats() {}
+#endif
+};
+
+void* allocate(size_t bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, kLine, bytes) != 0) {
+    // In the middle of a step, with other threads in it: there is no way back from here.
+    std::fprintf(stderr, "octavo: no memory for %zu bytes of scratch\n", bytes);
+    std::abort();
+  }
+  return memory;
+}
+
+// What a buffer grows to: somewhat more than was asked for, so that it does not grow at every step.
+size_t grown(size_t bytes) { return (bytes + bytes / 4 + 4095) / 4096 * 4096; }
+
+struct Scratch {
+  void* memory = nullptr;
+  size_t capacity = 0;
+};
+
+struct Shared {
+  std::atomic<void*> memory{nullptr};
+  std::atomic<size_t> capacity{0};  // written last
+};
+
+struct alignas(kLine) Slots {
+  Scratch of[kScratchSlots];
+};
+
+// Counts forks, so that a child notices that the threads of its pools stayed with the parent.
+std::atomic<uint64_t> num_forks{0};
+// Held while threads are made, and over a fork: so no fork falls into the making.
+std::mutex making;
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { making.lock(); }, [] { making.unlock(); },
+                   [] {
+                     num_forks.fetch_add(1, std::memory_order_relaxed);
+                     making.unlock();
+                   });
+  });
+}
+
+// The threads of a pool and all that they share. A forked child leaves its copy of it alone, as
+// anything in it may have been in use by threads that it does not have, and makes a new one.
+struct Team {
+  Team(Pool* owner, int num_workers, int64_t spin)
+      : pool(owner), size(num_workers), spin_ns(spin), born(num_forks.load()),
+        scratch(new Slots[num_workers]) {}
+  ~Team();
+
+  bool start();  // false, with an error set, if there are no threads to be had
+  void work(int rank);
+  bool meet();
+  int32_t run(Task what, void* with);
+
+  Pool* const pool;
+  const int size;
+  const int64_t spin_ns;
+  const uint64_t born;
+
+  Gate begin;  // of a call, or of the end of the threads
+  Gate done;   // by each worker but the caller, once a call
+  Gate phase;  // by the last worker at each barrier
+  alignas(kLine) std::atomic<int> arrived{0};
+  alignas(kLine) std::atomic<int> tickets{0};
+  alignas(kLine) std::atomic<uint64_t> call{0};   // odd while one runs
+  std::atomic<uint64_t> aborted{0};               // the number of the call that shall stop
+  std::atomic<bool> stopping{false};              // what the last worker at a barrier decided
+  bool quit = false;
+  Task task = nullptr;
+  void* context = nullptr;
+
+  std::mutex one_call;
+  std::vector<std::thread> threads;
+  std::unique_ptr<Slots[]> scratch;
+  Shared shared[kSharedSlots];
+  std::mutex growing;
+  std::vector<void*> outgrown;  // shared memory to be freed when the call is over
+};
+
+bool Team::start() {
+  // Signals are for the threads of the program; a thread inherits the mask of its maker.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = true;
+  try {
+    threads.reserve(size - 1);
+    for (int rank = 1; rank < size; rank++) threads.emplace_back([this, rank] { work(rank); });
+  } catch (const std::exception& error) {
+    fail(OCT_ERR_MEMORY, "cannot start thread %d of %d: %s", static_cast<int>(threads.size()) + 2,
+         size, error.what());
+    started = false;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+Team::~Team() {
+  quit = true;
+  begin.open();
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < size; rank++) {
+    for (Scratch& slot : scratch[rank].of) std::free(slot.memory);
+  }
+  for (Shared& slot : shared) std::free(slot.memory.load());
+}
+
+void Team::work(int rank) {
+  char name[16];
+  std::snprintf(name, sizeof name, "octavo-%d", rank);
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), name);
+#elif defined(__APPLE__)
+  pthread_setname_np(name);
+#endif
+  const DefaultFloats floats;
+  const Worker worker{rank, size, pool};
+  for (uint32_t calls = 0;; calls++) {
+    begin.wait(calls, spin_ns);
+    if (quit) return;
+    task(worker, context);
+    done.open();
+  }
+}
+
+// Meetings do not overlap: nobody counts itself in for the next before it has left this one, so
+// `stopping` stays as it was decided until all have read it.
+bool Team::meet() {
+  const uint32_t now = phase.value();
+  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size) {
+    phase.wait(now, kSleepNs);
+  } else {
+    arrived.store(0, std::memory_order_relaxed);
+    tickets.store(0, std::memory_order_relaxed);
+    if (aborted.load(std::memory_order_relaxed) == call.load(std::memory_order_relaxed)) {
+      stopping.store(true, std::memory_order_relaxed);
+    }
+    phase.open();
+  }
+  return !stopping.load(std::memory_order_relaxed);
+}
+
+int32_t Team::run(Task what, void* with) {
+  const std::lock_guard<std::mutex> lock(one_call);
+  task = what;
+  context = with;
+  tickets.store(0, std::memory_order_relaxed);
+  stopping.store(false, std::memory_order_relaxed);
+  call.fetch_add(1, std::memory_order_release);
+  const uint32_t before = done.value();
+  const uint32_t all = before + static_cast<uint32_t>(size) - 1;
+  {
+    const DefaultFloats floats;
+    begin.open();
+    task(Worker{0, size, pool}, context);
+  }
+  for (uint32_t seen = done.value(); seen != all; seen = done.value()) done.wait(seen, kSleepNs);
+  call.fetch_add(1, std::memory_order_release);
+  for (void* memory : outgrown) std::free(memory);
+  outgrown.clear();
+  return stopping.load(std::memory_order_relaxed) ? OCT_ERR_ABORTED : OCT_OK;
+}
+
+}  // namespace
+}  // namespace octavo
+
+struct oct_pool {
+  const int size;
+  const int64_t spin_ns;
+  std::atomic<octavo::Team*> team{nullptr};
+
+  // The team of this process; NULL, with an error set, if it cannot be had.
+  octavo::Team* here() {
+    octavo::Team* mine = team.load(std::memory_order_acquire);
+    if (mine && mine->born == octavo::num_forks.load(std::memory_order_relaxed)) return mine;
+    const std::lock_guard<std::mutex> lock(octavo::making);
+    mine = team.load(std::memory_order_acquire);
+    if (mine && mine->born == octavo::num_forks.load(std::memory_order_relaxed)) return mine;
+    std::unique_ptr<octavo::Team> made;
+    try {
+      made.reset(new octavo::Team(this, size, spin_ns));
+    } catch (const std::bad_alloc&) {
+      octavo::fail(OCT_ERR_MEMORY, "no memory for %d threads", size);
+    }
+    if (!made || !made->start()) return nullptr;
+    mine = made.release();
+    team.store(mine, std::memory_order_release);
+    return mine;
+  }
+};
+
+namespace octavo {
+
+// A pool of one has nobody to wait for, but its tickets and aborts are the same.
+bool Worker::barrier() const { return pool->team.load(std::memory_order_relaxed)->meet(); }
+
+int Worker::ticket() const {
+  return pool->team.load(std::memory_order_relaxed)->tickets.fetch_add(1, std::memory_order_relaxed);
+}
+
+void* Worker::scratch(int slot, size_t bytes) const {
+  Scratch& mine = pool->team.load(std::memory_order_relaxed)->scratch[rank].of[slot];
+  if (mine.capacity < bytes) {
+    std::free(mine.memory);
+    mine.capacity = grown(bytes);
+    mine.memory = allocate(mine.capacity);
+  }
+  return mine.memory;
+}
+
+void* Worker::shared(int slot, size_t bytes) const {
+  Team& team = *pool->team.load(std::memory_order_relaxed);
+  Shared& all = team.shared[slot];
+  if (all.capacity.load(std::memory_order_acquire) < bytes) {
+    const std::lock_guard<std::mutex> lock(team.growing);
+    if (all.capacity.load(std::memory_order_relaxed) < bytes) {
+      // A slower worker may still read what it was given before the last barrier.
+      if (void* old = all.memory.load(std::memory_order_relaxed)) team.outgrown.push_back(old);
+      const size_t capacity = grown(bytes);
+      all.memory.store(allocate(capacity), std::memory_order_relaxed);
+      all.capacity.store(capacity, std::memory_order_release);
+    }
+  }
+  return all.memory.load(std::memory_order_relaxed);
+}
+
+int32_t run(Pool* pool, Task task, void* context) {
+  if (pool == nullptr) return fail(OCT_ERR_ARGUMENT, "the thread pool is NULL");
+  Team* team = pool->here();
+  return team ? team->run(task, context) : static_cast<int32_t>(OCT_ERR_MEMORY);
+}
+
+}  // namespace octavo
+
+oct_pool* oct_pool_new(int32_t num_threads, int32_t spin_us) {
+  using namespace octavo;
+  if (num_threads < 1 || num_threads > kMaxThreads || spin_us < 0) {
+    fail(OCT_ERR_ARGUMENT,
+         "a pool of %d threads that spin for %d us: 1 to %d threads, 0 us or more are possible",
+         num_threads, spin_us, kMaxThreads);
+    return nullptr;
+  }
+  watch_forks();
+  std::unique_ptr<oct_pool> pool(new (std::nothrow) oct_pool{num_threads, spin_us * int64_t{1000}});
+  if (!pool) {
+    fail(OCT_ERR_MEMORY, "no memory for a thread pool");
+    return nullptr;
+  }
+  return pool->here() ? pool.release() : nullptr;
+}
+
+void oct_pool_free(oct_pool* pool) {
+  if (pool == nullptr) return;
+  octavo::Team* team = pool->team.load();
+  // What a child inherited is left alone; the memory is the parent's, until somebody writes to it.
+  if (team && team->born == octavo::num_forks.load()) {
+    { const std::lock_guard<std::mutex> lock(team->one_call); }
+    delete team;
+  }
+  delete pool;
+}
+
+int32_t oct_pool_size(const oct_pool* pool) { return pool ? pool->size : 0; }
+
+double oct_pool_barrier_ns(oct_pool* pool, int32_t rounds) {
+  using namespace octavo;
+  if (rounds < 1) return fail(OCT_ERR_ARGUMENT, "%d rounds of barriers: at least 1", rounds);
+  double each = 0;
+  const int32_t code = run(pool, [&](const Worker& worker) {
+    if (!worker.barrier()) return;  // all are awake
+    const int64_t begin = now_ns();
+    for (int32_t i = 0; i < rounds; i++) {
+      if (!worker.barrier()) return;
+    }
+    if (worker.rank == 0) each = static_cast<double>(now_ns() - begin) / rounds;
+  });
+  return code < 0 ? code : each;
+}
+
+void oct_abort(oct_pool* pool) {
+  if (pool == nullptr) return;
+  octavo::Team* team = pool->team.load(std::memory_order_acquire);
+  if (team == nullptr) return;
+  const uint64_t call = team->call.load(std::memory_order_acquire);
+  if (call % 2 == 0) return;  // nothing runs
+  // Never back to an older call, if another abort was faster.
+  uint64_t last = team->aborted.load();
+  while (last < call && !team->aborted.compare_exchange_weak(last, call)) {
+  }
+}
