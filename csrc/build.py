@@ -4,9 +4,9 @@
     python csrc/build.py --isa avx512bf16,scalar          only these
     python csrc/build.py --sanitize --into build/sanitized
 
-setup.py calls ``build`` when octavo is installed; scripts/test calls it before each run. Standard
-library only, and a C++17 compiler: ``$CXX``, or g++, clang++ or c++. What has been compiled stays in
-build/native, and is compiled again only when its source, a header, the flags or the compiler change.
+setup.py calls ``build`` when octavo is installed; scripts/test calls it before each run. It needs
+the standard library, and a C++17 compiler: ``$CXX``, or g++, clang++ or c++. What was compiled
+stays in build/native, and is compiled anew when its source, a header, flags or the compiler change.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LEVELS = (
     Level("scalar", "", (), "int f(int a) { return a; }"),
     Level(
         "avx2", "x86_64", _AVX2,
-        _X86 + "__m256 f(__m256 a, __m128i h) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(h)); }",
+        _X86 + "__m256 f(__m256 a, __m128i h) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(h));}",
     ),
     Level(
         "avxvnni", "x86_64", (*_AVX2, "-mavxvnni"),
@@ -72,7 +72,7 @@ LEVELS = (
     ),
     Level(
         "neon", "aarch64", ("-march=armv8.2-a+dotprod",),
-        "#include <arm_neon.h>\nint32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
+        "#include <arm_neon.h>\nint32x4_t f(int32x4_t a, int8x16_t b) {return vdotq_s32(a, b, b);}",
     ),
 )  # fmt: skip
 
@@ -209,7 +209,15 @@ class _Build:
         folder = self._folder(level)
         answer = folder / f"probe-{self._key(*level.flags, level.probe)}"
         if not answer.exists():
-            command = [*self.compiler, *level.flags, "-xc++", "-c", "-", "-o", str(folder / "probe")]
+            command = [
+                *self.compiler,
+                *level.flags,
+                "-xc++",
+                "-c",
+                "-",
+                "-o",
+                str(folder / "probe"),
+            ]
             try:
                 self._call(command, text=level.probe)
                 answer.write_text("yes")
@@ -279,7 +287,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=LIBRARIES, help="the folder of the libraries")
     parser.add_argument("--isa", help="levels, with commas between them; all that are possible")
     parser.add_argument("--only", help="sources in csrc, with commas between them; all")
-    parser.add_argument("--sanitize", action="store_true", help="check memory and undefined behaviour")
+    parser.add_argument("--sanitize", action="store_true", help="with checks of memory accesses")
     parser.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
     options = parser.parse_args()
     if options.isa:

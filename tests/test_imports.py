@@ -20,7 +20,7 @@ OPEN = {"errors", "faults"}
 ALLOWED = {
     "core": set(),
     "quantization": set(),
-    "kernels": {"quantization"},
+    "kernels": {"machine", "quantization"},
     "layers": {"kernels", "quantization"},
     "models": {"kernels", "layers", "quantization"},
     "runtime": {"core", "kernels", "layers", "models", "quantization"},

@@ -1,0 +1,1 @@
+"""Native CPU kernels: csrc/ in C++, loaded through ctypes."""

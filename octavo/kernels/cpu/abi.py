@@ -1,0 +1,302 @@
+"""csrc/octavo.h in ctypes: its constants, its structs field by field, its functions.
+
+Pointers to arrays are plain addresses (``tensor.data_ptr()``), as making typed pointers costs more
+than the call; pointers to structs are typed. Who calls keeps alive what the addresses point to.
+tests/kernels/cpu/test_abi.py compares all of this with what a C compiler makes of the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+OCT_ABI_VERSION = 1
+
+OCT_OK = 0
+OCT_ERR_ARGUMENT = -1
+OCT_ERR_MEMORY = -2
+OCT_ERR_ABORTED = -3
+
+# Packed weight formats.
+OCT_W4S = 0
+OCT_W4A = 1
+OCT_W8S = 2
+OCT_W8A = 3
+OCT_BF16 = 4
+OCT_F32 = 5
+
+# Epilogues of a linear.
+OCT_EPI_NONE = 0
+OCT_EPI_RESIDUAL = 1
+OCT_EPI_SILU_MUL = 2
+OCT_EPI_GELU_TANH_MUL = 3
+OCT_EPI_GELU_ERF_MUL = 4
+OCT_EPI_HEAD = 5
+
+OCT_MAX_SEGMENTS = 4
+
+# Formats of the KV cache.
+OCT_KV_F32 = 0
+OCT_KV_BF16 = 1
+OCT_KV_INT8 = 2
+
+# What became of a token.
+OCT_TOKEN_OK = 0
+OCT_TOKEN_BAD_LOGITS = 1
+OCT_TOKEN_OVERFLOW = 2
+
+# Element-wise ops.
+OCT_ROWS_NORM = 0
+OCT_ROWS_ADD = 1
+OCT_ROWS_SILU_MUL = 2
+OCT_ROWS_GELU_TANH_MUL = 3
+OCT_ROWS_GELU_ERF_MUL = 4
+
+# Nodes of a program.
+OCT_OP_EMBED = 0
+OCT_OP_LINEAR = 1
+OCT_OP_ATTENTION = 2
+OCT_OP_ROWS = 3
+OCT_OP_CHECK = 4
+OCT_OP_HEAD = 5
+
+
+class Weight(Structure):
+    _fields_ = (
+        ("format", c_int32),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("group", c_int32),
+        ("data", c_void_p),
+    )
+
+
+class Segment(Structure):
+    _fields_ = (
+        ("weight", Weight),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+    )
+
+
+class Head(Structure):
+    _fields_ = (
+        ("logits", c_void_p),
+        ("best_logit", c_void_p),
+        ("best_id", c_void_p),
+        ("softcap", c_float),
+    )
+
+
+class LinearArgs(Structure):
+    _fields_ = (
+        ("rows", c_int32),
+        ("k", c_int32),
+        ("in", c_void_p),  # a keyword of Python: give it by position, or with setattr
+        ("ldin", c_int64),
+        ("row_index", c_void_p),
+        ("add", c_void_p),
+        ("add_norm", c_void_p),
+        ("x_out", c_void_p),
+        ("norm", c_void_p),
+        ("eps", c_float),
+        ("add_eps", c_float),
+        ("epilogue", c_int32),
+        ("num_segments", c_int32),
+        ("segments", Segment * OCT_MAX_SEGMENTS),
+        ("residual", c_void_p),
+        ("head", POINTER(Head)),
+    )
+
+
+class Sequences(Structure):
+    _fields_ = (
+        ("num_seqs", c_int32),
+        ("num_tokens", c_int32),
+        ("q_start", c_void_p),
+        ("kv_len", c_void_p),
+        ("block_table", c_void_p),
+        ("table_stride", c_int32),
+        ("block_size", c_int32),
+    )
+
+
+class AttentionArgs(Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("kv_format", c_int32),
+        ("window", c_int32),
+        ("rotary_dim", c_int32),
+        ("rope_interleaved", c_int32),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("qk_norm_eps", c_float),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("sinks", c_void_p),
+        ("cos_sin", c_void_p),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("ldq", c_int64),
+        ("ldk", c_int64),
+        ("ldv", c_int64),
+        ("kv", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class Sample(Structure):
+    _fields_ = (
+        ("temperature", c_float),
+        ("repetition_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("top_k", c_int32),
+        ("num_prompt_ids", c_int32),
+        ("num_output_ids", c_int32),
+        ("sample_index", c_uint32),
+        ("prompt_ids", c_void_p),
+        ("output_ids", c_void_p),
+        ("seed", c_uint64),
+        ("position", c_uint64),
+    )
+
+
+class EmbedArgs(Structure):
+    _fields_ = (
+        ("table", Weight),
+        ("scale", c_float),
+        ("out", c_void_p),
+    )
+
+
+class RowsArgs(Structure):
+    _fields_ = (
+        ("kind", c_int32),
+        ("width", c_int32),
+        ("per_token", c_int32),
+        ("eps", c_float),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("out", c_void_p),
+    )
+
+
+class CheckArgs(Structure):
+    _fields_ = (
+        ("x", c_void_p),
+        ("width", c_int32),
+    )
+
+
+class Node(Structure):
+    _fields_ = (
+        ("op", c_int32),
+        ("reserved", c_int32),
+        ("args", c_void_p),
+    )
+
+
+class Program(Structure):
+    _fields_ = (
+        ("nodes", POINTER(Node)),
+        ("num_nodes", c_int32),
+        ("num_head_nodes", c_int32),
+        ("vocab", c_int32),
+        ("max_tokens", c_int32),
+    )
+
+
+class Batch(Structure):
+    _fields_ = (
+        ("seqs", Sequences),
+        ("token_ids", c_void_p),
+        ("num_out", c_int32),
+        ("head_only", c_int32),
+        ("out_rows", c_void_p),
+        ("logits", c_void_p),
+        ("samples", POINTER(Sample)),
+        ("tokens", c_void_p),
+        ("status", c_void_p),
+        ("row_finite", c_void_p),
+    )
+
+
+STRUCTS: dict[str, type[Structure]] = {
+    "oct_weight": Weight,
+    "oct_segment": Segment,
+    "oct_head": Head,
+    "oct_linear_args": LinearArgs,
+    "oct_sequences": Sequences,
+    "oct_attention_args": AttentionArgs,
+    "oct_sample": Sample,
+    "oct_embed_args": EmbedArgs,
+    "oct_rows_args": RowsArgs,
+    "oct_check_args": CheckArgs,
+    "oct_node": Node,
+    "oct_program": Program,
+    "oct_batch": Batch,
+}
+
+_pool = c_void_p
+_int32s = POINTER(c_int32)  # results of a few numbers, as in byref(c_int32())
+
+# Result, arguments. A library.Pool passes as a pool, byref(struct) as a pointer to a struct.
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "oct_abi_version": (c_int32, ()),
+    "oct_isa": (c_char_p, ()),
+    "oct_last_error": (c_char_p, ()),
+    "oct_pool_new": (_pool, (c_int32, c_int32)),
+    "oct_pool_free": (None, (_pool,)),
+    "oct_pool_size": (c_int32, (_pool,)),
+    "oct_pool_barrier_ns": (c_double, (_pool, c_int32)),
+    "oct_abort": (None, (_pool,)),
+    "oct_packed_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
+    "oct_pack": (c_int32, (_pool, POINTER(Weight), c_void_p, c_void_p, c_void_p, c_void_p)),
+    "oct_gguf_format": (c_int32, (c_int32, _int32s, _int32s)),
+    "oct_pack_gguf": (c_int32, (_pool, POINTER(Weight), c_int32, c_void_p, c_void_p)),
+    "oct_unpack": (c_int32, (_pool, POINTER(Weight), c_void_p)),
+    "oct_linear": (c_int32, (_pool, POINTER(LinearArgs))),
+    "oct_kv_chunk_bytes": (c_int64, (c_int32, c_int32)),
+    "oct_attention": (c_int32, (_pool, POINTER(AttentionArgs), POINTER(Sequences))),
+    "oct_kv_read": (
+        c_int32,
+        (POINTER(AttentionArgs), POINTER(Sequences), c_int32, c_void_p, c_void_p),
+    ),
+    "oct_sample_rows": (
+        c_int32,
+        (_pool, c_int32, c_int32, c_void_p, POINTER(Sample), c_void_p, c_void_p),
+    ),
+    "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
+}
+
+
+def bind(lib: ctypes.CDLL) -> list[str]:
+    """Tell ctypes the types of all functions of a library. Returns the names that it lacks."""
+    missing = []
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(lib, name, None)
+        if function is None:
+            missing.append(name)
+            continue
+        function.restype = result
+        function.argtypes = arguments
+    return missing

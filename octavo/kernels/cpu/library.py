@@ -1,0 +1,222 @@
+"""Choose the native library for this processor, and load it.
+
+    library = load()                    the best level that was built and that runs here
+    with Pool(library, 2) as pool:
+        library.check(library.lib.oct_linear(pool, byref(args)))
+
+``OCTAVO_ISA`` forces a level (``scalar``, ``avx2``, ...); ``none`` or ``reference`` means: no
+native kernels. Where there are none to be had, ``Unavailable`` says why in words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import platform
+import sys
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+from octavo import machine
+from octavo.errors import ConfigError, EngineError
+from octavo.kernels.cpu import abi
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
+# What each level needs of a processor; the best level first. csrc/build.py has the compiler's side.
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512bf16": (*_AVX512, "avx512_bf16"),
+    "avx512vnni": _AVX512,
+    "avxvnni": (*_AVX2, "avx_vnni"),
+    "avx2": _AVX2,
+    "neon": ("asimddp",),
+    "scalar": (),
+}
+_NO_NATIVE = ("none", "reference")
+
+
+class Unavailable(ConfigError):
+    """There are no native kernels here. ``reason`` says why, and what would help."""
+
+    def __init__(self, reason: str):
+        super().__init__(f"no native CPU kernels: {reason}")
+        self.reason = reason
+
+
+class Library:
+    """A loaded library. ``lib`` has the functions of csrc/octavo.h, ``missing`` those it lacks."""
+
+    def __init__(self, isa: str, path: Path):
+        try:
+            self.lib = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be loaded: {error}. {_REINSTALL}") from error
+        self.isa = isa
+        self.path = path
+        self.missing = abi.bind(self.lib)
+        version = self.lib.oct_abi_version() if "oct_abi_version" not in self.missing else None
+        if version != abi.OCT_ABI_VERSION:
+            raise Unavailable(
+                f"{path} has version {version} of the interface, this octavo needs "
+                f"{abi.OCT_ABI_VERSION}. {_REINSTALL}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Library {self.isa}>"
+
+    def last_error(self) -> str:
+        """What the last call of this thread that failed had to say."""
+        return self.lib.oct_last_error().decode(errors="replace")
+
+    def check(self, code: int) -> int:
+        """The code that a function returned, if it is not an error; raises what it is if it is."""
+        if code >= 0:
+            return code
+        if code == abi.OCT_ERR_ABORTED:
+            raise EngineError("the native call was aborted")
+        if code == abi.OCT_ERR_MEMORY:
+            raise MemoryError(self.last_error())
+        raise EngineError(f"native kernels ({self.isa}): {self.last_error()}")
+
+
+class Pool:
+    """Threads for native calls; passes as the ``oct_pool*`` of ctypes functions.
+
+    It survives a fork: the child starts threads of its own. Between two calls, threads spin for
+    ``spin_us`` microseconds before they sleep.
+    """
+
+    def __init__(self, library: Library, num_threads: int | None = None, spin_us: int = 200):
+        self.size = usable_threads() if num_threads is None else num_threads
+        handle = library.lib.oct_pool_new(self.size, spin_us)
+        if not handle:
+            raise EngineError(f"native thread pool: {library.last_error()}")
+        self._library = library
+        self._as_parameter_ = ctypes.c_void_p(handle)
+        self._free = weakref.finalize(self, library.lib.oct_pool_free, self._as_parameter_)
+
+    def abort(self) -> None:
+        """Make the call that runs now, if any, fail soon; from any thread."""
+        self._library.lib.oct_abort(self)
+
+    def close(self) -> None:
+        """End the threads, when the call that runs now, if any, is over."""
+        self._free()
+        self._as_parameter_ = ctypes.c_void_p(None)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def usable_threads() -> int:
+    """Threads that get a core each here: affinity and control group are respected."""
+    return machine.cpu().usable_cores
+
+
+def folder() -> Path:
+    """Where the libraries are; ``OCTAVO_LIBRARY_DIR`` is for other builds, as with sanitizers."""
+    return Path(os.environ.get("OCTAVO_LIBRARY_DIR") or Path(__file__).parent / "lib")
+
+
+def built() -> list[str]:
+    """The levels that were built, best first."""
+    return [isa for isa in LEVELS if _file(isa).is_file()]
+
+
+def runnable(cpu: machine.Cpu | None = None) -> list[str]:
+    """The levels that were built and that a processor (this one) can run, best first."""
+    present = _features(cpu or machine.cpu())
+    return [isa for isa in built() if present.issuperset(LEVELS[isa])]
+
+
+def choose(cpu: machine.Cpu | None = None) -> str:
+    """The level to use: the best runnable one, or what ``OCTAVO_ISA`` says."""
+    forced = os.environ.get("OCTAVO_ISA", "").strip().lower()
+    if forced in _NO_NATIVE:
+        raise Unavailable(f"OCTAVO_ISA={forced} asks for the reference kernels")
+    if forced:
+        return _forced(forced, cpu or machine.cpu())
+    possible = runnable(cpu)
+    if not possible:
+        if built():
+            raise Unavailable(f"this processor can run none of {', '.join(built())}. {_REINSTALL}")
+        raise Unavailable(_why_nothing_was_built())
+    return possible[0]
+
+
+def load(isa: str | None = None) -> Library:
+    """The library of a level, or of the one that :func:`choose` gives; loaded once."""
+    if isa is None:
+        isa = choose()
+    elif isa not in LEVELS:
+        raise Unavailable(f"there is no level {isa!r}; {_known()}")
+    elif not _file(isa).is_file():
+        raise Unavailable(_why_not_built(isa))
+    return _load(isa, _file(isa))
+
+
+@functools.cache
+def _load(isa: str, path: Path) -> Library:
+    return Library(isa, path)
+
+
+_REINSTALL = "Install octavo again to build it anew"
+
+
+def _file(isa: str) -> Path:
+    return folder() / f"liboctavo_{isa}.so"
+
+
+def _known() -> str:
+    return f"known: {', '.join((*LEVELS, *_NO_NATIVE))}"
+
+
+def _features(cpu: machine.Cpu) -> set[str]:
+    features = set(cpu.isa)
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        features.add("asimddp")  # every Apple processor has it; there is no /proc/cpuinfo to ask
+    return features
+
+
+def _forced(isa: str, cpu: machine.Cpu) -> str:
+    if isa not in LEVELS:
+        raise Unavailable(f"OCTAVO_ISA={isa} is no level; {_known()}")
+    if isa not in built():
+        raise Unavailable(f"OCTAVO_ISA={isa}: {_why_not_built(isa)}")
+    lacking = [feature for feature in LEVELS[isa] if feature not in _features(cpu)]
+    if lacking:
+        raise Unavailable(f"OCTAVO_ISA={isa}: this processor lacks {', '.join(lacking)}")
+    return isa
+
+
+def _record() -> dict[str, str]:
+    """Why levels were not built, as csrc/build.py noted it."""
+    try:
+        return dict(json.loads((folder() / "build.json").read_text())["skipped"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _why_nothing_was_built() -> str:
+    reason = _record().get("all")
+    if reason is None:
+        reason = f"there are no libraries in {folder()}"
+    return f"{reason}. {_REINSTALL}"
+
+
+def _why_not_built(isa: str) -> str:
+    if not built():
+        return _why_nothing_was_built()
+    reason = _record().get(isa, "it was left out when octavo was installed")
+    return f"the level {isa} was not built: {reason}. Built: {', '.join(built())}"
