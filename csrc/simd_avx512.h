@@ -1,11 +1,18 @@
 // simd.h on AVX-512 with VNNI, and BF16 where there is.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes its own headers' undefined operands for uninitialized variables.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 
 #include <cstdint>
-
-#define OCT_INLINE inline __attribute__((always_inline))
 
 namespace octavo {
 namespace simd {
@@ -61,7 +68,14 @@ OCT_INLINE float sum(F32 x) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-OCT_INLINE float max_of(F32 x) { return _mm512_reduce_max_ps(x); }  // undefined with NaN
+OCT_INLINE float max_of(F32 x) {  // undefined with NaN
+  const __m256 eight =
+      _mm256_max_ps(_mm512_castps512_ps256(x), _mm256_castsi256_ps(_mm512_extracti64x4_epi64(
+                                                   _mm512_castps_si512(x), 1)));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 
 OCT_INLINE I32 zero_i() { return _mm512_setzero_si512(); }
 OCT_INLINE I32 set1(int32_t x) { return _mm512_set1_epi32(x); }
@@ -74,8 +88,9 @@ OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return _mm512_srai_epi32(a, N);
 }
 OCT_INLINE F32 to_float(I32 a) { return _mm512_cvtepi32_ps(a); }
-OCT_INLINE I32 to_int(F32 a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to even
-OCT_INLINE F32 power_of_two(I32 n) {                            // for n in -126..127
+// Nearest, ties to even; undefined for what is no int32.
+OCT_INLINE I32 to_int(F32 a) { return _mm512_cvtps_epi32(a); }
+OCT_INLINE F32 power_of_two(I32 n) {  // for n in -126..127
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 // The low byte of each lane.
