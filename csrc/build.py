@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -107,29 +108,45 @@ def build(
     isa: list[str] | None = None,
     sanitize: bool = False,
     only: list[str] | None = None,
+    keep_going: bool = False,
 ) -> Result:
     """Build the levels that the compiler knows, or those of them in ``isa``, into a folder.
 
-    A source that does not compile raises ``BuildError``. That there is no compiler, or one that
-    does not know a level, is told in the result. ``only``: the sources to build from, by name.
+    A source that does not compile raises ``BuildError``; with ``keep_going`` it costs its level.
+    That there is no compiler, or one that does not know a level, is told in the result. ``only``:
+    the sources to build from, by name.
     """
-    into.mkdir(parents=True, exist_ok=True)
     isa = isa or _isa_from_environment()
     if os.environ.get("OCTAVO_NATIVE") == "0":
-        result = Result([], {"all": "OCTAVO_NATIVE=0 was set when octavo was installed"}, None)
-    elif os.name != "posix":
-        result = Result([], {"all": f"there are no native kernels for {sys.platform} yet"}, None)
-    elif (compiler := find_compiler()) is None:
-        reason = "no C++ compiler was found when octavo was installed (Debian, Ubuntu: "
-        result = Result([], {"all": reason + "apt-get install g++)"}, None)
-    else:
-        with _locked(CACHE):
-            result = _Build(compiler, into, sanitize, only).run(isa)
-    for file in into.glob("liboctavo_*.so"):  # of an earlier build; a restricted one leaves them
-        if isa is None and file.stem.removeprefix("liboctavo_") not in result.built:
-            file.unlink()
+        return no_libraries(into, "OCTAVO_NATIVE=0 was set when octavo was installed")
+    if os.name != "posix":
+        return no_libraries(into, f"there are no native kernels for {sys.platform} yet")
+    compiler = find_compiler()
+    if compiler is None:
+        reason = "no C++ compiler was found when octavo was installed"
+        return no_libraries(into, f"{reason} (Debian, Ubuntu: apt-get install g++)")
+    into.mkdir(parents=True, exist_ok=True)
+    with _locked(CACHE):
+        result = _Build(compiler, into, sanitize, only).run(isa, keep_going)
+    if isa is None:  # a restricted build leaves the other levels of an earlier one
+        _remove(into, keep=result.built)
     _write(into / RECORD, result.to_json().encode())
     return result
+
+
+def no_libraries(into: Path, reason: str) -> Result:
+    """Leave no library in the folder, but a note why."""
+    into.mkdir(parents=True, exist_ok=True)
+    result = Result([], {"all": reason}, None)
+    _remove(into, keep=[])
+    _write(into / RECORD, result.to_json().encode())
+    return result
+
+
+def _remove(into: Path, keep: list[str]) -> None:
+    for file in into.glob("liboctavo_*.so"):
+        if file.stem.removeprefix("liboctavo_") not in keep:
+            file.unlink()
 
 
 def _isa_from_environment() -> list[str] | None:
@@ -156,10 +173,8 @@ class _Build:
         self.sources = sorted(SOURCES.glob("*.cpp"))
         if only:
             self.sources = [source for source in self.sources if source.name in only]
-        headers = sorted(SOURCES.glob("*.h"))
-        self.headers = b"\0".join(header.read_bytes() for header in headers)
 
-    def run(self, isa: list[str] | None) -> Result:
+    def run(self, isa: list[str] | None, keep_going: bool) -> Result:
         machine = "aarch64" if "arm64" in self.target else self.target.partition("-")[0]
         wanted = [
             level
@@ -168,25 +183,25 @@ class _Build:
         ]
         result = Result([], {}, self.identity.partition("\n")[0])
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-            able = list(threads.map(self._knows, wanted))
-            levels = [level for level, known in zip(wanted, able, strict=True) if known]
-            for level in set(wanted) - set(levels):
-                result.skipped[level.name] = (
-                    f"{result.compiler} does not know {' '.join(level.flags)}"
-                )
-            jobs = {level: [threads.submit(self._object, level, s) for s in self.sources]
-                    for level in levels}  # fmt: skip
-            # All of them run to the end, so that one broken source does not cost the others' work.
-            errors = [job.exception() for level in levels for job in jobs[level]]
-            for error in filter(None, errors):
-                raise error
-            links = [
-                threads.submit(self._link, level, [job.result() for job in jobs[level]])
-                for level in levels
-            ]
-            for link in links:
-                link.result()
-        result.built = [level.name for level in levels]
+            objects = {
+                level: [threads.submit(self._object, level, source) for source in self.sources]
+                for level, known in zip(wanted, threads.map(self._knows, wanted), strict=True)
+                if known
+            }
+        # All of them ran to the end, so that one broken source does not cost the others' work.
+        for level in wanted:
+            if level not in objects:
+                reason = f"{result.compiler} does not know {' '.join(level.flags)}"
+                result.skipped[level.name] = reason
+                continue
+            try:
+                self._link(level, [job.result() for job in objects[level]])
+                result.built.append(level.name)
+            except BuildError as error:
+                if not keep_going:
+                    raise
+                print(error, file=sys.stderr)
+                result.skipped[level.name] = "its sources did not compile"
         return result
 
     def _ask(self, option: str) -> str:
@@ -231,7 +246,8 @@ class _Build:
         return folder
 
     def _object(self, level: Level, source: Path) -> Path:
-        key = self._key(*level.flags, self.headers, source.name, source.read_bytes())
+        read = _with_headers(source)
+        key = self._key(*level.flags, source.name, *(file.read_bytes() for file in read))
         made = self._folder(level) / f"{source.stem}-{key}.o"
         if not made.exists():
             partial = made.with_suffix(".partial")
@@ -254,6 +270,17 @@ class _Build:
                         "-o", str(library)])  # fmt: skip
             stamp.write_text(key)
         _write(self.into / library.name, library.read_bytes())
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """A source and all files in its folder that it includes, directly or not."""
+    found = [source]
+    for file in found:  # grows
+        for name in re.findall(r'^#include "(\S+)"', file.read_text(), re.MULTILINE):
+            header = source.parent / name
+            if header not in found and header.exists():
+                found.append(header)
+    return found
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -88,7 +88,7 @@ OCT_INLINE F32 div(F32 a, F32 b) {
 OCT_INLINE F32 fma(F32 a, F32 b, F32 c) {  // a * b + c
   return each<F32>([](F4 x, F4 y, F4 z) { return vfmaq_f32(z, x, y); }, a, b, c);
 }
-// a > b ? a : b, and a < b ? a : b: b if either is NaN (the instructions called max and min differ).
+// a > b ? a : b, and a < b ? a : b: b if either is NaN; vmaxq and vminq would give NaN.
 OCT_INLINE F4 larger(F4 x, F4 y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
 OCT_INLINE F32 max(F32 a, F32 b) {
   return each<F32>([](F4 x, F4 y) { return larger(x, y); }, a, b);

@@ -53,15 +53,23 @@ setup() {
     stamp="$venv/octavo-installed${extra:+-$extra}"
     wanted="$("$venv/bin/python" - "$torch" <<'PYTHON'
 import hashlib, pathlib, sys
-what = [pathlib.Path("pyproject.toml").read_text(), sys.version, sys.argv[1]]
+what = [pathlib.Path(f).read_text() for f in ("pyproject.toml", "setup.py")]
+what += [sys.version, sys.argv[1]]
 print(hashlib.sha256("\0".join(what).encode()).hexdigest())
 PYTHON
 )"
     if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]]; then
+        build_native
         return
     fi
     echo "installing octavo${extra:+ with [$extra]} into .venv (once; PyTorch is the large part)" >&2
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         "$torch" -e ".${extra:+[$extra]}" >&2
     echo "$wanted" >"$stamp"
+    build_native
+}
+
+# The native kernels, as their sources are now; what has not changed is not compiled again.
+build_native() {
+    "$venv/bin/python" csrc/build.py --quiet
 }
