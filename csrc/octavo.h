@@ -176,16 +176,20 @@ int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, i
 enum { OCT_TOKEN_OK = 0, OCT_TOKEN_BAD_LOGITS = 1, OCT_TOKEN_OVERFLOW = 2 };
 
 /* How one row of logits becomes a token; octavo/runtime/sampler.py is the oracle. temperature 0 is
- * greedy. Penalties count tokens of prompt_ids and output_ids; ids outside of [0, V) are ignored. */
+ * greedy. Penalties count tokens of prompt_ids and output_ids; ids outside of [0, V) are ignored.
+ * The random number of a row is a function of seed, sample_index and position (the number of tokens
+ * generated before), the one of octavo/runtime/random.py. */
 typedef struct oct_sample {
   float temperature;
   float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
   double top_p, min_p;                                           /* 1, 0: off */
   int32_t top_k;                                                 /* 0: off */
   int32_t num_prompt_ids, num_output_ids;
+  uint32_t sample_index;
   const int32_t* prompt_ids;
   const int32_t* output_ids;
-  double uniform; /* the row's random number in [0, 1) */
+  uint64_t seed;
+  uint64_t position;
 } oct_sample;
 
 /* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above. */

@@ -50,9 +50,9 @@ GREEDY_TEMPERATURE = 1e-5
 # Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
 _CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
 
-_BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
+BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 _NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
-_OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
+OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
 
 
 @dataclass(slots=True)
@@ -190,16 +190,16 @@ def _unknown_token(row: SamplingRow, vocab_size: int) -> str | None:
 def _choose_constrained(
     logits: Tensor, rows: Sequence[SamplingRow]
 ) -> tuple[list[int], dict[int, str]]:
-    token_ids, reasons = _choose_plain(_constrain(logits, rows), rows, _OVERFLOW, _NO_TOKEN_LEFT)
+    token_ids, reasons = _choose_plain(_constrain(logits, rows), rows, OVERFLOW, _NO_TOKEN_LEFT)
     is_usable = logits.amax(-1).isfinite().tolist()
-    return token_ids, reasons | {i: _BAD_LOGITS for i, ok in enumerate(is_usable) if not ok}
+    return token_ids, reasons | {i: BAD_LOGITS for i, ok in enumerate(is_usable) if not ok}
 
 
 def _choose_plain(
     logits: Tensor,
     rows: Sequence[SamplingRow],
-    not_finite: str = _BAD_LOGITS,
-    all_masked: str = _BAD_LOGITS,
+    not_finite: str = BAD_LOGITS,
+    all_masked: str = BAD_LOGITS,
 ) -> tuple[list[int], dict[int, str]]:
     """Token ids of all rows as the logits are, and the errors by row index."""
     peaks, best = highest(logits)

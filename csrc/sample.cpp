@@ -1,0 +1,476 @@
+// From a row of logits to a token, without sorting the vocabulary.
+//
+//   logits ---- penalties ---- maximum ----> greedy: the lowest id that has it
+//                                 |
+//        distance = (maximum - logit) / temperature        0 is the most likely token
+//                                 |                         +inf what min_p cuts
+//        weight   = 2^44 exp(-distance), an integer
+//                                 |
+//        neither top_k nor top_p: the token at u * total, counted in the order of ids
+//        else                     the token at u * total, counted in the order of ranks
+//
+// Ranks run from the nearest token to the farthest, of equals the lowest id first. All questions
+// about them have one form: *at which token does the running sum exceed a limit?* A sum of ones
+// finds where top_k cuts, a sum of weights where top_p does and what is drawn. find() answers it
+// without ranking: it adds up the weights of 1024 intervals of distance, walks to the interval in
+// which the limit is exceeded, and divides that one in the same way, until few tokens are left:
+//
+//   distance  0                                                        farthest
+//             |  12 | 31 |  7 |  4 | ... |     sums of weights, limit 45
+//                         \                     is exceeded in here: 3 tokens, say
+//                          | 2 | 4 | 1 |        sorted: the second of them
+//
+// Weights are integers, hence their sums the same in any order; and a row depends on itself alone.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "kernels.h"
+#include "octavo.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+using simd::I32;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kGreedyTemperature = 1e-5f;  // lower ones are treated as 0
+
+constexpr int kMaxVocab = (1 << 19) - 1;  // the sum of so many weights is less than 2^63
+constexpr float kWeightOne = 0x1p44f;     // weight of the most likely token
+constexpr float kFarthest = 30.5f;        // from here on, weights are 0: 44 ln 2 is 30.499
+
+constexpr float kEqual = 1e-30f;          // distances that differ by less are taken for equal
+
+constexpr int kBlock = 512;     // tokens that are worked on at a time
+constexpr int kBuckets = 1024;  // intervals of distance
+constexpr int kFew = 64;        // so many tokens are sorted
+
+// ---- Random numbers --------------------------------------------------------------------------
+
+// Philox4x32-10 (Salmon et al. 2011): the top 53 bits of the first two words, over 2^53.
+double uniform(uint64_t seed, uint32_t sample_index, uint64_t position) {
+  uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32);
+  uint32_t c2 = sample_index, c3 = 0;
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    const uint64_t product0 = uint64_t{c0} * 0xD2511F53u, product1 = uint64_t{c2} * 0xCD9E8D57u;
+    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(product1);
+    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(product0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return static_cast<double>((uint64_t{c0} << 32 | c1) >> 11) * 0x1p-53;
+}
+
+// ---- Logits ----------------------------------------------------------------------------------
+
+// Calls f(i, vector of x[i .. i + 16], number of them that exist); the others read as `padding`.
+template <class F>
+OCT_INLINE void by_sixteen(const float* x, int n, float padding, F&& f) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) f(i, simd::load(x + i), 16);
+  if (i == n) return;
+  float rest[16];
+  std::fill_n(rest, 16, padding);
+  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
+  f(i, simd::load(rest), n - i);
+}
+
+// The greatest of a row; NaN if there is one in it.
+float maximum(const float* x, int n) {
+  F32 peak[4], nan = simd::zero();
+  for (F32& p : peak) p = simd::set1(-kInfinity);
+  int i = 0;
+  for (; i + 64 <= n; i += 64) {
+    for (int j = 0; j < 4; j++) {
+      const F32 v = simd::load(x + i + 16 * j);
+      peak[j] = simd::max(peak[j], v);
+      nan = simd::select(simd::is_nan(v), v, nan);
+    }
+  }
+  by_sixteen(x + i, n - i, -kInfinity, [&](int, F32 v, int) {
+    peak[0] = simd::max(peak[0], v);
+    nan = simd::select(simd::is_nan(v), v, nan);
+  });
+  if (simd::any(simd::is_nan(nan))) return std::numeric_limits<float>::quiet_NaN();
+  return simd::max_of(simd::max(simd::max(peak[0], peak[1]), simd::max(peak[2], peak[3])));
+}
+
+// The lowest id with this logit, which is the maximum.
+int32_t first_with(const float* x, int n, float peak) {
+  const F32 below = simd::set1(std::nextafter(peak, -kInfinity));
+  int i = 0;
+  while (i + 16 <= n && !simd::any(simd::less(below, simd::load(x + i)))) i += 16;
+  while (i < n - 1 && x[i] != peak) i++;
+  return i;
+}
+
+bool has_penalties(const oct_sample& s) {
+  return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
+}
+
+// Makes tokens that have been seen less likely; `marks` is room for n integers.
+void penalize(float* x, int n, const oct_sample& s, int32_t* marks) {
+  // A mark is 0, or 1 + 2 * occurrences in the output for a token that is yet to be changed.
+  std::memset(marks, 0, static_cast<size_t>(n) * sizeof(int32_t));
+  const int num_prompt_ids = s.repetition_penalty == 1.0f ? 0 : s.num_prompt_ids;
+  const auto is_known = [n](int32_t id) { return id >= 0 && id < n; };
+  for (int i = 0; i < num_prompt_ids; i++)
+    if (is_known(s.prompt_ids[i])) marks[s.prompt_ids[i]] = 1;
+  for (int i = 0; i < s.num_output_ids; i++)
+    if (is_known(s.output_ids[i])) marks[s.output_ids[i]] = (marks[s.output_ids[i]] | 1) + 2;
+
+  const auto change = [&](int32_t id) {
+    if (!is_known(id) || marks[id] == 0) return;
+    const int32_t count = marks[id] >> 1;
+    marks[id] = 0;
+    float logit = x[id];
+    logit = logit > 0.0f ? logit / s.repetition_penalty : logit * s.repetition_penalty;
+    logit = logit - s.frequency_penalty * static_cast<float>(count);
+    x[id] = logit - s.presence_penalty * (count > 0 ? 1.0f : 0.0f);
+  };
+  for (int i = 0; i < num_prompt_ids; i++) change(s.prompt_ids[i]);
+  for (int i = 0; i < s.num_output_ids; i++) change(s.output_ids[i]);
+}
+
+// ---- Distances -------------------------------------------------------------------------------
+
+// Tokens in the order of their ids, each with its distance from the most likely one.
+struct Tokens {
+  const float* distance;
+  const int32_t* id;  // NULL: entry i is token i
+  int count;
+
+  int32_t id_of(int i) const { return id ? id[i] : i; }
+};
+
+// Logits to distances, in place; the greatest has 0.
+void to_distances(float* x, int n, float peak, float temperature, double min_p) {
+  // A peak of -0.0 would make some distances -0.0, whose bits are not those of the nearest.
+  const F32 top = simd::set1(peak + 0.0f), divisor = simd::set1(temperature);
+  const F32 inf = simd::set1(kInfinity);
+  const float limit = min_p > 0.0 ? -static_cast<float>(std::log(min_p)) : kInfinity;
+  const F32 farthest = simd::set1(limit);
+  by_sixteen(x, n, 0.0f, [&](int i, F32 v, int some) {
+    v = simd::div(simd::sub(top, v), divisor);
+    v = simd::select(simd::less(farthest, v), inf, v);
+    simd::store_first(x + i, v, some);
+  });
+}
+
+// Weights, as floats that are integers once cut off.
+struct Likelihood {
+  static OCT_INLINE F32 of(F32 distance) {
+    return simd::mul(simd::exp(simd::sub(simd::zero(), distance)), simd::set1(kWeightOne));
+  }
+};
+// All that can be drawn weigh the same: a sum of these is a number of tokens.
+struct One {
+  static OCT_INLINE F32 of(F32 distance) {
+    return simd::select(simd::less(distance, simd::set1(kFarthest)), simd::set1(1.0f),
+                        simd::zero());
+  }
+};
+
+// ---- In the order of ids ---------------------------------------------------------------------
+
+// The token at which the running sum of weights exceeds u times their sum.
+int32_t draw_by_id(const float* distance, int n, double u) {
+  float weight[kBlock];
+  const auto weigh = [&](int start) {
+    const int num = std::min(n - start, kBlock);
+    by_sixteen(distance + start, num, kInfinity,
+               [&](int i, F32 d, int) { simd::store(weight + i, Likelihood::of(d)); });
+    return num;
+  };
+
+  int64_t sums[kMaxVocab / kBlock + 1], total = 0;
+  for (int start = 0; start < n; start += kBlock) {
+    const int num = weigh(start);
+    int64_t sum = 0;
+    for (int i = 0; i < num; i++) sum += static_cast<int64_t>(weight[i]);
+    total += sums[start / kBlock] = sum;
+  }
+  int64_t left = static_cast<int64_t>(u * static_cast<double>(total));
+  int block = 0;
+  while (sums[block] <= left) left -= sums[block++];
+  weigh(block * kBlock);
+  int i = 0;
+  while (static_cast<int64_t>(weight[i]) <= left) left -= static_cast<int64_t>(weight[i++]);
+  return block * kBlock + i;
+}
+
+// ---- In the order of ranks -------------------------------------------------------------------
+
+// Sums of weights by distance: bucket b has the tokens whose distance, from `nearest` on and in
+// units of the bucket width, rounds to b. Tokens beyond `farthest` may be missing in the buckets,
+// but not in the total.
+struct Histogram {
+  float nearest, farthest, per_bucket;  // 1 / width
+  int64_t total;
+  int64_t sums[kBuckets];
+
+  OCT_INLINE F32 scaled(F32 distance) const {
+    const F32 bounded = simd::min(simd::set1(farthest), distance);
+    return simd::mul(simd::sub(bounded, simd::set1(nearest)), simd::set1(per_bucket));
+  }
+};
+
+// What is `farthest` or more away from the best token is known to be left out by a cut.
+template <class Weight>
+void add_up(const Tokens& tokens, float farthest, Histogram& h) {
+  F32 low = simd::set1(farthest), high = simd::zero();
+  by_sixteen(tokens.distance, tokens.count, tokens.distance[0], [&](int, F32 d, int) {
+    low = simd::min(low, d);
+    high = simd::max(high, d);
+  });
+  h.nearest = -simd::max_of(simd::sub(simd::zero(), low));
+  h.farthest = std::min(simd::max_of(high), farthest);
+  const float range = h.farthest - h.nearest;
+  h.per_bucket = range > kEqual ? (kBuckets - 1) / range : 0.0f;
+
+  // Four tables, so that equal neighbours need not wait for each other.
+  int64_t sums[4][kBuckets] = {}, total = 0;
+  const F32 end = simd::set1(farthest), end_of_all = simd::set1(kFarthest);
+  float weight[kBlock];
+  int32_t bucket[kBlock];
+  for (int start = 0; start < tokens.count; start += kBlock) {
+    const int num = std::min(tokens.count - start, kBlock);
+    int near = 0, far = kBlock;  // from the front, and from the back
+    by_sixteen(tokens.distance + start, num, kInfinity, [&](int, F32 d, int) {
+      if (simd::any(simd::less(d, end))) {
+        simd::store(weight + near, Weight::of(d));
+        simd::store(bucket + near, simd::to_int(h.scaled(d)));
+        near += 16;
+      } else if (simd::any(simd::less(d, end_of_all))) {
+        simd::store(weight + (far -= 16), Weight::of(d));
+      }
+    });
+    for (int i = 0; i < near; i += 4)
+      for (int j = 0; j < 4; j++) sums[j][bucket[i + j]] += static_cast<int64_t>(weight[i + j]);
+    for (int i = far; i < kBlock; i++) total += static_cast<int64_t>(weight[i]);
+  }
+  for (int b = 0; b < kBuckets; b++)
+    total += h.sums[b] = sums[0][b] + sums[1][b] + sums[2][b] + sums[3][b];
+  h.total = total;
+}
+
+// Room for tokens that were picked from others.
+struct List {
+  float* distance;
+  int32_t* id;
+
+  // The tokens, in their order, for which keep(distance, entry) holds; only those of a sixteen in
+  // which any(distances) does are looked at. `tokens` may be those of this list.
+  template <class Any, class Keep>
+  OCT_INLINE Tokens pick(const Tokens& tokens, Any&& any, Keep&& keep) {
+    int count = 0;
+    by_sixteen(tokens.distance, tokens.count, kInfinity, [&](int i, F32 d, int some) {
+      if (!any(d)) return;
+      for (int j = i; j < i + some; j++) {
+        const float own = tokens.distance[j];
+        const int32_t own_id = tokens.id_of(j);
+        distance[count] = own;
+        id[count] = own_id;
+        count += keep(own, own_id, j - i);
+      }
+    });
+    return {distance, id, count};
+  }
+
+  // Sorts the first entries, a few, from order of ids to order of ranks.
+  void rank(int count) {
+    uint64_t keys[kFew];
+    for (int i = 0; i < count; i++) {
+      uint32_t bits;  // in the order of the distances, as these are not negative
+      std::memcpy(&bits, &distance[i], 4);
+      keys[i] = uint64_t{bits} << 32 | static_cast<uint32_t>(id[i]);
+    }
+    std::sort(keys, keys + count);
+    for (int i = 0; i < count; i++) {
+      const uint32_t bits = static_cast<uint32_t>(keys[i] >> 32);
+      std::memcpy(&distance[i], &bits, 4);
+      id[i] = static_cast<int32_t>(keys[i]);
+    }
+  }
+};
+
+struct Place {
+  float distance;
+  int32_t id;
+  int64_t sum;  // of the weights up to here, this token's included
+};
+
+// The token at which the running sum of weights, by rank, exceeds `limit`, which is less than
+// their sum. `h` is the histogram of the tokens; `list` is overwritten.
+template <class Weight>
+Place find(Tokens tokens, const Histogram& of_all, int64_t limit, List list) {
+  Histogram of_bucket;
+  const Histogram* h = &of_all;
+  int64_t before = 0;
+  // Each turn takes one bucket for all. Its tokens are in the order of ids, which is that of ranks
+  // once all distances are the same; and by then there is nothing to divide.
+  while (h->per_bucket > 0.0f) {
+    int bucket = 0;
+    while (before + h->sums[bucket] <= limit) before += h->sums[bucket++];
+    const F32 place = simd::set1(static_cast<float>(bucket));
+    float offset[16];
+    tokens = list.pick(
+        tokens,
+        [&](F32 d) {
+          const F32 rounded = simd::to_float(simd::to_int(h->scaled(d)));
+          const F32 away = simd::abs(simd::sub(rounded, place));
+          simd::store(offset, away);
+          return simd::any(simd::less(away, simd::set1(0.5f)));
+        },
+        [&](float, int32_t, int lane) { return offset[lane] < 0.5f; });
+    if (tokens.count <= kFew) {
+      list.rank(tokens.count);
+      break;
+    }
+    add_up<Weight>(tokens, kFarthest, of_bucket);
+    h = &of_bucket;
+  }
+
+  Place place = {0.0f, 0, before};
+  by_sixteen(tokens.distance, tokens.count, kInfinity, [&](int i, F32 d, int) {
+    if (place.sum > limit) return;
+    float weight[16];
+    simd::store(weight, Weight::of(d));
+    int64_t sum = 0;
+    for (float w : weight) sum += static_cast<int64_t>(w);
+    if (place.sum + sum <= limit) {
+      place.sum += sum;
+      return;
+    }
+    int j = 0;
+    while ((place.sum += static_cast<int64_t>(weight[j])) <= limit) j++;
+    place.distance = tokens.distance[i + j];
+    place.id = tokens.id_of(i + j);
+  });
+  return place;
+}
+
+// The k tokens of the first ranks, of those that can be drawn. `list` is overwritten.
+Tokens first_k(Tokens tokens, int k, List kept, List list) {
+  Histogram h;
+  // If each of k groups has a token at a distance, then those of the first ranks are not farther.
+  const int group = std::min(tokens.count / 4 / k, 64);  // tokens in one
+  if (group >= 4 && tokens.count >= 1024) {
+    int num_groups = 0;
+    for (int start = 0; start < tokens.count; start += 16 * group) {
+      F32 nearest = simd::set1(kInfinity);
+      by_sixteen(tokens.distance + start, std::min(tokens.count - start, 16 * group), kInfinity,
+                 [&](int, F32 d, int) { nearest = simd::min(nearest, d); });
+      simd::store(kept.distance + num_groups, nearest);
+      num_groups += 16;
+    }
+    const Tokens groups = {kept.distance, nullptr, num_groups};
+    add_up<One>(groups, kFarthest, h);
+    const float bound = h.total < k ? kFarthest : find<One>(groups, h, k - 1, list).distance;
+    const F32 beyond = simd::set1(std::nextafter(bound, kInfinity));
+    tokens = kept.pick(
+        tokens, [&](F32 d) { return simd::any(simd::less(d, beyond)); },
+        [&](float d, int32_t, int) { return d <= bound; });
+  }
+
+  add_up<One>(tokens, kFarthest, h);
+  if (h.total <= k) return tokens;
+  const Place last = find<One>(tokens, h, k - 1, list);
+  const F32 beyond = simd::set1(std::nextafter(last.distance, kInfinity));
+  return kept.pick(
+      tokens, [&](F32 d) { return simd::any(simd::less(d, beyond)); },
+      [&](float d, int32_t id, int) {
+        return d < last.distance || (d == last.distance && id <= last.id);
+      });
+}
+
+// The token at which the running sum of weights exceeds u times the sum of those that top_p leaves.
+int32_t draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
+  Histogram h;
+  // Tokens of at most (1 - top_p) / 2V of the mass cannot hold, all together, the 1 - top_p that
+  // the cut leaves over: so the cut comes before any of them. The mass is 1 or more.
+  const double unlikely = top_p < 1.0 ? (1.0 - top_p) / (2.0 * tokens.count) : 0.0;
+  const float farthest = std::min(static_cast<float>(-std::log(unlikely)), kFarthest);
+  add_up<Likelihood>(tokens, farthest, h);
+  int64_t sum = h.total;
+  if (top_p < 1.0) {
+    // A token stays if less than `mass` lies before it: in doubles, as the oracle compares.
+    const double mass = top_p * static_cast<double>(sum);
+    int64_t enough = static_cast<int64_t>(std::ceil(mass));
+    while (enough > 0 && static_cast<double>(enough - 1) >= mass) enough--;
+    sum = find<Likelihood>(tokens, h, enough - 1, list).sum;
+  }
+  return find<Likelihood>(tokens, h, static_cast<int64_t>(u * static_cast<double>(sum)), list).id;
+}
+
+// A worker's memory for a row: marks of penalties, or two lists.
+constexpr int kScratchSlot = 6;
+
+}  // namespace
+
+int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Worker& worker,
+                   int32_t* token) {
+  *token = 0;
+  float peak = maximum(logits, vocab);
+  if (!std::isfinite(peak)) return OCT_TOKEN_BAD_LOGITS;
+  // One entry more: pick() writes before it knows whether to keep.
+  const size_t room = (static_cast<size_t>(vocab) + 1 + 15) / 16 * 16;
+  if (has_penalties(s)) {
+    penalize(logits, vocab, s,
+             static_cast<int32_t*>(worker.scratch(kScratchSlot, room * sizeof(int32_t))));
+    peak = maximum(logits, vocab);
+    if (!std::isfinite(peak)) return OCT_TOKEN_OVERFLOW;
+  }
+  if (s.temperature < kGreedyTemperature) {
+    *token = first_with(logits, vocab, peak);
+    return OCT_TOKEN_OK;
+  }
+
+  to_distances(logits, vocab, peak, s.temperature, s.min_p);
+  const double u = uniform(s.seed, s.sample_index, s.position);
+  const bool has_top_k = s.top_k > 0 && s.top_k < vocab;
+  if (!has_top_k && s.top_p >= 1.0) {
+    *token = draw_by_id(logits, vocab, u);
+    return OCT_TOKEN_OK;
+  }
+  char* memory = static_cast<char*>(worker.scratch(kScratchSlot, room * 16));
+  const auto list = [&](size_t number) -> List {
+    char* start = memory + number * room * 8;
+    return {reinterpret_cast<float*>(start), reinterpret_cast<int32_t*>(start + room * 4)};
+  };
+  Tokens tokens = {logits, nullptr, vocab};
+  if (has_top_k) tokens = first_k(tokens, s.top_k, list(0), list(1));
+  *token = draw_by_rank(tokens, s.top_p, u, list(1));
+  return OCT_TOKEN_OK;
+}
+
+}  // namespace octavo
+
+int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
+                        const oct_sample* params, int32_t* tokens, int32_t* status) {
+  using namespace octavo;
+  if (!pool || num_rows < 0 || (num_rows && (!logits || !params || !tokens || !status)))
+    return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the pool or an array is NULL");
+  if (vocab < 1 || vocab > kMaxVocab)
+    return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: a vocabulary of %d is not in 1 .. %d", vocab,
+                kMaxVocab);
+  for (int r = 0; r < num_rows; r++) {
+    const oct_sample& s = params[r];
+    if (s.num_prompt_ids < 0 || (s.num_prompt_ids && !s.prompt_ids) || s.num_output_ids < 0 ||
+        (s.num_output_ids && !s.output_ids))
+      return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the history of row %d is NULL", r);
+  }
+  return run(pool, [&](const Worker& worker) {
+    for (int r = worker.ticket(); r < num_rows; r = worker.ticket())
+      status[r] = sample_row(logits[r], vocab, params[r], worker, &tokens[r]);
+  });
+}
