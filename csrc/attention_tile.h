@@ -1,0 +1,285 @@
+// Some queries see a tile of keys: two products, with a softmax between them.
+//
+//                        64 keys: chunk 0  chunk 1  chunk 2  chunk 3
+//                    row 0   |    scores |        |        |        |   softmax    D outputs
+//     up to 6 rows   row 1   |           |        |        |        |  -------->  |          |
+//                    ...     |           |        |        |        |   weights   |   acc    |
+//
+// Rows are queries: the heads that share a key head, token after token. A vector of keys or values
+// is loaded once for all rows of a block, whose sums stay in registers. A row's own operations and
+// their order are the same whatever the block, and chunks that it does not see add exact zeros.
+#pragma once
+
+#include <limits>
+
+#include "attention.h"
+#include "kv_formats.h"
+#include "simd.h"
+
+namespace octavo {
+
+// Rows of a block, and vectors of keys (chunks) or values that it goes through at a time: as many
+// as leave room in the registers for what they are multiplied with.
+template <class Kv>
+constexpr int kMaxRows = simd::kNumRegisters < 32              ? 4
+                         : std::is_same_v<typename Kv::Lanes, Pair> ? 5
+                                                                : 6;
+constexpr int max_vectors(int rows) {
+  return simd::kNumRegisters >= 32 ? 4 : rows <= 2 ? 2 : 1;
+}
+
+// The softmax so far of some rows; scores count in powers of two.
+struct Softmax {
+  float* top;  // [rows] the largest score
+  float* sum;  // [rows][16] of the weights, in 16 parts
+  float* acc;  // [rows][D] of the values times their weights
+  int rows, head_dim;
+
+  static int64_t floats(int rows, int head_dim) {
+    return padded(rows) + int64_t{rows} * (16 + head_dim);
+  }
+  Softmax(float* memory, int num_rows, int dim)
+      : top(memory),
+        sum(top + padded(num_rows)),
+        acc(sum + int64_t{num_rows} * 16),
+        rows(num_rows),
+        head_dim(dim) {}
+  static int padded(int rows) { return (rows + 15) / 16 * 16; }
+
+  void reset() {
+    for (float* p = top; p < sum; p++) *p = -std::numeric_limits<float>::max();
+    std::memset(sum, 0, sizeof(float) * rows * (16 + head_dim));
+  }
+};
+
+// A tile as the queries of an item see it.
+struct KeyTile {
+  int first_key;
+  int begin, end;  // the chunks that some query sees; there are pointers for these only
+  const uint8_t* keys[kTileChunks];
+  const uint8_t* values[kTileChunks];
+  const uint8_t* next_keys[kTileChunks];  // to be fetched meanwhile, or NULL
+  const uint8_t* next_values[kTileChunks];
+};
+
+// What is the same for all rows of a call.
+struct Scoring {
+  int head_dim;
+  int window;       // or 0
+  float softcap;    // or 0; in powers of two, and scores come in units of it
+  int first_seen(int position) const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
+};
+
+// 2^x of x <= 0, with a relative error of 2e-7: exactly 1 of 0, exactly 0 below -126, NaN of NaN.
+OCT_INLINE simd::F32 exp2(simd::F32 x) {
+  using namespace simd;
+  const F32 clipped = max(set1(-126.0f), x);   // NaN comes second, and stays
+  const F32 magic = set1(12582912.0f);         // 1.5 * 2^23: adding it rounds to an integer
+  const F32 n = sub(add(clipped, magic), magic);
+  const F32 r = sub(clipped, n);
+  F32 p = set1(1.326472707e-3f);
+  p = fma(p, r, set1(9.671512649e-3f));
+  p = fma(p, r, set1(5.550733744e-2f));
+  p = fma(p, r, set1(2.402224209e-1f));
+  p = fma(p, r, set1(6.931469776e-1f));
+  p = fma(p, r, set1(1.0f));
+  p = mul(p, power_of_two(to_int(n)));
+  return select(less(x, set1(-126.0f)), zero(), p);
+}
+
+// Scores of R rows and C chunks: out[row][64 keys].
+template <class Kv, int R, int C>
+void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int chunk, int dim,
+                   bool fetch, float* out) {
+  simd::F32 acc[R][C];
+  for (int r = 0; r < R; r++) {
+    for (int c = 0; c < C; c++) acc[r][c] = simd::zero();
+  }
+  const uint8_t* keys[C];
+  for (int c = 0; c < C; c++) keys[c] = tile.keys[chunk + c];
+  for (int step = 0; step < dim / 2; step++) {
+    typename Kv::Lanes lanes[C];
+    for (int c = 0; c < C; c++) lanes[c] = Kv::keys(keys[c], step);
+    if (fetch) {
+      for (int c = 0; c < C; c++) Kv::fetch_keys(tile.next_keys[chunk + c], step);
+    }
+    for (int r = 0; r < R; r++) {
+      for (int c = 0; c < C; c++) {
+        acc[r][c] = Kv::multiply_add(acc[r][c], lanes[c], queries + r * dim + 2 * step);
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int c = 0; c < C; c++) simd::store(out + r * kTile + (chunk + c) * kChunk, acc[r][c]);
+  }
+}
+
+// acc = acc * shrink + weights * values, for R rows and 16 * C dimensions from `column` on.
+template <class Kv, int R, int C>
+void multiply_values(const typename Kv::Factor* weights, const KeyTile& tile, int begin, int end,
+                     int dim, int column, bool fetch, const float* shrink, float* out) {
+  simd::F32 acc[R][C];
+  for (int r = 0; r < R; r++) {
+    for (int c = 0; c < C; c++) acc[r][c] = simd::zero();
+  }
+  for (int chunk = begin; chunk < end; chunk++) {
+    const uint8_t* values = tile.values[chunk];
+    for (int step = 0; step < kChunk / 2; step++) {
+      typename Kv::Lanes lanes[C];
+      for (int c = 0; c < C; c++) lanes[c] = Kv::values(values, dim, step, column + 16 * c);
+      if (fetch) {
+        for (int c = 0; c < C; c++) {
+          Kv::fetch_values(tile.next_values[chunk], dim, step, column + 16 * c);
+        }
+      }
+      for (int r = 0; r < R; r++) {
+        const typename Kv::Factor* factor = weights + r * kTile + chunk * kChunk + 2 * step;
+        for (int c = 0; c < C; c++) acc[r][c] = Kv::multiply_add(acc[r][c], lanes[c], factor);
+      }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    for (int c = 0; c < C; c++) {
+      float* p = out + r * dim + column + 16 * c;
+      simd::store(p, simd::fma(simd::load(p), simd::set1(shrink[r]), acc[r][c]));
+    }
+  }
+}
+
+// 0, 1, 2, ...: the keys of a tile.
+struct KeyNumbers {
+  float of[kTile];
+  constexpr KeyNumbers() : of() {
+    for (int i = 0; i < kTile; i++) of[i] = static_cast<float>(i);
+  }
+};
+alignas(64) inline constexpr KeyNumbers kKeyNumbers;
+
+// Scores of a row, capped and masked, in chunks begin to end of a tile. Returns the largest.
+inline float mask_scores(const Scoring& scoring, const KeyTile& tile, int begin, int end,
+                         int position, float* scores) {
+  const int first = scoring.first_seen(position) - tile.first_key;
+  const int last = position - tile.first_key;
+  const bool partly = first > begin * kChunk || last < end * kChunk - 1;
+  const simd::F32 none = simd::set1(-std::numeric_limits<float>::infinity());
+  simd::F32 top = none;
+  for (int c = begin; c < end; c++) {
+    simd::F32 x = simd::load(scores + c * kChunk);
+    if (scoring.softcap > 0) x = simd::mul(simd::tanh(x), simd::set1(scoring.softcap));
+    if (partly) {
+      const simd::F32 key = simd::load(kKeyNumbers.of + c * kChunk);
+      x = simd::select(simd::less(key, simd::set1(static_cast<float>(first))), none, x);
+      x = simd::select(simd::less(simd::set1(static_cast<float>(last)), key), none, x);
+    }
+    if (scoring.softcap > 0 || partly) simd::store(scores + c * kChunk, x);
+    top = simd::max(top, x);
+  }
+  return simd::max_of(top);
+}
+
+// Scores become weights, relative to the largest score so far; `shrink` is by what earlier weights
+// have to be multiplied for that. A NaN among the scores makes the row's sum NaN.
+template <class Kv>
+void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int num_rows,
+           const int* positions, float* scores, float* top, float* sum, float* shrink,
+           typename Kv::Factor* weights) {
+  alignas(64) float larger[16] = {};
+  for (int r = 0; r < num_rows; r++) {
+    const float x =
+        mask_scores(scoring, tile, begin, end, positions[r], scores + r * kTile);
+    larger[r] = x > top[r] ? x : top[r];
+  }
+  const simd::F32 before = simd::load_first(top, num_rows);
+  simd::store(shrink, exp2(simd::sub(before, simd::load_first(larger, num_rows))));
+  for (int r = 0; r < num_rows; r++) {
+    const simd::F32 most = simd::set1(larger[r]);
+    simd::F32 total = simd::zero();
+    for (int c = begin * kChunk; c < end * kChunk; c += kChunk) {
+      const simd::F32 weight = exp2(simd::sub(simd::load(scores + r * kTile + c), most));
+      total = simd::add(total, weight);
+      Kv::store_factors(weights + r * kTile + c, weight);
+    }
+    float* p = sum + 16 * r;
+    simd::store(p, simd::fma(simd::load(p), simd::set1(shrink[r]), total));
+    top[r] = larger[r];
+  }
+}
+
+// Rows first .. first + R of an item and a tile. `positions` are those of all rows of the item.
+template <class Kv, int R>
+void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const int* positions,
+                 const typename Kv::Factor* queries, const Softmax& softmax) {
+  const int dim = scoring.head_dim;
+  positions += first;
+  const int first_seen = scoring.first_seen(positions[0]) - tile.first_key;
+  const int last_seen = positions[R - 1] - tile.first_key;
+  const int begin = first_seen > tile.begin * kChunk ? first_seen / kChunk : tile.begin;
+  const int end = last_seen < tile.end * kChunk ? last_seen / kChunk + 1 : tile.end;
+  if (last_seen < 0 || begin >= end) return;
+
+  alignas(64) float scores[R * kTile];
+  alignas(64) typename Kv::Factor weights[R * kTile];
+  alignas(64) float shrink[16];
+  const bool fetch = first == 0 && tile.next_keys[begin] != nullptr;
+  constexpr int kVectors = max_vectors(R);
+  queries += int64_t{first} * dim;
+  for (int chunk = begin; chunk < end;) {
+    const int left = end - chunk;
+    if (kVectors >= 4 && left >= 4) {
+      multiply_keys<Kv, R, kVectors >= 4 ? 4 : 1>(queries, tile, chunk, dim, fetch, scores);
+      chunk += 4;
+    } else if (kVectors >= 2 && left >= 2) {
+      multiply_keys<Kv, R, kVectors >= 2 ? 2 : 1>(queries, tile, chunk, dim, fetch, scores);
+      chunk += 2;
+    } else {
+      multiply_keys<Kv, R, 1>(queries, tile, chunk, dim, fetch, scores);
+      chunk += 1;
+    }
+  }
+  weigh<Kv>(scoring, tile, begin, end, R, positions, scores, softmax.top + first,
+            softmax.sum + int64_t{first} * 16, shrink, weights);
+  float* acc = softmax.acc + int64_t{first} * dim;
+  for (int column = 0; column < dim;) {
+    const int left = dim - column;
+    if (kVectors >= 4 && left >= 64) {
+      multiply_values<Kv, R, kVectors >= 4 ? 4 : 1>(weights, tile, begin, end, dim, column, fetch,
+                                                    shrink, acc);
+      column += 64;
+    } else if (kVectors >= 2 && left >= 32) {
+      multiply_values<Kv, R, kVectors >= 2 ? 2 : 1>(weights, tile, begin, end, dim, column, fetch,
+                                                    shrink, acc);
+      column += 32;
+    } else {
+      multiply_values<Kv, R, 1>(weights, tile, begin, end, dim, column, fetch, shrink, acc);
+      column += 16;
+    }
+  }
+}
+
+// All rows of an item and a tile, in blocks of about the same size.
+template <class Kv>
+void attend_tile(const Scoring& scoring, const KeyTile& tile, const int* positions,
+                 const typename Kv::Factor* queries, const Softmax& softmax) {
+  constexpr int kRows = kMaxRows<Kv>;
+  const int rows = softmax.rows, blocks = (rows + kRows - 1) / kRows;
+  for (int b = 0; b < blocks; b++) {
+    const int first = rows * b / blocks, count = rows * (b + 1) / blocks - first;
+    const auto attend = [&](auto block) {
+      if constexpr (block.value <= kRows) {
+        attend_rows<Kv, block.value>(scoring, tile, first, positions, queries, softmax);
+      }
+    };
+    switch (count) {
+      case 1: attend(std::integral_constant<int, 1>{}); break;
+      case 2: attend(std::integral_constant<int, 2>{}); break;
+      case 3: attend(std::integral_constant<int, 3>{}); break;
+      case 4: attend(std::integral_constant<int, 4>{}); break;
+      case 5: attend(std::integral_constant<int, 5>{}); break;
+      case 6: attend(std::integral_constant<int, 6>{}); break;
+    }
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,190 @@
+// Norm, rope, and the writing of keys and values.
+//
+// The work is cut into runs: the tokens of a sequence that fall into one chunk, for one key head
+// and the query heads that share it. A chunk belongs to one run, so nobody else writes to it.
+//
+//     positions   0 .. 15   16 .. 31   32 .. 47
+//     new         .....|xx  xxxxxxxx   xxx|....      3 runs a head
+#include "kv_write.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kv_formats.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+
+// x / sqrt(mean(x^2) + eps) * weight.
+void norm_head(const float* x, const float* weight, float eps, int dim, float* out) {
+  F32 squares = simd::zero();
+  for (int d = 0; d < dim; d += 16) {
+    const F32 v = simd::load(x + d);
+    squares = simd::fma(v, v, squares);
+  }
+  const float mean = simd::sum(squares) / static_cast<float>(dim);
+  const F32 scale = simd::set1(1.0f / std::sqrt(mean + eps));
+  for (int d = 0; d < dim; d += 16) {
+    const F32 normed = simd::mul(simd::mul(simd::load(x + d), scale), simd::load(weight + d));
+    simd::store(out + d, normed);
+  }
+}
+
+// Turn the pairs (x[i], x[i + half]) by angles with the given cosines and sines.
+void rotate_halves(const float* cos, const float* sin, int half, float* x) {
+  for (int i = 0; i < half; i += 16) {
+    const int n = half - i;
+    const F32 c = simd::load_first(cos + i, n), s = simd::load_first(sin + i, n);
+    const F32 a = simd::load_first(x + i, n), b = simd::load_first(x + half + i, n);
+    simd::store_first(x + i, simd::sub(simd::mul(a, c), simd::mul(b, s)), n);
+    simd::store_first(x + half + i, simd::add(simd::mul(b, c), simd::mul(a, s)), n);
+  }
+}
+
+// The same for pairs (x[2i], x[2i + 1]).
+void rotate_neighbours(const float* cos, const float* sin, int half, float* x) {
+  for (int i = 0; i < half; i++) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
+// A head of a query or a key as attention sees it, `norm` NULL for none.
+void prepare_head(const oct_attention_args& args, const float* x, const float* norm, int position,
+                  float* out) {
+  const int dim = args.head_dim;
+  if (norm) {
+    norm_head(x, norm, args.qk_norm_eps, dim, out);
+  } else {
+    std::copy_n(x, dim, out);
+  }
+  if (args.rotary_dim == 0) return;
+  const int half = args.rotary_dim / 2;
+  const float* cos = args.cos_sin + int64_t{position} * args.rotary_dim;
+  if (args.rope_interleaved) {
+    rotate_neighbours(cos, cos + half, half, out);
+  } else {
+    rotate_halves(cos, cos + half, half, out);
+  }
+}
+
+// A value that is not finite would spoil even the queries that do not see it, as 0 * NaN is NaN; a
+// key might do nothing to those that do, with a score of -inf. Both become a key of NaN with a value
+// of 0: that is NaN to all who see it, and nothing to all others.
+void mark_if_damaged(int dim, float* key, float* value) {
+  F32 zeros = simd::zero();  // times what is finite; somewhat larger first: what bfloat16 rounds to
+  for (int d = 0; d < dim; d += 16) {  // infinity counts as infinite
+    const F32 a = simd::mul(simd::load(key + d), simd::set1(1.01f));
+    const F32 b = simd::mul(simd::load(value + d), simd::set1(1.01f));
+    zeros = simd::fma(a, simd::zero(), simd::fma(b, simd::zero(), zeros));
+  }
+  if (!simd::any(simd::is_nan(zeros))) return;
+  std::fill_n(key, dim, std::numeric_limits<float>::quiet_NaN());
+  std::fill_n(value, dim, 0.0f);
+}
+
+struct Run {
+  int seq, head;
+  int token;     // the first, as a row of the step
+  int position;  // of that token
+  int count;
+};
+
+template <class Kv>
+void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, const Run& run,
+                 typename Kv::Factor* queries) {
+  const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
+  alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
+  alignas(64) float query[kMaxHeadDim];
+  const F32 factor = simd::set1(query_factor(args));
+  const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
+  const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
+  const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
+  queries += (int64_t{run.head} * seqs.num_tokens + run.token) * group * dim;
+  for (int i = 0; i < run.count; i++) {
+    prepare_head(args, k + i * args.ldk, args.k_norm, run.position + i, keys + i * dim);
+    std::copy_n(v + i * args.ldv, dim, values + i * dim);
+    mark_if_damaged(dim, keys + i * dim, values + i * dim);
+    for (int g = 0; g < group; g++, queries += dim) {
+      prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, run.position + i, query);
+      for (int d = 0; d < dim; d += 16) {
+        Kv::store_factors(queries + d, simd::mul(simd::load(query + d), factor));
+      }
+    }
+  }
+  uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.position / kChunk);
+  Kv::write(args, chunk, run.position % kChunk, run.count, keys, values);
+}
+
+int num_runs(int first, int end) { return end > first ? (end - 1) / kChunk - first / kChunk + 1 : 0; }
+
+template <class Kv>
+void read(const oct_attention_args& args, const oct_sequences& seqs, int seq, float* keys,
+          float* values) {
+  const int64_t heads = args.num_kv_heads, dim = args.head_dim;
+  for (int head = 0; head < heads; head++) {
+    const KvHead kv(args, seqs, seq, head);
+    for (int p = 0; p < seqs.kv_len[seq]; p++) {
+      const int64_t at = (p * heads + head) * dim;
+      Kv::read(args, kv.chunk(p / kChunk), p % kChunk, keys + at, values + at);
+    }
+  }
+}
+
+}  // namespace
+
+float query_factor(const oct_attention_args& args) {
+  return args.softcap > 0 ? args.scale / args.softcap : args.scale * 1.44269504f;
+}
+
+template <class Kv>
+void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
+             typename Kv::Factor* queries) {
+  int total = 0;
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    const int length = seqs.q_start[s + 1] - seqs.q_start[s];
+    total += num_runs(seqs.kv_len[s] - length, seqs.kv_len[s]) * args.num_kv_heads;
+  }
+  const Range mine = share(total, worker.rank, worker.size);
+  int index = 0;
+  for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
+    int token = seqs.q_start[s];
+    const int end = seqs.kv_len[s];
+    for (int position = end - (seqs.q_start[s + 1] - token); position < end;) {
+      const int count = std::min(kChunk - position % kChunk, end - position);
+      for (int head = 0; head < args.num_kv_heads; head++, index++) {
+        if (index < mine.begin || index >= mine.end) continue;
+        prepare_run<Kv>(args, seqs, {s, head, token, position, count}, queries);
+      }
+      token += count;
+      position += count;
+    }
+  }
+}
+
+template void prepare<F32Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
+                             F32Kv::Factor*);
+template void prepare<Bf16Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
+                              Bf16Kv::Factor*);
+
+}  // namespace octavo
+
+int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
+                    float* keys, float* values) {
+  using namespace octavo;
+  if (seq < 0 || seq >= seqs->num_seqs) {
+    return fail(OCT_ERR_ARGUMENT, "there is no sequence %d in a step of %d", seq, seqs->num_seqs);
+  }
+  switch (args->kv_format) {
+    case OCT_KV_F32:
+      read<F32Kv>(*args, *seqs, seq, keys, values);
+      return OCT_OK;
+    case OCT_KV_BF16:
+      read<Bf16Kv>(*args, *seqs, seq, keys, values);
+      return OCT_OK;
+  }
+  return fail(OCT_ERR_ARGUMENT, "there is no KV format %d", args->kv_format);
+}

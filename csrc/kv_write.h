@@ -1,0 +1,20 @@
+// The first half of attention: queries, keys and values get where the second half reads them.
+#pragma once
+
+#include "attention.h"
+#include "pool.h"
+
+namespace octavo {
+
+// Norm, rotate and scale all queries of the step: out[Hk][T][G][D] in the factors of the format, G
+// query heads to a key head. Norm and rotate the keys; store keys and values. By all workers, each
+// its share.
+template <class Kv>
+void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
+             typename Kv::Factor* queries);
+
+// What queries are multiplied by, beside the norm: scores come out in powers of two, or, where they
+// are capped, in units of the cap.
+float query_factor(const oct_attention_args& args);
+
+}  // namespace octavo

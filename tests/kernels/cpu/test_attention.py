@@ -1,0 +1,514 @@
+"""Native paged attention: against float64 over the stored keys and values, and with itself.
+
+A ``Cache`` is one layer's KV with a block table per sequence, blocks in a shuffled order, and NaN
+wherever nothing was written. ``attend`` runs a step of ``Chunk``s on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from octavo.errors import EngineError
+from octavo.kernels.cpu import abi
+
+FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16}
+# Largest error of an output relative to the largest value: rounding of queries and weights (of keys
+# and values there is none, as the oracle reads what was stored).
+TOLERANCE = {"f32": 5e-6, "bf16": 1e-2}
+MAX_POSITIONS = 1216
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What attention needs to know of a layer."""
+
+    heads: int = 6
+    kv_heads: int = 2
+    dim: int = 32
+    kv: str = "bf16"
+    window: int = 0
+    rotary: int = 32
+    interleaved: bool = False
+    softcap: float = 0.0
+    qk_norm: bool = False
+    sinks: bool = False
+    block_size: int = 32
+
+    @property
+    def scale(self) -> float:
+        return self.dim**-0.5
+
+    def weights(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(5)
+        angles = np.outer(np.arange(MAX_POSITIONS), 100.0 ** -rng.random(self.rotary // 2))
+        return {
+            "cos_sin": np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32),
+            "q_norm": (1 + rng.random(self.dim)).astype(np.float32),
+            "k_norm": (1 + rng.random(self.dim)).astype(np.float32),
+            "sinks": rng.normal(size=self.heads).astype(np.float32),
+        }
+
+
+@dataclass
+class Sequence:
+    """Queries, keys and values before norm and rope, [positions, heads, D], and a block table."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    blocks: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+
+def make_sequence(layer: Layer, length: int, seed: int) -> Sequence:
+    rng = np.random.default_rng([seed, length])
+    shapes = [(length, heads, layer.dim) for heads in (layer.heads, layer.kv_heads, layer.kv_heads)]
+    q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return Sequence(q * 2, k, v, np.empty(0, np.int32))
+
+
+@dataclass
+class Cache:
+    """Memory for the keys and values of some sequences; gives them their blocks."""
+
+    native: object
+    layer: Layer
+    sequences: list[Sequence]
+    seed: int = 0
+    memory: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        layer, size = self.layer, self.layer.block_size
+        needed = [-(-len(s) // size) for s in self.sequences]
+        spare = 3
+        order = np.random.default_rng(self.seed).permutation(sum(needed) + spare).astype(np.int32)
+        for sequence, count in zip(self.sequences, needed, strict=True):
+            sequence.blocks, order = order[:count], order[count:]
+        chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
+        total = (sum(needed) + spare) * layer.kv_heads * (size // 16) * chunk
+        self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
+
+    def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        step = Step(self, [(index, 0, length)])
+        shape = (length, self.layer.kv_heads, self.layer.dim)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self.native.check(
+            self.native.lib.oct_kv_read(
+                step.args, step.seqs, 0, keys.ctypes.data, values.ctypes.data
+            )
+        )
+        return keys, values
+
+
+class Step:
+    """Arguments of a call in which sequence i goes from ``position`` on by ``count`` tokens.
+
+    ``q``, ``k`` and ``v`` lie side by side, as the output of one linear.
+    """
+
+    def __init__(self, cache: Cache, chunks: list[tuple[int, int, int]]):
+        layer, sequences = cache.layer, cache.sequences
+        heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
+        rows = [
+            np.concatenate(
+                [getattr(sequences[i], name)[start : start + count].reshape(count, -1)
+                 for name in "qkv"], axis=1,
+            )
+            for i, start, count in chunks
+        ]  # fmt: skip
+        self.qkv = np.ascontiguousarray(np.concatenate(rows))
+        counts = [count for _, _, count in chunks]
+        self.q_start = np.cumsum([0, *counts]).astype(np.int32)
+        self.kv_len = np.array([start + count for _, start, count in chunks], np.int32)
+        self.table = np.full((len(chunks), 1 + max(len(s.blocks) for s in sequences)), -1, np.int32)
+        for row, (i, _, _) in zip(self.table, chunks, strict=True):
+            row[: len(sequences[i].blocks)] = sequences[i].blocks
+        self.out = np.full((len(self.qkv), heads, dim), 7e7, np.float32)
+        self.weights = layer.weights()
+
+        def pointer(name: str, wanted: object) -> int | None:
+            return self.weights[name].ctypes.data if wanted else None
+
+        q = self.qkv.ctypes.data
+        self.args = abi.AttentionArgs(
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            kv_format=FORMATS[layer.kv],
+            window=layer.window,
+            rotary_dim=layer.rotary,
+            rope_interleaved=layer.interleaved,
+            scale=layer.scale,
+            softcap=layer.softcap,
+            qk_norm_eps=1e-6,
+            q_norm=pointer("q_norm", layer.qk_norm),
+            k_norm=pointer("k_norm", layer.qk_norm),
+            sinks=pointer("sinks", layer.sinks),
+            cos_sin=pointer("cos_sin", layer.rotary),
+            q=q,
+            k=q + 4 * heads * dim,
+            v=q + 4 * (heads + kv_heads) * dim,
+            ldq=self.qkv.shape[1],
+            ldk=self.qkv.shape[1],
+            ldv=self.qkv.shape[1],
+            kv=cache.memory.ctypes.data,
+            out=self.out.ctypes.data,
+        )
+        self.seqs = abi.Sequences(
+            num_seqs=len(chunks),
+            num_tokens=len(self.qkv),
+            q_start=self.q_start.ctypes.data,
+            kv_len=self.kv_len.ctypes.data,
+            block_table=self.table.ctypes.data,
+            table_stride=self.table.shape[1],
+            block_size=layer.block_size,
+        )
+
+
+def attend(cache: Cache, chunks: list[tuple[int, int, int]], pool=None) -> list[np.ndarray]:
+    """Run a step; the output of each chunk."""
+    step = Step(cache, chunks)
+    native = cache.native
+    pool = native.pool if pool is None else pool
+    native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))
+    return np.split(step.out, step.q_start[1:-1])
+
+
+def attend_all(native, layer: Layer, sequence: Sequence, pool=None) -> np.ndarray:
+    """A whole prompt at once, alone."""
+    cache = Cache(native, layer, [sequence])
+    return attend(cache, [(0, 0, len(sequence))], pool)[0]
+
+
+# ---- The oracle
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+
+
+def rotated(layer: Layer, x: np.ndarray, cos_sin: np.ndarray) -> np.ndarray:
+    """x [positions, heads, D] at the positions 0, 1, ..."""
+    cos, sin = np.split(cos_sin[: len(x), None, :].astype(np.float64), 2, axis=-1)
+    half, turned = layer.rotary // 2, x.copy()
+    if layer.interleaved:
+        first, second = slice(0, layer.rotary, 2), slice(1, layer.rotary, 2)
+    else:
+        first, second = slice(0, half), slice(half, layer.rotary)
+    turned[..., first] = x[..., first] * cos - x[..., second] * sin
+    turned[..., second] = x[..., second] * cos + x[..., first] * sin
+    return turned
+
+
+def expected_heads(layer: Layer, x: np.ndarray, norm: str) -> np.ndarray:
+    weights, x = layer.weights(), x.astype(np.float64)
+    if layer.qk_norm:
+        x = normed(x, weights[norm])
+    return rotated(layer, x, weights["cos_sin"])
+
+
+def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Outputs at all positions, in float64, over stored keys and values [positions, Hk, D]."""
+    queries = expected_heads(layer, sequence.q, "q_norm")
+    group = layer.heads // layer.kv_heads
+    keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
+    scores = np.einsum("qhd,khd->hqk", queries, keys) * layer.scale
+    if layer.softcap:
+        scores = layer.softcap * np.tanh(scores / layer.softcap)
+    position = np.arange(len(queries))
+    distance = position[:, None] - position[None, :]
+    hidden = distance < 0
+    if layer.window:
+        hidden |= distance >= layer.window
+    scores[:, hidden] = -np.inf
+    if layer.sinks:
+        sinks = np.broadcast_to(layer.weights()["sinks"][:, None, None], (*scores.shape[:2], 1))
+        scores = np.concatenate([scores, sinks.astype(np.float64)], -1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", weights[..., : len(queries)], values)
+
+
+def check_close(actual: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
+    assert np.isfinite(actual).all()
+    error = np.abs(actual - wanted).max() / np.abs(wanted).max()
+    assert error <= tolerance, f"relative error {error:.2e}"
+
+
+def check_prompt(native, layer: Layer, length: int) -> None:
+    """A whole prompt: what is stored, and what comes out."""
+    sequence = make_sequence(layer, length, seed=1)
+    cache = Cache(native, layer, [sequence])
+    (out,) = attend(cache, [(0, 0, length)])
+    keys, values = cache.read(0, length)
+    stored = 2e-6 if layer.kv == "f32" else 2**-8
+    wanted = expected_heads(layer, sequence.k, "k_norm")
+    assert np.abs(keys - wanted).max() <= stored * np.abs(wanted).max()
+    assert np.abs(values - sequence.v).max() <= stored * np.abs(sequence.v).max()
+    check_close(out, expected(layer, sequence, keys, values), TOLERANCE[layer.kv])
+
+
+# ---- Against the oracle
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 130, 257])
+def test_prompts(native, kv, length):
+    check_prompt(native, Layer(kv=kv), length)
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128, 256])
+def test_head_sizes(native, kv, dim):
+    check_prompt(native, Layer(kv=kv, dim=dim, rotary=dim, heads=3, kv_heads=1), 37)
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 71])
+def test_groups(native, kv, group):
+    layer = Layer(kv=kv, dim=16, rotary=16, heads=2 * group, kv_heads=2)
+    check_prompt(native, layer, 21)
+
+
+VARIANTS = {
+    "window 1": Layer(window=1),
+    "window 5": Layer(window=5),
+    "window 16": Layer(window=16),
+    "window 100": Layer(window=100),
+    "softcap": Layer(softcap=5.0),
+    "sinks": Layer(sinks=True),
+    "no rope": Layer(rotary=0),
+    "partial rope": Layer(rotary=20),
+    "interleaved rope": Layer(interleaved=True),
+    "partial interleaved rope": Layer(rotary=10, interleaved=True),
+    "norms": Layer(qk_norm=True),
+    "all": Layer(window=70, softcap=8.0, sinks=True, rotary=12, qk_norm=True, dim=48),
+}
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(native, kv, name):
+    check_prompt(native, replace(VARIANTS[name], kv=kv), 150)
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_ragged_batch_with_long_contexts(native, kv, window):
+    """Prompts, continued prompts, and single tokens around the borders of splits."""
+    layer = Layer(kv=kv, window=window, heads=3, kv_heads=1, dim=16, rotary=16)
+    lengths = [255, 256, 257, 511, 513, 1100, 40, 700]
+    new = [1, 1, 1, 1, 1, 1, 40, 33]
+    sequences = [make_sequence(layer, length, i) for i, length in enumerate(lengths)]
+    cache = Cache(native, layer, sequences)
+    before = [length - count for length, count in zip(lengths, new, strict=True)]
+    attend(cache, [(i, 0, count) for i, count in enumerate(before) if count])
+    outs = attend(cache, [(i, *chunk) for i, chunk in enumerate(zip(before, new, strict=True))])
+    for i, (sequence, count, out) in enumerate(zip(sequences, new, outs, strict=True)):
+        wanted = expected(layer, sequence, *cache.read(i, len(sequence)))
+        check_close(out, wanted[-count:], TOLERANCE[kv])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_float32_agrees_with_the_reference_ops(native, interleaved):
+    torch = pytest.importorskip("torch")
+    from octavo.kernels import reference
+
+    layer = Layer(kv="f32", window=90, softcap=9.0, sinks=True, qk_norm=True, rotary=24,
+                  interleaved=interleaved)  # fmt: skip
+    length = 200
+    sequence = make_sequence(layer, length, 3)
+    cache = Cache(native, layer, [sequence])
+    (out,) = attend(cache, [(0, 0, length)])
+
+    weights = {name: torch.from_numpy(value) for name, value in layer.weights().items()}
+    q, k, v = (torch.from_numpy(getattr(sequence, name)) for name in "qkv")
+    q = reference.rmsnorm(q, weights["q_norm"], 1e-6)
+    k = reference.rmsnorm(k, weights["k_norm"], 1e-6)
+    positions = torch.arange(length)
+    q, k = reference.rope(q, k, positions, weights["cos_sin"], interleaved)
+    caches = [torch.zeros(7, 32, layer.kv_heads, layer.dim) for _ in range(2)]
+    reference.store_kv(k, v, *caches, positions)
+    plan = reference.plan_attention(
+        torch.arange(7, dtype=torch.int32)[None],
+        torch.tensor([0, length], dtype=torch.int32),
+        torch.tensor([length], dtype=torch.int32),
+        length,
+        length,
+        32,
+    )
+    wanted = reference.paged_attention(
+        q, *caches, plan, layer.scale, layer.window, layer.softcap, weights["sinks"]
+    )
+    assert np.abs(out - wanted.numpy()).max() <= 1e-5
+    keys, values = cache.read(0, length)
+    assert np.abs(keys - k.numpy()).max() <= 1e-5 * np.abs(keys).max()
+    assert np.array_equal(values, v.numpy())
+
+
+# ---- Bit by bit
+
+
+INVARIANT = {
+    "bf16": Layer(),
+    "f32": Layer(kv="f32", heads=5, kv_heads=1),
+    "window": Layer(window=130, sinks=True),
+    "softcap": Layer(softcap=3.0, qk_norm=True, heads=14),
+}
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
+    """Cut into chunks, in company, by other numbers of threads, in other blocks: the same bits."""
+    layer, length = INVARIANT[name], 300
+    sequence = make_sequence(layer, length, 1)
+    wanted = attend_all(native, layer, sequence)
+
+    for size in (3, 7, 64, 257):
+        cache = Cache(native, layer, [sequence])
+        starts = range(0, length, size)
+        parts = [attend(cache, [(0, at, min(size, length - at))])[0] for at in starts]
+        assert np.array_equal(np.concatenate(parts), wanted), f"in chunks of {size}"
+    for threads in (1, 3):
+        assert np.array_equal(attend_all(native, layer, sequence, make_pool(threads)), wanted)
+    for block_size in (16, 64):
+        other = replace(layer, block_size=block_size)
+        assert np.array_equal(attend_all(native, other, sequence), wanted)
+
+    mates = [make_sequence(layer, n, 2) for n in (1, 33, 290)]
+    cache = Cache(native, layer, [mates[0], sequence, mates[1], mates[2]], seed=9)
+    attend(cache, [(1, 0, 280), (3, 0, 250)])
+    outs = attend(cache, [(0, 0, 1), (1, 280, 20), (2, 0, 33), (3, 250, 40)])
+    assert np.array_equal(outs[1], wanted[280:])
+    assert np.array_equal(outs[3], attend_all(native, layer, mates[2])[250:])
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
+    layer = Layer(kv=kv, heads=3, kv_heads=1, dim=16, rotary=16, window=600)
+    lengths = (1100, 250, 523)
+    sequences = [make_sequence(layer, length, i) for i, length in enumerate(lengths)]
+    wanted = [attend_all(native, layer, sequence) for sequence in sequences]
+    pools = [native.pool, make_pool(1), make_pool(3)]
+    cache = Cache(native, layer, sequences)
+    count = 20
+    attend(cache, [(i, 0, length - count) for i, length in enumerate(lengths)])
+    for t in range(count):
+        chunks = [(i, length - count + t, 1) for i, length in enumerate(lengths)]
+        if t % 2:  # alone: cut by splits
+            outs = [attend(cache, [chunk], pools[t % 3])[0] for chunk in chunks]
+        else:
+            outs = attend(cache, chunks, pools[t % 3])
+        for out, all_, (_, position, _) in zip(outs, wanted, chunks, strict=True):
+            assert np.array_equal(out[0], all_[position]), f"position {position}"
+
+
+# ---- Damage
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("damage", [np.nan, np.inf])
+def test_damage_stays_with_those_who_see_it(native, kv, where, damage):
+    """A NaN at a position reaches that query, or that and all later ones of the sequence."""
+    layer = Layer(kv=kv)
+    sequences = [make_sequence(layer, length, 1) for length in (40, 70, 20)]
+    clean = attend(Cache(native, layer, sequences), [(0, 0, 40), (1, 0, 70), (2, 0, 20)])
+    at, head = 25, 0
+    damaged = replace(sequences[1], **{where: getattr(sequences[1], where).copy()})
+    getattr(damaged, where)[at, head, 3] = damage
+    sequences[1] = damaged
+    outs = attend(Cache(native, layer, sequences), [(0, 0, 40), (1, 0, 70), (2, 0, 20)])
+    for i in (0, 2):
+        assert np.array_equal(outs[i], clean[i])
+    assert np.array_equal(outs[1][:at], clean[1][:at])
+    # Query heads 0, 1 and 2 share key head 0.
+    seen = outs[1][at:, :3] if where != "q" else outs[1][at, :1]
+    assert not np.isfinite(seen).all(axis=-1).any()
+    assert np.array_equal(outs[1][:, 3:], clean[1][:, 3:])
+    if where == "q":
+        assert np.array_equal(outs[1][at + 1 :], clean[1][at + 1 :])
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+def test_slots_that_were_never_written_do_not_matter(native, kv):
+    """A block shared with a longer sequence that was NaN there; blocks freed before the window."""
+    layer = Layer(kv=kv, window=40)
+    sequence = make_sequence(layer, 101, 4)
+    wanted = attend_all(native, layer, sequence)
+    cache = Cache(native, layer, [sequence])
+    attend(cache, [(0, 0, 100)])
+    sequence.blocks[: (100 - 40) // layer.block_size] = -1  # freed
+    (out,) = attend(cache, [(0, 100, 1)])
+    assert np.array_equal(out[0], wanted[100])
+
+
+# ---- Arguments
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_heads": 7}, "7 query heads cannot share 2 key heads"),
+        ({"num_kv_heads": 0}, "cannot share 0"),
+        ({"head_dim": 40}, "head size is 40"),
+        ({"head_dim": 272}, "head size is 272"),
+        ({"kv_format": 9}, "no KV format 9"),
+        ({"rotary_dim": 7}, "7 of 32 dimensions"),
+        ({"rotary_dim": 34}, "34 of 32 dimensions"),
+        ({"window": -1}, "window -1"),
+        ({"ldk": 10}, "10 and"),
+        ({"q": None}, "NULL"),
+        ({"cos_sin": None}, "NULL"),
+    ],
+)
+def test_bad_arguments(native, change, message):
+    layer = Layer()
+    step = Step(Cache(native, layer, [make_sequence(layer, 5, 0)]), [(0, 0, 5)])
+    for name, value in change.items():
+        setattr(step.args, name, value)
+    with pytest.raises(EngineError, match=message):
+        native.check(
+            native.lib.oct_attention(native.pool, ctypes.byref(step.args), ctypes.byref(step.seqs))
+        )
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("kv_len", [3], "5 new tokens, but 3 in all"),
+        ("kv_len", [65], "65 positions, but its table is 2 blocks of 32"),
+        ("q_start", [2, 1], "tokens 2 to 1"),
+        ("q_start", [0, 4], "the step has 3"),
+        ("table", [[-2, 0]], "block -2"),
+        ("block_size", 24, "multiples of 16"),
+    ],
+)
+def test_bad_sequences(native, name, value, message):
+    layer = Layer()
+    step = Step(Cache(native, layer, [make_sequence(layer, 5, 0)]), [(0, 0, 5)])
+    if name == "block_size":
+        step.seqs.block_size = value
+    else:
+        getattr(step, name)[...] = value
+    if value == [0, 4]:
+        step.seqs.num_tokens = 3
+    with pytest.raises(EngineError, match=message):
+        native.check(
+            native.lib.oct_attention(native.pool, ctypes.byref(step.args), ctypes.byref(step.seqs))
+        )
+
+
+def test_reading_a_sequence_that_is_not_there(native):
+    layer = Layer()
+    step = Step(Cache(native, layer, [make_sequence(layer, 5, 0)]), [(0, 0, 5)])
+    with pytest.raises(EngineError, match="no sequence 1"):
+        native.check(native.lib.oct_kv_read(step.args, step.seqs, 1, None, None))
+    with pytest.raises(EngineError, match="no KV chunks of format 0 and head size 40"):
+        native.check(native.lib.oct_kv_chunk_bytes(abi.OCT_KV_F32, 40))
