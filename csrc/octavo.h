@@ -196,6 +196,84 @@ typedef struct oct_sample {
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
                         const oct_sample* params, int32_t* tokens, int32_t* status);
 
+/* ---- A whole step -------------------------------------------------------------------------- */
+
+/* x = row ids[t] of a packed table [V, width], times scale. */
+typedef struct oct_embed_args {
+  oct_weight table;
+  float scale;
+  float* out; /* [T, width] */
+} oct_embed_args;
+
+/* Element-wise ops and norms that found no linear to be part of. */
+enum {
+  OCT_ROWS_NORM = 0, /* rmsnorm over each `width` values, times weight */
+  OCT_ROWS_ADD = 1,
+  OCT_ROWS_SILU_MUL = 2, /* silu(a) * b */
+  OCT_ROWS_GELU_TANH_MUL = 3,
+  OCT_ROWS_GELU_ERF_MUL = 4
+};
+typedef struct oct_rows_args {
+  int32_t kind, width; /* values in a row that belong together */
+  int32_t per_token;   /* such rows of a token: 1, or the heads of a norm per head */
+  float eps;
+  const float* a;
+  const float* b;      /* the second operand, or the norm's weight [width] */
+  float* out;          /* [T, per_token, width]; may be a or b */
+} oct_rows_args;
+
+/* Whether all of a token's activations are finite numbers: 1 or 0 into the step's row_finite. */
+typedef struct oct_check_args {
+  const float* x; /* [T, width] */
+  int32_t width;
+} oct_check_args;
+
+enum {
+  OCT_OP_EMBED = 0,
+  OCT_OP_LINEAR = 1,    /* over all tokens */
+  OCT_OP_ATTENTION = 2,
+  OCT_OP_ROWS = 3,
+  OCT_OP_CHECK = 4,
+  OCT_OP_HEAD = 5       /* a linear with the epilogue HEAD, over the rows that the step asks for */
+};
+
+/* One phase of a step: all workers do their part of it, and meet before the next. `args` are the
+ * struct of its op; their `rows`, `row_index` and `head`, and the sequences, are those of the step.
+ * They are read at every step, so that a table that has moved can be put in between two. */
+typedef struct oct_node {
+  int32_t op;
+  int32_t reserved;
+  const void* args;
+} oct_node;
+
+typedef struct oct_program {
+  const oct_node* nodes;
+  int32_t num_nodes;
+  int32_t num_head_nodes; /* of them, the last ones, that a step with head_only runs */
+  int32_t vocab;
+  int32_t max_tokens; /* rows that the activation buffers have room for */
+} oct_program;
+
+/* What differs from step to step. Row r of the head is token out_rows[r] of the step. It becomes
+ *     logits          written to logits[r], if that is not NULL
+ *     a token         in tokens[r], its status in status[r]; sampled as samples[r] says
+ * A row whose logits are asked for is not sampled: its token is the most likely one. */
+typedef struct oct_batch {
+  oct_sequences seqs;
+  const int32_t* token_ids; /* [T] */
+  int32_t num_out;
+  int32_t head_only; /* only the head, over the activations that the last step left */
+  const int32_t* out_rows;
+  float* const* logits;      /* [num_out] */
+  const oct_sample* samples; /* [num_out] */
+  int32_t* tokens;           /* [num_out] */
+  int32_t* status;           /* [num_out] */
+  uint8_t* row_finite;       /* [T] */
+} oct_batch;
+
+/* Run a step. A program is only arguments; it may be freed when no step runs. */
+int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch);
+
 #pragma GCC visibility pop
 #if defined(__cplusplus)
 }

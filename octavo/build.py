@@ -63,18 +63,16 @@ def load_engine(
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     from octavo import hub
-    from octavo.machine import cpu, keep_openmp_patient, memory
+    from octavo.machine import keep_openmp_patient, memory
 
     keep_openmp_patient()
     import torch
 
+    from octavo.backends import choose_backend
     from octavo.executor.local import LocalExecutor
-    from octavo.kernels.dispatch import create_ops
     from octavo.models.checkpoint import open_checkpoint
-    from octavo.models.footprint import kv_bytes_per_token
     from octavo.models.loader import check_tokenizer, load_checkpoint, weights_bytes
-    from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache
-    from octavo.runtime.model_runner import ModelRunner
+    from octavo.runtime.kv_cache import TORCH_DTYPES
 
     path = hub.resolve(args.model)
     device = torch.device(_choose_device(args.device))
@@ -82,17 +80,16 @@ def load_engine(
     if dtype_name == "auto":
         dtype_name = "bfloat16" if device.type == "cuda" else "float32"
     dtype = TORCH_DTYPES[dtype_name]
-    torch.set_num_threads(args.threads or min(torch.get_num_threads(), cpu().usable_cores))
 
     checkpoint = open_checkpoint(path)
     _check_quantization(args.quantization, checkpoint)
     model_config = checkpoint.config()
     tokenizer = _load_tokenizer(checkpoint)
     check_tokenizer(model_config, tokenizer.vocab_size, path)
-    ops = create_ops(device, dtype)
     model = load_checkpoint(checkpoint, model_config, device=device, dtype=dtype, progress=progress)
+    files = sorted({entry.path for entry in checkpoint.tensors.values()})
+    backend = choose_backend(args, model, model_config, files, device, dtype, progress)
 
-    kv_dtype = dtype if args.kv_cache_dtype == "auto" else TORCH_DTYPES[args.kv_cache_dtype]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv_memory = int(free - (1 - args.gpu_memory_utilization) * total)
@@ -102,29 +99,19 @@ def load_engine(
         device=str(device),
         dtype=dtype_name,
         model_max_len=model_config.max_position,
-        kv_bytes_per_token=kv_bytes_per_token(model_config, kv_dtype.itemsize),
+        kv_bytes_per_token=backend.kv_bytes_per_token,
         kv_memory_bytes=max(0, kv_memory),
+        kv_dtype=backend.kv_dtype,
     )
     config = resolve(args, capacity)
-    kv_cache = KVCache(
-        model_config.num_layers,
-        config.cache.num_blocks,
-        config.cache.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-        kv_dtype,
-        device,
-    )
-    runner = ModelRunner(
-        model, kv_cache, ops, device, config.scheduler.max_num_seqs, config.scheduler.max_model_len
-    )
+    runner = backend.create_runner(config)
     engine = build_engine(config, LocalExecutor(runner))
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
         "device": str(device),
         "dtype": dtype_name,
-        "kernels": ops.name,
-        "isa": ops.isa,
+        "kernels": backend.name,
+        "isa": backend.isa,
         "weights_bytes": weights_bytes(model),
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,

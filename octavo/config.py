@@ -49,9 +49,16 @@ class EngineArgs:
         ("auto", "float32", "bfloat16", "float16"),
     )
     device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
+    kernels: str = _option(
+        "auto",
+        "native CPU kernels, or the reference ops in plain PyTorch; auto is native where it can be",
+        ("auto", "native", "reference"),
+    )
     quantization: str | None = _option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = _option(
-        "auto", "type of cached keys and values; auto is that of dtype", ("auto", "f32", "bf16")
+        "auto",
+        "type of cached keys and values; auto is bf16 with native kernels, else that of dtype",
+        ("auto", "f32", "bf16"),
     )
     max_model_len: int | None = _option(
         None, "prompt and output tokens of one request; default: the model's, if memory allows"
@@ -185,6 +192,7 @@ class Capacity:
     model_max_len: int
     kv_bytes_per_token: int
     kv_memory_bytes: int  # that the pool may use if nothing else is said
+    kv_dtype: str
 
 
 def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
@@ -250,7 +258,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         cache=CacheConfig(
             args.block_size,
             num_blocks,
-            args.kv_cache_dtype if args.kv_cache_dtype != "auto" else capacity.dtype,
+            capacity.kv_dtype,
             args.enable_prefix_caching,
         ),
         scheduler=SchedulerConfig(

@@ -5,7 +5,7 @@ import pytest
 from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
 from octavo.errors import ConfigError
 
-CPU = Capacity("cpu", "float32", 1024, kv_bytes_per_token=100, kv_memory_bytes=10**9)
+CPU = Capacity("cpu", "float32", 1024, 100, kv_memory_bytes=10**9, kv_dtype="float32")
 
 
 def test_defaults_are_resolved():
@@ -20,7 +20,7 @@ def test_defaults_are_resolved():
 
 
 def test_the_context_shrinks_to_the_pool_and_says_so():
-    config = resolve(EngineArgs(), Capacity("cpu", "float32", 1024, 100, 16 * 100 * 10))
+    config = resolve(EngineArgs(), Capacity("cpu", "float32", 1024, 100, 16 * 100 * 10, "float32"))
     assert config.cache.num_blocks == 10 and config.scheduler.max_model_len == 160
     assert any("max_model_len: 160" in choice for choice in config.choices)
 
@@ -43,7 +43,8 @@ def test_the_pool_can_be_given_in_blocks_or_bytes():
 
 def test_without_chunking_the_budget_holds_the_longest_prompt():
     config = resolve(
-        EngineArgs(enable_chunked_prefill=False), Capacity("cpu", "float32", 4096, 1, 10**9)
+        EngineArgs(enable_chunked_prefill=False),
+        Capacity("cpu", "float32", 4096, 1, 10**9, "float32"),
     )
     assert config.scheduler.max_num_batched_tokens == 4096
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from octavo.core.batch import Batch
+from typing import Protocol
+
+from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import FinishedStep
-from octavo.runtime.model_runner import ModelRunner
+
+
+class _Blocks(Protocol):
+    @property
+    def num_blocks(self) -> int: ...
+
+
+class Runner(Protocol):
+    """What computes batches; see ``runtime/model_runner.py`` and ``runtime/native_runner.py``."""
+
+    @property
+    def kv_cache(self) -> _Blocks: ...
+
+    def run(self, batch: Batch) -> StepOutput: ...
 
 
 class LocalExecutor:
@@ -12,7 +27,7 @@ class LocalExecutor:
 
     depth = 1
 
-    def __init__(self, runner: ModelRunner):
+    def __init__(self, runner: Runner):
         self.runner = runner
 
     def kv_capacity(self) -> int:

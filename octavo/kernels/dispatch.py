@@ -1,8 +1,11 @@
 """Which implementation of an op is used on a device, and why not another.
 
 Models call ops only through an :class:`Ops` table that they are handed, so that a table can be put
-together per device, or replaced by one that records the calls. Between two ops a model does nothing
-to a tensor but ``view`` it.
+together per device. Between two ops a model does nothing to a tensor but ``view`` it.
+
+The native CPU kernels run a whole step at once. Their ops compute nothing when they are called:
+they record (``recorder.py``), and ``runtime/op_program.py`` makes a program of the recording. Such
+a table is for that use only, so :func:`create_ops` does not choose it unless asked to.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from octavo.kernels import reference
+from octavo.kernels import recorder, reference
+from octavo.kernels.cpu import library
 
 Op = Callable[..., Any]
 
@@ -50,13 +54,14 @@ _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 class Candidate:
     """One implementation of some or all ops.
 
-    ``refuses(op, device, dtype)`` gives the reason why it cannot run an op there, or None.
+    ``refuses(op, device, dtype)`` gives the reason why it cannot run an op there, or None; ``isa()``
+    the instruction set that its kernels are for, where they are for one.
     """
 
     name: str
     ops: dict[str, Op]
     refuses: Callable[[str, torch.device, torch.dtype], str | None]
-    isa: str | None = None
+    isa: Callable[[], str | None] = lambda: None
 
 
 class OpChoice(NamedTuple):
@@ -71,16 +76,38 @@ def _reference_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str
     return None
 
 
-# In order of preference; the reference takes anything and stands last.
-CANDIDATES: tuple[Candidate, ...] = (
-    Candidate("reference", {op: getattr(reference, op) for op in OP_NAMES}, _reference_refuses),
+def _native_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu":
+        return "these kernels are for the CPU"
+    if dtype != torch.float32:
+        return "activations between native ops are float32"
+    try:
+        library.load()
+    except library.Unavailable as unavailable:
+        return unavailable.reason
+    return None
+
+
+REFERENCE = Candidate(
+    "reference", {op: getattr(reference, op) for op in OP_NAMES}, _reference_refuses
 )
+NATIVE = Candidate(
+    "native",
+    {op: getattr(recorder, op) for op in OP_NAMES},
+    _native_refuses,
+    lambda: library.load().isa,
+)
+
+# In order of preference; the reference takes anything and stands last.
+CANDIDATES: tuple[Candidate, ...] = (NATIVE, REFERENCE)
+# Those whose ops compute when they are called.
+EAGER: tuple[Candidate, ...] = (REFERENCE,)
 
 
 def create_ops(
     device: torch.device | str,
     dtype: torch.dtype = torch.float32,
-    candidates: tuple[Candidate, ...] = CANDIDATES,
+    candidates: tuple[Candidate, ...] = EAGER,
 ) -> Ops:
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
     chosen = _choose(torch.device(device), dtype, candidates)
@@ -89,7 +116,7 @@ def create_ops(
     used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
     return Ops(
         name="+".join(candidate.name for candidate in used),
-        isa=next((candidate.isa for candidate in used if candidate.isa), None),
+        isa=next((isa for candidate in used if (isa := candidate.isa())), None),
         dtype=dtype,
         **ops,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import Ops
@@ -32,7 +34,6 @@ class ForwardContext:
     kv_cache: LayerCaches
     ops: Ops
 
-    @property
-    def max_seq_len(self) -> int:
-        """The longest sequence of the step, up to and with its last token."""
-        return self.plan.max_seq_len
+    def rope_table(self, table: Callable[[int, torch.device], Tensor], rotary_dim: int) -> Tensor:
+        """Cosines and sines for all positions of the step; ``table(num_positions, device)``."""
+        return table(self.plan.max_seq_len, self.positions.device)

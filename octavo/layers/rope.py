@@ -42,7 +42,7 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, ctx: ForwardContext) -> Tensor:
         """The table for a step, see :meth:`table`."""
-        return self.table(ctx.max_seq_len, ctx.positions.device)
+        return ctx.rope_table(self.table, self.config.rotary_dim)
 
     def table(self, num_positions: int, device: torch.device) -> Tensor:
         """float32 [P, rotary_dim] for P >= ``num_positions``: cosines, then sines, of a position.

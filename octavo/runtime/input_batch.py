@@ -11,6 +11,7 @@ A step mixes prompt chunks and single tokens in one ragged batch, laid end to en
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,24 +31,53 @@ class StepInputs:
     block_tables: np.ndarray  # [S, longest table of the step] int32, padded with block 0
 
 
-class InputBatch:
-    """Builds ``StepInputs``, and keeps the block tables of requests between steps.
+class BlockTables:
+    """Block tables of the running requests, each in a row of one persistent array.
 
-    A table changes by a block at a time, so each request has a row of a persistent array, and a
-    step only writes what is new.
+    A table changes by a block at a time, so a step only writes what is new.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int):
-        self._block_size = block_size
-        self._tables = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int):
+        self.array = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[str, int] = {}
         self._written: dict[str, list[int]] = {}
 
+    def row(self, request_id: str, block_ids: list[int]) -> int:
+        """The row that holds a request's table, brought up to date."""
+        row = self._rows.get(request_id)
+        if row is None:
+            row = self._rows[request_id] = self._free_rows.pop()
+            self._written[request_id] = []
+        written = self._written[request_id]
+        if written != block_ids:
+            # Tables mostly grow at the end, but an adopted or copied block can change any entry.
+            kept = len(written)
+            if block_ids[:kept] != written:
+                kept = 0
+            self.array[row, kept : len(block_ids)] = block_ids[kept:]
+            self._written[request_id] = block_ids.copy()
+        return row
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Free the rows of requests that have left the batch."""
+        for request_id in request_ids:
+            row = self._rows.pop(request_id, None)
+            if row is not None:
+                self._free_rows.append(row)
+                del self._written[request_id]
+
+
+class InputBatch:
+    """Builds ``StepInputs``."""
+
+    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int):
+        self._block_size = block_size
+        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq)
+
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
-        for request_id in (*batch.finished_ids, *batch.preempted_ids):
-            self._forget(request_id)
+        self._tables.forget((*batch.finished_ids, *batch.preempted_ids))
 
         token_ids: list[int] = []
         starts: list[int] = []
@@ -62,7 +92,7 @@ class InputBatch:
                 token_ids += request.token_ids[start : start + count]
             starts.append(start)
             counts.append(count)
-            rows.append(self._row(request.request_id, request.block_ids))
+            rows.append(self._tables.row(request.request_id, request.block_ids))
             longest = max(longest, len(request.block_ids))
 
         size = self._block_size
@@ -70,7 +100,7 @@ class InputBatch:
         lengths = np.array(counts, dtype=np.int64)
         query_start = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start[1:])
-        tables = self._tables[rows, :longest]
+        tables = self._tables.array[rows, :longest]
         if len(token_ids) == len(counts):  # one token each: nothing to repeat
             positions = first
             seq_of_token = np.arange(len(counts))
@@ -86,25 +116,3 @@ class InputBatch:
             seq_lens=(first + lengths).astype(np.int32),
             block_tables=tables,
         )
-
-    def _row(self, request_id: str, block_ids: list[int]) -> int:
-        """The row that holds a request's table, brought up to date."""
-        row = self._rows.get(request_id)
-        if row is None:
-            row = self._rows[request_id] = self._free_rows.pop()
-            self._written[request_id] = []
-        written = self._written[request_id]
-        if written != block_ids:
-            # Tables mostly grow at the end, but an adopted or copied block can change any entry.
-            kept = len(written)
-            if block_ids[:kept] != written:
-                kept = 0
-            self._tables[row, kept : len(block_ids)] = block_ids[kept:]
-            self._written[request_id] = block_ids.copy()
-        return row
-
-    def _forget(self, request_id: str) -> None:
-        row = self._rows.pop(request_id, None)
-        if row is not None:
-            self._free_rows.append(row)
-            del self._written[request_id]

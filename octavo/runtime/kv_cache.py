@@ -16,6 +16,8 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 
+NATIVE_CHUNK = 16  # tokens whose keys the native kernels keep together
+
 
 class KVCache:
     """Keys and values of all layers: for each, [num_blocks, block_size, num_kv_heads, head_dim].
@@ -55,6 +57,36 @@ class KVCache:
         for source, target in copies:
             self._keys[:, target] = self._keys[:, source]
             self._values[:, target] = self._values[:, source]
+
+
+class NativeKVCache:
+    """The same for the native kernels, in their own order of bytes: [layers, blocks, bytes].
+
+    A block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes`` each), keys and
+    values together; ``oct_attention_args`` has the order inside.
+    """
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, chunk_bytes: int
+    ):
+        assert block_size % NATIVE_CHUNK == 0, block_size
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        block_bytes = num_kv_heads * (block_size // NATIVE_CHUNK) * chunk_bytes
+        self._data = _zeros((num_layers, num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
+
+    @property
+    def num_bytes(self) -> int:
+        return self._data.nbytes
+
+    def layer_addresses(self) -> list[int]:
+        """Where the blocks of each layer begin; valid as long as the cache."""
+        return [layer.data_ptr() for layer in self._data]
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """As :meth:`KVCache.copy_blocks`."""
+        for source, target in copies:
+            self._data[:, target] = self._data[:, source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

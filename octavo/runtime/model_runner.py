@@ -18,7 +18,9 @@ from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
 
 # Prompt log-probabilities need logits at every position; so many rows at a time bound the memory.
-_LOGITS_ROWS = 64
+LOGITS_ROWS = 64
+
+DAMAGED = "the model produced NaN or infinite values for this request"
 
 
 class ModelRunner:
@@ -105,9 +107,7 @@ class ModelRunner:
         for index, item in enumerate(batch.items):
             start, end = inputs.query_start[index], inputs.query_start[index + 1]
             if not rows[start:end].all():
-                output.errors[item.request.request_id] = (
-                    "the model produced NaN or infinite values for this request"
-                )
+                output.errors[item.request.request_id] = DAMAGED
 
     def _prompt_logprobs(
         self, item: ScheduledRequest, hidden: torch.Tensor, ctx: ForwardContext
@@ -119,15 +119,15 @@ class ModelRunner:
         # After a preemption, the positions reported before are computed again and skipped here.
         first = max(item.start, request.num_prompt_logprobs)
         end = min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
-        for begin in range(first, end, _LOGITS_ROWS):
-            stop = min(begin + _LOGITS_ROWS, end)
+        for begin in range(first, end, LOGITS_ROWS):
+            stop = min(begin + LOGITS_ROWS, end)
             rows = hidden[begin - item.start : stop - item.start]
             logits = self.model.compute_logits(rows, ctx)
             targets = list(request.prompt_token_ids[begin + 1 : stop + 1])
             yield from compute_logprobs(logits, targets, num_top)
 
     def _sample(self, logits: torch.Tensor, requests: list[Request], output: StepOutput) -> None:
-        sampled = sample(logits, [_sampling_row(request) for request in requests])
+        sampled = sample(logits, [sampling_row(request) for request in requests])
         for index, request in enumerate(requests):
             request_id = request.request_id
             if index in sampled.errors:
@@ -139,7 +139,8 @@ class ModelRunner:
                 output.logprobs[request_id] = [logprobs]
 
 
-def _sampling_row(request: Request) -> SamplingRow:
+def sampling_row(request: Request) -> SamplingRow:
+    """What the sampler needs to know of a request."""
     return SamplingRow(
         params=request.params,
         seed=request.seed,

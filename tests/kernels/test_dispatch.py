@@ -8,15 +8,35 @@ import pytest
 import torch
 
 from octavo.kernels import dispatch, reference
-from octavo.kernels.dispatch import OP_NAMES, Candidate, create_ops, explain
+from octavo.kernels.cpu import library
+from octavo.kernels.dispatch import CANDIDATES, OP_NAMES, Candidate, create_ops, explain
 
 
-def test_the_reference_runs_everything_today():
+def test_ops_that_compute_are_those_of_the_reference():
     ops = create_ops("cpu")
     assert (ops.name, ops.isa, ops.dtype) == ("reference", None, torch.float32)
     assert ops.linear is reference.linear and ops.paged_attention is reference.paged_attention
+
+
+def test_native_kernels_run_everything_on_a_cpu_or_nothing(monkeypatch):
+    monkeypatch.setenv("OCTAVO_ISA", "none")
     assert [choice.op for choice in explain("cpu")] == list(OP_NAMES)
-    assert {(choice.chosen, choice.refused) for choice in explain("cpu")} == {("reference", ())}
+    reason = "OCTAVO_ISA=none asks for the reference kernels"
+    told = {(choice.chosen, choice.refused) for choice in explain("cpu")}
+    assert told == {("reference", (("native", reason),))}
+    for device, dtype, why in (
+        ("cpu", torch.bfloat16, "activations between native ops are float32"),
+        ("meta", torch.float32, "these kernels are for the CPU"),
+    ):
+        assert {choice.refused for choice in explain(device, dtype)} == {(("native", why),)}
+
+
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+def test_native_kernels_are_chosen_where_they_can_be(monkeypatch):
+    monkeypatch.setenv("OCTAVO_ISA", library.runnable()[-1])
+    assert {(choice.chosen, choice.refused) for choice in explain("cpu")} == {("native", ())}
+    ops = create_ops("cpu", candidates=CANDIDATES)
+    assert (ops.name, ops.isa) == ("native", library.runnable()[-1])
 
 
 def test_every_op_of_the_reference_is_in_the_table():
@@ -59,9 +79,9 @@ def candidates(refuses):
             "paged_attention": fast_attention,
         },
         refuses,
-        isa="avx512",
+        isa=lambda: "avx512",
     )
-    return (fast, *dispatch.CANDIDATES)
+    return (fast, *dispatch.EAGER)
 
 
 def test_the_first_that_does_not_refuse_is_chosen_and_the_reasons_are_told():

@@ -113,7 +113,7 @@ def test_table_grows_on_demand_and_keeps_its_bits():
     small = rope.table(5, CPU)
     assert small.shape == (1024, 64)  # not the 131,072 rows of the whole context
     assert rope.table(1024, CPU) is small
-    ctx = SimpleNamespace(max_seq_len=5000, positions=torch.zeros(1, dtype=torch.int64))
+    ctx = SimpleNamespace(rope_table=lambda table, rotary_dim: table(5000, CPU))
     large = rope(ctx)
     assert large.shape == (5120, 64)
     assert torch.equal(large[:1024], small)

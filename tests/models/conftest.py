@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
+from octavo.backends import NativeBackend
+from octavo.config import EngineArgs
+from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
 from octavo.layers.context import ForwardContext
 from octavo.models.loader import load_model
@@ -85,6 +91,69 @@ class Driver:
         )
         token_ids = torch.tensor([token for tokens in new for token in tokens])
         return self.model(token_ids.to(self._device), ctx), ctx
+
+
+class NativeDriver:
+    """The same on the native kernels, by the step program alone. float32 KV, so that little is
+    rounded; weights as the model has them."""
+
+    def __init__(self, path, kv="f32", threads=2):
+        self.model, self.config = load_model(path)
+        args = EngineArgs(kernels="native", kv_cache_dtype=kv, threads=threads)
+        backend = NativeBackend(args, self.model, self.config, [], None)
+        self._make_runner = backend.create_runner
+
+    def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:
+        """As ``Driver.logits``."""
+        lengths = [len(prompt) for prompt in prompts]
+        blocks_each = -(-max(lengths) // BLOCK_SIZE)
+        limits = SimpleNamespace(
+            max_num_seqs=len(prompts),
+            max_model_len=max(lengths),
+            max_num_batched_tokens=sum(lengths),
+        )
+        cache = SimpleNamespace(num_blocks=blocks_each * len(prompts), block_size=BLOCK_SIZE)
+        runner = self._make_runner(SimpleNamespace(cache=cache, scheduler=limits))
+        ends = np.cumsum(lengths)
+        rows = np.concatenate(
+            [np.arange(end - (last or n), end) for end, n in zip(ends, lengths, strict=True)]
+        ).astype(np.int32)
+        logits = torch.empty(len(rows), self.config.vocab_size)
+        arrays = {
+            "q_start": np.array([0, *ends], dtype=np.int32),
+            "kv_len": np.array(lengths, dtype=np.int32),
+            "block_table": np.arange(cache.num_blocks, dtype=np.int32),
+            "token_ids": np.array([t for prompt in prompts for t in prompt], dtype=np.int32),
+            "out_rows": rows,
+            "logits": np.array([row.data_ptr() for row in logits], dtype=np.uintp),
+            "tokens": np.zeros(len(rows), dtype=np.int32),
+            "status": np.zeros(len(rows), dtype=np.int32),
+            "row_finite": np.zeros(sum(lengths), dtype=np.uint8),
+        }
+        at = {name: array.ctypes.data for name, array in arrays.items()}
+        batch = abi.Batch(
+            seqs=abi.Sequences(
+                num_seqs=len(prompts),
+                num_tokens=sum(lengths),
+                table_stride=blocks_each,
+                block_size=BLOCK_SIZE,
+                **{name: at.pop(name) for name in ("q_start", "kv_len", "block_table")},
+            ),
+            num_out=len(rows),
+            samples=(abi.Sample * len(rows))(),
+            **at,
+        )
+        runner.program.step(batch, max(lengths))
+        assert arrays["row_finite"].all() and not arrays["status"].any()
+        assert (arrays["tokens"] == logits.argmax(dim=-1).numpy()).all()
+        return list(logits.split([last or n for n in lengths]))
+
+
+@pytest.fixture
+def native_driver():
+    if not library.runnable():
+        pytest.skip("no native library was built")
+    return NativeDriver
 
 
 @pytest.fixture

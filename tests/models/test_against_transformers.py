@@ -197,6 +197,18 @@ def test_logits_agree(name, driver, tmp_path):
     assert difference < TOLERANCE
 
 
+# Heads of 24 values are not native.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "llama-wide-heads"])
+def test_native_logits_agree(name, native_driver, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    prompts = make_prompts()
+    difference = largest_difference(
+        native_driver(tmp_path).logits(prompts), reference_logits(model, prompts)
+    )
+    assert difference < TOLERANCE
+
+
 # What must show if it were wrong: the comparison above is worth what this one is.
 @pytest.mark.parametrize(
     ("name", "change"),

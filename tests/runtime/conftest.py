@@ -3,11 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from octavo.backends import NativeBackend
+from octavo.config import EngineArgs
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine, EngineStep
@@ -36,9 +39,41 @@ class Bench:
         *,
         prefix_caching: bool = True,
         static: bool = False,
+        kernels: str = "reference",
+        threads: int | None = None,
+        kv_cache_dtype: str = "auto",
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
+        scheduler_config = SchedulerConfig(**limits)
+        if kernels == "native":
+            args = EngineArgs(
+                kernels="native",
+                block_size=block_size,
+                threads=threads,
+                kv_cache_dtype=kv_cache_dtype,
+            )
+            runner = self._native_runner(args, num_blocks, scheduler_config)
+        else:
+            runner = self._torch_runner(num_blocks, block_size, scheduler_config)
+        cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+        scheduler = Scheduler(
+            scheduler_config,
+            BlockManager(num_blocks, block_size, cache),
+            StaticAdmission() if static else None,
+        )
+        return Engine(scheduler, LocalExecutor(runner))
+
+    def _native_runner(self, args, num_blocks, limits):
+        backend = NativeBackend(args, self.model, self.config, [], None)
+        return backend.create_runner(
+            SimpleNamespace(
+                cache=SimpleNamespace(num_blocks=num_blocks, block_size=args.block_size),
+                scheduler=limits,
+            )
+        )
+
+    def _torch_runner(self, num_blocks, block_size, limits):
         ops = create_ops(self.device, torch.float32)
         kv_cache = KVCache(
             self.config.num_layers,
@@ -49,16 +84,9 @@ class Bench:
             torch.float32,
             self.device,
         )
-        runner = ModelRunner(
-            self.model, kv_cache, ops, self.device, limits["max_num_seqs"], limits["max_model_len"]
+        return ModelRunner(
+            self.model, kv_cache, ops, self.device, limits.max_num_seqs, limits.max_model_len
         )
-        cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
-        scheduler = Scheduler(
-            SchedulerConfig(**limits),
-            BlockManager(num_blocks, block_size, cache),
-            StaticAdmission() if static else None,
-        )
-        return Engine(scheduler, LocalExecutor(runner))
 
 
 def load_bench(path: Path, device: str = "cpu") -> Bench:

@@ -1,0 +1,90 @@
+#include "rows.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "pack.h"
+#include "simd.h"
+
+namespace octavo {
+namespace {
+
+using namespace simd;
+
+// Call f(index of the first, number of lanes) for all of n values, 16 at a time.
+template <class F>
+OCT_INLINE void for_lanes(int n, F&& f) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) f(i, 16);
+  if (i < n) f(i, n - i);
+}
+
+void norm_row(const float* x, const float* weight, float eps, int width, float* out) {
+  F32 squares = zero();
+  for_lanes(width, [&](int i, int n) {
+    const F32 v = load_first(x + i, n);
+    squares = fma(v, v, squares);
+  });
+  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
+  for_lanes(width, [&](int i, int n) {
+    const F32 v = mul(load_first(x + i, n), set1(scale));
+    store_first(out + i, mul(v, load_first(weight + i, n)), n);
+  });
+}
+
+template <class F>
+void elementwise(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
+  for (int64_t i = begin; i < end; i += 16) {
+    const int n = static_cast<int>(std::min<int64_t>(16, end - i));
+    store_first(args.out + i, f(load_first(args.a + i, n), load_first(args.b + i, n)), n);
+  }
+}
+
+}  // namespace
+
+void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker) {
+  const int width = args.table.k;
+  const Range mine = share(batch.seqs.num_tokens, worker.rank, worker.size);
+  for (int t = mine.begin; t < mine.end; t++) {
+    float* x = args.out + static_cast<int64_t>(t) * width;
+    unpack_row(args.table, batch.token_ids[t], x);
+    if (args.scale == 1.0f) continue;
+    for_lanes(width, [&](int i, int n) {
+      store_first(x + i, mul(load_first(x + i, n), set1(args.scale)), n);
+    });
+  }
+}
+
+void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worker) {
+  const Range mine = share(batch.seqs.num_tokens, worker.rank, worker.size);
+  const int64_t token = static_cast<int64_t>(args.width) * args.per_token;
+  const int64_t begin = mine.begin * token, end = mine.end * token;
+  switch (args.kind) {
+    case OCT_ROWS_NORM:
+      for (int64_t i = begin; i < end; i += args.width) {
+        norm_row(args.a + i, args.b, args.eps, args.width, args.out + i);
+      }
+      return;
+    case OCT_ROWS_ADD:
+      return elementwise(args, begin, end, [](F32 a, F32 b) { return add(a, b); });
+    case OCT_ROWS_SILU_MUL:
+      return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(silu(a), b); });
+    case OCT_ROWS_GELU_TANH_MUL:
+      return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_tanh(a), b); });
+    case OCT_ROWS_GELU_ERF_MUL:
+      return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_erf(a), b); });
+  }
+}
+
+void check(const oct_check_args& args, const oct_batch& batch, const Worker& worker) {
+  const Range mine = share(batch.seqs.num_tokens, worker.rank, worker.size);
+  for (int t = mine.begin; t < mine.end; t++) {
+    const float* x = args.x + static_cast<int64_t>(t) * args.width;
+    // A finite number times 0 is 0; infinity and NaN are not.
+    F32 total = zero();
+    for_lanes(args.width, [&](int i, int n) { total = fma(load_first(x + i, n), zero(), total); });
+    batch.row_finite[t] = sum(total) == 0.0f;
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,13 @@
+// Small ops on whole rows of activations, shared out by token.
+#pragma once
+
+#include "octavo.h"
+#include "pool.h"
+
+namespace octavo {
+
+void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker);
+void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worker);
+void check(const oct_check_args& args, const oct_batch& batch, const Worker& worker);
+
+}  // namespace octavo

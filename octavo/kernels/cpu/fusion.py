@@ -1,0 +1,410 @@
+"""From a recorded forward pass to the phases of a native step.
+
+A phase is what all threads do between two barriers, so fewer and longer ones are faster. A linear
+takes in what is done to its input and its output row by row; attention takes in everything between
+the projections::
+
+    rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
+    norms > rope > store_kv > attention     one Attention
+    o > add                                 one Linear, added to the residual stream in place
+    rmsnorm > gate, up > silu_mul           one Linear of two segments, multiplied as they are made
+    down > add                              one Linear
+    down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
+
+So five phases a layer. What fits no pattern becomes a phase of its own (:class:`Rows`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from octavo.kernels.recorder import Call, RopeTable, Tape, Value
+from octavo.quantization.base import Weight
+
+MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
+
+
+class CannotFuse(Exception):
+    """The recorded ops are none that the native kernels can run together; says which."""
+
+
+@dataclass(slots=True)
+class Norm:
+    """An rmsnorm: its weight, and the epsilon under its root."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(slots=True)
+class Segment:
+    weight: Weight
+    bias: Tensor | None
+    out: Value
+
+
+@dataclass(slots=True)
+class Embed:
+    ids: Value
+    weight: Weight
+    scale: float
+    out: Value
+
+
+@dataclass(slots=True)
+class Linear:
+    """x = source (+ added, normed by ``added_norm``) -> ``sum_out``; normed; times the weights."""
+
+    source: Value
+    segments: list[Segment]
+    norm: Norm | None = None
+    added: Value | None = None
+    added_norm: Norm | None = None
+    sum_out: Value | None = None
+    residual: Value | None = None  # the product is added to it
+    activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
+
+
+@dataclass(slots=True)
+class Attention:
+    layer: int
+    q: Value
+    k: Value
+    v: Value
+    out: Value
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rope: RopeTable | None = None
+    interleaved: bool = False
+
+
+@dataclass(slots=True)
+class Rows:
+    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf"."""
+
+    kind: str
+    a: Value
+    out: Value
+    b: Value | None = None
+    norm: Norm | None = None
+
+
+@dataclass(slots=True)
+class Check:
+    """Finds the tokens whose activations are no longer numbers."""
+
+    source: Value
+
+
+@dataclass(slots=True)
+class Head:
+    """Logits of some rows: x = source, normed, times the weight, softcapped."""
+
+    source: Value
+    weight: Weight
+    norm: Norm | None = None
+    softcap: float | None = None
+
+
+Phase = Embed | Linear | Attention | Rows | Check | Head
+
+
+def fuse(tape: Tape) -> list[Phase]:
+    """The phases of a recorded forward pass, the head last. CannotFuse if one cannot be made."""
+    return _Fusion(tape).run()
+
+
+@dataclass(slots=True)
+class _Fusion:
+    """Calls are taken in their order; norms and sums wait until someone reads them.
+
+    A reader that can take such a call in does; for any other, :meth:`_need` makes it a phase.
+    """
+
+    tape: Tape
+    phases: list[Phase] = field(default_factory=list)
+    readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    made: set[Value] = field(default_factory=set)  # values that a phase so far writes
+    taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
+
+    def run(self) -> list[Phase]:
+        for call in self.tape.calls:
+            for value in call.inputs:
+                self.readers[value.source].append(call)
+        for call in self.tape.calls:
+            if id(call) not in self.taken:
+                self._take(call)
+        if not self.phases or not isinstance(self.phases[-1], Head):
+            raise CannotFuse("the forward pass does not end with lm_head")
+        return self.phases
+
+    def _take(self, call: Call) -> None:
+        match call.name:
+            case "embed":
+                scale = call.arguments["scale"]
+                ids, out = call.inputs[0], call.outputs[0]
+                self.phases.append(
+                    Embed(ids, call.arguments["weight"], 1.0 if scale is None else scale, out)
+                )
+                self.made.add(out)
+            case "linear":
+                self._linear(call)
+            case "paged_attention":
+                self._attention(call)
+            case "lm_head":
+                self._head(call)
+            case "silu_mul" | "gelu_mul":
+                gate, up = (self._need(value) for value in call.inputs)
+                self._rows(_activation(call), gate, call.outputs[0], b=up)
+            case "rmsnorm" | "add" | "rope" | "store_kv":
+                pass  # waits for its reader
+            case _:
+                raise CannotFuse(f"{call.name} has no native kernel where the model calls it")
+
+    def _linear(self, call: Call) -> None:
+        source = call.inputs[0].source
+        group = [c for c in self.readers[source] if c.name == "linear" and c.inputs[0] is not None]
+        group = [c for c in group if id(c) not in self.taken][:MAX_SEGMENTS]
+        activation = self._common_reader(group)
+        if activation is None and any(self._sum_reader(c) for c in group):
+            group = [call]
+        for member in group:
+            self.taken.add(id(member))
+        phase = Linear(
+            source,
+            [Segment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
+        )
+        self._absorb_input(phase)
+        if activation is not None:
+            self.taken.add(id(activation))
+            phase.activation = _activation(activation)
+            phase.segments[0].out = activation.outputs[0]
+        elif (sum_call := self._sum_reader(call)) is not None:
+            other = _other(sum_call, call.outputs[0])
+            if other.source in self.made:
+                self.taken.add(id(sum_call))
+                phase.residual = other.source
+                phase.segments[0].out = sum_call.outputs[0]
+        self.phases.append(phase)
+        self.made.update(segment.out for segment in phase.segments)
+
+    def _absorb_input(self, phase: Linear) -> None:
+        """Take in the norm that makes a linear's input, and the sum that the norm reads."""
+        norm_call = phase.source.producer
+        if norm_call is None or phase.source in self.made or not _is_row_norm(norm_call):
+            phase.source = self._need(phase.source)
+            return
+        phase.norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+        phase.source = norm_call.inputs[0].source
+        sum_call = phase.source.producer
+        if sum_call is None or phase.source in self.made or sum_call.name != "add":
+            phase.source = self._need(phase.source)
+            return
+        # x + y, of which one is there, and the other is there or is the norm of one that is.
+        for x, y in (sum_call.inputs, sum_call.inputs[::-1]):
+            x, y, y_norm = x.source, y.source, None
+            maker = y.producer
+            if y not in self.made and maker is not None and _is_row_norm(maker):
+                y_norm = Norm(maker.arguments["weight"], maker.arguments["eps"])
+                y = maker.inputs[0].source
+            if x in self.made and y in self.made and x is not y:
+                phase.sum_out = sum_call.outputs[0]
+                phase.source, phase.added, phase.added_norm = x, y, y_norm
+                self.made.add(phase.sum_out)
+                return
+        phase.source = self._need(phase.source)
+
+    def _attention(self, call: Call) -> None:
+        layer = call.arguments["layer"]
+        stores = [
+            c
+            for c in self.tape.calls
+            if c.name == "store_kv" and c.arguments["layer"] == layer and id(c) not in self.taken
+        ]
+        if len(stores) != 1:
+            raise CannotFuse(f"attention of layer {layer} has {len(stores)} store_kv before it")
+        store = stores[0]
+        self.taken.add(id(store))
+        q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
+        if self.readers[k.source] != [store]:
+            raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
+        phase = Attention(
+            layer,
+            q,
+            k,
+            self._need(v).view(-1, *v.shape),
+            call.outputs[0],
+            call.arguments["scale"],
+            call.arguments["window"],
+            call.arguments["softcap"],
+            call.arguments["sinks"],
+        )
+        rope = q.source.producer
+        if rope is not None and rope.name == "rope":
+            if k.source.producer is not rope:
+                raise CannotFuse(f"queries and keys of layer {layer} are rotated apart")
+            self.taken.add(id(rope))
+            phase.rope, phase.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
+            phase.q, phase.k = rope.inputs
+        phase.q, phase.q_norm = self._head_norm(phase.q)
+        phase.k, phase.k_norm = self._head_norm(phase.k)
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
+        """The value that a norm of every head reads, if ``value`` is made by one."""
+        call = value.source.producer
+        if call is None or value.source in self.made or call.name != "rmsnorm":
+            return self._need(value).view(-1, *value.shape), None
+        norm = Norm(call.arguments["weight"], call.arguments["eps"])
+        return self._need(call.inputs[0]).view(-1, *call.inputs[0].shape), norm
+
+    def _head(self, call: Call) -> None:
+        source, norm = call.inputs[0].source, None
+        norm_call = source.producer
+        if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
+            norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            source = norm_call.inputs[0].source
+        source = self._need(source)
+        phase = Head(source, call.arguments["weight"], norm)
+        for reader in self.readers[call.outputs[0]]:
+            if reader.name != "softcap":
+                raise CannotFuse(f"{reader.name} of logits has no native kernel")
+            self.taken.add(id(reader))
+            phase.softcap = reader.arguments["cap"]
+        self.phases += [Check(source), phase]
+
+    def _need(self, value: Value) -> Value:
+        """Make sure that a phase writes ``value``; gives what it is a view of."""
+        source = value.source
+        call = source.producer
+        if source in self.made:
+            return source
+        if call is not None and call.name == "rmsnorm":
+            norm = Norm(call.arguments["weight"], call.arguments["eps"])
+            x = self._need(call.inputs[0]).view(-1, *call.inputs[0].shape)
+            self._rows("norm", x, source, norm=norm)
+        elif call is not None and call.name == "add":
+            x, y = (self._need(v) for v in call.inputs)
+            self._rows("add", x, source, b=y)
+        else:
+            raise CannotFuse(f"{call.name if call else 'token ids'} are read in an unknown way")
+        return source
+
+    def _rows(
+        self, kind: str, a: Value, out: Value, b: Value | None = None, norm: Norm | None = None
+    ) -> None:
+        self.phases.append(Rows(kind, a, out, b, norm))
+        self.made.add(out)
+
+    def _common_reader(self, group: list[Call]) -> Call | None:
+        """The activation that alone reads a group of two, gate first."""
+        if len(group) != 2:
+            return None
+        readers = [self.readers[c.outputs[0]] for c in group]
+        if readers[0] != readers[1] or len(readers[0]) != 1:
+            return None
+        (call,) = readers[0]
+        if call.name not in ("silu_mul", "gelu_mul"):
+            return None
+        if [value.source for value in call.inputs] != [c.outputs[0] for c in group]:
+            return None
+        return call
+
+    def _sum_reader(self, call: Call) -> Call | None:
+        """The add that alone reads a linear's output."""
+        readers = self.readers[call.outputs[0]]
+        return readers[0] if len(readers) == 1 and readers[0].name == "add" else None
+
+
+def _is_row_norm(call: Call) -> bool:
+    return call.name == "rmsnorm" and len(call.inputs[0].shape) == 1
+
+
+def _activation(call: Call) -> str:
+    if call.name == "silu_mul":
+        return "silu"
+    return "gelu_tanh" if call.arguments["approximate"] else "gelu_erf"
+
+
+def _other(call: Call, value: Value) -> Value:
+    x, y = call.inputs
+    return y if x.source is value else x
+
+
+def reads(phase: Phase) -> Iterator[Value]:
+    """What a phase reads, each as the value that others are views of."""
+    match phase:
+        case Linear():
+            values = [phase.source, phase.added, phase.residual]
+        case Attention():
+            values = [phase.q, phase.k, phase.v]
+        case Rows():
+            values = [phase.a, phase.b]
+        case Check() | Head():
+            values = [phase.source]
+        case Embed():
+            values = []
+    return (value.source for value in values if value is not None)
+
+
+def writes(phase: Phase) -> Iterator[Value]:
+    """What a phase writes."""
+    match phase:
+        case Linear():
+            outs = phase.segments[:1] if phase.activation else phase.segments
+            values = [phase.sum_out, *(segment.out for segment in outs)]
+        case Embed() | Attention() | Rows():
+            values = [phase.out]
+        case Check() | Head():
+            values = []
+    return (value.source for value in values if value is not None)
+
+
+def place(
+    phases: list[Phase], allocate: Callable[[Value], int], free: Callable[[int], None]
+) -> dict[Value, int]:
+    """A place for every value, reused once its last reader is done.
+
+    What a phase writes never lies where the same phase reads, since threads do not finish rows
+    together; but for a residual, of which a thread only reads what it is about to write.
+    """
+    last_read = {value: i for i, phase in enumerate(phases) for value in reads(phase)}
+    places: dict[Value, int] = {}
+    for i, phase in enumerate(phases):
+        ending = [value for value in dict.fromkeys(reads(phase)) if last_read[value] == i]
+        overwritten = _overwritten(phase, ending)
+        for value in writes(phase):
+            if overwritten is not None and value is _product(phase):
+                places[value] = places[overwritten]
+                ending.remove(overwritten)
+            else:
+                places[value] = allocate(value)
+        # The head may run again over what it reads: that stays.
+        if not isinstance(phase, Head):
+            for value in ending:
+                free(places[value])
+    return places
+
+
+def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
+    """The residual that a linear's product may replace where it lies."""
+    if (
+        isinstance(phase, Linear)
+        and phase.residual in ending
+        and phase.residual is not phase.source
+    ):
+        return phase.residual
+    return None
+
+
+def _product(phase: Phase) -> Value | None:
+    return phase.segments[0].out.source if isinstance(phase, Linear) else None

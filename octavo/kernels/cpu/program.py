@@ -1,0 +1,257 @@
+"""The phases of a step as structs that the native library walks through, and its activations.
+
+One :class:`Program` serves every step of a model: what differs between steps (tokens, lengths,
+block tables, rows to sample) comes with each call as a ``oct_batch``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu import abi, fusion
+from octavo.kernels.cpu.fusion import Norm, Phase
+from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.recorder import RopeTable, Value
+from octavo.quantization.base import Weight
+
+_EPILOGUES = {
+    None: abi.OCT_EPI_NONE,
+    "silu": abi.OCT_EPI_SILU_MUL,
+    "gelu_tanh": abi.OCT_EPI_GELU_TANH_MUL,
+    "gelu_erf": abi.OCT_EPI_GELU_ERF_MUL,
+}
+_ROWS = {
+    "norm": abi.OCT_ROWS_NORM,
+    "add": abi.OCT_ROWS_ADD,
+    "silu": abi.OCT_ROWS_SILU_MUL,
+    "gelu_tanh": abi.OCT_ROWS_GELU_TANH_MUL,
+    "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
+}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Where the native kernels find keys and values; see ``oct_attention_args``."""
+
+    format: int  # OCT_KV_*
+    num_kv_heads: int
+    head_dim: int
+    layers: list[int]  # the address of each layer's blocks
+
+
+class Program:
+    """A model's step, for the kernels of one library.
+
+    ``packed(weight)`` gives the struct of a weight that was packed before; it must stay valid as
+    long as the program.
+    """
+
+    def __init__(
+        self,
+        phases: list[Phase],
+        library: Library,
+        pool: Pool,
+        kv: KVLayout,
+        packed: Callable[[Weight], abi.Weight],
+        max_tokens: int,
+    ):
+        self.library, self.pool = library, pool
+        self.num_phases = len(phases)
+        head = phases[-1]
+        assert isinstance(head, fusion.Head)
+        self.vocab_size = head.weight.shape[0]
+        self._packed = packed
+        self._kv = kv
+        self._kept: list[object] = []  # what the structs point to
+        self._tables: list[tuple[abi.AttentionArgs, RopeTable]] = []
+        self._num_positions = 0
+        self._buffers = _Arena(phases, max_tokens)
+        nodes = (abi.Node * len(phases))()
+        for node, phase in zip(nodes, phases, strict=True):
+            node.op, arguments = self._arguments(phase)
+            self._kept.append(arguments)
+            node.args = ctypes.addressof(arguments)
+        self._struct = abi.Program(nodes, len(phases), 1, self.vocab_size, max_tokens)
+        self._kept.append(nodes)
+
+    def step(self, batch: abi.Batch, max_seq_len: int) -> None:
+        """Run a batch whose longest sequence has ``max_seq_len`` positions; EngineError if it fails."""
+        if max_seq_len > self._num_positions:
+            self._extend_tables(max_seq_len)
+        lib = self.library.lib
+        self.library.check(lib.oct_step(self.pool, ctypes.byref(self._struct), ctypes.byref(batch)))
+
+    def buffer(self, value: Value) -> Tensor:
+        """The activations of a value, [max_tokens, width]: for tests."""
+        return self._buffers.tensor(value)
+
+    def _extend_tables(self, num_positions: int) -> None:
+        for arguments, rope in self._tables:
+            table = rope.make(num_positions)
+            assert table.dtype == torch.float32 and table.is_contiguous()
+            # The table of another layer may be this one; and its owner may replace it.
+            self._kept.append(table)
+            arguments.cos_sin = table.data_ptr()
+            self._num_positions = table.shape[0]
+
+    def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
+        match phase:
+            case fusion.Embed():
+                return abi.OCT_OP_EMBED, abi.EmbedArgs(
+                    table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
+                )
+            case fusion.Linear():
+                return abi.OCT_OP_LINEAR, self._linear(phase)
+            case fusion.Attention():
+                return abi.OCT_OP_ATTENTION, self._attention(phase)
+            case fusion.Rows():
+                return abi.OCT_OP_ROWS, self._rows(phase)
+            case fusion.Check():
+                return abi.OCT_OP_CHECK, abi.CheckArgs(
+                    x=self._at(phase.source), width=phase.source.width
+                )
+            case fusion.Head():
+                return abi.OCT_OP_HEAD, self._head(phase)
+
+    def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
+        arguments = self._input(phase.source, phase.norm)
+        if phase.added is not None:
+            assert phase.sum_out is not None
+            arguments.add = self._at(phase.added)
+            arguments.x_out = self._at(phase.sum_out)
+            if phase.added_norm is not None:
+                arguments.add_norm = self._constant(phase.added_norm.weight)
+                arguments.add_eps = phase.added_norm.eps
+        for target, segment in zip(arguments.segments, phase.segments, strict=False):
+            target.weight = self._packed(segment.weight)
+            target.bias = self._constant(segment.bias)
+            is_written = target is arguments.segments[0] or phase.activation is None
+            target.ldy = segment.weight.shape[0]
+            if is_written or segment is phase.segments[0]:
+                target.y = self._at(segment.out)
+        arguments.num_segments = len(phase.segments)
+        arguments.epilogue = _EPILOGUES[phase.activation]
+        if phase.residual is not None:
+            arguments.epilogue = abi.OCT_EPI_RESIDUAL
+            arguments.residual = self._at(phase.residual)
+        return arguments
+
+    def _head(self, phase: fusion.Head) -> abi.LinearArgs:
+        arguments = self._input(phase.source, phase.norm)
+        arguments.segments[0].weight = self._packed(phase.weight)
+        arguments.num_segments = 1
+        arguments.epilogue = abi.OCT_EPI_HEAD
+        head = abi.Head(softcap=phase.softcap or 0.0)
+        self._kept.append(head)
+        arguments.head = ctypes.pointer(head)
+        return arguments
+
+    def _input(self, source: Value, norm: Norm | None) -> abi.LinearArgs:
+        arguments = abi.LinearArgs(k=source.width, ldin=source.width)
+        setattr(arguments, "in", self._at(source))  # a word of Python's, so no keyword
+        if norm is not None:
+            arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
+        return arguments
+
+    def _attention(self, phase: fusion.Attention) -> abi.AttentionArgs:
+        kv, q, k, v = self._kv, phase.q, phase.k, phase.v
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == kv.head_dim
+        arguments = abi.AttentionArgs(
+            num_heads=q.shape[0],
+            num_kv_heads=kv.num_kv_heads,
+            head_dim=kv.head_dim,
+            kv_format=kv.format,
+            window=phase.window or 0,
+            scale=phase.scale,
+            softcap=phase.softcap or 0.0,
+            sinks=self._constant(phase.sinks),
+            q=self._at(q),
+            k=self._at(k),
+            v=self._at(v),
+            ldq=q.width,
+            ldk=k.width,
+            ldv=v.width,
+            kv=kv.layers[phase.layer],
+            out=self._at(phase.out),
+        )
+        for name, norm in (("q_norm", phase.q_norm), ("k_norm", phase.k_norm)):
+            if norm is not None:
+                setattr(arguments, name, self._constant(norm.weight))
+                arguments.qk_norm_eps = norm.eps
+        if phase.rope is not None:
+            arguments.rotary_dim = phase.rope.rotary_dim
+            arguments.rope_interleaved = phase.interleaved
+            self._tables.append((arguments, phase.rope))
+        return arguments
+
+    def _rows(self, phase: fusion.Rows) -> abi.RowsArgs:
+        width = phase.a.shape[-1]
+        arguments = abi.RowsArgs(
+            kind=_ROWS[phase.kind],
+            width=width,
+            per_token=phase.a.width // width,
+            a=self._at(phase.a),
+            out=self._at(phase.out),
+        )
+        if phase.norm is not None:
+            arguments.b, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps
+        elif phase.b is not None:
+            arguments.b = self._at(phase.b)
+        return arguments
+
+    def _at(self, value: Value) -> int:
+        return self._buffers.address(value)
+
+    def _constant(self, tensor: Tensor | None) -> int | None:
+        """The address of a small float32 tensor that is kept as long as the program."""
+        if tensor is None:
+            return None
+        tensor = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+class _Arena:
+    """Memory for the activations of ``max_tokens`` tokens, shared by values in turn.
+
+    It counts as memory only as far as steps have used it.
+    """
+
+    def __init__(self, phases: list[Phase], max_tokens: int):
+        self._max_tokens = max_tokens
+        offsets: list[int] = []
+        free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for
+        widths: list[int] = []
+        size = 0
+
+        def allocate(value: Value) -> int:
+            nonlocal size
+            if free[value.width]:
+                return free[value.width].pop()
+            offsets.append(size)
+            widths.append(value.width)
+            # In steps of a cache line and one more, so that rows of buffers do not share sets.
+            size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
+            return len(offsets) - 1
+
+        self._places = fusion.place(phases, allocate, lambda p: free[widths[p]].append(p))
+        self._offsets = offsets
+        self._memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+        self._base = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+
+    def address(self, value: Value) -> int:
+        return self._base + self._offsets[self._places[value.source]]
+
+    def tensor(self, value: Value) -> Tensor:
+        start = self.address(value) - self._memory.ctypes.data
+        count = self._max_tokens * value.width * 4
+        piece = torch.from_numpy(self._memory[start : start + count]).view(torch.float32)
+        return piece.view(self._max_tokens, value.width)

@@ -1,0 +1,157 @@
+"""Ops that compute nothing and write down what was asked: a forward pass becomes a list.
+
+A model that is called with these ops, and with a :class:`Value` for its token ids, runs once, in
+Python, and leaves the sequence of its ops on the value's tape. Shapes have no number of tokens: the
+list is the same for every step, whatever mix of prompts and single tokens that has. The native
+kernels run such a list in one call (``kernels/cpu/fusion.py`` and ``program.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from octavo.quantization.base import Weight
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One recorded op: what it reads and makes, and its other arguments by name."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    arguments: dict[str, Any]
+    outputs: tuple[Value, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Tape:
+    """The ops of a forward pass, in the order in which they were called."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    def record(
+        self, name: str, inputs: tuple[Value, ...], widths: tuple[int, ...], **arguments: Any
+    ) -> tuple[Value, ...]:
+        """Write down a call, and give its results: one for each of ``widths``, values a token."""
+        for value in inputs:
+            assert value.tape is self, f"{name} mixes values of two recordings"
+        call = Call(name, inputs, arguments)
+        call.outputs = tuple(Value(self, call, (width,)) for width in widths)
+        self.calls.append(call)
+        return call.outputs
+
+
+class Value:
+    """Activations that do not exist yet: [T, *shape], for any number of tokens T."""
+
+    __slots__ = ("producer", "shape", "source", "tape")
+
+    def __init__(
+        self, tape: Tape, producer: Call | None, shape: tuple[int, ...], source: Value | None = None
+    ):
+        self.tape = tape
+        self.producer = producer  # None: token ids
+        self.shape = shape
+        self.source: Value = source or self  # what it is a view of
+
+    @property
+    def width(self) -> int:
+        """Numbers per token."""
+        return math.prod(self.shape)
+
+    def view(self, tokens: int, *shape: int) -> Value:
+        """The same numbers in another shape. The first dimension must be -1, that of tokens."""
+        if tokens != -1 or math.prod(shape) != self.width:
+            raise ValueError(f"{[-1, *self.shape]} cannot be seen as {[tokens, *shape]}")
+        return Value(self.tape, self.producer, shape, self.source)
+
+
+class LayerKV(NamedTuple):
+    """Stands for the keys or the values of a layer's KV cache."""
+
+    layer: int
+
+
+class RopeTable(NamedTuple):
+    """Stands for a table of cosines and sines, which ``make(num_positions)`` gives at each step."""
+
+    rotary_dim: int
+    make: Callable[[int], Tensor]
+
+
+def embed(ids: Value, weight: Weight, scale: float | None = None, **_: Any) -> Value:
+    return ids.tape.record("embed", (ids,), (weight.shape[1],), weight=weight, scale=scale)[0]
+
+
+def rmsnorm(x: Value, weight: Tensor, eps: float) -> Value:
+    (y,) = x.tape.record("rmsnorm", (x,), (x.width,), weight=weight, eps=eps)
+    return y.view(-1, *x.shape)
+
+
+def add(x: Value, y: Value) -> Value:
+    return x.tape.record("add", (x, y), (x.width,))[0]
+
+
+def linear(x: Value, weight: Weight, bias: Tensor | None = None) -> Value:
+    return x.tape.record("linear", (x,), (weight.shape[0],), weight=weight, bias=bias)[0]
+
+
+def lm_head(hidden: Value, weight: Weight) -> Value:
+    return hidden.tape.record("lm_head", (hidden,), (weight.shape[0],), weight=weight)[0]
+
+
+def rope(
+    q: Value, k: Value, positions: Any, cos_sin: RopeTable, interleaved: bool = False
+) -> tuple[Value, Value]:
+    turned = q.tape.record(
+        "rope", (q, k), (q.width, k.width), table=cos_sin, interleaved=interleaved
+    )
+    return turned[0].view(-1, *q.shape), turned[1].view(-1, *k.shape)
+
+
+def store_kv(k: Value, v: Value, k_cache: LayerKV, v_cache: LayerKV, slot_mapping: Any) -> None:
+    k.tape.record("store_kv", (k, v), (), layer=k_cache.layer)
+
+
+def plan_attention(*arguments: Any) -> None:
+    """Nothing to plan: the kernel reads block tables and lengths itself."""
+
+
+def paged_attention(
+    q: Value,
+    k_cache: LayerKV,
+    v_cache: LayerKV,
+    plan: Any,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Value:
+    (attended,) = q.tape.record(
+        "paged_attention",
+        (q,),
+        (q.width,),
+        layer=k_cache.layer,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return attended.view(-1, *q.shape)
+
+
+def silu_mul(gate: Value, up: Value) -> Value:
+    return gate.tape.record("silu_mul", (gate, up), (gate.width,))[0]
+
+
+def gelu_mul(gate: Value, up: Value, approximate: bool = True) -> Value:
+    return gate.tape.record("gelu_mul", (gate, up), (gate.width,), approximate=approximate)[0]
+
+
+def softcap(x: Value, cap: float) -> Value:
+    return x.tape.record("softcap", (x,), (x.width,), cap=cap)[0]

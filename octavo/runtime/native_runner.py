@@ -1,0 +1,197 @@
+"""A batch in, tokens out, on the native kernels: one call a step.
+
+What ``model_runner.py`` does op by op, the step program does at once, up to and with the sampling
+of most requests. Here its arguments are written into arrays that persist from step to step, and
+its results are read. Requests that want more of their logits than a token get them as a tensor, and
+go through the same sampler as on any device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from octavo import faults
+from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.program import Program
+from octavo.runtime.input_batch import BlockTables
+from octavo.runtime.kv_cache import NativeKVCache
+from octavo.runtime.model_runner import DAMAGED, LOGITS_ROWS, sampling_row
+from octavo.runtime.native_sampling import SampleArray, is_native, status_error
+from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
+
+
+class NativeModelRunner:
+    """Runs batches of one model through its step program."""
+
+    def __init__(
+        self,
+        program: Program,
+        kv_cache: NativeKVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_tokens: int,
+    ):
+        self.kv_cache = kv_cache
+        self.program = program
+        self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
+        self._step_tables = np.zeros_like(self._tables.array)
+        self._token_ids = np.zeros(max_tokens, dtype=np.int32)
+        self._query_start = np.zeros(max_num_seqs + 1, dtype=np.int32)
+        self._kv_len = np.zeros(max_num_seqs, dtype=np.int32)
+        self._row_finite = np.zeros(max_tokens, dtype=np.uint8)
+        rows = max(max_num_seqs, LOGITS_ROWS)
+        self._out_rows = np.zeros(rows, dtype=np.int32)
+        self._logits_at = np.zeros(rows, dtype=np.uintp)
+        self._tokens = np.zeros(rows, dtype=np.int32)
+        self._status = np.zeros(rows, dtype=np.int32)
+        self._samples = SampleArray(rows)
+        self._logits = torch.empty(0, program.vocab_size)
+        self._arguments = self._make_arguments()
+
+    def _make_arguments(self) -> abi.Batch:
+        """The struct of all steps: of its fields, those that are addresses stay."""
+        sequences = abi.Sequences(
+            q_start=self._query_start.ctypes.data,
+            kv_len=self._kv_len.ctypes.data,
+            block_size=self.kv_cache.block_size,
+            table_stride=self._step_tables.shape[1],
+        )
+        return abi.Batch(
+            seqs=sequences,
+            token_ids=self._token_ids.ctypes.data,
+            out_rows=self._out_rows.ctypes.data,
+            logits=self._logits_at.ctypes.data,
+            samples=ctypes.cast(self._samples.address, ctypes.POINTER(abi.Sample)),
+            tokens=self._tokens.ctypes.data,
+            status=self._status.ctypes.data,
+            row_finite=self._row_finite.ctypes.data,
+        )
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute a batch. A request whose numbers went wrong is reported in ``errors`` alone."""
+        self.kv_cache.copy_blocks(batch.block_copies)
+        num_tokens, longest = self._write_sequences(batch)
+        sampling = [(i, item) for i, item in enumerate(batch.items) if item.samples]
+        rows = [sampling_row(item.request) for _, item in sampling]
+        in_python = self._write_sampling([i for i, _ in sampling], rows)
+        self.program.step(self._arguments, longest)
+        if faults.hit("runner.nan"):
+            self._row_finite[0] = 0
+
+        output = StepOutput(token_ids={})
+        if not self._row_finite[:num_tokens].all():
+            self._find_damage(batch, output)
+        self._take_tokens(sampling, rows, in_python, output)
+        for index, item in enumerate(batch.items):
+            request = item.request
+            if request.params.prompt_logprobs is None or request.request_id in output.errors:
+                continue
+            output.prompt_logprobs[request.request_id] = list(self._prompt_logprobs(index, item))
+        return output
+
+    def _write_sequences(self, batch: Batch) -> tuple[int, int]:
+        """Tokens, lengths and block tables of a batch; returns T and the longest length."""
+        self._tables.forget((*batch.finished_ids, *batch.preempted_ids))
+        token_ids, query_start, kv_len = self._token_ids, self._query_start, self._kv_len
+        rows, end, longest = [], 0, 0
+        for index, item in enumerate(batch.items):
+            request, start, count = item.request, item.start, item.num_tokens
+            if count == 1:
+                token_ids[end] = request.token_ids[start]
+            else:
+                token_ids[end : end + count] = request.token_ids[start : start + count]
+            end += count
+            query_start[index + 1] = end
+            kv_len[index] = start + count
+            longest = max(longest, start + count)
+            rows.append(self._tables.row(request.request_id, request.block_ids))
+        sequences = self._arguments.seqs
+        sequences.num_seqs, sequences.num_tokens = len(rows), end
+        if len(rows) == 1:
+            table = self._tables.array[rows[0]]
+        else:
+            table = self._step_tables
+            np.take(self._tables.array, rows, axis=0, out=table[: len(rows)])
+        sequences.block_table = table.ctypes.data
+        return end, longest
+
+    def _write_sampling(self, indices: Sequence[int], rows: Sequence[SamplingRow]) -> list[int]:
+        """What becomes of the last token of the sequences at ``indices``.
+
+        Returns which of them (places in ``indices``) are sampled here, from their logits.
+        """
+        self._arguments.num_out = len(rows)
+        self._arguments.head_only = 0
+        for place, index in enumerate(indices):
+            self._out_rows[place] = self._query_start[index + 1] - 1
+        in_python = [place for place, row in enumerate(rows) if not is_native(row)]
+        self._logits_at[: len(rows)] = 0
+        if in_python:
+            self._logits_at[in_python] = self._logits_rows(len(in_python))
+        self._samples.write(rows)
+        return in_python
+
+    def _logits_rows(self, count: int) -> list[int]:
+        """Addresses of the first ``count`` rows of ``self._logits``."""
+        if self._logits.shape[0] < count:
+            self._logits = torch.empty(count, self.program.vocab_size)
+        stride = self._logits.stride(0) * self._logits.itemsize
+        return [self._logits.data_ptr() + i * stride for i in range(count)]
+
+    def _find_damage(self, batch: Batch, output: StepOutput) -> None:
+        for index, item in enumerate(batch.items):
+            start, end = self._query_start[index], self._query_start[index + 1]
+            if not self._row_finite[start:end].all():
+                output.errors[item.request.request_id] = DAMAGED
+
+    def _take_tokens(
+        self,
+        sampling: Sequence[tuple[int, ScheduledRequest]],
+        rows: Sequence[SamplingRow],
+        in_python: Sequence[int],
+        output: StepOutput,
+    ) -> None:
+        count = len(rows)
+        tokens, status = self._tokens[:count].tolist(), self._status[:count].tolist()
+        reasons = {place: status_error(code) for place, code in enumerate(status) if code}
+        logprobs: dict[int, TokenLogprobs | None] = {}
+        if in_python:
+            sampled = sample(self._logits[: len(in_python)], [rows[place] for place in in_python])
+            for i, place in enumerate(in_python):
+                tokens[place], logprobs[place] = sampled.token_ids[i], sampled.logprobs[i]
+                reasons.pop(place, None)
+                if i in sampled.errors:
+                    reasons[place] = sampled.errors[i]
+        for place, (_, item) in enumerate(sampling):
+            request_id = item.request.request_id
+            if request_id in output.errors:
+                continue
+            if place in reasons:
+                output.errors[request_id] = reasons[place]
+                continue
+            output.token_ids[request_id] = [tokens[place]]
+            entry = logprobs.get(place)
+            if entry is not None:
+                output.logprobs[request_id] = [entry]
+
+    def _prompt_logprobs(self, index: int, item: ScheduledRequest) -> Iterator[TokenLogprobs]:
+        """As ``ModelRunner._prompt_logprobs``, with further calls of the head alone."""
+        request = item.request
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        first = max(item.start, request.num_prompt_logprobs)
+        end = min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
+        offset = int(self._query_start[index]) - item.start
+        for begin in range(first, end, LOGITS_ROWS):
+            count = min(LOGITS_ROWS, end - begin)
+            self._out_rows[:count] = np.arange(begin + offset, begin + offset + count)
+            self._logits_at[:count] = self._logits_rows(count)
+            self._arguments.num_out, self._arguments.head_only = count, 1
+            self.program.step(self._arguments, 0)
+            targets = list(request.prompt_token_ids[begin + 1 : begin + 1 + count])
+            yield from compute_logprobs(self._logits[:count], targets, num_top)

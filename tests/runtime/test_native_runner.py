@@ -1,0 +1,173 @@
+"""The native step program under the engine: the same answers however a request was run."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo import faults
+from octavo.core.request import FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.cpu import library
+
+pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+
+VARIANTS = {
+    "block size 32": {"block_size": 32, "num_blocks": 32},
+    "block size 64": {"block_size": 64, "num_blocks": 32},
+    "budget 1": {"max_num_batched_tokens": 1},
+    "budget 7": {"max_num_batched_tokens": 7},
+    "budget 64": {"max_num_batched_tokens": 64},
+    "no prefix cache": {"prefix_caching": False},
+    "tiny pool": {"num_blocks": 10},
+    "tiny pool, no cache": {"num_blocks": 10, "prefix_caching": False},
+    "three seats": {"max_num_seqs": 3},
+    "static": {"static": True, "max_num_seqs": 4},
+    "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
+    "one thread": {"threads": 1},
+    "three threads": {"threads": 3},
+}
+
+
+def make_requests(vocab_size: int, count: int = 12, most: int = 70) -> list[Request]:
+    """Prompts with shared prefixes; some tokens are sampled natively, some from their logits."""
+    rng = random.Random(5)
+    shared = [rng.randrange(2, vocab_size) for _ in range(40)]
+    requests: list[Request] = []
+    for index in range(count):
+        own = [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, most - 40))]
+        params = SamplingParams(
+            max_tokens=rng.randint(8, 40),
+            temperature=[0.0, 0.8, 1.5][index % 3],
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=rng.choice([0, 20]),
+            min_p=rng.choice([0.0, 0.05]),
+            repetition_penalty=rng.choice([1.0, 1.2]),
+            ignore_eos=True,
+            logprobs=3 if index % 2 else None,
+            logit_bias={7: 2.0} if index % 5 == 0 else None,
+            prompt_logprobs=2 if index % 4 == 0 else None,
+        )
+        prompt = shared[: rng.choice([0, 17, 40])] + own
+        requests.append(Request(f"r{index}", prompt, params, 0.0, seed=index))
+    leader = requests[-1]
+    requests.append(
+        Request(
+            "fork",
+            leader.prompt_token_ids,
+            leader.params,
+            0.0,
+            seed=leader.seed,
+            sample_index=1,
+            fork_of=leader,
+        )
+    )
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(bench, run_all):
+    """The answers when every request runs by itself, with nothing cached."""
+    engine = bench.engine(kernels="native", prefix_caching=False)
+    answers, _ = run_all(engine, make_requests(bench.config.vocab_size), together=False)
+    return answers
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
+    engine = bench.engine(kernels="native", **VARIANTS[name])
+    answers, steps = run_all(engine, make_requests(bench.config.vocab_size))
+    assert answers == alone
+    assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
+    if "tiny pool" in name:
+        assert engine.scheduler.num_preemptions > 0
+
+
+def test_preemption_every_third_step_changes_nothing(bench, run_all, alone):
+    engine = bench.engine(kernels="native")
+    with faults.armed({"scheduler.preempt": faults.every(3)}):
+        answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    assert answers == alone
+
+
+@pytest.mark.parametrize("isa", library.runnable())
+def test_every_instruction_set_runs_alike_in_any_company(bench, run_all, monkeypatch, isa):
+    monkeypatch.setenv("OCTAVO_ISA", isa)
+    requests = [make_requests(bench.config.vocab_size, count=5) for _ in range(2)]
+    first, _ = run_all(bench.engine(kernels="native", threads=1), requests[0], together=False)
+    second, _ = run_all(bench.engine(kernels="native", max_num_batched_tokens=33), requests[1])
+    assert first == second
+
+
+def test_answers_are_those_of_the_reference(bench, run_all):
+    """With keys and values in float32, but for the order of sums."""
+    engine = bench.engine(kernels="native", kv_cache_dtype="f32")
+    native, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    reference, _ = run_all(bench.engine(), make_requests(bench.config.vocab_size))
+    assert {r: tokens for r, (tokens, _) in native.items()} == {
+        r: tokens for r, (tokens, _) in reference.items()
+    }
+    for request_id, (_, entries) in reference.items():
+        for ours, theirs in zip(native[request_id][1], entries, strict=True):
+            assert abs(ours.logprob - theirs.logprob) < 1e-3
+
+
+def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
+    engine = bench.engine(kernels="native")
+    requests = make_requests(bench.config.vocab_size)
+    with faults.armed({"runner.nan": faults.every(9)}):
+        answers, _ = run_all(engine, requests)
+    ended = [r for r in requests if r.finish_reason is FinishReason.ERROR]
+    assert 0 < len(ended) < len(requests)
+    assert all("NaN" in request.error for request in ended)
+    for request in requests:
+        if request not in ended:
+            assert answers[request.request_id] == alone[request.request_id]
+
+
+def test_a_step_that_is_aborted_fails_and_the_next_runs(bench, run_all, alone):
+    import threading
+
+    engine = bench.engine(kernels="native")
+    pool = engine.executor.runner.program.pool
+    stop = threading.Event()
+
+    def abort_all_the_time() -> None:
+        while not stop.is_set():
+            pool.abort()
+
+    thread = threading.Thread(target=abort_all_the_time)
+    thread.start()
+    failed = 0
+    try:
+        for request in make_requests(bench.config.vocab_size, count=3):
+            engine.add(request)
+        while engine.has_unfinished_requests:
+            try:
+                engine.step()
+            except Exception as error:
+                assert "aborted" in str(error)
+                failed += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert failed > 0
+    engine.scheduler.block_manager.check_integrity([])
+    answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    assert answers == alone
+
+
+def test_two_engines_take_turns(bench, run_all, alone):
+    engines = [bench.engine(kernels="native") for _ in range(2)]
+    for engine in engines:
+        for request in make_requests(bench.config.vocab_size):
+            engine.add(request)
+    tokens: list[dict[str, list[int]]] = [{}, {}]
+    while any(engine.has_unfinished_requests for engine in engines):
+        for engine, found in zip(engines, tokens, strict=True):
+            if (step := engine.step()) is not None:
+                for update in step.updates:
+                    found.setdefault(update.request.request_id, []).extend(update.new_token_ids)
+    expected = {request_id: answer[0] for request_id, answer in alone.items()}
+    assert tokens == [expected, expected]
