@@ -10,23 +10,26 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
+from octavo.core.request import Request
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampler import BAD_LOGITS, OVERFLOW, SamplingRow
+from octavo.runtime.sampler import BAD_LOGITS, GREEDY_TEMPERATURE, OVERFLOW, SamplingRow
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 14 assignments.
 _STRUCT = struct.Struct("@4f2d3iI2P2Q")
 assert _STRUCT.size == ctypes.sizeof(abi.Sample)
 
 _REASONS = {abi.OCT_TOKEN_BAD_LOGITS: BAD_LOGITS, abi.OCT_TOKEN_OVERFLOW: OVERFLOW}
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 _MASK = 2**64 - 1
 
+# A request will do: to make a row of it copies its output.
+Row = SamplingRow | Request
 
-def is_native(row: SamplingRow) -> bool:
+
+def is_native(row: Row) -> bool:
     """Whether the native sampler gives this row all that it asks for."""
     params = row.params
     return (
@@ -35,7 +38,7 @@ def is_native(row: SamplingRow) -> bool:
         and not params.logit_bias
         and params.allowed_token_ids is None
         and not row.bad_words_token_ids
-        and (params.min_tokens == 0 or not row.must_not_stop)
+        and (params.min_tokens == 0 or row.num_output_tokens >= params.min_tokens)
     )
 
 
@@ -52,12 +55,12 @@ class SampleArray:
         self.address = ctypes.addressof(self.array)
         # What the structs point to, alive until the next write. A prompt does not change, so that
         # its array is kept from step to step, found by the identity of the sequence it was made of.
-        self._prompts: dict[int, tuple[Sequence[int], np.ndarray]] = {}
-        self._outputs: list[np.ndarray] = []
+        self._prompts: dict[int, tuple[Sequence[int], array[int]]] = {}
+        self._outputs: list[array[int]] = []
 
-    def write(self, rows: Sequence[SamplingRow]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Describe ``rows`` in the first entries. What only Python can do is left out of them."""
-        array, pack, size = self.array, _STRUCT.pack_into, _STRUCT.size
+        structs, pack, size = self.array, _STRUCT.pack_into, _STRUCT.size
         prompts = self._prompts
         self._prompts, self._outputs = {}, []
         offset = 0
@@ -69,12 +72,12 @@ class SampleArray:
                 if repetition != 1.0:
                     # Beyond float32 is infinite, as in a conversion by torch.
                     repetition = repetition if repetition <= _LARGEST_FLOAT else math.inf
-                    num_prompt, prompt = self._prompt(row.prompt_token_ids, prompts)
-                num_output, output = self._output(row.output_token_ids)
+                    prompt, num_prompt = self._prompt(row.prompt_token_ids, prompts)
+                output, num_output = self._output(row.output_token_ids)
             pack(
-                array,
+                structs,
                 offset,
-                0.0 if row.is_greedy else params.temperature,
+                0.0 if params.temperature < GREEDY_TEMPERATURE else params.temperature,
                 repetition,
                 params.frequency_penalty,
                 params.presence_penalty,
@@ -87,23 +90,23 @@ class SampleArray:
                 prompt,
                 output,
                 row.seed & _MASK,
-                len(row.output_token_ids),
+                row.num_output_tokens,
             )
             offset += size
 
     def _prompt(
-        self, token_ids: Sequence[int], known: dict[int, tuple[Sequence[int], np.ndarray]]
+        self, token_ids: Sequence[int], known: dict[int, tuple[Sequence[int], array[int]]]
     ) -> tuple[int, int]:
-        """Length and address of a prompt."""
+        """Address and length of a prompt."""
         key = id(token_ids)
         entry = self._prompts.get(key) or known.get(key)
         if entry is None:
-            entry = (token_ids, np.array(token_ids, dtype=np.int32))
+            entry = (token_ids, array("i", token_ids))
         self._prompts[key] = entry
-        return len(token_ids), entry[1].ctypes.data
+        return entry[1].buffer_info()
 
     def _output(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Length and address of what a request has generated."""
-        array = np.array(token_ids, dtype=np.int32)
-        self._outputs.append(array)
-        return len(array), array.ctypes.data
+        """Address and length of what a request has generated."""
+        copy = array("i", token_ids)
+        self._outputs.append(copy)
+        return copy.buffer_info()

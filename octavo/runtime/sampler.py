@@ -72,8 +72,12 @@ class SamplingRow:
         return self.params.temperature < GREEDY_TEMPERATURE
 
     @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
     def must_not_stop(self) -> bool:
-        return len(self.output_token_ids) < self.params.min_tokens
+        return self.num_output_tokens < self.params.min_tokens
 
     @property
     def is_constrained(self) -> bool:

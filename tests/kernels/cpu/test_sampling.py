@@ -16,6 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
+from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import abi
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
@@ -372,3 +373,23 @@ def test_a_sample_array_is_written_anew_at_each_step(native):
         assert struct[1].position == len(output)
     samples.write([make_row(prompt=prompt, frequency_penalty=1.0)])
     assert struct[0].num_prompt_ids == 0  # of the prompt, only the repetition penalty knows
+
+
+def test_a_request_is_as_good_as_a_row():
+    prompt, output = (3, 1, 4), [1, 5]
+    for settings in ({}, GREEDY["greedy"], DRAWS["all and penalties"], {"min_tokens": 3}):
+        request = Request("r", prompt, SamplingParams(**settings), 0.0, seed=77, sample_index=2)
+        request.token_ids += output
+        row = make_row(77, 2, prompt, output, **settings)
+        assert is_native(request) == is_native(row)
+        samples = SampleArray(2)
+        samples.write([request, row])
+        of_request, of_row = samples.array
+        for name, _ in abi.Sample._fields_:
+            if name != "output_ids":
+                assert getattr(of_request, name) == getattr(of_row, name), name
+        if of_row.num_output_ids:
+            size = 4 * len(output)
+            assert ctypes.string_at(of_request.output_ids, size) == (
+                ctypes.string_at(of_row.output_ids, size)
+            )
