@@ -82,5 +82,30 @@ OCT_INLINE F32 tanh(F32 x) {
   return select(less(square, set1(0.09f)), series, far);
 }
 
+// With an absolute error of 3e-7 (Abramowitz and Stegun, 7.1.26), odd exactly.
+OCT_INLINE F32 erf(F32 x) {
+  const F32 magnitude = abs(x);
+  const F32 t = div(set1(1.0f), fma(magnitude, set1(0.3275911f), set1(1.0f)));
+  F32 p = set1(1.061405429f);
+  p = fma(p, t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = fma(p, t, set1(0.254829592f));
+  const F32 tail = mul(mul(p, t), exp(sub(zero(), mul(x, x))));
+  const F32 positive = sub(set1(1.0f), tail);
+  return select(less(x, zero()), sub(zero(), positive), positive);
+}
+
+OCT_INLINE F32 gelu_tanh(F32 x) {
+  const F32 cube = mul(mul(x, x), x);
+  const F32 inner = mul(set1(0.7978845608f), fma(set1(0.044715f), cube, x));
+  return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh(inner)));
+}
+
+OCT_INLINE F32 gelu_erf(F32 x) {
+  const F32 wide = add(set1(1.0f), erf(mul(x, set1(0.7071067812f))));
+  return mul(mul(set1(0.5f), x), wide);
+}
+
 }  // namespace simd
 }  // namespace octavo

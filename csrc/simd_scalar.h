@@ -26,7 +26,7 @@ struct Mask {
 };
 
 constexpr bool kHasDot2 = false;
-constexpr int kNumRegisters = 8;  // of 16 lanes
+constexpr int kNumRegisters = 4;  // of 16 lanes, if a compiler uses SSE2
 
 // A lane-by-lane result of type T: f(i) of each lane i.
 template <class T, class F>

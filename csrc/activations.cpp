@@ -1,0 +1,176 @@
+// Rows of activations on their way into a linear: activations.h says what becomes of them.
+#include "activations.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+using simd::I32;
+
+constexpr int kLanes = 16;
+constexpr float kSmallest = 1e-30f;  // 127 / it is still finite, by far
+constexpr bool kPairs = simd::kHasDot2;  // bf16 stays bf16; else it is widened, once and for all
+
+// 1 / sqrt(mean(x^2) + eps), by operations that are exactly rounded everywhere.
+float inverse_rms(const float* x, int k, float eps) {
+  F32 squares = simd::zero();
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
+    const F32 value = simd::load(x + i);
+    squares = simd::fma(value, value, squares);
+  }
+  if (i < k) {
+    const F32 value = simd::load_first(x + i, k - i);
+    squares = simd::fma(value, value, squares);
+  }
+  return 1.0f / std::sqrt(simd::sum(squares) / static_cast<float>(k) + eps);
+}
+
+// body(i, n): lanes i .. i + n of k, n = 16 but at the end.
+template <class Body>
+OCT_INLINE void for_lanes(int k, Body&& body) {
+  int i = 0;
+  for (; i + kLanes <= k; i += kLanes) body(i, kLanes);
+  if (i < k) body(i, k - i);
+}
+
+bool all_finite(const float* x, int padded) {
+  F32 zeros = simd::zero();  // infinity and NaN times 0 are NaN
+  for (int i = 0; i < padded; i += kLanes) {
+    zeros = simd::fma(simd::load(x + i), simd::zero(), zeros);
+  }
+  return !simd::any(simd::is_nan(zeros));
+}
+
+void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  const int group = encoding.group, span = group < 32 ? 32 : group;
+  const int chunk = group < 32 ? 16 : 32;  // bytes of a row that lie together
+  const size_t quants = static_cast<size_t>(rows) * group;
+  const size_t stride = quants + static_cast<size_t>(rows) * 12;
+  const bool finite = all_finite(x, (encoding.padded_k + 31) / 32 * 32);
+  for (int first = 0; first < encoding.padded_k; first += span) {
+    F32 largest = simd::zero();
+    for (int i = 0; i < span; i += kLanes) {
+      largest = simd::max(simd::abs(simd::load(x + first + i)), largest);
+    }
+    const float amax = finite ? simd::max_of(largest) : 0.0f;
+    const bool zero = !(amax >= kSmallest);
+    const float scale = finite ? (zero ? 0.0f : amax / 127.0f)
+                               : std::numeric_limits<float>::quiet_NaN();
+    const F32 inverse = simd::set1(zero ? 0.0f : 127.0f / amax);
+    for (int at = first; at < first + span && at < encoding.padded_k; at += group) {
+      F32 total = simd::zero();
+      for (int i = 0; i < group; i += kLanes) {
+        const F32 value = simd::load(x + at + i);
+        const I32 q = zero ? simd::zero_i() : simd::to_int(simd::mul(value, inverse));
+        total = simd::add(total, simd::to_float(q));
+        const size_t lies = static_cast<size_t>(i / chunk * chunk) * rows + r * chunk + i % chunk;
+        simd::store_s8(reinterpret_cast<int8_t*>(block + lies), q);
+      }
+      const float sum = simd::sum(total);  // of small integers: exact
+      const float scaled = scale * sum;
+      const int32_t integer = static_cast<int32_t>(sum);
+      uint8_t* scalars = block + quants + r * 4;
+      std::memcpy(scalars, &scale, 4);
+      std::memcpy(scalars + rows * 4, &scaled, 4);
+      std::memcpy(scalars + rows * 8, &integer, 4);
+      block += stride;
+    }
+  }
+}
+
+// 32 B of a row at a time.
+void encode_words(const float* x, int count, int r, int rows, uint8_t* block) {
+  for (int i = 0; i < count; i += 8) {
+    std::memcpy(block + (static_cast<size_t>(i) * rows + r * 8) * 4, x + i, 32);
+  }
+}
+
+void encode_bf16(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  alignas(64) uint16_t rounded[kLanes];
+  alignas(64) float wide[kLanes];
+  for (int i = 0; i < encoding.padded_k; i += kLanes) {
+    simd::store_bf16(rounded, simd::load(x + i));
+    if (kPairs) {
+      std::memcpy(block + static_cast<size_t>(i) * 2 * rows + r * 32, rounded, 32);
+    } else {
+      simd::store(wide, simd::load_bf16(rounded));
+      encode_words(wide, kLanes, r, rows, block + static_cast<size_t>(i) * 4 * rows);
+    }
+  }
+}
+
+}  // namespace
+
+size_t Encoding::block_bytes(int rows) const {
+  const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(padded_k);
+  switch (kind) {
+    case kInt8:
+      return values + static_cast<size_t>(padded_k / group) * static_cast<size_t>(rows) * 12;
+    case kBf16:
+      return values * (kPairs ? 2 : 4);
+    case kF32:
+      return values * 4;
+  }
+  return 0;
+}
+
+Encoding encoding_for(const Layout& layout) {
+  const Encoding::Kind kind = layout.format == OCT_BF16  ? Encoding::kBf16
+                              : layout.format == OCT_F32 ? Encoding::kF32
+                                                         : Encoding::kInt8;
+  return {kind, layout.group, layout.padded_k};
+}
+
+void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x) {
+  const int k = args.k;
+  const int64_t from = args.row_index ? args.row_index[r] : r;
+  const float* in = args.in + from * args.ldin;
+  const float* source = in;
+  if (args.add) {
+    const float* add = args.add + r * args.ldin;
+    if (args.add_norm) {
+      const F32 scale = simd::set1(inverse_rms(add, k, args.add_eps));
+      for_lanes(k, [&](int i, int n) {
+        F32 normed = simd::mul(simd::load_first(add + i, n), scale);
+        normed = simd::mul(normed, simd::load_first(args.add_norm + i, n));
+        simd::store_first(x + i, simd::add(simd::load_first(in + i, n), normed), n);
+      });
+    } else {
+      for_lanes(k, [&](int i, int n) {
+        const F32 sum = simd::add(simd::load_first(in + i, n), simd::load_first(add + i, n));
+        simd::store_first(x + i, sum, n);
+      });
+    }
+    if (store_sum) std::memcpy(args.x_out + r * args.ldin, x, static_cast<size_t>(k) * 4);
+    source = x;
+  }
+  if (args.norm) {
+    const F32 scale = simd::set1(inverse_rms(source, k, args.eps));
+    for_lanes(k, [&](int i, int n) {
+      const F32 normed = simd::mul(simd::load_first(source + i, n), scale);
+      simd::store_first(x + i, simd::mul(normed, simd::load_first(args.norm + i, n)), n);
+    });
+  } else if (source != x) {
+    std::memcpy(x, source, static_cast<size_t>(k) * 4);
+  }
+  const int padded = (k + 127) / 128 * 128;
+  std::memset(x + k, 0, static_cast<size_t>(padded - k) * 4);
+}
+
+void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  switch (encoding.kind) {
+    case Encoding::kInt8:
+      return encode_int8(encoding, x, r, rows, block);
+    case Encoding::kBf16:
+      return encode_bf16(encoding, x, r, rows, block);
+    case Encoding::kF32:
+      return encode_words(x, encoding.padded_k, r, rows, block);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,28 @@
+// What a linear does to rows of activations before the products: add, norm, encode.
+//
+// Encoded rows lie in blocks of up to kMaxRows, one per kernel call. R rows of a block:
+//
+//     int8    per group   | 32 B of row 0 | ... | 32 B of row R-1 |  (group / 32 times; 16 B if 16)
+//                         | R scales | R (scale * sum) | R sums |    4 B each
+//     bf16,   per 32 B    | 32 B of row 0 | ... | 32 B of row R-1 |
+//     f32
+//
+// so that a kernel reads a block from its first byte to its last, and finds the rows at offsets that
+// are known when it is compiled. int8 values are x * 127 / max |x| of the group (of 32 inputs, where
+// weights have groups of 16), rounded to even; the scale is max |x| / 127. Sums are those of the
+// int8 values. A group that is smaller than 1e-30 everywhere becomes zeros. A row with any number
+// that is not finite becomes zeros with scales of NaN, so that all of its outputs are NaN.
+#pragma once
+
+#include "linear.h"
+
+namespace octavo {
+
+// Fills `x` (padded to a multiple of 128, with zeros) with row r after add and norm. The sum goes to
+// x_out too, if `store_sum`.
+void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x);
+
+// Write a prepared row as row `r` of a block of `rows` rows.
+void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block);
+
+}  // namespace octavo

@@ -1,0 +1,343 @@
+// The walk of a linear: who encodes which rows, who computes which tiles, in what order.
+//
+// A unit of work is a panel of 1, 2 or 4 tiles of a segment (of both segments, if one gates the
+// other), for some blocks of rows.
+//
+//     few rows    One block. Each worker encodes all rows for itself, so that nobody has to wait,
+//                 and streams a fixed, contiguous part of the weights: reading memory is what takes
+//                 the time.
+//     many rows   Workers share out the encoding, meet, and then take units by ticket. The panel
+//                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
+//                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
+#include "linear.h"
+
+#include <algorithm>
+
+#include "activations.h"
+#include "epilogue.h"
+#include "kernels.h"
+
+namespace octavo {
+namespace {
+
+// Slots of scratch and shared memory. epilogue.cpp has others; the head of a step has the rest.
+constexpr int kRowSlot = 0, kBlocksSlot = 1;
+constexpr int kSharedBlocksSlot = 0;
+
+constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
+constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
+
+bool is_gated(const oct_linear_args& args) {
+  return args.epilogue >= OCT_EPI_SILU_MUL && args.epilogue <= OCT_EPI_GELU_ERF_MUL;
+}
+
+// One call, seen by one worker.
+class Linear {
+ public:
+  Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
+    num_blocks_ = (args.rows + kMaxRows - 1) / kMaxRows;
+    panel_tiles_ = widest_panel(std::min<int>(args.rows, kMaxRows));
+    for (int s = 0; s < args.num_segments; s++) {
+      segments_[s].layout = layout_of(args.segments[s].weight);
+      segments_[s].encoded = encoded_for(segments_[s].layout);
+    }
+    // A gated segment is walked together with the one that gates it.
+    walked_ = is_gated(args) ? 1 : args.num_segments;
+  }
+
+  void run() {
+    if (num_blocks_ == 1) {
+      few_rows();
+    } else {
+      many_rows();
+    }
+  }
+
+ private:
+  struct Encoded {
+    Encoding encoding;
+    uint8_t* blocks;  // one after the other, all but the last of kMaxRows rows
+    const uint8_t* block(int b) const { return blocks + b * encoding.block_bytes(kMaxRows); }
+  };
+  struct Segment {
+    Layout layout;
+    int encoded;  // index of its encoding
+  };
+  struct Unit {
+    int segment, tile, tiles;
+  };
+
+  int block_rows(int b) const { return std::min(kMaxRows, args_.rows - b * kMaxRows); }
+
+  int encoded_for(const Layout& layout) {
+    const Encoding wanted = encoding_for(layout);
+    for (int e = 0; e < num_encoded_; e++) {
+      if (encoded_[e].encoding == wanted) return e;
+    }
+    encoded_[num_encoded_] = {wanted, nullptr};
+    return num_encoded_++;
+  }
+
+  // Room for all rows in all encodings.
+  size_t place_blocks(uint8_t* memory) {
+    size_t at = 0;
+    for (int e = 0; e < num_encoded_; e++) {
+      encoded_[e].blocks = memory + at;
+      const Encoding& encoding = encoded_[e].encoding;
+      at += (num_blocks_ - 1) * encoding.block_bytes(kMaxRows) +
+            encoding.block_bytes(block_rows(num_blocks_ - 1));
+      at = (at + kLine - 1) / kLine * kLine;
+    }
+    return at;
+  }
+
+  void encode_rows(int begin, int end, bool store_sum) {
+    const size_t padded = (static_cast<size_t>(args_.k) + 127) / 128 * 128;
+    float* x = static_cast<float*>(worker_.scratch(kRowSlot, padded * sizeof(float)));
+    for (int r = begin; r < end; r++) {
+      prepare_row(args_, r, store_sum, x);
+      const int b = r / kMaxRows;
+      for (int e = 0; e < num_encoded_; e++) {
+        const Encoding& encoding = encoded_[e].encoding;
+        uint8_t* block = encoded_[e].blocks + b * encoding.block_bytes(kMaxRows);
+        encode_row(encoding, x, r % kMaxRows, block_rows(b), block);
+      }
+    }
+  }
+
+  void few_rows() {
+    uint8_t* memory = static_cast<uint8_t*>(worker_.scratch(kBlocksSlot, place_blocks(nullptr)));
+    place_blocks(memory);
+    const int begin = first_unit_from(worker_.rank), end = first_unit_from(worker_.rank + 1);
+    if (begin < end) fetch_beginning(unit(begin));
+    encode_rows(0, args_.rows, worker_.rank == 0);
+    for (int u = begin; u < end; u++) compute(unit(u), u + 1 < end ? u + 1 : -1, 0, 1);
+  }
+
+  void many_rows() {
+    uint8_t* memory =
+        static_cast<uint8_t*>(worker_.shared(kSharedBlocksSlot, place_blocks(nullptr)));
+    place_blocks(memory);
+    const Range rows = share(args_.rows, worker_.rank, worker_.size);
+    encode_rows(rows.begin, rows.end, true);
+    if (!worker_.barrier()) return;
+
+    const int units = num_units(), chunk = chunk_blocks(units);
+    const int total = units * ((num_blocks_ + chunk - 1) / chunk);
+    int next;
+    for (int i = worker_.ticket(); i < total; i = next) {
+      next = worker_.ticket();  // known early, so that its weights can be fetched meanwhile
+      const int first = i / units * chunk;
+      compute(unit(i % units), next < total ? next % units : -1, first,
+              std::min(first + chunk, num_blocks_));
+    }
+  }
+
+  int chunk_blocks(int units) const {
+    size_t bytes = 0;
+    for (int e = 0; e < num_encoded_; e++) {
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
+    }
+    int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
+    chunk = std::min(chunk, num_blocks_);
+    while (chunk > 1 && units * ((num_blocks_ + chunk - 1) / chunk) < kMinUnits * worker_.size) {
+      chunk = (chunk + 1) / 2;
+    }
+    return chunk;
+  }
+
+  int units_of(int s) const {
+    return (segments_[s].layout.num_tiles + panel_tiles_ - 1) / panel_tiles_;
+  }
+  int64_t unit_bytes(int s) const {
+    int64_t bytes = segments_[s].layout.tile_bytes;
+    if (is_gated(args_)) bytes += segments_[1].layout.tile_bytes;
+    return bytes * panel_tiles_;
+  }
+
+  int num_units() const {
+    int units = 0;
+    for (int s = 0; s < walked_; s++) units += units_of(s);
+    return units;
+  }
+
+  Unit unit(int u) const {
+    int s = 0;
+    for (; u >= units_of(s); s++) u -= units_of(s);
+    const int tile = u * panel_tiles_;
+    return {s, tile, std::min(panel_tiles_, segments_[s].layout.num_tiles - tile)};
+  }
+
+  // Where the part of a worker begins: parts have about equally many bytes of weights.
+  int first_unit_from(int rank) const {
+    int64_t bytes = 0;
+    for (int s = 0; s < walked_; s++) bytes += units_of(s) * unit_bytes(s);
+    int64_t left = bytes / worker_.size * rank;
+    if (rank == worker_.size) left = bytes;
+    int units = 0;
+    for (int s = 0; s < walked_; s++) {
+      const int64_t size = unit_bytes(s);
+      if (left < units_of(s) * size) return units + static_cast<int>((left + size - 1) / size);
+      left -= units_of(s) * size;
+      units += units_of(s);
+    }
+    return units;
+  }
+
+  const uint8_t* tile_at(int s, int tile) const {
+    return static_cast<const uint8_t*>(args_.segments[s].weight.data) +
+           tile * segments_[s].layout.tile_bytes;
+  }
+
+  // Weights do not wait for activations: get the first ones on their way.
+  void fetch_beginning(const Unit& u) const {
+    constexpr int kLines = 64;
+    const int64_t lines = segments_[u.segment].layout.tile_bytes / kLine;
+    for (int64_t i = 0; i < std::min<int64_t>(lines, kLines); i++) {
+      simd::prefetch(tile_at(u.segment, u.tile) + i * kLine);
+    }
+  }
+
+  // A unit, for the blocks from `first` up to `last`; `next` is the unit that follows, or -1.
+  void compute(const Unit& u, int next, int first, int last) {
+    alignas(kLine) float values[2][kMaxTiles * kMaxRows * kTile];
+    const Unit following = next < 0 ? u : unit(next);
+    for (int done = 0; done < u.tiles;) {
+      const int left = u.tiles - done;
+      const int tiles = left >= panel_tiles_ ? panel_tiles_ : left >= 2 ? 2 : 1;
+      for (int b = first; b < last; b++) {
+        Products p = {u.segment, u.tile + done, tiles, b * kMaxRows, block_rows(b), values[0],
+                      values[1]};
+        const int fetched = next < 0 ? 0 : last - first;
+        multiply(p.segment, p, b, following, b - first, fetched, values[0]);
+        if (is_gated(args_)) multiply(1, p, b, following, b - first, fetched, values[1]);
+        finish(args_, p, maxima);
+      }
+      done += tiles;
+    }
+  }
+
+  // Products of segment s. Meanwhile, fetch part `part` of `parts` of the unit that follows.
+  void multiply(int s, const Products& p, int b, const Unit& following, int part, int parts,
+                float* out) const {
+    const Layout& layout = segments_[s].layout;
+    const Encoded& encoded = encoded_[segments_[s].encoded];
+    // A block may be narrower than the panel: fewer rows, fewer accumulators, never more tiles.
+    Panel panel = {tile_at(s, p.tile), layout.tile_bytes, layout.num_groups, layout.group / 32,
+                   nullptr, 0};
+    if (!is_quantized(layout.format)) {
+      panel.steps = static_cast<int>(encoded.encoding.block_bytes(1) / 32);
+    }
+    if (parts > 0) {
+      const int ahead = is_gated(args_) ? s : following.segment;
+      const int64_t lines =
+          following.tiles * segments_[ahead].layout.tile_bytes / kLine;
+      const int64_t steps = static_cast<int64_t>(panel.steps) * parts;
+      panel.next_lines = static_cast<int>((lines + steps - 1) / steps);
+      const int64_t skipped = static_cast<int64_t>(part) * panel.steps * panel.next_lines;
+      panel.next = tile_at(ahead, following.tile) + skipped * kLine;
+      if (skipped >= lines) panel.next_lines = 0;
+    }
+    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, p.rows, p.tiles)
+                                                          : float_kernel(layout, p.rows, p.tiles);
+    kernel(panel, encoded.block(b), out);
+  }
+
+  const oct_linear_args& args_;
+  const Worker& worker_;
+  int num_blocks_, panel_tiles_, walked_;
+  Segment segments_[OCT_MAX_SEGMENTS];
+  Encoded encoded_[OCT_MAX_SEGMENTS];
+  int num_encoded_ = 0;
+
+ public:
+  HeadMaxima* maxima = nullptr;
+};
+
+int32_t check_segment(const oct_linear_args& args, int s) {
+  const oct_segment& segment = args.segments[s];
+  Layout layout = {};
+  const oct_weight& w = segment.weight;
+  const int32_t code = make_layout(w.format, w.n, w.k, w.group, &layout);
+  if (code != OCT_OK) return code;
+  if (w.k != args.k) {
+    return fail(OCT_ERR_ARGUMENT, "segment %d of a linear has %d inputs, its activations have %d",
+                s, w.k, args.k);
+  }
+  if (w.data == nullptr || reinterpret_cast<uintptr_t>(w.data) % kLine != 0) {
+    return fail(OCT_ERR_ARGUMENT, "the weight of segment %d is not at a multiple of %d bytes", s,
+                kLine);
+  }
+  const bool written = args.epilogue != OCT_EPI_HEAD && (s == 0 || !is_gated(args));
+  if (written && (segment.y == nullptr || segment.ldy < w.n)) {
+    return fail(OCT_ERR_ARGUMENT,
+                "segment %d of a linear has no y, or rows of %lld floats for %d outputs", s,
+                static_cast<long long>(segment.ldy), w.n);
+  }
+  return OCT_OK;
+}
+
+}  // namespace
+
+int32_t check_linear(const oct_linear_args& args) {
+  if (args.rows < 0 || args.k < 1) {
+    return fail(OCT_ERR_ARGUMENT, "a linear of %d rows and %d inputs", args.rows, args.k);
+  }
+  if (args.epilogue < OCT_EPI_NONE || args.epilogue > OCT_EPI_HEAD) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has the unknown epilogue %d", args.epilogue);
+  }
+  const bool gated = is_gated(args), several = args.epilogue == OCT_EPI_NONE;
+  const int most = several ? OCT_MAX_SEGMENTS : gated ? 2 : 1;
+  if (args.num_segments < (gated ? 2 : 1) || args.num_segments > most) {
+    return fail(OCT_ERR_ARGUMENT, "a linear with epilogue %d has %d segments; %d %s possible",
+                args.epilogue, args.num_segments, most, several ? "at most are" : "is what is");
+  }
+  if (args.in == nullptr || args.ldin < args.k) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has no input, or rows of %lld floats for %d inputs",
+                static_cast<long long>(args.ldin), args.k);
+  }
+  if (args.add && (args.x_out == nullptr || args.x_out == args.in || args.x_out == args.add)) {
+    return fail(OCT_ERR_ARGUMENT,
+                "a linear that adds needs an x_out for the sum, other than what it adds");
+  }
+  if (args.add_norm && !args.add) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has a norm for what it adds, and adds nothing");
+  }
+  for (int s = 0; s < args.num_segments; s++) {
+    const int32_t code = check_segment(args, s);
+    if (code != OCT_OK) return code;
+  }
+  if (gated && args.segments[0].weight.n != args.segments[1].weight.n) {
+    return fail(OCT_ERR_ARGUMENT, "%d outputs cannot gate %d", args.segments[0].weight.n,
+                args.segments[1].weight.n);
+  }
+  if (args.epilogue == OCT_EPI_RESIDUAL && args.residual == nullptr) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has no residual to add to");
+  }
+  if (args.epilogue == OCT_EPI_HEAD &&
+      (args.head == nullptr || args.head->best_logit == nullptr || args.head->best_id == nullptr)) {
+    return fail(OCT_ERR_ARGUMENT, "a head has no place for its maxima");
+  }
+  return OCT_OK;
+}
+
+void linear(const oct_linear_args& args, const Worker& worker) {
+  if (args.rows == 0) return;
+  Linear call(args, worker);
+  if (args.epilogue != OCT_EPI_HEAD) return call.run();
+  HeadMaxima maxima(args, worker);
+  // Rows of logits and maxima may be memory of the pool that has only just been asked for.
+  if (!worker.barrier()) return;
+  call.maxima = &maxima;
+  call.run();
+  maxima.merge(*args.head);
+}
+
+}  // namespace octavo
+
+int32_t oct_linear(oct_pool* pool, const oct_linear_args* args) {
+  using namespace octavo;
+  const int32_t code = check_linear(*args);
+  if (code != OCT_OK) return code;
+  return run(pool, [&](const Worker& worker) { linear(*args, worker); });
+}

@@ -1,0 +1,122 @@
+// Products of activations and weights in bfloat16 or float32.
+//
+// An output is one chain of sums from the first input to the last:
+//
+//     bf16    acc = dot2(acc, pair of w, pair of x)      inputs 2i and 2i+1; simd::dot2
+//     f32     acc = fma(w, x, acc)
+//
+// Both operands of bf16 are rounded to it on all instruction sets. Only the rounding of the sums
+// differs: BF16 instructions have their own, elsewhere a pair are two fused operations.
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+using simd::BF16;
+using simd::F32;
+
+constexpr int kWords = 8;  // 4 B each of a row that lie together
+
+OCT_INLINE F32 set1_at(const uint8_t* p) {
+  float value;
+  __builtin_memcpy(&value, p, 4);
+  return simd::set1(value);
+}
+
+template <int kFormat, int kRows, int kTiles>
+struct FloatKernel {
+  // Of a BF16 pair, activations are a word, or two where there is no dot2 instruction.
+  static constexpr bool kWide = kFormat == OCT_BF16 && !simd::kHasDot2;
+  static constexpr int kLines = kWide ? kWords / 2 : kWords;  // of weights, to 8 words
+
+  static OCT_INLINE void line(const Panel& panel, const uint8_t* weights, const uint8_t* words,
+                              F32 (&acc)[kTiles][kRows]) {
+    if constexpr (kFormat == OCT_F32) {
+      F32 w[kTiles];
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+        w[t] = simd::load(reinterpret_cast<const float*>(weights + t * panel.tile_bytes));
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) {
+        const F32 x = set1_at(words + r * kWords * 4);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTiles; t++) acc[t][r] = simd::fma(w[t], x, acc[t][r]);
+      }
+    } else if constexpr (kWide) {
+      F32 even[kTiles], odd[kTiles];
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+        const BF16 w = simd::load_pairs(weights + t * panel.tile_bytes);
+        even[t] = simd::even(w);
+        odd[t] = simd::odd(w);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) {
+        const F32 first = set1_at(words + r * kWords * 4);
+        const F32 second = set1_at(words + r * kWords * 4 + 4);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTiles; t++) {
+          acc[t][r] = simd::fma(odd[t], second, simd::fma(even[t], first, acc[t][r]));
+        }
+      }
+    } else {
+      BF16 w[kTiles];
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) w[t] = simd::load_pairs(weights + t * panel.tile_bytes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) {
+        const BF16 x = simd::set1_pair(words + r * kWords * 4);
+#pragma GCC unroll 4
+        for (int t = 0; t < kTiles; t++) acc[t][r] = simd::dot2(acc[t][r], w[t], x);
+      }
+    }
+  }
+
+  static void run(const Panel& panel, const uint8_t* block, float* out) {
+    F32 acc[kTiles][kRows];
+    for (int t = 0; t < kTiles; t++) {
+      for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
+    }
+    const uint8_t* weights = panel.tiles;
+    const uint8_t* next = panel.next;
+    for (int step = 0; step < panel.steps; step++) {
+      for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+#pragma GCC unroll 2
+      for (int i = 0; i < kLines; i++) {
+        line(panel, weights + i * kLine, block + i * (kWide ? 8 : 4), acc);
+      }
+      weights += kLines * kLine;
+      block += kRows * kWords * 4;
+    }
+    for (int t = 0; t < kTiles; t++) {
+      for (int r = 0; r < kRows; r++) simd::store(out + (t * kRows + r) * kTile, acc[t][r]);
+    }
+  }
+};
+
+// The kernels of a format, by rows and tiles.
+template <int kFormat, int kRows>
+TileKernel with_tiles(int tiles) {
+  constexpr int kWidest = widest_panel(kRows);
+  if (kWidest >= 4 && tiles == 4) return FloatKernel<kFormat, kRows, kWidest >= 4 ? 4 : 1>::run;
+  if (kWidest >= 2 && tiles == 2) return FloatKernel<kFormat, kRows, kWidest >= 2 ? 2 : 1>::run;
+  return FloatKernel<kFormat, kRows, 1>::run;
+}
+
+template <int kFormat, int kRows = kMaxRows>
+TileKernel with_rows(int rows, int tiles) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_rows<kFormat, kRows - 1>(rows, tiles);
+  }
+  return with_tiles<kFormat, kRows>(tiles);
+}
+
+}  // namespace
+
+TileKernel float_kernel(const Layout& layout, int rows, int tiles) {
+  return layout.format == OCT_BF16 ? with_rows<OCT_BF16>(rows, tiles)
+                                   : with_rows<OCT_F32>(rows, tiles);
+}
+
+}  // namespace octavo

@@ -1,0 +1,178 @@
+// Products of int8 activations and weights of 4 or 8 bits.
+//
+// An output is, group by group, and always in this order:
+//
+//     dot = sum of w * a over the group                       int32, exact
+//     acc = fma(float(dot), d * scale, acc)                   d of the weights, scale of the row
+//     acc = fma(m, scale * sum of a, acc)                     asymmetric formats only
+//
+// Weights are unsigned in memory. The zero point of symmetric ones is paid once per group and row:
+// the sum starts at -8 * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
+// bits take that back, as some instruction sets can only multiply signed weights.
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+using simd::I32;
+using simd::U8;
+
+constexpr int kScalars = 3;  // of a row and group: scale, scale * sum, sum
+
+// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16.
+template <int kFormat, int kUnits, int kRows, int kTiles>
+struct Int8Kernel {
+  static constexpr bool kNibbles = kFormat == OCT_W4S || kFormat == OCT_W4A;
+  static constexpr bool kMin = kFormat == OCT_W4A || kFormat == OCT_W8A;
+
+  static OCT_INLINE I32 start_at(int32_t sum) {
+    if (kFormat == OCT_W4S) return simd::set1(-8 * sum);
+    if (kFormat == OCT_W4A) return simd::zero_i();
+    const I32 centre = simd::centre(sum);
+    return kFormat == OCT_W8S ? centre : simd::add(centre, simd::set1(128 * sum));
+  }
+
+  // One group of all tiles: `quants` and `scales` of the first, the rows' part of the block.
+  static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* quants,
+                                         const uint8_t* scales, const uint8_t* block,
+                                         F32 (&acc)[kTiles][kRows]) {
+    const int inner = kUnits == 4 ? 1 : panel.inner;
+    const uint8_t* scalars = block + static_cast<size_t>(inner) * kUnits * 4 * kRows;
+    I32 dot[kTiles][kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      int32_t sum;
+      __builtin_memcpy(&sum, scalars + (2 * kRows + r) * 4, 4);
+      const I32 start = start_at(sum);
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) dot[t][r] = start;
+    }
+    for (int i = 0; i < inner; i++) {
+      products(panel, quants, block, dot);
+      quants += kUnits * (kNibbles ? 32 : 64);
+      block += kUnits * 4 * kRows;
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      const uint16_t* halves =
+          reinterpret_cast<const uint16_t*>(scales + t * panel.tile_bytes);
+      const F32 d = simd::load_f16(halves);
+      const F32 m = kMin ? simd::load_f16(halves + kTile) : simd::zero();
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) {
+        const F32 step = simd::mul(d, scalar(scalars, r));
+        acc[t][r] = simd::fma(simd::to_float(dot[t][r]), step, acc[t][r]);
+        if (kMin) acc[t][r] = simd::fma(m, scalar(scalars, kRows + r), acc[t][r]);
+      }
+    }
+    return scalars + kScalars * 4 * kRows;
+  }
+
+  static OCT_INLINE F32 scalar(const uint8_t* scalars, int i) {
+    float value;
+    __builtin_memcpy(&value, scalars + i * 4, 4);
+    return simd::set1(value);
+  }
+
+  // Of kUnits quads of inputs.
+  static OCT_INLINE void products(const Panel& panel, const uint8_t* quants, const uint8_t* block,
+                                  I32 (&dot)[kTiles][kRows]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kUnits; j += 2) {
+      U8 first[kTiles], second[kTiles];
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+        const uint8_t* line = quants + t * panel.tile_bytes + j * (kNibbles ? 32 : 64);
+        const U8 bytes = simd::load_bytes(line);
+        first[t] = kNibbles ? simd::low_nibbles(bytes) : bytes;
+        second[t] = kNibbles ? simd::high_nibbles(bytes) : simd::load_bytes(line + kLine);
+      }
+      quad(first, block + j * 4, dot);
+      quad(second, block + j * 4 + 4, dot);
+    }
+  }
+
+  static OCT_INLINE void quad(const U8 (&w)[kTiles], const uint8_t* activations,
+                              I32 (&dot)[kTiles][kRows]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      const I32 a =
+          simd::set1_quad(reinterpret_cast<const int8_t*>(activations + r * kUnits * 4));
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+        dot[t][r] = kNibbles ? simd::dot4_nibbles(dot[t][r], w[t], a)
+                             : simd::dot4_centred(dot[t][r], w[t], a);
+      }
+    }
+  }
+
+  static void run(const Panel& panel, const uint8_t* block, float* out) {
+    F32 acc[kTiles][kRows];
+    for (int t = 0; t < kTiles; t++) {
+      for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
+    }
+    const int64_t bytes =
+        static_cast<int64_t>(kUnits) * (kNibbles ? 32 : 64) * (kUnits == 4 ? 1 : panel.inner);
+    const uint8_t* quants = panel.tiles;
+    const uint8_t* next = panel.next;
+    auto look_ahead = [&] {
+      for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+    };
+    if (kMin) {
+      for (int g = 0; g < panel.steps; g++) {
+        look_ahead();
+        block = group(panel, quants, quants + bytes, block, acc);
+        quants += bytes + kLine;
+      }
+    } else {  // scales behind every second group
+      int g = 0;
+      for (; g + 2 <= panel.steps; g += 2) {
+        look_ahead();
+        block = group(panel, quants, quants + 2 * bytes, block, acc);
+        look_ahead();
+        block = group(panel, quants + bytes, quants + 2 * bytes + kLine / 2, block, acc);
+        quants += 2 * bytes + kLine;
+      }
+      if (g < panel.steps) group(panel, quants, quants + bytes, block, acc);
+    }
+    for (int t = 0; t < kTiles; t++) {
+      for (int r = 0; r < kRows; r++) simd::store(out + (t * kRows + r) * kTile, acc[t][r]);
+    }
+  }
+};
+
+// The kernels of a format, by rows and tiles.
+template <int kFormat, int kUnits, int kRows>
+TileKernel with_tiles(int tiles) {
+  constexpr int kWidest = widest_panel(kRows);
+  if (kWidest >= 4 && tiles == 4) return Int8Kernel<kFormat, kUnits, kRows, kWidest >= 4 ? 4 : 1>::run;
+  if (kWidest >= 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kWidest >= 2 ? 2 : 1>::run;
+  return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
+}
+
+template <int kFormat, int kUnits, int kRows = kMaxRows>
+TileKernel with_rows(int rows, int tiles) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_rows<kFormat, kUnits, kRows - 1>(rows, tiles);
+  }
+  return with_tiles<kFormat, kUnits, kRows>(tiles);
+}
+
+}  // namespace
+
+TileKernel int8_kernel(const Layout& layout, int rows, int tiles) {
+  const bool small = layout.group == 16;
+  switch (layout.format) {
+    case OCT_W4S:
+      return with_rows<OCT_W4S, 8>(rows, tiles);
+    case OCT_W4A:
+      return with_rows<OCT_W4A, 8>(rows, tiles);
+    case OCT_W8S:
+      return small ? with_rows<OCT_W8S, 4>(rows, tiles) : with_rows<OCT_W8S, 8>(rows, tiles);
+    default:
+      return small ? with_rows<OCT_W8A, 4>(rows, tiles) : with_rows<OCT_W8A, 8>(rows, tiles);
+  }
+}
+
+}  // namespace octavo
