@@ -23,6 +23,11 @@ BUILD = ROOT / "csrc" / "build.py"
 ROWS = 4000
 # NaN that an operation makes has a sign and payload of the processor's own.
 MAKE_NAN = {"add", "sub", "mul", "div", "fma", "sum", "dot2", "exp", "silu", "tanh"}
+VNNI_OF_AVX512 = """
+#include <immintrin.h>
+#define __AVXVNNI__ 1
+#define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32
+"""
 QEMU = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
 pytestmark = pytest.mark.skipif(
@@ -48,15 +53,23 @@ def probe(native_build, tmp_path_factory):
 
     def build(isa: str) -> list[str]:
         compiler, command, more = native_build.find_compiler(), [], []
+        needed = FEATURES[isa]
         if isa == "neon" and machine.cpu().architecture != "aarch64":
             if not all(map(shutil.which, QEMU)):
                 pytest.skip(f"needs {' and '.join(QEMU)}")
             compiler, command, more = [QEMU[0]], [QEMU[1]], ["-static"]
+        features = levels[isa].flags
+        if isa == "avxvnni" and "avx_vnni" not in machine.cpu().isa:
+            # The same instruction, encoded as AVX-512 does, for processors that have only that.
+            header = folder / "vnni.h"
+            header.write_text(VNNI_OF_AVX512)
+            more = ["-mavx512vl", "-mavx512vnni", "-include", header]
+            features, needed = levels["avx2"].flags, FEATURES["avx512vnni"]
         program = folder / isa
         flags = [flag for flag in native_build.FLAGS if flag != "-fPIC"]
         source = Path(__file__).with_name("simd_probe.cpp")
         done = subprocess.run(
-            [*compiler, *flags, *native_build.OPTIMIZED, *levels[isa].flags, *more,
+            [*compiler, *flags, *native_build.OPTIMIZED, *features, *more,
              f"-I{ROOT / 'csrc'}", source, "-o", program],
             capture_output=True, text=True,
         )  # fmt: skip
@@ -64,7 +77,7 @@ def probe(native_build, tmp_path_factory):
             pytest.skip(f"the compiler does not know {isa}")
         assert done.returncode == 0, done.stderr
         assert "warning" not in done.stderr, done.stderr
-        if not command and not set(FEATURES[isa]) <= set(machine.cpu().isa):
+        if not command and not set(needed) <= set(machine.cpu().isa):
             pytest.skip(f"compiles, but this processor cannot run {isa}")
         return [*command, str(program)]
 
