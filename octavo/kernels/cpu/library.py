@@ -171,7 +171,7 @@ def _load(isa: str, path: Path) -> Library:
     return Library(isa, path)
 
 
-_REINSTALL = "Install octavo again to build it anew"
+_REINSTALL = "Install octavo again to build what is missing"
 
 
 def _file(isa: str) -> Path:
