@@ -48,6 +48,15 @@ class KernelChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeKernels:
+    """Instruction set levels that were compiled, and the one in use; or why there is none."""
+
+    built: tuple[str, ...]
+    chosen: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """The folder with models. ``free_bytes`` is of the disk that it is, or will be, on."""
 
@@ -77,6 +86,7 @@ class Report:
     memory: machine.Memory
     cuda: Cuda
     compiler: machine.Compiler | None
+    native: NativeKernels
     storage: Storage
     kernels: tuple[KernelChoice, ...]
     findings: tuple[Finding, ...]
@@ -88,7 +98,7 @@ def examine() -> Report:
     packages = {name: package_version(name) for name in PACKAGES}
     cuda = find_cuda()
     storage = look_at_storage()
-    kernels = choose_kernels(cuda)
+    kernels, native = choose_kernels(cuda), find_native_kernels()
     return Report(
         octavo=__version__,
         python=platform.python_version(),
@@ -100,10 +110,11 @@ def examine() -> Report:
         memory=memory,
         cuda=cuda,
         compiler=compiler,
+        native=native,
         storage=storage,
         kernels=kernels,
         findings=(
-            *missing_software(packages, compiler),
+            *missing_software(packages, compiler, native),
             *weak_hardware(cpu, memory, cuda, storage),
         ),
     )
@@ -138,6 +149,15 @@ def find_cuda() -> Cuda:
     return Cuda((), f"PyTorch's CUDA {torch.version.cuda} does not start with this driver")
 
 
+def find_native_kernels() -> NativeKernels:
+    from octavo.kernels.cpu import library
+
+    try:
+        return NativeKernels(tuple(library.built()), library.load().isa, None)
+    except library.Unavailable as unavailable:
+        return NativeKernels(tuple(library.built()), None, unavailable.reason)
+
+
 def look_at_storage() -> Storage:
     home = hub.home()
     existing = next(folder for folder in (home, *home.parents) if folder.is_dir())
@@ -167,19 +187,19 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
 
 
 def missing_software(
-    packages: dict[str, str | None], compiler: machine.Compiler | None
+    packages: dict[str, str | None], compiler: machine.Compiler | None, native: NativeKernels
 ) -> list[Finding]:
     found = [
         Finding(f"the package {name} is not installed", f"pip install {name}")
         for name, version in packages.items()
         if version is None
     ]
-    if compiler is None:
+    if native.chosen is None:
+        remedy = "pip install --force-reinstall --no-deps octavo, from its folder"
+        if compiler is None:
+            remedy = f"apt-get install g++ (or xcode-select --install on macOS), then {remedy}"
         found.append(
-            Finding(
-                "no C++ compiler, which native CPU kernels need; the reference ops need none",
-                "apt-get install g++ (Debian, Ubuntu) or xcode-select --install (macOS)",
-            )
+            Finding(f"no native CPU kernels, so answers are slow: {native.reason}", remedy)
         )
     if importlib.util.find_spec("pip") is None:
         found.append(

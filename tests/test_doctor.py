@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from octavo import doctor, machine
-from octavo.doctor import Cuda, CudaDevice, Finding, Storage
+from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
 
 GIB = 1 << 30
+NO_KERNELS = NativeKernels((), None, "not compiled")
 
 
 @pytest.fixture
@@ -19,12 +20,13 @@ def healthy() -> dict:
         "memory": machine.Memory(16 * GIB, 8 * GIB, None),
         "cuda": Cuda((), "no NVIDIA driver"),
         "compiler": machine.Compiler("/usr/bin/g++", "12"),
+        "native": NativeKernels(("avx2",), "avx2", None),
         "storage": Storage("/home", 50 * GIB, (), 0),
     }
 
 
 def findings(facts: dict) -> list[Finding]:
-    software = doctor.missing_software(facts["packages"], facts["compiler"])
+    software = doctor.missing_software(facts["packages"], facts["compiler"], facts["native"])
     hardware = (facts[name] for name in ("cpu", "memory", "cuda", "storage"))
     return [*software, *doctor.weak_hardware(*hardware)]
 
@@ -42,7 +44,8 @@ def test_healthy_machine_has_no_findings(healthy: dict) -> None:
     ("change", "problem", "remedy"),
     [
         ({"packages": {"rich": None}}, "rich is not installed", "pip install rich"),
-        ({"compiler": None}, "no C++ compiler", "apt-get install g++"),
+        ({"native": NO_KERNELS}, "slow: not compiled", "pip install --force-reinstall"),
+        ({"native": NO_KERNELS, "compiler": None}, "slow: not compiled", "apt-get install g++"),
         (
             {"cpu": machine.Cpu("x", "x86_64", ("avx",), 8, 8, 8, None)},
             "no AVX2",

@@ -105,7 +105,9 @@ def _kernels(report: Report) -> list[tuple[str, str]]:
     fates: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[str]] = {}
     for choice in report.kernels:
         fates.setdefault((choice.device, choice.chosen, choice.refused), []).append(choice.op)
-    rows = []
+    native = report.native
+    level = f"{native.chosen}, with {report.usable_cores} threads" if native.chosen else "none"
+    rows = [("native level", f"{level} (built: {', '.join(native.built) or 'nothing'})")]
     for (device, chosen, refused), ops in fates.items():
         rows.append((f"{device} {chosen}", ", ".join(ops)))
         rows += [("", f"not {name}: {reason}") for name, reason in refused]

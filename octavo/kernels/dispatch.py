@@ -54,7 +54,7 @@ _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 class Candidate:
     """One implementation of some or all ops.
 
-    ``refuses(op, device, dtype)`` gives the reason why it cannot run an op there, or None; ``isa()``
+    ``refuses(op, device, dtype)`` gives why it cannot run an op there, or None; ``isa()``
     the instruction set that its kernels are for, where they are for one.
     """
 

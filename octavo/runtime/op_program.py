@@ -41,7 +41,7 @@ class _RecordingContext:
 
 
 def record(model: CausalLM, ops: Ops) -> Tape:
-    """Call ``model``, from token ids to logits, with ops that record; see ``kernels/recorder.py``."""
+    """Call ``model``, from token ids to logits, with the ops of ``kernels/recorder.py``."""
     tape = Tape()
     token_ids = Value(tape, None, ())
     context: Any = _RecordingContext(ops, token_ids)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from octavo import __version__, cli, doctor, machine
-from octavo.doctor import Cuda, CudaDevice, Finding, KernelChoice, Report, Storage
+from octavo.doctor import Cuda, CudaDevice, Finding, KernelChoice, NativeKernels, Report, Storage
 
 GIB = 1 << 30
 
@@ -20,6 +20,7 @@ REPORT = Report(
     memory=machine.Memory(16 * GIB, 2 * GIB, 4 * GIB),
     cuda=Cuda((CudaDevice("GPU", 80 * GIB, "9.0"),), None),
     compiler=None,
+    native=NativeKernels(("avx2", "scalar"), "avx2", None),
     storage=Storage("/models", 5 * GIB, ("tiny",), 2 * GIB),
     kernels=(
         KernelChoice("cpu", "linear", "reference", (("native", "not compiled"),)),
@@ -45,6 +46,7 @@ def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "memory 2.0 GiB available of 16.0 GiB (the control group allows 4.0 GiB)",
         "CUDA 0 GPU, 80.0 GiB, compute 9.0",
         "fetched tiny, 2.0 GiB",
+        "native level avx2, with 2 threads (built: avx2, scalar)",
         "cpu reference linear, rope",
         "not native: not compiled",
         "cpu reference embed",
