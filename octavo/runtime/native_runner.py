@@ -22,7 +22,7 @@ from octavo.runtime.input_batch import BlockTables
 from octavo.runtime.kv_cache import NativeKVCache
 from octavo.runtime.model_runner import DAMAGED, LOGITS_ROWS, sampling_row
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
-from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
+from octavo.runtime.sampler import compute_logprobs, sample
 
 
 class NativeModelRunner:
@@ -39,7 +39,9 @@ class NativeModelRunner:
         self.kv_cache = kv_cache
         self.program = program
         self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
-        self._step_tables = np.zeros_like(self._tables.array)
+        self._step_tables = self._tables.array  # those of the running step, kept alive for it
+        self._table_address = self._tables.array.ctypes.data
+        self._table_stride = self._tables.array.shape[1]
         self._token_ids = np.zeros(max_tokens, dtype=np.int32)
         self._query_start = np.zeros(max_num_seqs + 1, dtype=np.int32)
         self._kv_len = np.zeros(max_num_seqs, dtype=np.int32)
@@ -59,7 +61,6 @@ class NativeModelRunner:
             q_start=self._query_start.ctypes.data,
             kv_len=self._kv_len.ctypes.data,
             block_size=self.kv_cache.block_size,
-            table_stride=self._step_tables.shape[1],
         )
         return abi.Batch(
             seqs=sequences,
@@ -77,8 +78,7 @@ class NativeModelRunner:
         self.kv_cache.copy_blocks(batch.block_copies)
         num_tokens, longest = self._write_sequences(batch)
         sampling = [(i, item) for i, item in enumerate(batch.items) if item.samples]
-        rows = [sampling_row(item.request) for _, item in sampling]
-        in_python = self._write_sampling([i for i, _ in sampling], rows)
+        in_python = self._write_sampling(sampling)
         self.program.step(self._arguments, longest)
         if faults.hit("runner.nan"):
             self._row_finite[0] = 0
@@ -86,7 +86,7 @@ class NativeModelRunner:
         output = StepOutput(token_ids={})
         if not self._row_finite[:num_tokens].all():
             self._find_damage(batch, output)
-        self._take_tokens(sampling, rows, in_python, output)
+        self._take_tokens(sampling, in_python, output)
         for index, item in enumerate(batch.items):
             request = item.request
             if request.params.prompt_logprobs is None or request.request_id in output.errors:
@@ -97,43 +97,55 @@ class NativeModelRunner:
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
         """Tokens, lengths and block tables of a batch; returns T and the longest length."""
         self._tables.forget((*batch.finished_ids, *batch.preempted_ids))
-        token_ids, query_start, kv_len = self._token_ids, self._query_start, self._kv_len
-        rows, end, longest = [], 0, 0
-        for index, item in enumerate(batch.items):
+        # Lists first, and then one copy each: entries of an array are slow to set one by one.
+        token_ids: list[int] = []
+        query_start: list[int] = []
+        kv_len: list[int] = []
+        rows: list[int] = []
+        num_blocks = 0
+        for item in batch.items:
             request, start, count = item.request, item.start, item.num_tokens
             if count == 1:
-                token_ids[end] = request.token_ids[start]
+                token_ids.append(request.token_ids[start])
             else:
-                token_ids[end : end + count] = request.token_ids[start : start + count]
-            end += count
-            query_start[index + 1] = end
-            kv_len[index] = start + count
-            longest = max(longest, start + count)
+                token_ids += request.token_ids[start : start + count]
+            query_start.append(len(token_ids))
+            kv_len.append(start + count)
             rows.append(self._tables.row(request.request_id, request.block_ids))
+            num_blocks = max(num_blocks, len(request.block_ids))
+        num_seqs, num_tokens = len(rows), len(token_ids)
+        self._token_ids[:num_tokens] = token_ids
+        self._query_start[1 : num_seqs + 1] = query_start
+        self._kv_len[:num_seqs] = kv_len
         sequences = self._arguments.seqs
-        sequences.num_seqs, sequences.num_tokens = len(rows), end
-        if len(rows) == 1:
-            table = self._tables.array[rows[0]]
+        sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
+        if num_seqs == 1:
+            sequences.table_stride = self._table_stride
+            sequences.block_table = self._table_address + rows[0] * self._table_stride * 4
         else:
-            table = self._step_tables
-            np.take(self._tables.array, rows, axis=0, out=table[: len(rows)])
-        sequences.block_table = table.ctypes.data
-        return end, longest
+            self._step_tables = self._tables.array[rows, :num_blocks]
+            sequences.table_stride = num_blocks
+            sequences.block_table = self._step_tables.ctypes.data
+        return num_tokens, max(kv_len)
 
-    def _write_sampling(self, indices: Sequence[int], rows: Sequence[SamplingRow]) -> list[int]:
-        """What becomes of the last token of the sequences at ``indices``.
+    def _write_sampling(self, sampling: Sequence[tuple[int, ScheduledRequest]]) -> list[int]:
+        """What becomes of the last token of the sequences (index, item) that sample.
 
-        Returns which of them (places in ``indices``) are sampled here, from their logits.
+        Returns which of them (places in ``sampling``) are sampled here, from their logits.
         """
-        self._arguments.num_out = len(rows)
+        count = len(sampling)
+        self._arguments.num_out = count
         self._arguments.head_only = 0
-        for place, index in enumerate(indices):
-            self._out_rows[place] = self._query_start[index + 1] - 1
-        in_python = [place for place, row in enumerate(rows) if not is_native(row)]
-        self._logits_at[: len(rows)] = 0
+        requests = [item.request for _, item in sampling]
+        if count == self._arguments.seqs.num_seqs:
+            np.subtract(self._query_start[1 : count + 1], 1, out=self._out_rows[:count])
+        else:
+            self._out_rows[:count] = [self._query_start[index + 1] - 1 for index, _ in sampling]
+        in_python = [place for place, request in enumerate(requests) if not is_native(request)]
+        self._logits_at[:count] = 0
         if in_python:
             self._logits_at[in_python] = self._logits_rows(len(in_python))
-        self._samples.write(rows)
+        self._samples.write(requests)
         return in_python
 
     def _logits_rows(self, count: int) -> list[int]:
@@ -152,16 +164,16 @@ class NativeModelRunner:
     def _take_tokens(
         self,
         sampling: Sequence[tuple[int, ScheduledRequest]],
-        rows: Sequence[SamplingRow],
         in_python: Sequence[int],
         output: StepOutput,
     ) -> None:
-        count = len(rows)
+        count = len(sampling)
         tokens, status = self._tokens[:count].tolist(), self._status[:count].tolist()
         reasons = {place: status_error(code) for place, code in enumerate(status) if code}
         logprobs: dict[int, TokenLogprobs | None] = {}
         if in_python:
-            sampled = sample(self._logits[: len(in_python)], [rows[place] for place in in_python])
+            rows = [sampling_row(sampling[place][1].request) for place in in_python]
+            sampled = sample(self._logits[: len(in_python)], rows)
             for i, place in enumerate(in_python):
                 tokens[place], logprobs[place] = sampled.token_ids[i], sampled.logprobs[i]
                 reasons.pop(place, None)

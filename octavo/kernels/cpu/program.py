@@ -83,7 +83,7 @@ class Program:
         self._kept.append(nodes)
 
     def step(self, batch: abi.Batch, max_seq_len: int) -> None:
-        """Run a batch whose longest sequence has ``max_seq_len`` positions; EngineError if it fails."""
+        """Run a batch whose longest sequence has ``max_seq_len`` positions."""
         if max_seq_len > self._num_positions:
             self._extend_tables(max_seq_len)
         lib = self.library.lib
