@@ -1,0 +1,338 @@
+"""Who is compared: an engine, the weights that it runs, and how both are set going."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import llama_bench
+from child import ChildError, Worker, environment, start_to_first_byte
+from workloads import Workload
+
+HERE = Path(__file__).resolve().parent
+_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``folder``: where the peers are set up. ``gguf``: the model. ``octavo``: engine settings."""
+
+    folder: Path
+    gguf: Path
+    threads: int
+    octavo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def llama_programs(self) -> Path:
+        return self.folder / "llama.cpp" / "bin"
+
+    @property
+    def vllm_python(self) -> Path:
+        return self.folder / "vllm" / "bin" / "python"
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+
+class Contender(Protocol):
+    """``name``: engine and weights, as the command line has them."""
+
+    name: str
+    engine: str
+    weights: str
+    idle_cpu_s: float
+
+    @property
+    def group(self) -> int | None:
+        """The process group that lives between measurements, if there is one."""
+        ...
+
+    def start(self) -> dict[str, Any]:
+        """Make ready what is needed; says what runs. ChildError if it cannot be had."""
+        ...
+
+    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+        """One dictionary of figures for each repetition; none where there is nothing to add."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PythonEngine:
+    """An engine that is measured through its Python API, in a worker."""
+
+    def __init__(
+        self,
+        name: str,
+        weights: str,
+        script: str,
+        model: Path,
+        settings: Settings,
+        *,
+        python: Path,
+        env: dict[str, str],
+        engine_settings: dict[str, Any] | None = None,
+    ):
+        self.name, self.engine, self.weights = name, name.partition(":")[0], weights
+        self.model, self.settings, self.python, self.env = model, settings, python, env
+        self.idle_cpu_s = 0.0
+        arguments = {
+            "model": str(model),
+            "threads": settings.threads,
+            "engine": engine_settings or {},
+        }
+        self._command = [str(python), str(HERE / script), json.dumps(arguments)]
+        self._worker: Worker | None = None
+
+    @property
+    def group(self) -> int | None:
+        return None if self._worker is None else self._worker.group
+
+    def start(self) -> dict[str, Any]:
+        if self.weights == "bf16":
+            make_hf_folder(self.settings)
+        self._worker = self._start_worker()
+        return self._worker.about
+
+    def _start_worker(self) -> Worker:
+        self.settings.logs.mkdir(parents=True, exist_ok=True)
+        log = self.settings.logs / f"{self.name.replace(':', '-')}.log"
+        return Worker(self._command, self.env, log, _TIMEOUT_S)
+
+    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+        assert self._worker is not None
+        if workload.kind == "start":
+            # Starting costs such an engine a minute: the start of its worker is the one sample.
+            return [{"start_s": self._worker.start_s}] if seed == 0 else []
+        samples = self._worker.measure(workload, seed)
+        self.idle_cpu_s = self._worker.idle_cpu_s
+        return samples
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+class Octavo(PythonEngine):
+    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+        if workload.kind != "start":
+            return super().measure(workload, seed)
+        command = [sys.executable, "-m", "octavo", "generate", str(self.model), "--raw"]
+        command += ["--prompt=Hello", "--max-tokens=1", "--temperature=0"]
+        command += [f"--threads={self.settings.threads}"]
+        # The first start of this process's life finds files that are not in memory yet.
+        if seed == 0:
+            start_to_first_byte(command, self.env, _TIMEOUT_S)
+        return [{"start_s": start_to_first_byte(command, self.env, _TIMEOUT_S)}]
+
+
+class VLLM(PythonEngine):
+    def start(self) -> dict[str, Any]:
+        # The first start compiles for a minute or more, and stores the result; it is not counted.
+        cache = Path(self.env["XDG_CACHE_HOME"]) / "vllm" / "torch_compile_cache"
+        if not cache.exists():
+            make_hf_folder(self.settings)
+            self._start_worker().close()
+        return super().start()
+
+
+class LlamaCpp:
+    """llama.cpp, measured by its own programs, each run a process that loads and ends."""
+
+    engine = "llama.cpp"
+    group = None
+    idle_cpu_s = 0.0
+
+    def __init__(self, name: str, weights: str, model: Path, settings: Settings):
+        self.name, self.weights, self.model, self.settings = name, weights, model, settings
+
+    def start(self) -> dict[str, Any]:
+        kind = self.weights.upper()
+        if self.model != self.settings.gguf and not _is_current(self.model, self.settings.gguf):
+            self.model.parent.mkdir(parents=True, exist_ok=True)
+            half_made = self.model.with_suffix(".part")
+            programs, threads = self.settings.llama_programs, self.settings.threads
+            source = self.settings.gguf
+            _run(llama_bench.quantize_command(programs, source, half_made, kind, threads))
+            half_made.rename(self.model)
+        tiny = Workload("about", "", "prefill", 1, 16, 1, 1)
+        return llama_bench.about(_run(self._bench_command(tiny)))
+
+    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+        if workload.kind == "start":
+            programs, threads = self.settings.llama_programs, self.settings.threads
+            command = llama_bench.first_token_command(programs, self.model, threads)
+            return [{"start_s": start_to_first_byte(command, environment(), _TIMEOUT_S)}]
+        return llama_bench.parse(workload, _run(self._bench_command(workload)))
+
+    def close(self) -> None:
+        pass
+
+    def _bench_command(self, workload: Workload) -> list[str]:
+        programs, threads = self.settings.llama_programs, self.settings.threads
+        return llama_bench.bench_command(programs, self.model, workload, threads)
+
+
+# Engine and weights. "file" is the GGUF file as it is.
+NAMES = (
+    "octavo:file",
+    "octavo:bf16",
+    "llama.cpp:file",
+    "llama.cpp:q4_0",
+    "llama.cpp:bf16",
+    "vllm:bf16",
+    "transformers:bf16",
+)
+DEFAULT_NAMES = tuple(name for name in NAMES if name not in ("llama.cpp:bf16", "transformers:bf16"))
+
+
+def choose(wanted: Sequence[str]) -> list[str]:
+    """Names from what a user wrote: ``octavo`` means each ``octavo:…`` that runs by default, or
+    all of them where none does."""
+    chosen: list[str] = []
+    for word in wanted:
+        matches = [name for name in DEFAULT_NAMES if word in (name, name.partition(":")[0])]
+        matches = matches or [name for name in NAMES if word in (name, name.partition(":")[0])]
+        if not matches:
+            raise ValueError(f"unknown engine {word!r}: there are {', '.join(NAMES)}")
+        chosen += [name for name in matches if name not in chosen]
+    return chosen
+
+
+def why_missing(name: str, settings: Settings) -> str | None:
+    """What to run to have the engine; None if it is there."""
+    engine = name.partition(":")[0]
+    where = "" if settings.folder == default_folder() else f" --dir {settings.folder}"
+    if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
+        return f"run {_shown(HERE / 'setup_llama_cpp')}{where}"
+    if engine == "vllm" and not settings.vllm_python.exists():
+        return f"run {_shown(HERE / 'setup_vllm')}{where}"
+    if engine == "transformers":
+        try:
+            import accelerate  # noqa: F401
+            import transformers  # noqa: F401
+        except ImportError as error:
+            return f"{error}: install octavo's test extra"
+    return None
+
+
+def make(name: str, settings: Settings) -> Contender:
+    engine, _, weights = name.partition(":")
+    label = file_weights(settings.gguf) if weights == "file" else weights
+    if engine == "llama.cpp":
+        made = settings.models / f"{settings.gguf.stem}-as-{weights}.gguf"
+        return LlamaCpp(name, label, settings.gguf if weights == "file" else made, settings)
+    model = settings.gguf if weights == "file" else hf_folder(settings)
+    if engine == "vllm":
+        return VLLM(
+            name,
+            label,
+            "vllm_worker.py",
+            model,
+            settings,
+            python=settings.vllm_python,
+            env=_vllm_environment(settings),
+        )
+    if engine == "transformers":
+        env = environment(OMP_NUM_THREADS=str(settings.threads))
+        python = Path(sys.executable)
+        return PythonEngine(
+            name, label, "transformers_worker.py", model, settings, python=python, env=env
+        )
+    path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    return Octavo(
+        name,
+        label,
+        "octavo_worker.py",
+        model,
+        settings,
+        python=Path(sys.executable),
+        env=environment(PYTHONPATH=path),
+        engine_settings={"threads": settings.threads, **settings.octavo},
+    )
+
+
+def file_weights(gguf: Path) -> str:
+    """The format that a file's name says it has: ``Q4_1``."""
+    found = re.findall(r"(?:I?Q\d\w*|BF16|F16|F32)(?=$|[.-])", gguf.stem, flags=re.IGNORECASE)
+    return found[-1].lower() if found else "file"
+
+
+def default_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "octavo-peers"
+
+
+def hf_folder(settings: Settings) -> Path:
+    return settings.models / f"{settings.gguf.stem}-bf16"
+
+
+def make_hf_folder(settings: Settings) -> None:
+    """Make the bfloat16 folder of the model, unless it is there."""
+    folder = hf_folder(settings)
+    if not _is_current(folder / "config.json", settings.gguf):
+        script = str(HERE / "make_hf_model.py")
+        _run([sys.executable, script, str(settings.gguf), str(folder)])
+
+
+def _vllm_environment(settings: Settings) -> dict[str, str]:
+    """As vLLM's documentation of its CPU backend advises: cores given by hand (by itself it would
+    leave one of two unused), and Intel's OpenMP, which its package brings along, loaded first."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(64)
+    caches = settings.folder / "vllm-cache"
+    variables = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, list(cpus)[: settings.threads])),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "XDG_CACHE_HOME": str(caches),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+    }
+    openmp = settings.folder / "vllm" / "lib" / "libiomp5.so"
+    tcmalloc = sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    preload = [str(library) for library in (*tcmalloc, openmp) if library.exists()]
+    if preload:
+        variables["LD_PRELOAD"] = ":".join(preload)
+    env = environment(**variables)
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        env.pop(name, None)
+    return env
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ChildError(str(error)) from error
+    if done.returncode != 0:
+        raise ChildError(f"{' '.join(command)} failed:\n{done.stderr[-1000:]}")
+    return done.stdout
+
+
+def _is_current(made: Path, source: Path) -> bool:
+    return made.exists() and made.stat().st_mtime >= source.stat().st_mtime
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path)

@@ -1,0 +1,96 @@
+"""llama.cpp's own benchmarks: how they are called, and what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads import Workload, batch_figures
+
+# Flash attention; the other settings are the programs' defaults, which were the best of those
+# tried (a unified KV cache was several times slower with many sequences).
+_BATCH, _MICRO_BATCH = 2048, 512
+
+
+def bench_command(programs: Path, model: Path, workload: Workload, threads: int) -> list[str]:
+    """The command that measures ``workload``; what it prints is for `parse`."""
+    if workload.kind == "batch":
+        # Each sequence decodes one token less than it answers: see workloads.py.
+        steps = workload.output_len - 1
+        context = workload.num_seqs * (workload.input_len + workload.output_len)
+        return [
+            *(str(programs / "llama-batched-bench"), "-m", str(model)),
+            *("-npp", str(workload.input_len), "-ntg", str(steps)),
+            *("-npl", str(workload.num_seqs), "-c", str(context)),
+            *("-b", str(_BATCH), "-ub", str(_MICRO_BATCH), "-fa", "on"),
+            *("-t", str(threads), "-tb", str(threads), "--output-format", "jsonl"),
+        ]
+    prefill, steps, depth = workload.input_len, 0, 0
+    if workload.kind == "decode":
+        prefill, steps, depth = 0, workload.output_len - 1, workload.input_len
+    return [
+        *(str(programs / "llama-bench"), "-m", str(model), "-o", "json"),
+        *("-p", str(prefill), "-n", str(steps), "-d", str(depth)),
+        *("-r", str(workload.repeat), "-b", str(_BATCH), "-ub", str(_MICRO_BATCH)),
+        *("-t", str(threads), "-fa", "1"),
+    ]
+
+
+def first_token_command(programs: Path, model: Path, threads: int) -> list[str]:
+    """A process that prints one token and nothing before it."""
+    return [
+        *(str(programs / "llama-completion"), "-m", str(model), "-p", "Hello", "-n", "1"),
+        *("-no-cnv", "--no-display-prompt", "--temp", "0", "-c", "512", "-fa", "on"),
+        *("-t", str(threads)),
+    ]
+
+
+def quantize_command(
+    programs: Path, source: Path, target: Path, kind: str, threads: int
+) -> list[str]:
+    program = str(programs / "llama-quantize")
+    return [program, "--allow-requantize", str(source), str(target), kind, str(threads)]
+
+
+def parse(workload: Workload, output: str) -> list[dict[str, float]]:
+    """The figures of every repetition, from what `bench_command` printed.
+
+    Raises:
+        ValueError: it is not the output of that command.
+    """
+    if workload.kind == "batch":
+        return [_parse_batched_bench(workload, output)]
+    figure, steps = "prefill_tps", workload.input_len
+    if workload.kind == "decode":
+        figure, steps = "decode_tps", workload.output_len - 1
+    result = _parse_llama_bench(output)
+    if result["n_gen" if workload.kind == "decode" else "n_prompt"] != steps:
+        raise ValueError(f"llama-bench measured something else: {result}")
+    return [{figure: rate} for rate in result["samples_ts"]]
+
+
+def about(output: str) -> dict[str, Any]:
+    """Version and settings, from what llama-bench printed."""
+    result = _parse_llama_bench(output)
+    names = ("build_commit", "build_number", "model_type", "n_threads", "flash_attn", "type_k")
+    return {name: result[name] for name in names if name in result}
+
+
+def _parse_llama_bench(output: str) -> dict[str, Any]:
+    try:
+        (result,) = json.loads(output)
+    except ValueError as error:
+        raise ValueError(f"not llama-bench's JSON of one test: {output[:200]!r}") from error
+    return result
+
+
+def _parse_batched_bench(workload: Workload, output: str) -> dict[str, float]:
+    lines = (line.strip() for line in output.splitlines())
+    results = [json.loads(line) for line in lines if line.startswith("{")]
+    shape = {"pl": workload.num_seqs, "pp": workload.input_len, "tg": workload.output_len - 1}
+    if len(results) != 1 or any(results[0].get(name) != value for name, value in shape.items()):
+        # It leaves out, without a word, what does not fit into the context.
+        raise ValueError(f"llama-batched-bench has no result for {shape}: {output[:200]!r}")
+    (result,) = results
+    return batch_figures(workload, result["t_pp"] + result["t_tg"], result["t_pp"])

@@ -1,0 +1,106 @@
+"""How quiet the machine is: a short probe of memory bandwidth, and who uses the processors.
+
+A figure that was measured while something else ran, or while a neighbour on the same host took the
+memory, is worth nothing. Neither can be prevented here; both can be seen, and are written down
+beside every sample.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+class BandwidthProbe:
+    """Reads one large buffer with all threads, over and over, for about ``seconds``."""
+
+    def __init__(self, threads: int, num_bytes: int = 300 * 10**6, seconds: float = 0.1):
+        self._parts = np.array_split(np.ones(num_bytes // 8, dtype=np.int64), threads)
+        self._num_bytes = sum(part.nbytes for part in self._parts)
+        self._seconds = seconds
+        self._pool = ThreadPoolExecutor(threads)
+
+    def measure(self) -> float:
+        """GB/s, the median over the passes."""
+        rates: list[float] = []
+        begin = time.perf_counter()
+        while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
+            started = time.perf_counter()
+            list(self._pool.map(np.bitwise_or.reduce, self._parts))  # numpy lets go of the GIL
+            rates.append(self._num_bytes / (time.perf_counter() - started) / 1e9)
+        return statistics.median(rates)
+
+
+@dataclass
+class CpuUse:
+    """Of an interval, in processors kept busy: by all processes, and by those measured."""
+
+    elapsed_s: float = 0.0
+    machine: float | None = None
+    measured: float = 0.0
+
+    @property
+    def others(self) -> float | None:
+        """Processors that were kept busy by something else; None where that cannot be known."""
+        return None if self.machine is None else max(0.0, self.machine - self.measured)
+
+
+@contextmanager
+def watch_cpu(process_group: int | None = None) -> Iterator[CpuUse]:
+    """Account for the processors in the block; the result is filled at its end.
+
+    What is measured is a process group that lives on, or children that start and end within.
+    """
+    use = CpuUse()
+    machine, measured, started = _machine_cpu_s(), _measured_cpu_s(process_group), time.monotonic()
+    yield use
+    use.elapsed_s = time.monotonic() - started
+    use.measured = (_measured_cpu_s(process_group) - measured) / use.elapsed_s
+    machine_after = _machine_cpu_s()
+    if machine is not None and machine_after is not None:
+        use.machine = (machine_after - machine) / use.elapsed_s
+
+
+def group_cpu_s(process_group: int, proc: Path = Path("/proc")) -> float:
+    """Processor time that the processes of a group have used, with those that ended in it."""
+    ticks = 0
+    for stat in proc.glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        # pid (name) state ppid pgrp …; a name may have blanks and brackets in it.
+        fields = text[text.rindex(")") + 2 :].split()
+        if int(fields[2]) == process_group:
+            ticks += sum(int(field) for field in fields[11:15])  # user, system, and of children
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def parse_machine_cpu_s(stat: str) -> float:
+    """Busy time of all processors since boot, from /proc/stat; stolen time is busy, too."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _machine_cpu_s() -> float | None:
+    try:
+        return parse_machine_cpu_s(Path("/proc/stat").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _measured_cpu_s(process_group: int | None) -> float:
+    own = [resource.getrusage(resource.RUSAGE_SELF)]  # this process waits, and reads output
+    if process_group is None:
+        own.append(resource.getrusage(resource.RUSAGE_CHILDREN))
+    total = sum(usage.ru_utime + usage.ru_stime for usage in own)
+    return total + (0.0 if process_group is None else group_cpu_s(process_group))

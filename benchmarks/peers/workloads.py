@@ -1,0 +1,89 @@
+"""What is measured: the workloads, and the figures that each of them gives.
+
+Standard library only: the workers of all engines import it, each in its own environment.
+
+Work is counted alike for all engines. A prompt of P tokens and an answer of N are P + N - 1 tokens
+of computing: the prompt's last position gives the first token of the answer, so N tokens are N - 1
+steps of decoding.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``num_seqs`` prompts of ``input_len`` random tokens at once, ``output_len`` answered to each.
+
+    ``kind``: "prefill" and "decode" are of one request; "batch" is of many at once; "start" is a
+    new process, to its first token. ``repeat``: runs in a round, of which the median counts.
+    """
+
+    name: str
+    title: str
+    kind: str
+    num_seqs: int
+    input_len: int
+    output_len: int
+    repeat: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def prompts(self, seed: int, vocab_size: int, repetition: int) -> list[list[int]]:
+        """The same for all engines with that vocabulary, and new in every round and repetition, so
+        that no prefix cache has seen them. The first ids are special tokens in many models."""
+        rng = random.Random(f"{self.name} {seed} {repetition}")
+        first = min(1000, vocab_size // 2)
+        return [
+            [rng.randrange(first, vocab_size) for _ in range(self.input_len)]
+            for _ in range(self.num_seqs)
+        ]
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("decode", "decode, 128 tokens after 128", "decode", 1, 128, 129, 3),
+        Workload("decode-1k", "decode, 128 tokens after 1,024", "decode", 1, 1024, 129, 2),
+        Workload("prefill", "prefill of 512", "prefill", 1, 512, 1, 3),
+        Workload("batch-32", "32 × (128 in, 128 out)", "batch", 32, 128, 128, 1),
+        Workload("batch-64", "64 × (128 in, 128 out)", "batch", 64, 128, 128, 1),
+        Workload("start", "process start to first token", "start", 1, 1, 1, 1),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a workload, as the table and the JSON file name it."""
+
+    name: str
+    title: str
+    higher_is_better: bool = True
+
+
+OUTPUT_TPS = Figure("output_tps", "output tokens/s, prefill included")
+DECODE_TPS = Figure("decode_tps", "decode tokens/s")
+PREFILL_TPS = Figure("prefill_tps", "prefill tokens/s")
+START_S = Figure("start_s", "s", higher_is_better=False)
+
+FIGURES = {
+    "decode": (DECODE_TPS,),
+    "prefill": (PREFILL_TPS,),
+    "batch": (OUTPUT_TPS, DECODE_TPS, PREFILL_TPS),
+    "start": (START_S,),
+}
+
+
+def batch_figures(workload: Workload, whole_s: float, prefill_s: float) -> dict[str, float]:
+    """The figures of a batch from the time of the whole run and that of the prompts alone."""
+    decoded = workload.num_seqs * (workload.output_len - 1)
+    return {
+        "output_tps": workload.num_seqs * workload.output_len / whole_s,
+        "decode_tps": decoded / (whole_s - prefill_s),
+        "prefill_tps": workload.num_seqs * workload.input_len / prefill_s,
+    }

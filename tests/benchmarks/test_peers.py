@@ -1,0 +1,461 @@
+"""benchmarks/peers: reading the peers' outputs, taking turns, and the arithmetic of the table."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+sys.path.insert(0, str(PEERS))
+
+import child  # noqa: E402
+import compare  # noqa: E402
+import contenders  # noqa: E402
+import llama_bench  # noqa: E402
+import quietness  # noqa: E402
+import report  # noqa: E402
+import worker  # noqa: E402
+from workloads import WORKLOADS, Workload, batch_figures  # noqa: E402
+
+# As printed by the version that setup_llama_cpp builds, shortened.
+LLAMA_BENCH = """[
+  {
+    "build_commit": "0c1e570",
+    "build_number": 1,
+    "cpu_info": "AMD EPYC",
+    "model_type": "llama 256M Q4_0",
+    "n_threads": 2,
+    "type_k": "f16",
+    "flash_attn": 1,
+    "n_prompt": %d,
+    "n_gen": %d,
+    "n_depth": %d,
+    "avg_ts": 843.760932,
+    "samples_ns": [ 602425760, 611252338 ],
+    "samples_ts": [ 849.897, 837.625 ]
+  }
+]
+"""
+BATCHED_BENCH = """
+{"n_kv_max": 8192, "n_batch": 2048, "n_ubatch": 512, "flash_attn": 1, "is_pp_shared": 0, \
+"n_gpu_layers": -1, "n_threads": 2, "n_threads_batch": 2, "pp": 128, "tg": 127, "pl": 32, \
+"n_kv": 8160, "t_pp": 4.000000, "speed_pp": 1024.0, "t_tg": 8.128000, "speed_tg": 500.0, \
+"t": 12.128, "speed": 672.8}
+
+llama_perf_context_print:        load time =     150.00 ms
+"""
+
+
+# -- what the peers print ------------------------------------------------------------------------
+
+
+def test_llama_bench_gives_every_repetition():
+    prefill = llama_bench.parse(WORKLOADS["prefill"], LLAMA_BENCH % (512, 0, 0))
+    assert prefill == [{"prefill_tps": 849.897}, {"prefill_tps": 837.625}]
+    decode = llama_bench.parse(WORKLOADS["decode"], LLAMA_BENCH % (0, 128, 128))
+    assert decode == [{"decode_tps": 849.897}, {"decode_tps": 837.625}]
+    assert llama_bench.about(LLAMA_BENCH % (0, 1, 0))["build_commit"] == "0c1e570"
+
+
+@pytest.mark.parametrize("output", ["", "error: failed to load model", "[]", "[{}, {}]"])
+def test_other_output_than_llama_benchs_json_is_refused(output):
+    with pytest.raises(ValueError, match="not llama-bench's JSON"):
+        llama_bench.parse(WORKLOADS["prefill"], output)
+
+
+def test_a_result_of_another_test_is_refused():
+    with pytest.raises(ValueError, match="something else"):
+        llama_bench.parse(WORKLOADS["prefill"], LLAMA_BENCH % (256, 0, 0))
+
+
+def test_batched_bench_is_counted_over_the_whole_run():
+    (figures,) = llama_bench.parse(WORKLOADS["batch-32"], BATCHED_BENCH)
+    assert figures["output_tps"] == pytest.approx(32 * 128 / 12.128)
+    assert figures["decode_tps"] == pytest.approx(500)
+    assert figures["prefill_tps"] == pytest.approx(1024)
+
+
+@pytest.mark.parametrize("output", ["", BATCHED_BENCH * 2, BATCHED_BENCH.replace("32", "16")])
+def test_batched_bench_without_the_one_result_is_refused(output):
+    with pytest.raises(ValueError, match="no result for"):
+        llama_bench.parse(WORKLOADS["batch-32"], output)
+
+
+def test_the_commands_ask_for_the_same_work_of_llama_cpp():
+    command = llama_bench.bench_command(Path("bin"), Path("m"), WORKLOADS["decode-1k"], 2)
+    assert {"-p": "0", "-n": "128", "-d": "1024", "-t": "2"}.items() <= options(command).items()
+    command = llama_bench.bench_command(Path("bin"), Path("m"), WORKLOADS["batch-64"], 2)
+    wanted = {"-npp": "128", "-ntg": "127", "-npl": "64"}
+    assert wanted.items() <= options(command).items()
+    assert int(options(command)["-c"]) >= 64 * (128 + 127)
+
+
+def options(command):
+    return dict(zip(command[1:], command[2:], strict=False))
+
+
+# -- a worker ------------------------------------------------------------------------------------
+
+
+class CountingEngine:
+    """A second for each prompt, a tenth for each further token."""
+
+    vocab_size = 5000
+
+    def __init__(self, says_decode_time=False):
+        self.calls = []
+        self.says_decode_time = says_decode_time
+
+    def generate(self, prompts, max_tokens):
+        self.calls.append((prompts, max_tokens))
+        decode_s = 0.1 * (max_tokens - 1)
+        return worker.Timing(len(prompts) + decode_s, 0.05 if self.says_decode_time else None)
+
+
+def test_a_worker_takes_the_prompts_off_the_time_of_decoding():
+    workload = Workload("w", "", "decode", 1, 8, 11, 2)
+    assert worker.measure(CountingEngine(), workload, 0) == [{"decode_tps": pytest.approx(10)}] * 2
+    exact = worker.measure(CountingEngine(says_decode_time=True), workload, 0)
+    assert exact == [{"decode_tps": pytest.approx(200)}] * 2
+    batch = worker.measure(CountingEngine(), Workload("w", "", "batch", 4, 8, 11, 1), 0)
+    assert batch[0]["output_tps"] == pytest.approx(4 * 11 / 5)
+    assert batch[0]["decode_tps"] == pytest.approx(4 * 10 / 1)
+    assert batch[0]["prefill_tps"] == pytest.approx(4 * 8 / 4)
+
+
+def test_no_prompt_is_seen_twice_and_all_engines_see_the_same():
+    engine, other = CountingEngine(), CountingEngine()
+    workload = Workload("w", "", "batch", 3, 16, 4, 2)
+    for seed in range(3):
+        worker.measure(engine, workload, seed)
+        worker.measure(other, workload, seed)
+    assert engine.calls == other.calls
+    prompts = [tuple(prompt) for listed, _ in engine.calls for prompt in listed]
+    assert len(set(prompts)) == len(prompts) == 3 * 3 * (1 + 2 * 2)
+    assert all(1000 <= token < 5000 for prompt in prompts for token in prompt)
+
+
+def test_an_answer_of_another_length_is_an_error():
+    worker.check_lengths([[1, 2], [3, 4]], 2)
+    with pytest.raises(RuntimeError, match=r"\[1, 2\] tokens instead of 2"):
+        worker.check_lengths([[1, 2], [3]], 2)
+
+
+WORKER = """
+import os, sys, threading
+sys.path.insert(0, {peers!r})
+import worker
+
+def spin():
+    while True:
+        pass
+
+class Engine:
+    vocab_size = 100
+    def generate(self, prompts, max_tokens):
+        print("an engine that talks")
+        os.write(1, b"more talk")
+        if len(prompts) == 13:
+            raise ValueError("thirteen")
+        if len(prompts) == 14:
+            os._exit(3)
+        return worker.Timing(0.5)
+    def about(self):
+        return {{"version": "1"}}
+
+def load(settings):
+    if settings["fail"]:
+        raise OSError("no such model")
+    threading.Thread(target=spin, daemon=True).start()
+    return Engine()
+
+worker.serve(load)
+"""
+
+
+@pytest.fixture
+def start_worker(tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(WORKER.format(peers=str(PEERS)))
+    started = []
+
+    def start(fail=False):
+        command = [sys.executable, str(script), json.dumps({"fail": fail})]
+        started.append(child.Worker(command, child.environment(), tmp_path / "log", 30))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_worker_answers_and_does_not_run_while_it_waits(start_worker):
+    running = start_worker()
+    assert running.about == {"version": "1"} and running.start_s > 0
+    prefill = Workload("w", "", "prefill", 1, 8, 1, 2)
+    assert running.measure(prefill, 0) == [{"prefill_tps": 16.0}] * 2
+    time.sleep(0.3)  # the engine spins, and would use all of this
+    assert running.measure(prefill, 1) == [{"prefill_tps": 16.0}] * 2
+    assert running.idle_cpu_s < 0.1
+    with pytest.raises(child.ChildError, match="ValueError: thirteen"):
+        running.measure(Workload("w", "", "prefill", 13, 8, 1, 1), 0)
+    assert running.measure(prefill, 2) == [{"prefill_tps": 16.0}] * 2
+
+
+def test_a_worker_that_dies_or_cannot_load_is_an_error_that_names_its_log(start_worker):
+    running = start_worker()
+    with pytest.raises(child.ChildError, match="the worker ended; see .*log"):
+        running.measure(Workload("w", "", "prefill", 14, 8, 1, 1), 0)
+    with pytest.raises(child.ChildError, match="OSError: no such model; see .*log"):
+        start_worker(fail=True)
+
+
+def test_closing_a_stopped_worker_ends_it(start_worker):
+    running = start_worker()
+    running.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.group, 0)
+
+
+def test_a_stopped_worker_ends_with_the_process_that_started_it(tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(WORKER.format(peers=str(PEERS)))
+    parent = f"""
+import sys, time
+sys.path.insert(0, {str(PEERS)!r})
+import child, pathlib
+one = child.Worker(
+    [sys.executable, {str(script)!r}, '{{"fail": false}}'],
+    child.environment(), pathlib.Path({str(tmp_path / "log")!r}), 30,
+)
+print(one.group, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        group = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if all(state == "Z" for state in states_of(group)):
+            return
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+    pytest.fail("the worker outlived the process that started it")
+
+
+def states_of(group):
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            yield fields[0]
+
+
+def test_the_first_byte_is_timed_and_failure_is_reported():
+    slow_end = "import time; print('x', flush=True); time.sleep(0.5)"
+    assert child.start_to_first_byte([sys.executable, "-c", slow_end], os.environ, 30) < 0.5
+    with pytest.raises(child.ChildError, match="no luck"):
+        child.start_to_first_byte([sys.executable, "-c", "exit('no luck')"], os.environ, 30)
+
+
+def test_settings_of_thread_pools_are_not_passed_on(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("OCTAVO_ISA", "avx2")
+    env = child.environment(OMP_NUM_THREADS="2")
+    assert "OMP_WAIT_POLICY" not in env and env["OMP_NUM_THREADS"] == "2"
+    assert env["OCTAVO_ISA"] == "avx2"
+
+
+# -- taking turns --------------------------------------------------------------------------------
+
+
+class FakeEngine:
+    group, idle_cpu_s = None, 0.0
+
+    def __init__(self, name, journal, fails=False, gives=1):
+        self.name, self.journal, self.fails, self.gives = name, journal, fails, gives
+
+    def measure(self, workload, seed):
+        self.journal.append((seed, workload.name, self.name))
+        if self.fails:
+            raise child.ChildError("out of order")
+        return [{"decode_tps": 10.0 + seed, "prefill_tps": 5.0}] * self.gives
+
+
+def run_comparison(rounds, workloads, *engines):
+    comparison = compare.Comparison(None)
+    compare.console.quiet = True
+    comparison.run(rounds, [WORKLOADS[name] for name in workloads], engines)
+    return comparison
+
+
+def test_engines_take_turns():
+    journal = []
+    engines = [FakeEngine(name, journal) for name in "ABC"]
+    comparison = run_comparison(2, ["decode", "prefill"], *engines)
+    order = [(n, w, e) for n in (0, 1) for w in ("decode", "prefill") for e in "ABC"]
+    assert journal == order
+    assert [(s.round, s.workload, s.contender) for s in comparison.samples] == order
+
+
+def test_an_engine_that_fails_is_not_asked_again_and_the_others_go_on():
+    journal = []
+    engines = FakeEngine("A", journal), FakeEngine("B", journal, fails=True)
+    comparison = run_comparison(3, ["decode"], *engines)
+    assert [who for _, _, who in journal] == ["A", "B", "A", "A"]
+    assert [s.contender for s in comparison.samples] == ["A", "A", "A"]
+    assert any("out of order" in warning for warning in comparison.warnings)
+
+
+def test_nothing_measured_is_no_sample():
+    assert run_comparison(1, ["decode"], FakeEngine("A", [], gives=0)).samples == []
+
+
+def test_engines_are_chosen_by_name():
+    assert contenders.choose(["octavo"]) == ["octavo:file", "octavo:bf16"]
+    assert contenders.choose(["llama.cpp"]) == ["llama.cpp:file", "llama.cpp:q4_0"]
+    assert contenders.choose(["llama.cpp:bf16", "vllm"]) == ["llama.cpp:bf16", "vllm:bf16"]
+    assert contenders.choose(["transformers"]) == ["transformers:bf16"]
+    with pytest.raises(ValueError, match="unknown engine 'lama'"):
+        contenders.choose(["lama"])
+
+
+def test_a_peer_that_is_not_set_up_says_how_to_get_it(tmp_path):
+    settings = contenders.Settings(tmp_path, tmp_path / "m.Q4_1.gguf", 2)
+    for name, script in (("llama.cpp:file", "setup_llama_cpp"), ("vllm:bf16", "setup_vllm")):
+        message = contenders.why_missing(name, settings)
+        assert script in message and f"--dir {tmp_path}" in message
+        assert (PEERS / script).exists()
+    assert contenders.why_missing("octavo:file", settings) is None
+
+
+@pytest.mark.parametrize(
+    ("stem", "weights"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "q4_1"),
+        ("gemma-3-270m-q4_k_m", "q4_k_m"),
+        ("model-BF16", "bf16"),
+        ("model.IQ4_XS", "iq4_xs"),
+        ("model", "file"),
+    ],
+)
+def test_weights_are_named_after_the_file(stem, weights):
+    assert contenders.file_weights(Path(f"{stem}.gguf")) == weights
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def samples(workload, figure, **rates):
+    return [
+        report.Sample(number, workload, name.replace("_", ":"), [{figure: rate}])
+        for name, listed in rates.items()
+        for number, rate in enumerate(listed)
+        if rate is not None
+    ]
+
+
+def test_ratios_are_of_medians_and_of_rounds():
+    measured = samples("decode", "decode_tps", octavo_file=[300, 400, 500], peer_q=[100, 200, 400])
+    ours, theirs = report.summarize(measured, ["octavo:file"])
+    assert (ours.median, ours.min, ours.max, ours.num_samples) == (400, 300, 500, 3)
+    assert ours.ratios == {}
+    ratio = theirs.ratios["octavo:file"]
+    assert ratio.of_medians == 2.0 and ratio.by_round == [3.0, 2.0, 1.25]
+    assert str(ratio) == "2.00 × (1.25 – 3.00)"
+
+
+def test_less_time_is_faster():
+    measured = samples("start", "start_s", octavo_file=[2.0], vllm_bf16=[60.0])
+    _, theirs = report.summarize(measured, ["octavo:file"])
+    assert theirs.ratios["octavo:file"].of_medians == 30.0
+
+
+def test_rounds_are_paired_by_number():
+    measured = samples("decode", "decode_tps", octavo_file=[10, 20, 30], peer_q=[None, 10, None])
+    _, theirs = report.summarize(measured, ["octavo:file"])
+    assert theirs.ratios["octavo:file"].by_round == [2.0]
+
+
+def test_a_rounds_figure_is_the_median_of_its_repetitions():
+    repeats = [{"decode_tps": rate} for rate in (1.0, 5.0, 4.0)]
+    (row,) = report.summarize([report.Sample(0, "decode", "a:b", repeats)], [])
+    assert row.median == 4.0
+
+
+def test_the_table_shows_every_figure_once():
+    from rich.console import Console
+
+    figures = batch_figures(WORKLOADS["batch-32"], whole_s=10.0, prefill_s=2.0)
+    twice = {name: 2 * value for name, value in figures.items()}
+    measured = [
+        report.Sample(0, "batch-32", "octavo:file", [twice]),
+        report.Sample(0, "batch-32", "llama.cpp:q4_0", [figures]),
+    ]
+    ours = ["octavo:file", "octavo:bf16"]
+    rows = report.summarize(measured, ours)
+    text = io.StringIO()
+    weights = {"octavo:file": "q4_1", "llama.cpp:q4_0": "q4_0"}
+    Console(file=text, width=160).print(report.table(rows, weights, ours))
+    shown = text.getvalue()
+    assert shown.count("32 × (128 in, 128 out)") == 1
+    assert shown.count("decode tokens/s") == 1 and "409.6" in shown and "819.2" in shown
+    assert shown.count("2.00 × (2.00 – 2.00)") == 3
+    assert "octavo q4_1 is faster by" in " ".join(shown.split()) and "bf16" not in shown
+
+
+def test_noise_raises_doubts():
+    quiet = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 66.0, 0.02)
+    assert report.doubts(quiet) == []
+    moved = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 40.0, None)
+    assert report.doubts(moved) == ["memory bandwidth moved from 60 to 40 GB/s"]
+    busy = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 60.0, 0.8)
+    assert report.doubts(busy) == ["other processes kept 0.8 processors busy"]
+
+
+# -- how quiet it is -----------------------------------------------------------------------------
+
+
+def test_processor_time_of_the_machine_leaves_out_idleness():
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert quietness.parse_machine_cpu_s("cpu  100 20 30 9999 8888 4 5 6 0 0\n") == 165 / ticks
+
+
+def test_processor_time_of_a_group(tmp_path):
+    def process(pid, group, user, system, children):
+        fields = f"{pid} (a) b) R 1 {group} 1 0 -1 0 0 0 0 0 {user} {system} {children} 0 20 0"
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(fields)
+
+    process(10, 10, 100, 50, 7)
+    process(11, 10, 200, 0, 0)
+    process(12, 12, 5000, 0, 0)
+    (tmp_path / "13").mkdir()  # ended between listing and reading
+    assert quietness.group_cpu_s(10, tmp_path) == 357 / os.sysconf("SC_CLK_TCK")
+
+
+def test_others_are_what_is_left_of_the_machine():
+    with quietness.watch_cpu() as cpu:
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            pass
+    assert cpu.elapsed_s >= 0.2 and 0.2 < cpu.measured < 1.5
+    assert cpu.others is None or cpu.others >= 0.0
+    assert quietness.CpuUse(1.0, None, 0.5).others is None
+    assert quietness.CpuUse(1.0, 1.5, 0.5).others == 1.0
+
+
+def test_the_probe_reads_memory_in_some_plausible_time():
+    rate = quietness.BandwidthProbe(threads=2, num_bytes=8 * 10**6, seconds=0.01).measure()
+    assert 0.1 < rate < 10_000
