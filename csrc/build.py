@@ -20,7 +20,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,10 +167,12 @@ class _Build:
         self.compiler = compiler
         self.into = into
         self.flags = FLAGS + (SANITIZED if sanitize else OPTIMIZED)
-        self.variant = "sanitized" if sanitize else "optimized"
+        self.sanitize = sanitize
         self.identity = self._ask("--version")
         self.target = self._ask("-dumpmachine")
-        self.sources = sorted(SOURCES.glob("*.cpp"))
+        self.cache = CACHE / f"{self.target}{'-sanitized' if sanitize else ''}"
+        # The largest first: what is left to the end is short.
+        self.sources = sorted(SOURCES.glob("*.cpp"), key=lambda file: -file.stat().st_size)
         if only:
             self.sources = [source for source in self.sources if source.name in only]
 
@@ -183,11 +185,13 @@ class _Build:
         ]
         result = Result([], {}, self.identity.partition("\n")[0])
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-            objects = {
-                level: [threads.submit(self._object, level, source) for source in self.sources]
-                for level, known in zip(wanted, threads.map(self._knows, wanted), strict=True)
-                if known
+            known = list(threads.map(self._knows, wanted))
+            objects: dict[Level, list[Future[Path]]] = {
+                level: [] for level, able in zip(wanted, known, strict=True) if able
             }
+            for source in self.sources:
+                for level, jobs in objects.items():
+                    jobs.append(threads.submit(self._object, level, source))
         # All of them ran to the end, so that one broken source does not cost the others' work.
         for level in wanted:
             if level not in objects:
@@ -241,7 +245,7 @@ class _Build:
         return answer.read_text() == "yes"
 
     def _folder(self, level: Level) -> Path:
-        folder = CACHE / self.variant / level.name
+        folder = self.cache / level.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -265,7 +269,8 @@ class _Build:
         key = self._key(*(made.name for made in objects))
         if not (library.exists() and stamp.exists() and stamp.read_text() == key):
             # A sanitizer's own functions come from the program that loads the library.
-            strict = ["-Wl,-z,defs"] if "linux" in self.target and "-g" not in self.flags else []
+            lenient = self.sanitize or "linux" not in self.target
+            strict = [] if lenient else ["-Wl,-z,defs"]
             self._call([*self.compiler, *self.flags, "-shared", *strict, *map(str, objects),
                         "-o", str(library)])  # fmt: skip
             stamp.write_text(key)

@@ -1,0 +1,226 @@
+// Calls the kernels of one library on inputs that are the same everywhere, and prints a hash of
+// each result: test_levels.py compares those of all instruction sets.
+//
+//   levels_probe LIBRARY        "name hash" and the first numbers of the result, line by line
+#include <dlfcn.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "octavo.h"
+
+namespace {
+
+void* library;
+oct_pool* pool;
+
+template <class F>
+F* function(const char* name, F*) {
+  void* found = dlsym(library, name);
+  if (!found) {
+    std::printf("no function %s\n", name);
+    std::exit(1);
+  }
+  return reinterpret_cast<F*>(found);
+}
+#define CALL(name) function(#name, &name)
+
+void check(int64_t code, const char* what) {
+  if (code >= 0) return;
+  std::printf("%s: %s\n", what, CALL(oct_last_error)());
+  std::exit(1);
+}
+
+uint64_t state = 1;
+uint32_t random_bits() {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return static_cast<uint32_t>(state >> 33);
+}
+// Exact, and so the same with any compiler: multiples of 2^-10 in -2..2.
+float random_float() { return static_cast<float>(static_cast<int>(random_bits() % 4096) - 2048) / 1024; }
+std::vector<float> random_floats(size_t n) {
+  std::vector<float> x(n);
+  for (float& v : x) v = random_float();
+  return x;
+}
+uint16_t half(int exponent) { return static_cast<uint16_t>((15 + exponent) << 10 | (random_bits() % 1024)); }
+
+struct Aligned {
+  explicit Aligned(size_t bytes) : memory(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {
+    std::memset(memory, 0, (bytes + 63) / 64 * 64);
+  }
+  ~Aligned() { std::free(memory); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  void* memory;
+};
+
+void report(const std::string& name, const void* data, size_t bytes) {
+  uint64_t hash = 14695981039346656037u;
+  for (size_t i = 0; i < bytes; i++) {
+    hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 1099511628211u;
+  }
+  std::printf("%s %016llx", name.c_str(), static_cast<unsigned long long>(hash));
+  for (size_t i = 0; i < bytes / 4 && i < 6; i++) std::printf(" %.9g", static_cast<const float*>(data)[i]);
+  std::printf("\n");
+}
+
+struct Matrix {
+  Matrix(int format, int n, int k, int group)
+      : packed(CALL(oct_packed_bytes)(format, n, k, group)), weight{format, n, k, group, nullptr} {
+    const bool quantized = format <= OCT_W8A, asymmetric = format == OCT_W4A || format == OCT_W8A;
+    const int size = format == OCT_F32 ? 4 : format == OCT_BF16 ? 2 : 1;
+    std::vector<uint8_t> q(static_cast<size_t>(n) * k * size);
+    if (format == OCT_F32) {
+      const std::vector<float> x = random_floats(static_cast<size_t>(n) * k);
+      std::memcpy(q.data(), x.data(), q.size());
+    } else if (format == OCT_BF16) {
+      for (size_t i = 0; i < q.size(); i += 2) {  // the upper halves of floats
+        const float x = random_float();
+        std::memcpy(q.data() + i, reinterpret_cast<const char*>(&x) + 2, 2);
+      }
+    } else {
+      const uint32_t levels = format == OCT_W4S || format == OCT_W4A ? 16 : 256;
+      for (uint8_t& v : q) v = static_cast<uint8_t>(random_bits() % levels);
+    }
+    std::vector<uint16_t> scales(quantized ? static_cast<size_t>(n) * ((k + group - 1) / group) : 0), mins(scales);
+    for (uint16_t& d : scales) d = half(-6);
+    for (uint16_t& m : mins) m = half(-3) | 0x8000;
+    check(CALL(oct_pack)(pool, &weight, q.data(), scales.data(), asymmetric ? mins.data() : nullptr,
+                         packed.memory),
+          "oct_pack");
+    weight.data = packed.memory;
+  }
+  Aligned packed;
+  oct_weight weight;
+};
+
+void linears() {
+  struct Case {
+    const char* name;
+    int format, group;
+  };
+  const Case cases[] = {{"w4s.32", OCT_W4S, 32}, {"w4a.32", OCT_W4A, 32},   {"w4a.64", OCT_W4A, 64},
+                        {"w4s.128", OCT_W4S, 128}, {"w8s.32", OCT_W8S, 32}, {"w8a.16", OCT_W8A, 16},
+                        {"w8a.128", OCT_W8A, 128}, {"f32", OCT_F32, 0},     {"bf16", OCT_BF16, 0}};
+  const int n = 72, k = 256;
+  const float eps = 1e-5f;
+  for (const Case& c : cases) {
+    const Matrix first(c.format, n, k, c.group), second(c.format, n, k, c.group);
+    for (int rows : {1, 4, 7, 19}) {
+      for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {
+        const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k), norm = random_floats(k);
+        const std::vector<float> bias = random_floats(n);
+        const std::vector<float> residual = random_floats(static_cast<size_t>(rows) * n);
+        std::vector<float> y(static_cast<size_t>(rows) * n), y2(y);
+        oct_linear_args args{};
+        args.rows = rows;
+        args.k = k;
+        args.in = x.data();
+        args.ldin = k;
+        args.norm = norm.data();
+        args.eps = eps;
+        args.epilogue = epilogue;
+        args.num_segments = epilogue == OCT_EPI_RESIDUAL ? 1 : 2;
+        args.segments[0] = {first.weight, bias.data(), y.data(), n};
+        args.segments[1] = {second.weight, nullptr, y2.data(), n};
+        if (epilogue >= OCT_EPI_SILU_MUL) args.segments[0].bias = nullptr;
+        args.residual = residual.data();
+        check(CALL(oct_linear)(pool, &args), "oct_linear");
+        y.insert(y.end(), y2.begin(), y2.end());
+        report("linear." + std::string(c.name) + "." + std::to_string(rows) + "." + std::to_string(epilogue),
+               y.data(), y.size() * 4);
+      }
+    }
+  }
+}
+
+void attentions() {
+  const int heads = 6, kv_heads = 2, dim = 64, block = 32, positions = 128;
+  const int32_t q_start[] = {0, 40, 41, 44}, kv_len[] = {40, 1, 3}, table[] = {1, 0, 2, 0, 3, 0};
+  std::vector<float> cos_sin(static_cast<size_t>(positions) * dim);
+  for (float& x : cos_sin) x = random_float() / 2;
+  const std::vector<float> norm = random_floats(dim);
+  const char* names[] = {"attention.f32", "attention.bf16", "attention.int8"};
+  for (int format : {OCT_KV_F32, OCT_KV_BF16, OCT_KV_INT8}) {
+    const int64_t chunk = CALL(oct_kv_chunk_bytes)(format, dim);
+    if (chunk < 0) continue;
+    Aligned kv(4 * kv_heads * (block / 16) * chunk);
+    for (int step = 0; step < 2; step++) {  // prompts, and then one token of each
+      const int32_t later_start[] = {0, 1, 2, 3}, later_len[] = {41, 2, 4};
+      const oct_sequences seqs{3, step ? 3 : 44, step ? later_start : q_start, step ? later_len : kv_len,
+                               table, 2, block};
+      const int tokens = seqs.num_tokens;
+      const std::vector<float> q = random_floats(static_cast<size_t>(tokens) * heads * dim);
+      const std::vector<float> k = random_floats(static_cast<size_t>(tokens) * kv_heads * dim);
+      const std::vector<float> v = random_floats(k.size());
+      std::vector<float> out(q.size());
+      oct_attention_args args{};
+      args.num_heads = heads;
+      args.num_kv_heads = kv_heads;
+      args.head_dim = dim;
+      args.kv_format = format;
+      args.rotary_dim = dim;
+      args.scale = 0.125f;
+      args.softcap = step ? 20.0f : 0.0f;
+      args.qk_norm_eps = 1e-6f;
+      args.q_norm = args.k_norm = norm.data();
+      args.cos_sin = cos_sin.data();
+      args.q = q.data();
+      args.k = k.data();
+      args.v = v.data();
+      args.ldq = heads * dim;
+      args.ldk = args.ldv = kv_heads * dim;
+      args.kv = kv.memory;
+      args.out = out.data();
+      check(CALL(oct_attention)(pool, &args, &seqs), names[format]);
+      report(names[format] + std::string(step ? ".decode" : ".prompt"), out.data(), out.size() * 4);
+    }
+  }
+}
+
+void samples() {
+  const int rows = 40, vocab = 1000;
+  std::vector<float> logits = random_floats(static_cast<size_t>(rows) * vocab);
+  for (float& x : logits) x *= 4;
+  std::vector<float*> row;
+  std::vector<oct_sample> params(rows);
+  std::vector<int32_t> history(50), tokens(rows), status(rows);
+  for (int32_t& id : history) id = static_cast<int32_t>(random_bits() % vocab);
+  for (int r = 0; r < rows; r++) {
+    row.push_back(logits.data() + static_cast<size_t>(r) * vocab);
+    oct_sample& p = params[r];
+    p.temperature = r % 5 ? 0.7f + r / 32.0f : 0.0f;
+    p.repetition_penalty = r % 3 ? 1.0f : 1.25f;
+    p.top_p = r % 2 ? 1.0 : 0.875;
+    p.min_p = r % 7 ? 0.0 : 0.0625;
+    p.top_k = r % 4 ? 0 : 20;
+    p.num_prompt_ids = 50;
+    p.prompt_ids = history.data();
+    p.seed = 42;
+    p.position = r;
+  }
+  check(CALL(oct_sample_rows)(pool, rows, vocab, row.data(), params.data(), tokens.data(), status.data()),
+        "oct_sample_rows");
+  report("sample.tokens", tokens.data(), tokens.size() * 4);
+  report("sample.status", status.data(), status.size() * 4);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  library = dlopen(arguments[1], RTLD_NOW);
+  if (!library) {
+    std::printf("%s\n", dlerror());
+    return 1;
+  }
+  pool = CALL(oct_pool_new)(2, 0);
+  linears();
+  attentions();
+  samples();
+  CALL(oct_pool_free)(pool);
+}
