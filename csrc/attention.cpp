@@ -190,17 +190,17 @@ class Attention {
 
   int num_rows(const Item& item) const { return item.num_tokens * group_; }
 
-  KeyTile key_tile(const Item& item, int index) const {
+  // Chunks that are not seen have the address of one that is: they may be fetched, if not attended.
+  void look_up(const Item& item, int index, KeyTile& tile) const {
     const KvHead kv(args_, seqs_, item.seq, item.head);
-    KeyTile tile;
     tile.first_key = index * kTile;
     tile.begin = std::max(item.first_key - tile.first_key, 0) / kChunk;
     tile.end = std::min(item.last_key - tile.first_key, kTile - 1) / kChunk + 1;
-    for (int c = tile.begin; c < tile.end; c++) {
-      tile.keys[c] = kv.chunk(index * kTileChunks + c);
+    for (int c = 0; c < kTileChunks; c++) {
+      const int seen = std::min(std::max(c, tile.begin), tile.end - 1);
+      tile.keys[c] = kv.chunk(index * kTileChunks + seen);
       tile.values[c] = tile.keys[c] + kv.values_offset();
     }
-    return tile;
   }
 
   // The last chunk of a sequence has slots that nobody has written yet. Their keys are masked, but
@@ -213,12 +213,13 @@ class Attention {
     tile.values[last] = last_values_;
   }
 
-  static void fetch_next(KeyTile& tile, const KeyTile& next) {
-    for (int c = tile.begin; c < tile.end; c++) {
-      const bool there = c >= next.begin && c < next.end;
-      tile.next_keys[c] = there ? next.keys[c] : tile.keys[c];
-      tile.next_values[c] = there ? next.values[c] : tile.values[c];
-    }
+  // The first tile of an item, if there is such an item and it sees something.
+  bool look_up_first(int index, KeyTile& tile) const {
+    if (index >= plan_.num_items) return false;
+    const Item item = this->item(index);
+    if (item.first_key > item.last_key) return false;
+    look_up(item, item.first_key / kTile, tile);
+    return true;
   }
 
   // ---- Attend
@@ -238,23 +239,23 @@ class Attention {
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
 
-    KeyTile tile = key_tile(item, first);
+    KeyTile tiles[2];
+    look_up(item, first, tiles[first % 2]);
     for (int t = first; t <= last; t++) {
-      KeyTile next = tile;
+      KeyTile &tile = tiles[t % 2], &next = tiles[(t + 1) % 2];
+      tile.next = &next;
       if (t < last) {
-        next = key_tile(item, t + 1);
-      } else if ((following = worker_.ticket()) < plan_.num_items) {
-        const Item other = this->item(following);
-        if (other.first_key <= other.last_key) next = key_tile(other, other.first_key / kTile);
+        look_up(item, t + 1, next);
+      } else {
+        following = worker_.ticket();
+        if (!look_up_first(following, next)) tile.next = &tile;
       }
-      fetch_next(tile, next);
       hide_unwritten(item, tile);
       const bool in_first_split = t / (kSplit / kTile) == first / (kSplit / kTile);
       Softmax& into = in_first_split ? total : split;
       if (!in_first_split && t % (kSplit / kTile) == 0) split.reset();
       attend_tile<Kv>(scoring_, tile, positions_, queries, into);
       if (!in_first_split && (t == last || (t + 1) % (kSplit / kTile) == 0)) merge(total, split);
-      tile = next;
     }
     if (!plan_.cut_by_splits) finish(item, total);
     return following;

@@ -42,13 +42,16 @@ struct WideFactors {
 struct Bf16Factors {
   using Factor = uint16_t;
   using Lanes = simd::BF16;
-  static OCT_INLINE void store_factors(Factor* p, simd::F32 x) { simd::store_bf16(p, x); }
+  static OCT_INLINE void store_factors(Factor* p, simd::F32 x) {
+    simd::store_bf16_factors(p, x);
+  }
   static OCT_INLINE simd::F32 multiply_add(simd::F32 acc, Lanes x, const Factor* f) {
     return simd::dot2(acc, x, simd::set1_pair(f));
   }
 };
 
 struct F32Kv : WideFactors {
+  static constexpr int kStepLines = 2;  // of the cache, that a vector of lanes comes from
   static OCT_INLINE Lanes keys(const uint8_t* keys, int step) {
     const float* p = reinterpret_cast<const float*>(keys) + step * 2 * kChunk;
     return {simd::load(p), simd::load(p + kChunk)};
@@ -58,14 +61,6 @@ struct F32Kv : WideFactors {
     return {simd::load(p), simd::load(p + head_dim)};
   }
 
-  static OCT_INLINE void fetch_keys(const uint8_t* keys, int step) {
-    simd::prefetch(keys + step * 8 * kChunk);
-    simd::prefetch(keys + step * 8 * kChunk + 64);
-  }
-  static OCT_INLINE void fetch_values(const uint8_t* values, int head_dim, int step, int column) {
-    simd::prefetch(values + (step * 2 * head_dim + column) * 4);
-    simd::prefetch(values + ((step * 2 + 1) * head_dim + column) * 4);
-  }
 
   // Keys and values, [count, D] each, of the tokens in `slot` and after it.
   static void write(const oct_attention_args& args, uint8_t* chunk, int slot, int count,
@@ -94,17 +89,12 @@ struct F32Kv : WideFactors {
 };
 
 struct Bf16Kv : std::conditional_t<simd::kHasDot2, Bf16Factors, WideFactors> {
+  static constexpr int kStepLines = 1;
   static OCT_INLINE Lanes keys(const uint8_t* keys, int step) {
     return lanes<Lanes>(simd::load_pairs(keys + step * 4 * kChunk));
   }
   static OCT_INLINE Lanes values(const uint8_t* values, int head_dim, int step, int column) {
     return lanes<Lanes>(simd::load_pairs(values + (step * head_dim + column) * 4));
-  }
-  static OCT_INLINE void fetch_keys(const uint8_t* keys, int step) {
-    simd::prefetch(keys + step * 4 * kChunk);
-  }
-  static OCT_INLINE void fetch_values(const uint8_t* values, int head_dim, int step, int column) {
-    simd::prefetch(values + (step * head_dim + column) * 4);
   }
 
   static void write(const oct_attention_args& args, uint8_t* chunk, int slot, int count,

@@ -43,6 +43,16 @@ OCT_INLINE float from_bf16(uint16_t x) {
   return value;
 }
 
+// As store_bf16, but denormals may become 0: for dot2, which takes them for 0 anyway.
+OCT_INLINE void store_bf16_factors(uint16_t* p, F32 x) {
+#if defined(__AVX512BF16__)
+  const __m256bh rounded = _mm512_cvtneps_pbh(x);
+  std::memcpy(p, &rounded, sizeof rounded);
+#else
+  store_bf16(p, x);
+#endif
+}
+
 // e^x with an error of about one unit in the last place: 0 below -87.3, as of -inf; inf above 88.7;
 // NaN of NaN. Cody-Waite reduction by ln 2, then a polynomial of degree 6.
 OCT_INLINE F32 exp(F32 x) {

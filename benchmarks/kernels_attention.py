@@ -1,0 +1,173 @@
+"""What native attention costs: norm, rope, KV write and attention of all layers of a step.
+
+    python benchmarks/kernels_attention.py --threads 2
+    python benchmarks/kernels_attention.py --heads 32 --kv-heads 8 --dim 128 --layers 4
+
+Each layer has KV memory of its own, as in a model, and one native call runs all of them. Prints the
+best and the median of many steps; beside them the bytes of KV that a step reads, or the operations
+of its two products. ``write`` is a step of as many tokens whose queries see only themselves
+(a window of 1): what comes before attention proper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+
+import numpy as np
+
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.library import Library, Pool, load
+
+FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_INT8}
+BLOCK_SIZE = 32
+# (name, sequences, new tokens of each, context of each)
+WORKS = [
+    ("decode @128", 1, 1, 128),
+    ("decode @512", 1, 1, 512),
+    ("decode @1024", 1, 1, 1024),
+    ("decode @4096", 1, 1, 4096),
+    ("32 x decode @200", 32, 1, 200),
+    ("8 x decode @1024", 8, 1, 1024),
+    ("prefill 128", 1, 128, 128),
+    ("prefill 512", 1, 512, 512),
+    ("prefill 2048", 1, 2048, 2048),
+    ("verify 8 @1024", 1, 8, 1024),
+]
+
+
+class Work:
+    """A step of attention nodes only."""
+
+    def __init__(
+        self, library: Library, options: argparse.Namespace, seqs: int, new: int, context: int
+    ):
+        self.library = library
+        heads, kv_heads, dim = options.heads, options.kv_heads, options.dim
+        rng = np.random.default_rng(0)
+        blocks = -(-context // BLOCK_SIZE)
+        tables = rng.permutation(seqs * blocks).astype(np.int32).reshape(seqs, blocks)
+        self.ints = [
+            (np.arange(seqs + 1) * new).astype(np.int32),
+            np.full(seqs, context, np.int32),
+            tables,
+            np.zeros(seqs * new, np.int32),
+        ]
+        width = (heads + 2 * kv_heads) * dim
+        self.qkv = rng.standard_normal((seqs * new, width), np.float32)
+        self.out = np.empty((seqs * new, heads, dim), np.float32)
+        self.cos_sin = rng.standard_normal((context, dim), np.float32)
+        chunk = library.check(library.lib.oct_kv_chunk_bytes(FORMATS[options.kv], dim))
+        self.layer_bytes = seqs * blocks * (BLOCK_SIZE // 16) * kv_heads * chunk
+        self.kv = np.zeros((options.layers, self.layer_bytes + 4096), np.uint8)
+        q = self.qkv.ctypes.data
+        self.args = [
+            abi.AttentionArgs(
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                kv_format=FORMATS[options.kv],
+                rotary_dim=dim,
+                scale=dim**-0.5,
+                cos_sin=self.cos_sin.ctypes.data,
+                q=q,
+                k=q + 4 * heads * dim,
+                v=q + 4 * (heads + kv_heads) * dim,
+                ldq=width,
+                ldk=width,
+                ldv=width,
+                kv=(layer.ctypes.data + 63) // 64 * 64,
+                out=self.out.ctypes.data,
+            )
+            for layer in self.kv
+        ]
+        nodes = (abi.Node * options.layers)()
+        for node, args in zip(nodes, self.args, strict=True):
+            node.op, node.args = abi.OCT_OP_ATTENTION, ctypes.addressof(args)
+        self.program = abi.Program(
+            nodes=nodes, num_nodes=len(nodes), vocab=1, max_tokens=seqs * new
+        )
+        self.batch = abi.Batch(token_ids=self.ints[3].ctypes.data)
+        self.batch.seqs = abi.Sequences(
+            seqs,
+            seqs * new,
+            *(array.ctypes.data for array in self.ints[:3]),
+            table_stride=blocks,
+            block_size=BLOCK_SIZE,
+        )
+        # Keys and values everywhere, not only at the last positions.
+        batch, fill = self.batch.seqs, abi.Sequences()
+        rows = np.resize(self.qkv, (seqs * context, width))
+        starts = (np.arange(seqs + 1) * context).astype(np.int32)
+        ctypes.pointer(fill)[0] = batch
+        fill.num_tokens, fill.q_start = seqs * context, starts.ctypes.data
+        out = np.empty((seqs * context, heads, dim), np.float32)
+        with Pool(library, options.threads) as pool:
+            for args in self.args:
+                copy = abi.AttentionArgs()
+                ctypes.pointer(copy)[0] = args
+                copy.window, copy.out, copy.q = 1, out.ctypes.data, rows.ctypes.data
+                copy.k = rows.ctypes.data + 4 * heads * dim
+                copy.v = rows.ctypes.data + 4 * (heads + kv_heads) * dim
+                library.check(
+                    library.lib.oct_attention(pool, ctypes.byref(copy), ctypes.byref(fill))
+                )
+
+    def run(self, pool: Pool) -> float:
+        """Milliseconds of a step."""
+        begin = time.perf_counter()
+        code = self.library.lib.oct_step(pool, ctypes.byref(self.program), ctypes.byref(self.batch))
+        took = time.perf_counter() - begin
+        self.library.check(code)
+        return took * 1e3
+
+    def set_window(self, window: int) -> None:
+        for args in self.args:
+            args.window = window
+
+
+def measure(work: Work, pool: Pool, seconds: float) -> tuple[float, float]:
+    times, end = [], time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 5:
+        times.append(work.run(pool))
+    return min(times), statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--heads", type=int, default=9)
+    parser.add_argument("--kv-heads", type=int, default=3)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--kv", choices=FORMATS, default="bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each line")
+    parser.add_argument("--isa", default=None)
+    parser.add_argument("--only", default="", help="lines with this in their name")
+    options = parser.parse_args()
+    library = load(options.isa)
+    print(f"{library.isa}, {options.threads} threads, {options.layers} layers, {options.kv} KV")
+    print(f"{'':18}{'best ms':>9}{'median':>9}{'write':>9}")
+    with Pool(library, options.threads) as pool:
+        for name, seqs, new, context in WORKS:
+            if options.only not in name:
+                continue
+            work = Work(library, options, seqs, new, context)
+            best, median = measure(work, pool, options.seconds)
+            work.set_window(1)
+            write, _ = measure(work, pool, options.seconds / 2)
+            line = f"{name:18}{best:9.3f}{median:9.3f}{write:9.3f}"
+            if new == 1:
+                gigabytes = work.layer_bytes * options.layers / 1e9
+                line += f"   {gigabytes * 1e3:7.1f} MB of KV, {gigabytes / best * 1e3:6.1f} GB/s"
+            else:
+                seen = sum(range(context - new + 1, context + 1))
+                operations = 4 * seen * options.heads * options.dim * options.layers * seqs
+                line += f"   {operations / 1e9:7.2f} GFLOP, {operations / best / 1e6:8.0f} GFLOPS"
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
