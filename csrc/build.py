@@ -250,18 +250,23 @@ class _Build:
         return folder
 
     def _object(self, level: Level, source: Path) -> Path:
-        read = _with_headers(source)
-        key = self._key(*level.flags, source.name, *(file.read_bytes() for file in read))
-        made = self._folder(level) / f"{source.stem}-{key}.o"
+        made = self._object_file(level, source)
         if not made.exists():
             partial = made.with_suffix(".partial")
             defines = [f"-DOCT_ISA_NAME={level.name}"]
             self._call([*self.compiler, *self.flags, *level.flags, *defines,
                         "-c", str(source), "-o", str(partial)])  # fmt: skip
+            if self._object_file(level, source) != made:  # edited meanwhile: which was compiled?
+                return self._object(level, source)
             for old in made.parent.glob(f"{source.stem}-*.o"):
                 old.unlink()
             partial.rename(made)
         return made
+
+    def _object_file(self, level: Level, source: Path) -> Path:
+        read = _with_headers(source)
+        key = self._key(*level.flags, source.name, *(file.read_bytes() for file in read))
+        return self._folder(level) / f"{source.stem}-{key}.o"
 
     def _link(self, level: Level, objects: list[Path]) -> None:
         stamp = self._folder(level) / "linked"
