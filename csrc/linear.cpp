@@ -1,11 +1,12 @@
 // The walk of a linear: who encodes which rows, who computes which tiles, in what order.
 //
-// A unit of work is a panel of 1, 2 or 4 tiles of a segment (of both segments, if one gates the
+// A unit of work is a panel of 1 or 2 tiles of a segment (of both segments, if one gates the
 // other), for some blocks of rows.
 //
-//     few rows    One block. Each worker encodes all rows for itself, so that nobody has to wait,
+//     few rows    Up to 8. Each worker encodes all rows for itself, so that nobody has to wait,
 //                 and streams a fixed, contiguous part of the weights: reading memory is what takes
-//                 the time.
+//                 the time. If they are one block, tile by tile: processors are best at fetching a
+//                 single sequential stream ahead, and left alone with it.
 //     many rows   Workers share out the encoding, meet, and then take units by ticket. The panel
 //                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
 //                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
@@ -24,6 +25,7 @@ namespace {
 constexpr int kRowSlot = 0, kBlocksSlot = 1;
 constexpr int kSharedBlocksSlot = 0;
 
+constexpr int kFewRows = 8;
 constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
 constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
 
@@ -36,7 +38,7 @@ class Linear {
  public:
   Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
     num_blocks_ = (args.rows + kMaxRows - 1) / kMaxRows;
-    panel_tiles_ = widest_panel(std::min<int>(args.rows, kMaxRows));
+    panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout);
@@ -46,7 +48,7 @@ class Linear {
   }
 
   void run() {
-    if (num_blocks_ == 1) {
+    if (args_.rows <= kFewRows) {
       few_rows();
     } else {
       many_rows();
@@ -56,8 +58,7 @@ class Linear {
  private:
   struct Encoded {
     Encoding encoding;
-    uint8_t* blocks;  // one after the other, all but the last of kMaxRows rows
-    const uint8_t* block(int b) const { return blocks + b * encoding.block_bytes(kMaxRows); }
+    uint8_t* blocks;  // one after the other
   };
   struct Segment {
     Layout layout;
@@ -67,7 +68,19 @@ class Linear {
     int segment, tile, tiles;
   };
 
-  int block_rows(int b) const { return std::min(kMaxRows, args_.rows - b * kMaxRows); }
+  // Blocks differ by one row at most: the first ones have one more.
+  int block_rows(int b) const { return args_.rows / num_blocks_ + (b < args_.rows % num_blocks_); }
+  int first_row(int b) const {
+    return b * (args_.rows / num_blocks_) + std::min(b, args_.rows % num_blocks_);
+  }
+  int block_of(int row) const {
+    int b = row / (args_.rows / num_blocks_ + 1);  // as if all were of the larger kind
+    while (row >= first_row(b) + block_rows(b)) b++;
+    return b;
+  }
+  uint8_t* block(const Encoded& encoded, int b) const {
+    return encoded.blocks + encoded.encoding.block_bytes(first_row(b));
+  }
 
   int encoded_for(const Layout& layout) {
     const Encoding wanted = encoding_for(layout);
@@ -83,10 +96,7 @@ class Linear {
     size_t at = 0;
     for (int e = 0; e < num_encoded_; e++) {
       encoded_[e].blocks = memory + at;
-      const Encoding& encoding = encoded_[e].encoding;
-      at += (num_blocks_ - 1) * encoding.block_bytes(kMaxRows) +
-            encoding.block_bytes(block_rows(num_blocks_ - 1));
-      at = (at + kLine - 1) / kLine * kLine;
+      at = (at + encoded_[e].encoding.block_bytes(args_.rows) + kLine - 1) / kLine * kLine;
     }
     return at;
   }
@@ -96,11 +106,10 @@ class Linear {
     float* x = static_cast<float*>(worker_.scratch(kRowSlot, padded * sizeof(float)));
     for (int r = begin; r < end; r++) {
       prepare_row(args_, r, store_sum, x);
-      const int b = r / kMaxRows;
+      const int b = block_of(r);
       for (int e = 0; e < num_encoded_; e++) {
-        const Encoding& encoding = encoded_[e].encoding;
-        uint8_t* block = encoded_[e].blocks + b * encoding.block_bytes(kMaxRows);
-        encode_row(encoding, x, r % kMaxRows, block_rows(b), block);
+        encode_row(encoded_[e].encoding, x, r - first_row(b), block_rows(b),
+                   block(encoded_[e], b));
       }
     }
   }
@@ -111,7 +120,7 @@ class Linear {
     const int begin = first_unit_from(worker_.rank), end = first_unit_from(worker_.rank + 1);
     if (begin < end) fetch_beginning(unit(begin));
     encode_rows(0, args_.rows, worker_.rank == 0);
-    for (int u = begin; u < end; u++) compute(unit(u), u + 1 < end ? u + 1 : -1, 0, 1);
+    for (int u = begin; u < end; u++) compute(unit(u), u + 1 < end ? u + 1 : -1, 0, num_blocks_);
   }
 
   void many_rows() {
@@ -198,22 +207,30 @@ class Linear {
     }
   }
 
+  // Rows of the residual are far apart, and would be waited for one by one.
+  void fetch_residual(const Products& p) const {
+    if (args_.epilogue != OCT_EPI_RESIDUAL) return;
+    const int end = std::min((p.tile + p.tiles) * kTile, segments_[0].layout.n);
+    for (int r = p.row; r < p.row + p.rows; r++) {
+      const float* row = args_.residual + r * args_.segments[0].ldy;
+      for (int column = p.tile * kTile; column < end; column += kTile) {
+        simd::prefetch(row + column);
+      }
+    }
+  }
+
   // A unit, for the blocks from `first` up to `last`; `next` is the unit that follows, or -1.
   void compute(const Unit& u, int next, int first, int last) {
     alignas(kLine) float values[2][kMaxTiles * kMaxRows * kTile];
     const Unit following = next < 0 ? u : unit(next);
-    for (int done = 0; done < u.tiles;) {
-      const int left = u.tiles - done;
-      const int tiles = left >= panel_tiles_ ? panel_tiles_ : left >= 2 ? 2 : 1;
-      for (int b = first; b < last; b++) {
-        Products p = {u.segment, u.tile + done, tiles, b * kMaxRows, block_rows(b), values[0],
-                      values[1]};
-        const int fetched = next < 0 ? 0 : last - first;
-        multiply(p.segment, p, b, following, b - first, fetched, values[0]);
-        if (is_gated(args_)) multiply(1, p, b, following, b - first, fetched, values[1]);
-        finish(args_, p, maxima);
-      }
-      done += tiles;
+    const int fetched = next < 0 || num_blocks_ == 1 ? 0 : last - first;
+    for (int b = first; b < last; b++) {
+      const Products p = {u.segment,     u.tile,    u.tiles,  first_row(b),
+                          block_rows(b), values[0], values[1]};
+      fetch_residual(p);
+      multiply(u.segment, p, b, following, b - first, fetched, values[0]);
+      if (is_gated(args_)) multiply(1, p, b, following, b - first, fetched, values[1]);
+      finish(args_, p, maxima);
     }
   }
 
@@ -222,7 +239,6 @@ class Linear {
                 float* out) const {
     const Layout& layout = segments_[s].layout;
     const Encoded& encoded = encoded_[segments_[s].encoded];
-    // A block may be narrower than the panel: fewer rows, fewer accumulators, never more tiles.
     Panel panel = {tile_at(s, p.tile), layout.tile_bytes, layout.num_groups, layout.group / 32,
                    nullptr, 0};
     if (!is_quantized(layout.format)) {
@@ -240,7 +256,7 @@ class Linear {
     }
     const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, p.rows, p.tiles)
                                                           : float_kernel(layout, p.rows, p.tiles);
-    kernel(panel, encoded.block(b), out);
+    kernel(panel, block(encoded, b), out);
   }
 
   const oct_linear_args& args_;

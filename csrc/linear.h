@@ -1,7 +1,7 @@
 // How a linear is put together.
 //
 //     prologue    rows of activations -> blocks of encoded rows                  activations.cpp
-//     products    a block of rows x a panel of 1, 2 or 4 tiles -> float32        linear_int8.cpp
+//     products    a block of rows x a panel of 1 or 2 tiles -> float32           linear_int8.cpp
 //                 [tiles][rows][16], in a buffer that stays in the L1 cache      linear_float.cpp
 //     epilogue    bias, residual, gate, softcap and maximum -> memory            linear.cpp
 //
@@ -21,15 +21,8 @@
 namespace octavo {
 
 // Rows of a block. A kernel's accumulators are rows x tiles, and have to stay in registers.
-constexpr int kMaxRows = simd::kNumRegisters >= 32 ? 8 : simd::kNumRegisters >= 8 ? 4 : 1;
-constexpr int kMaxTiles = 4;
-
-// The tiles that kernels of `rows` rows take at once, most of them first: enough of independent
-// sums to hide the latency of an instruction, few enough for the registers.
-constexpr int widest_panel(int rows) {
-  if (simd::kNumRegisters >= 32) return rows <= 2 ? 4 : 2;
-  return kMaxRows / rows >= 4 ? 4 : kMaxRows / rows >= 2 ? 2 : 1;
-}
+constexpr int kMaxRows = simd::kNumRegisters >= 32 ? 6 : simd::kNumRegisters >= 8 ? 4 : 1;
+constexpr int kMaxTiles = simd::kNumRegisters >= 32 ? 2 : 1;
 
 // The encodings of activations; those of int8 are told apart by group as well.
 struct Encoding {
@@ -38,8 +31,7 @@ struct Encoding {
   int padded_k;
 
   bool operator==(const Encoding& o) const { return kind == o.kind && group == o.group; }
-  // Bytes of a block of `rows` rows. Blocks of fewer rows are as dense as full ones.
-  size_t block_bytes(int rows) const;
+  size_t block_bytes(int rows) const;  // of a block of so many rows; in proportion to them
 };
 Encoding encoding_for(const Layout& layout);
 
@@ -55,7 +47,7 @@ struct Panel {
 
 // Products of one block of activations and a panel: float32 [tiles][rows][16].
 using TileKernel = void (*)(const Panel& panel, const uint8_t* block, float* out);
-// `rows` in 1..kMaxRows; `tiles` 1, 2 or 4, and at most widest_panel(rows).
+// `rows` in 1..kMaxRows; `tiles` in 1..kMaxTiles.
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles);
 TileKernel float_kernel(const Layout& layout, int rows, int tiles);
 

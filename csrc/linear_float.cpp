@@ -98,9 +98,7 @@ struct FloatKernel {
 // The kernels of a format, by rows and tiles.
 template <int kFormat, int kRows>
 TileKernel with_tiles(int tiles) {
-  constexpr int kWidest = widest_panel(kRows);
-  if (kWidest >= 4 && tiles == 4) return FloatKernel<kFormat, kRows, kWidest >= 4 ? 4 : 1>::run;
-  if (kWidest >= 2 && tiles == 2) return FloatKernel<kFormat, kRows, kWidest >= 2 ? 2 : 1>::run;
+  if (kMaxTiles == 2 && tiles == 2) return FloatKernel<kFormat, kRows, kMaxTiles>::run;
   return FloatKernel<kFormat, kRows, 1>::run;
 }
 

@@ -20,6 +20,24 @@ using simd::U8;
 
 constexpr int kScalars = 3;  // of a row and group: scale, scale * sum, sum
 
+// How products of a format are summed up over a chunk of inputs.
+template <bool kNibbles>
+struct Sum;
+template <>
+struct Sum<true> {
+  simd::NibbleSum value;
+  OCT_INLINE void begin(I32 acc) { value = simd::begin_nibbles(acc); }
+  OCT_INLINE void add(U8 w, I32 a) { value = simd::add_nibbles(value, w, a); }
+  OCT_INLINE I32 end(I32 acc) const { return simd::end_nibbles(acc, value); }
+};
+template <>
+struct Sum<false> {
+  I32 value;
+  OCT_INLINE void begin(I32 acc) { value = acc; }
+  OCT_INLINE void add(U8 w, I32 a) { value = simd::dot4_centred(value, w, a); }
+  OCT_INLINE I32 end(I32) const { return value; }
+};
+
 // kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16.
 template <int kFormat, int kUnits, int kRows, int kTiles>
 struct Int8Kernel {
@@ -75,9 +93,15 @@ struct Int8Kernel {
     return simd::set1(value);
   }
 
-  // Of kUnits quads of inputs.
+  // Of kUnits quads of inputs, onto the sums so far.
   static OCT_INLINE void products(const Panel& panel, const uint8_t* quants, const uint8_t* block,
                                   I32 (&dot)[kTiles][kRows]) {
+    Sum<kNibbles> part[kTiles][kRows];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) part[t][r].begin(dot[t][r]);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < kUnits; j += 2) {
       U8 first[kTiles], second[kTiles];
@@ -88,22 +112,24 @@ struct Int8Kernel {
         first[t] = kNibbles ? simd::low_nibbles(bytes) : bytes;
         second[t] = kNibbles ? simd::high_nibbles(bytes) : simd::load_bytes(line + kLine);
       }
-      quad(first, block + j * 4, dot);
-      quad(second, block + j * 4 + 4, dot);
+      quad(first, block + j * 4, part);
+      quad(second, block + j * 4 + 4, part);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) dot[t][r] = part[t][r].end(dot[t][r]);
     }
   }
 
   static OCT_INLINE void quad(const U8 (&w)[kTiles], const uint8_t* activations,
-                              I32 (&dot)[kTiles][kRows]) {
+                              Sum<kNibbles> (&part)[kTiles][kRows]) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       const I32 a =
           simd::set1_quad(reinterpret_cast<const int8_t*>(activations + r * kUnits * 4));
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) {
-        dot[t][r] = kNibbles ? simd::dot4_nibbles(dot[t][r], w[t], a)
-                             : simd::dot4_centred(dot[t][r], w[t], a);
-      }
+      for (int t = 0; t < kTiles; t++) part[t][r].add(w[t], a);
     }
   }
 
@@ -145,9 +171,7 @@ struct Int8Kernel {
 // The kernels of a format, by rows and tiles.
 template <int kFormat, int kUnits, int kRows>
 TileKernel with_tiles(int tiles) {
-  constexpr int kWidest = widest_panel(kRows);
-  if (kWidest >= 4 && tiles == 4) return Int8Kernel<kFormat, kUnits, kRows, kWidest >= 4 ? 4 : 1>::run;
-  if (kWidest >= 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kWidest >= 2 ? 2 : 1>::run;
+  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
   return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
 }
 

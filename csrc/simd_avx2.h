@@ -237,11 +237,17 @@ OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 
 #else
 
+// A step of a sum that stays a step: compilers like to make trees of sums of integers, which have
+// more leaves than there are registers.
+OCT_INLINE __m256i in_order(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
+}
 // Products of unsigned and signed bytes. Pairs are added up in 16 bits, and saturate: so the
 // unsigned ones may be at most 128, with signed ones of at most 127.
 OCT_INLINE __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   const __m256i pairs = _mm256_maddubs_epi16(u, s);
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 // w is unsigned and at most 15, a signed.
 OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) {
@@ -255,6 +261,22 @@ OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) {
   const __m256i lo = _mm256_xor_si256(w.lo, flip), hi = _mm256_xor_si256(w.hi, flip);
   return {dot4_half(acc.lo, _mm256_abs_epi8(lo), _mm256_sign_epi8(a.lo, lo)),
           dot4_half(acc.hi, _mm256_abs_epi8(hi), _mm256_sign_epi8(a.hi, hi))};
+}
+
+// Products of nibbles are added up in 16 bits: 8 times 2 products of at most 15 * 127 fit.
+#define OCT_SHORT_NIBBLE_SUMS
+struct NibbleSum {
+  __m256i lo, hi;  // 16 int16 each
+};
+OCT_INLINE NibbleSum begin_nibbles(I32) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) {
+  return {in_order(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, a.lo))),
+          in_order(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, a.hi)))};
+}
+OCT_INLINE I32 end_nibbles(I32 acc, NibbleSum sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(sum.lo, ones)),
+          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(sum.hi, ones))};
 }
 
 #endif
