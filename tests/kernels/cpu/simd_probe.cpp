@@ -2,7 +2,7 @@
 // instruction set, and compares what comes out.
 //
 //   simd_probe primitives   records "name bytes\n" and then the bytes, for each function
-//   simd_probe exp          (or silu, tanh) float32 after float32, to the end of the input
+//   simd_probe exp          (or silu, tanh, erf) float32 after float32, to the end of the input
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -104,12 +104,18 @@ void apply(const Input& in) {
   put("set1_quad", quad);
   put("low_nibbles", dot4_nibbles(i, low_nibbles(w), quad));
   put("high_nibbles", dot4_nibbles(i, high_nibbles(w), quad));
+  auto sum = begin_nibbles(i);
+  for (int step = 0; step < 8; step++) sum = add_nibbles(sum, low_nibbles(w), quad);
+  put("add_nibbles", end_nibbles(i, sum));
   const int sum_of_quad = in.quad[0] + in.quad[1] + in.quad[2] + in.quad[3];
   put("centred", dot4_centred(centre(sum_of_quad), w, quad));
 
   put("exp", exp(a));
   put("silu", silu(a));
   put("tanh", tanh(a));
+  put("erf", erf(a));
+  put("gelu_tanh", gelu_tanh(a));
+  put("gelu_erf", gelu_erf(a));
 }
 
 template <class F>
@@ -128,6 +134,7 @@ int main(int, char** arguments) {
   if (what == "exp") map([](F32 x) { return exp(x); });
   if (what == "silu") map([](F32 x) { return silu(x); });
   if (what == "tanh") map([](F32 x) { return tanh(x); });
+  if (what == "erf") map([](F32 x) { return erf(x); });
   if (what != "primitives") return 0;
   prefetch(arguments);
   pause();

@@ -7,6 +7,7 @@ and runs where the processor can; NEON under qemu, if there is a cross compiler.
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[3]
 BUILD = ROOT / "csrc" / "build.py"
 ROWS = 4000
 # NaN that an operation makes has a sign and payload of the processor's own.
-MAKE_NAN = {"add", "sub", "mul", "div", "fma", "sum", "dot2", "exp", "silu", "tanh"}
+MAKE_NAN = {"add", "sub", "mul", "div", "fma", "sum", "dot2", "exp", "silu", "tanh", "erf"}
+MAKE_NAN |= {"gelu_tanh", "gelu_erf"}
 VNNI_OF_AVX512 = """
 #include <immintrin.h>
 #define __AVXVNNI__ 1
@@ -259,6 +261,8 @@ class TestScalarIsWhatItSays:
         for name, nibbles in (("low_nibbles", bytes_ & 15), ("high_nibbles", bytes_ >> 4)):
             total = records["i"] + (nibbles * quad).sum(-1)
             self.check(name, scalar, total.astype(np.int32))
+        total = records["i"] + 8 * ((bytes_ & 15) * quad).sum(-1)
+        self.check("add_nibbles", scalar, total.astype(np.int32))
 
     def test_the_first_lanes(self, scalar, records):
         inside = np.arange(16) < records["n"][:, None]
@@ -295,6 +299,16 @@ def test_functions_are_accurate(name, isa, probe):
     worst = int(error.argmax())
     print(f"{name} {isa}: {error[worst]:.3g} at {x[worst]!r}")
     assert error[worst] < tolerance, f"{name}({x[worst]!r}): {found[worst]!r}"
+
+
+def test_erf_is_accurate_in_absolute_terms(probe):
+    x = np.concatenate([np.linspace(-5, 5, 1 << 12), SPECIAL]).astype(np.float32)
+    x = np.resize(x[~np.isnan(x)], (1 << 12) + 16)
+    found = np.frombuffer(probe("scalar", "erf", x.tobytes()), np.float32)
+    expected = np.array([math.erf(value) for value in x.tolist()])
+    assert np.abs(found - expected).max() < 4e-7
+    flipped = np.frombuffer(probe("scalar", "erf", (-x).tobytes()), np.float32)
+    np.testing.assert_array_equal(flipped, -found)
 
 
 def test_functions_at_their_ends(probe):
