@@ -142,8 +142,7 @@ class Octavo(PythonEngine):
 class VLLM(PythonEngine):
     def start(self) -> dict[str, Any]:
         # The first start compiles for a minute or more, and stores the result; it is not counted.
-        cache = Path(self.env["XDG_CACHE_HOME"]) / "vllm" / "torch_compile_cache"
-        if not cache.exists():
+        if not Path(self.env["TORCHINDUCTOR_CACHE_DIR"]).exists():
             make_hf_folder(self.settings)
             self._start_worker().close()
         return super().start()
@@ -296,6 +295,9 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     variables = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, list(cpus)[: settings.threads])),
         "VLLM_CPU_KVCACHE_SPACE": "2",
+        # What this version stores ahead of time it cannot load again on a CPU ("no attribute
+        # 'finalize_loading'"), so that every start would compile anew. Inductor's own cache works.
+        "VLLM_USE_AOT_COMPILE": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(caches),

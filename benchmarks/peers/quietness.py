@@ -58,7 +58,7 @@ class CpuUse:
 def watch_cpu(process_group: int | None = None) -> Iterator[CpuUse]:
     """Account for the processors in the block; the result is filled at its end.
 
-    What is measured is a process group that lives on, or children that start and end within.
+    What is measured is a process group that lives on, and children that start and end within.
     """
     use = CpuUse()
     machine, measured, started = _machine_cpu_s(), _measured_cpu_s(process_group), time.monotonic()
@@ -66,6 +66,8 @@ def watch_cpu(process_group: int | None = None) -> Iterator[CpuUse]:
     use.elapsed_s = time.monotonic() - started
     use.measured = (_measured_cpu_s(process_group) - measured) / use.elapsed_s
     machine_after = _machine_cpu_s()
+    if use.elapsed_s < 0.1:  # the system counts in steps of a hundredth of a second
+        return
     if machine is not None and machine_after is not None:
         use.machine = (machine_after - machine) / use.elapsed_s
 
@@ -99,8 +101,7 @@ def _machine_cpu_s() -> float | None:
 
 
 def _measured_cpu_s(process_group: int | None) -> float:
-    own = [resource.getrusage(resource.RUSAGE_SELF)]  # this process waits, and reads output
-    if process_group is None:
-        own.append(resource.getrusage(resource.RUSAGE_CHILDREN))
+    # This process waits, and reads output; children count once they have ended.
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(usage.ru_utime + usage.ru_stime for usage in own)
     return total + (0.0 if process_group is None else group_cpu_s(process_group))

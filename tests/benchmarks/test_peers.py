@@ -452,6 +452,9 @@ def test_others_are_what_is_left_of_the_machine():
             pass
     assert cpu.elapsed_s >= 0.2 and 0.2 < cpu.measured < 1.5
     assert cpu.others is None or cpu.others >= 0.0
+    with quietness.watch_cpu() as cpu:
+        pass
+    assert cpu.others is None  # too short to tell
     assert quietness.CpuUse(1.0, None, 0.5).others is None
     assert quietness.CpuUse(1.0, 1.5, 0.5).others == 1.0
 
