@@ -129,8 +129,9 @@ class Attention {
 
   void run() {
     using Factor = typename Kv::Factor;
-    const int64_t values = int64_t{seqs_.num_tokens} * args_.num_heads * args_.head_dim;
-    queries_ = static_cast<Factor*>(worker_.shared(0, sizeof(Factor) * values));
+    const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
+    const int64_t row_bytes = sizeof(Factor) * Kv::row_factors(args_.head_dim);
+    queries_ = static_cast<Factor*>(worker_.shared(0, rows * row_bytes));
     if (plan_.cut_by_splits) {
       parts_ = static_cast<float*>(
           worker_.shared(1, sizeof(float) * state_floats_ * plan_.num_items));
@@ -200,17 +201,24 @@ class Attention {
       const int seen = std::min(std::max(c, tile.begin), tile.end - 1);
       tile.keys[c] = kv.chunk(index * kTileChunks + seen);
       tile.values[c] = tile.keys[c] + kv.values_offset();
+      if constexpr (Kv::kQuantized) {
+        Kv::fetch_scales(tile.keys[c], args_.head_dim);
+        Kv::fetch_scales(tile.values[c], args_.head_dim);
+      }
     }
   }
 
   // The last chunk of a sequence has slots that nobody has written yet. Their keys are masked, but
   // the values of even a weight of 0 count if they are NaN: they are replaced by zeros.
+  // Bytes are finite whatever they are.
   void hide_unwritten(const Item& item, KeyTile& tile) const {
-    const int last = seqs_.kv_len[item.seq] / kChunk - tile.first_key / kChunk;
-    const int written = seqs_.kv_len[item.seq] % kChunk;
-    if (written == 0 || last < tile.begin || last >= tile.end) return;
-    Kv::copy_first(tile.values[last], args_.head_dim, written, last_values_);
-    tile.values[last] = last_values_;
+    if constexpr (!Kv::kQuantized) {
+      const int last = seqs_.kv_len[item.seq] / kChunk - tile.first_key / kChunk;
+      const int written = seqs_.kv_len[item.seq] % kChunk;
+      if (written == 0 || last < tile.begin || last >= tile.end) return;
+      Kv::copy_first(tile.values[last], args_.head_dim, written, last_values_);
+      tile.values[last] = last_values_;
+    }
   }
 
   // The first tile of an item, if there is such an item and it sees something.
@@ -234,7 +242,7 @@ class Attention {
     for (int r = 0; r < num_rows(item); r++) positions_[r] = item.position + r / group_;
     const typename Kv::Factor* queries =
         queries_ + (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_ *
-                       args_.head_dim;
+                       Kv::row_factors(args_.head_dim);
     Softmax total(plan_.cut_by_splits ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
@@ -379,7 +387,7 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
     return fail(OCT_ERR_ARGUMENT, "attention: the head size is %d; possible are multiples of 16 to %d",
                 dim, kMaxHeadDim);
   }
-  if (args.kv_format != OCT_KV_F32 && args.kv_format != OCT_KV_BF16) {
+  if (kv_chunk_bytes(args.kv_format, dim) == 0) {
     return fail(OCT_ERR_ARGUMENT, "attention: there is no KV format %d", args.kv_format);
   }
   if (args.rotary_dim < 0 || args.rotary_dim > dim || args.rotary_dim % 2 != 0) {
@@ -424,6 +432,7 @@ void attention(const oct_attention_args& args, const oct_sequences& seqs, const 
   switch (args.kv_format) {
     case OCT_KV_F32: return Attention<F32Kv>(args, seqs, worker).run();
     case OCT_KV_BF16: return Attention<Bf16Kv>(args, seqs, worker).run();
+    case OCT_KV_INT8: return Attention<Int8Kv>(args, seqs, worker).run();
   }
 }
 

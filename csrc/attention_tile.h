@@ -14,18 +14,22 @@
 
 #include "attention.h"
 #include "kv_formats.h"
+#include "kv_int8.h"
 #include "simd.h"
 
 namespace octavo {
 
 // Rows of a block, and vectors of keys (chunks) or values that it goes through at a time: as many
 // as leave room in the registers for what they are multiplied with.
+constexpr bool kManyRegisters = simd::kNumRegisters >= 32;
 template <class Kv>
-constexpr int kMaxRows = simd::kNumRegisters < 32              ? 4
+constexpr int kMaxRows = Kv::kQuantized                            ? (kManyRegisters ? 3 : 2)
+                         : !kManyRegisters                          ? 4
                          : std::is_same_v<typename Kv::Lanes, Pair> ? 5
-                                                                : 6;
+                                                                    : 6;
+template <class Kv>
 constexpr int max_vectors(int rows) {
-  return simd::kNumRegisters >= 32 ? 4 : rows <= 2 ? 2 : 1;
+  return kManyRegisters ? 4 : rows <= 2 && !Kv::kQuantized ? 2 : 1;
 }
 
 // The softmax so far of some rows; scores count in powers of two.
@@ -98,30 +102,69 @@ OCT_INLINE void fetch(const uint8_t* p, int line) {
   }
 }
 
+// The sums of R rows times C vectors, in registers; hence all the unrolled loops. Factors of the rows are `row` apart.
+template <class Kv, int R, int C>
+struct Sums {
+  typename Kv::Sum of[Kv::kParts][R][C];
+
+  OCT_INLINE void start(const typename Kv::Factor* factors, int row, int terms) {
+#pragma GCC unroll 8
+    for (int part = 0; part < Kv::kParts; part++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) of[part][r][c] = Kv::start(factors + r * row, terms, part);
+      }
+    }
+  }
+  OCT_INLINE void add(const typename Kv::Lanes (&lanes)[C], const typename Kv::Factor* factors,
+                      int row) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+      for (int part = 0; part < Kv::kParts; part++) {
+        const typename Kv::Factor* f = factors + r * row + part * Kv::kDepth;
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+          of[part][r][c] = Kv::multiply_add(of[part][r][c], lanes[c], f);
+        }
+      }
+    }
+  }
+  OCT_INLINE typename Kv::Sum first(int r, int c) const { return of[0][r][c]; }
+  OCT_INLINE typename Kv::Sum last(int r, int c) const { return of[Kv::kParts - 1][r][c]; }
+};
+
 // Scores of R rows and C chunks: out[row][64 keys].
 template <class Kv, int R, int C>
 void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int chunk, int dim,
                    bool ahead, float* out) {
-  simd::F32 acc[R][C];
-  for (int r = 0; r < R; r++) {
-    for (int c = 0; c < C; c++) acc[r][c] = simd::zero();
-  }
+  const int row = Kv::row_factors(dim);
+  Sums<Kv, R, C> sums;
+  sums.start(queries, row, dim);
   const uint8_t* keys[C];
+#pragma GCC unroll 8
   for (int c = 0; c < C; c++) keys[c] = tile.keys[chunk + c];
-  for (int step = 0; step < dim / 2; step++) {
-    typename Kv::Lanes lanes[C];
-    for (int c = 0; c < C; c++) lanes[c] = Kv::keys(keys[c], step);
-    if (ahead) {
-      for (int c = 0; c < C; c++) fetch<Kv>(tile.next->keys[chunk + c], step);
-    }
-    for (int r = 0; r < R; r++) {
-      for (int c = 0; c < C; c++) {
-        acc[r][c] = Kv::multiply_add(acc[r][c], lanes[c], queries + r * dim + 2 * step);
+  for (int block = 0; block < dim / Kv::kDepth; block += Kv::kBlock) {
+#pragma GCC unroll 4
+    for (int step = block; step < block + Kv::kBlock; step++) {
+      typename Kv::Lanes lanes[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; c++) lanes[c] = Kv::keys(keys[c], step);
+      if (ahead) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) fetch<Kv>(tile.next->keys[chunk + c], step);
       }
+      sums.add(lanes, queries + step * Kv::kDepth * Kv::kParts, row);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    for (int c = 0; c < C; c++) simd::store(out + r * kTile + (chunk + c) * kChunk, acc[r][c]);
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+      simd::store(out + r * kTile + (chunk + c) * kChunk,
+                  Kv::score(sums.first(r, c), sums.last(r, c), queries + r * row, dim, keys[c]));
+    }
   }
 }
 
@@ -129,29 +172,34 @@ void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int 
 template <class Kv, int R, int C>
 void multiply_values(const typename Kv::Factor* weights, const KeyTile& tile, int begin, int end,
                      int dim, int column, bool ahead, const float* shrink, float* out) {
-  simd::F32 acc[R][C];
-  for (int r = 0; r < R; r++) {
-    for (int c = 0; c < C; c++) acc[r][c] = simd::zero();
-  }
+  constexpr int kSteps = kChunk / Kv::kDepth;
+  const int row = Kv::row_factors(kTile);
+  Sums<Kv, R, C> sums;
+  sums.start(weights, row, kTile);
   for (int chunk = begin; chunk < end; chunk++) {
     const uint8_t* values = tile.values[chunk];
-    for (int step = 0; step < kChunk / 2; step++) {
-      typename Kv::Lanes lanes[C];
-      for (int c = 0; c < C; c++) lanes[c] = Kv::values(values, dim, step, column + 16 * c);
-      if (ahead) {
-        const int line = (step * dim + column) / 16;
-        for (int c = 0; c < C; c++) fetch<Kv>(tile.next->values[chunk], line + c);
-      }
-      for (int r = 0; r < R; r++) {
-        const typename Kv::Factor* factor = weights + r * kTile + chunk * kChunk + 2 * step;
-        for (int c = 0; c < C; c++) acc[r][c] = Kv::multiply_add(acc[r][c], lanes[c], factor);
+    for (int block = 0; block < kSteps; block += Kv::kBlock) {
+#pragma GCC unroll 4
+      for (int step = block; step < block + Kv::kBlock; step++) {
+        typename Kv::Lanes lanes[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) lanes[c] = Kv::values(values, dim, step, column + 16 * c);
+        if (ahead) {
+          const int line = (step * dim + column) / 16;
+#pragma GCC unroll 8
+          for (int c = 0; c < C; c++) fetch<Kv>(tile.next->values[chunk], line + c);
+        }
+        sums.add(lanes, weights + (chunk * kSteps + step) * Kv::kDepth * Kv::kParts, row);
       }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
       float* p = out + r * dim + column + 16 * c;
-      simd::store(p, simd::fma(simd::load(p), simd::set1(shrink[r]), acc[r][c]));
+      const simd::F32 seen = Kv::output(sums.first(r, c), sums.last(r, c), weights + r * row);
+      simd::store(p, simd::fma(simd::load(p), simd::set1(shrink[r]), seen));
     }
   }
 }
@@ -204,10 +252,18 @@ void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int 
   for (int r = 0; r < num_rows; r++) {
     const simd::F32 most = simd::set1(larger[r]);
     simd::F32 total = simd::zero();
+    typename Kv::Factor* row = weights + r * Kv::row_factors(kTile);
     for (int c = begin * kChunk; c < end * kChunk; c += kChunk) {
       const simd::F32 weight = exp2(simd::sub(simd::load(scores + r * kTile + c), most));
       total = simd::add(total, weight);
-      Kv::store_factors(weights + r * kTile + c, weight);
+      if constexpr (Kv::kQuantized) {
+        simd::store(scores + r * kTile + c, weight);
+      } else {
+        Kv::store_factors(row + c, weight);
+      }
+    }
+    if constexpr (Kv::kQuantized) {
+      Kv::store_weights(scores + r * kTile, tile.values, begin, end, scoring.head_dim, row);
     }
     float* p = sum + 16 * r;
     simd::store(p, simd::fma(simd::load(p), simd::set1(shrink[r]), total));
@@ -228,11 +284,11 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
   if (last_seen < 0 || begin >= end) return;
 
   alignas(64) float scores[R * kTile];
-  alignas(64) typename Kv::Factor weights[R * kTile];
+  alignas(64) typename Kv::Factor weights[R * Kv::row_factors(kTile)];
   alignas(64) float shrink[16];
   const bool ahead = first == 0;
-  constexpr int kVectors = max_vectors(R);
-  queries += int64_t{first} * dim;
+  constexpr int kVectors = max_vectors<Kv>(R);
+  queries += int64_t{first} * Kv::row_factors(dim);
   for (int chunk = begin; chunk < end;) {
     const int left = end - chunk;
     if (kVectors >= 4 && left >= 4) {

@@ -1,12 +1,13 @@
-// The formats of the KV cache: how a chunk is written and read, and how it is multiplied.
+// The formats of the KV cache in floating point: how a chunk is written and read, and how it is
+// multiplied. The format in bytes is in kv_int8.h.
 //
 // Attention is two products, scores = queries x keys and output = weights x values. In both, a
 // vector from the cache has 16 lanes with the next `kDepth` terms of 16 sums, and what it is
-// multiplied by (a *factor*: terms of a query, or weights of keys) is the same for all lanes:
+// multiplied by (*factors*: terms of a query, or weights of keys) is the same for all lanes:
 //
-//     lanes    term 0 1 | 0 1 | 0 1 | ...  16 tokens, or 16 dimensions
-//     factor   term 0 1   to all of them
-//     acc           sum |  sum | sum | ...
+//     lanes     term 0 1 | 0 1 | 0 1 | ...   16 tokens, or 16 dimensions
+//     factors   term 0 1   to all of them
+//     acc            sum | sum | sum | ...
 //
 // A format has factors in the type that its multiplication wants. Sums are float32, one term after
 // the other. See attention.h for the order inside of a chunk.
@@ -14,7 +15,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "attention.h"
@@ -22,33 +22,59 @@
 
 namespace octavo {
 
+// Factors that are just one value for each term.
+struct PlainFactors {
+  using Sum = simd::F32;
+  static constexpr int kParts = 1;
+  static constexpr int kDepth = 2;
+  static constexpr int kBlock = 1;  // steps that are not in a loop
+  static constexpr bool kQuantized = false;
+  static constexpr int row_factors(int terms) { return terms; }
+
+  template <class Factor>
+  static OCT_INLINE Sum start(const Factor*, int, int) { return simd::zero(); }
+  template <class Factor>
+  static OCT_INLINE simd::F32 score(Sum sum, Sum, const Factor*, int, const uint8_t*) { return sum; }
+  template <class Factor>
+  static OCT_INLINE simd::F32 output(Sum sum, Sum, const Factor*) { return sum; }
+};
+
 // Two terms for each lane, in float32.
 struct Pair {
   simd::F32 even, odd;
 };
 
 // Factors in float32.
-struct WideFactors {
+struct WideFactors : PlainFactors {
   using Factor = float;
   using Lanes = Pair;
   static OCT_INLINE void store_factors(Factor* p, simd::F32 x) { simd::store(p, x); }
-  static OCT_INLINE simd::F32 multiply_add(simd::F32 acc, Lanes x, const Factor* f) {
-    acc = simd::fma(x.even, simd::set1(f[0]), acc);
-    return simd::fma(x.odd, simd::set1(f[1]), acc);
+  static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
+    sum = simd::fma(x.even, simd::set1(f[0]), sum);
+    return simd::fma(x.odd, simd::set1(f[1]), sum);
   }
 };
 
 // Factors rounded to bfloat16, for the instruction that multiplies such pairs.
-struct Bf16Factors {
+struct Bf16Factors : PlainFactors {
   using Factor = uint16_t;
   using Lanes = simd::BF16;
   static OCT_INLINE void store_factors(Factor* p, simd::F32 x) {
     simd::store_bf16_factors(p, x);
   }
-  static OCT_INLINE simd::F32 multiply_add(simd::F32 acc, Lanes x, const Factor* f) {
-    return simd::dot2(acc, x, simd::set1_pair(f));
+  static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
+    return simd::dot2(sum, x, simd::set1_pair(f));
   }
 };
+
+// A query, after norm and rope and times `factor`, in the factors of a format.
+template <class Kv>
+OCT_INLINE void store_query(const float* query, simd::F32 factor, int dim,
+                            typename Kv::Factor* out) {
+  for (int d = 0; d < dim; d += 16) {
+    Kv::store_factors(out + d, simd::mul(simd::load(query + d), factor));
+  }
+}
 
 struct F32Kv : WideFactors {
   static constexpr int kStepLines = 2;  // of the cache, that a vector of lanes comes from

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kv_formats.h"
+#include "kv_int8.h"
 
 namespace octavo {
 namespace {
@@ -108,7 +109,8 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
   const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
-  queries += (int64_t{run.head} * seqs.num_tokens + run.token) * group * dim;
+  const int row = Kv::row_factors(dim);
+  queries += (int64_t{run.head} * seqs.num_tokens + run.token) * group * row;
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
@@ -119,11 +121,9 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
     prepare_head(args, k + i * args.ldk, args.k_norm, run.position + i, keys + i * dim);
     std::copy_n(v + i * args.ldv, dim, values + i * dim);
     mark_if_damaged(dim, keys + i * dim, values + i * dim);
-    for (int g = 0; g < group; g++, queries += dim) {
+    for (int g = 0; g < group; g++, queries += row) {
       prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, run.position + i, query);
-      for (int d = 0; d < dim; d += 16) {
-        Kv::store_factors(queries + d, simd::mul(simd::load(query + d), factor));
-      }
+      store_query<Kv>(query, factor, dim, queries);
     }
   }
   uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.position / kChunk);
@@ -180,6 +180,8 @@ template void prepare<F32Kv>(const oct_attention_args&, const oct_sequences&, co
                              F32Kv::Factor*);
 template void prepare<Bf16Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
                               Bf16Kv::Factor*);
+template void prepare<Int8Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
+                              Int8Kv::Factor*);
 
 }  // namespace octavo
 
@@ -195,6 +197,9 @@ int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, i
       return OCT_OK;
     case OCT_KV_BF16:
       read<Bf16Kv>(*args, *seqs, seq, keys, values);
+      return OCT_OK;
+    case OCT_KV_INT8:
+      read<Int8Kv>(*args, *seqs, seq, keys, values);
       return OCT_OK;
   }
   return fail(OCT_ERR_ARGUMENT, "there is no KV format %d", args->kv_format);

@@ -14,11 +14,12 @@ import pytest
 
 from octavo.errors import EngineError
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.library import Library, Pool, load, runnable
 
-FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16}
+FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_INT8}
 # Largest error of an output relative to the largest value: rounding of queries and weights (of keys
 # and values there is none, as the oracle reads what was stored).
-TOLERANCE = {"f32": 5e-6, "bf16": 1e-2}
+TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3}
 MAX_POSITIONS = 1216
 
 
@@ -64,6 +65,21 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.q)
+
+
+@dataclass(frozen=True)
+class Native:
+    """What the fixture ``native`` is, for a test that wants several."""
+
+    library: Library
+    pool: Pool
+
+    @property
+    def lib(self):
+        return self.library.lib
+
+    def check(self, code: int) -> int:
+        return self.library.check(code)
 
 
 def make_sequence(layer: Layer, length: int, seed: int) -> Sequence:
@@ -247,7 +263,7 @@ def check_prompt(native, layer: Layer, length: int) -> None:
     cache = Cache(native, layer, [sequence])
     (out,) = attend(cache, [(0, 0, length)])
     keys, values = cache.read(0, length)
-    stored = 2e-6 if layer.kv == "f32" else 2**-8
+    stored = {"f32": 2e-6, "bf16": 2**-8, "int8": 1 / 253}[layer.kv]
     wanted = expected_heads(layer, sequence.k, "k_norm")
     assert np.abs(keys - wanted).max() <= stored * np.abs(wanted).max()
     assert np.abs(values - sequence.v).max() <= stored * np.abs(sequence.v).max()
@@ -358,6 +374,7 @@ def test_float32_agrees_with_the_reference_ops(native, interleaved):
 INVARIANT = {
     "bf16": Layer(),
     "f32": Layer(kv="f32", heads=5, kv_heads=1),
+    "int8": Layer(kv="int8", heads=3, kv_heads=1),
     "window": Layer(window=130, sinks=True),
     "softcap": Layer(softcap=3.0, qk_norm=True, heads=14),
 }
@@ -407,6 +424,23 @@ def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
             outs = attend(cache, chunks, pools[t % 3])
         for out, all_, (_, position, _) in zip(outs, wanted, chunks, strict=True):
             assert np.array_equal(out[0], all_[position]), f"position {position}"
+
+
+@pytest.mark.parametrize("kv", FORMATS)
+def test_all_instruction_sets_agree(kv):
+    """To the bit, but for bfloat16 where the processor multiplies it."""
+    levels = [isa for isa in runnable() if kv != "bf16" or isa != "avx512bf16"]
+    if len(levels) < 2:
+        pytest.skip("there is nothing to compare with")
+    layer = Layer(kv=kv, window=120, softcap=5.0, sinks=True, qk_norm=True, heads=5, kv_heads=1)
+    sequence = make_sequence(layer, 140, 1)
+    outs = []
+    for isa in levels:
+        library = load(isa)
+        with Pool(library, 2) as pool:
+            outs.append(attend_all(Native(library, pool), layer, sequence))
+    for isa, out in zip(levels, outs, strict=True):
+        assert np.array_equal(out, outs[0]), f"{isa} and {levels[0]}"
 
 
 # ---- Damage
