@@ -8,8 +8,8 @@
 //             keys                                    values
 //     F32     [D][16 tokens]                          [16 tokens][D]
 //     BF16    [D / 2][16 tokens][2 dimensions]        [8][D][2 tokens]
-//     INT8    [D / 4][16 tokens][4 dimensions]        [4][D][4 tokens]       bytes with 128 for 0,
-//             then float32 [16 tokens] that each      then float32 [16]      never 0
+//     INT8    [D / 4][16 tokens][4 dimensions]        [4][D][4 tokens]
+//             and a float32 scale [16 tokens]         and a float32 scale [16 tokens]
 //
 // A query sees keys in *tiles* of 64 and *splits* of 256, both at absolute positions:
 //
@@ -37,6 +37,7 @@ constexpr int kTile = 64;    // keys
 constexpr int kSplit = 256;  // keys
 constexpr int kTileChunks = kTile / kChunk;
 constexpr int kMaxHeadDim = 256;
+constexpr float kLog2E = 1.44269504f;  // e^x = 2^(x * this): scores count in powers of two
 
 // Bytes of a chunk; 0 if there is no such format.
 inline int64_t kv_chunk_bytes(int32_t format, int32_t head_dim) {
@@ -45,6 +46,16 @@ inline int64_t kv_chunk_bytes(int32_t format, int32_t head_dim) {
   if (format == OCT_KV_BF16) return 2 * values;
   if (format == OCT_KV_INT8) return values + 2 * kChunk * 4;
   return 0;
+}
+
+// The first position that a query sees.
+inline int first_seen(int window, int position) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// New tokens of a sequence.
+inline int num_new(const oct_sequences& seqs, int seq) {
+  return seqs.q_start[seq + 1] - seqs.q_start[seq];
 }
 
 // The chunks of one sequence and head.

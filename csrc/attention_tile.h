@@ -70,9 +70,6 @@ struct Scoring {
   int head_dim;
   int window;       // or 0
   float softcap;    // or 0; in powers of two, and scores come in units of it
-  int first_seen(int position) const {
-    return window > 0 && position >= window ? position - window + 1 : 0;
-  }
 };
 
 // 2^x of x <= 0, with a relative error of 2e-7: exactly 1 of 0, exactly 0 below -126, NaN of NaN.
@@ -93,8 +90,8 @@ OCT_INLINE simd::F32 exp2(simd::F32 x) {
 }
 
 // The next tile is fetched while this one is attended: its keys along with these keys, its values
-// along with these values, line by line as lanes are loaded. Into the L2 cache, which takes many more
-// requests at a time than the L1 cache does.
+// along with these values, line by line as lanes are loaded. Into the L2 cache, which takes many
+// more requests at a time than the L1 cache does.
 template <class Kv>
 OCT_INLINE void fetch(const uint8_t* p, int line) {
   for (int i = 0; i < Kv::kStepLines; i++) {
@@ -102,7 +99,8 @@ OCT_INLINE void fetch(const uint8_t* p, int line) {
   }
 }
 
-// The sums of R rows times C vectors, in registers; hence all the unrolled loops. Factors of the rows are `row` apart.
+// The sums of R rows times C vectors, in registers; hence all the unrolled loops. The factors of
+// rows are `row` apart.
 template <class Kv, int R, int C>
 struct Sums {
   typename Kv::Sum of[Kv::kParts][R][C];
@@ -216,7 +214,7 @@ alignas(64) inline constexpr KeyNumbers kKeyNumbers;
 // Scores of a row, capped and masked, in chunks begin to end of a tile. Returns the largest.
 inline float mask_scores(const Scoring& scoring, const KeyTile& tile, int begin, int end,
                          int position, float* scores) {
-  const int first = scoring.first_seen(position) - tile.first_key;
+  const int first = first_seen(scoring.window, position) - tile.first_key;
   const int last = position - tile.first_key;
   const bool partly = first > begin * kChunk || last < end * kChunk - 1;
   const simd::F32 none = simd::set1(-std::numeric_limits<float>::infinity());
@@ -277,11 +275,11 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
                  const typename Kv::Factor* queries, const Softmax& softmax) {
   const int dim = scoring.head_dim;
   positions += first;
-  const int first_seen = scoring.first_seen(positions[0]) - tile.first_key;
-  const int last_seen = positions[R - 1] - tile.first_key;
-  const int begin = first_seen > tile.begin * kChunk ? first_seen / kChunk : tile.begin;
-  const int end = last_seen < tile.end * kChunk ? last_seen / kChunk + 1 : tile.end;
-  if (last_seen < 0 || begin >= end) return;
+  const int first_key = first_seen(scoring.window, positions[0]) - tile.first_key;
+  const int last_key = positions[R - 1] - tile.first_key;
+  const int begin = first_key > tile.begin * kChunk ? first_key / kChunk : tile.begin;
+  const int end = last_key < tile.end * kChunk ? last_key / kChunk + 1 : tile.end;
+  if (last_key < 0 || begin >= end) return;
 
   alignas(64) float scores[R * kTile];
   alignas(64) typename Kv::Factor weights[R * Kv::row_factors(kTile)];

@@ -34,7 +34,9 @@ struct PlainFactors {
   template <class Factor>
   static OCT_INLINE Sum start(const Factor*, int, int) { return simd::zero(); }
   template <class Factor>
-  static OCT_INLINE simd::F32 score(Sum sum, Sum, const Factor*, int, const uint8_t*) { return sum; }
+  static OCT_INLINE simd::F32 score(Sum sum, Sum, const Factor*, int, const uint8_t*) {
+    return sum;
+  }
   template <class Factor>
   static OCT_INLINE simd::F32 output(Sum sum, Sum, const Factor*) { return sum; }
 };

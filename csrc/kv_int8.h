@@ -1,8 +1,8 @@
 // The KV cache in bytes: per token and head a scale, and value = scale * (byte - 128).
 //
-// Products are of integers, four terms a lane. The factors, queries and weights, would lose too much
-// in one byte: small weights of many keys would all become 0. They have two, the second one for what
-// the first one leaves:
+// Products are of integers, four terms a lane. The factors, queries and weights, would lose too
+// much in one byte: small weights of many keys would all become 0. They have two, the second one
+// for what the first one leaves:
 //
 //     x  =  scale * (high + low / 254)      high, low in -127 .. 127;   scale = largest / 127
 //
@@ -34,7 +34,9 @@ struct Int8Kv {
     int32_t sum_high, sum_low;
     int32_t unused;
   };
-  static constexpr int row_factors(int terms) { return 2 * terms + static_cast<int>(sizeof(Scale)); }
+  static constexpr int row_factors(int terms) {
+    return 2 * terms + static_cast<int>(sizeof(Scale));
+  }
   static OCT_INLINE Scale scale_of(const Factor* row, int terms) {
     Scale scale;
     std::memcpy(&scale, row + 2 * terms, sizeof scale);

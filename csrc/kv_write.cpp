@@ -73,11 +73,12 @@ void prepare_head(const oct_attention_args& args, const float* x, const float* n
 }
 
 // A value that is not finite would spoil even the queries that do not see it, as 0 * NaN is NaN; a
-// key might do nothing to those that do, with a score of -inf. Both become a key of NaN with a value
-// of 0: that is NaN to all who see it, and nothing to all others.
+// key might do nothing to those that do, with a score of -inf. Both become a key of NaN with a
+// value of 0: that is NaN to all who see it, and nothing to all others.
 void mark_if_damaged(int dim, float* key, float* value) {
-  F32 zeros = simd::zero();  // times what is finite; somewhat larger first: what bfloat16 rounds to
-  for (int d = 0; d < dim; d += 16) {  // infinity counts as infinite
+  F32 zeros = simd::zero();  // 0 times all; NaN if one is not finite
+  for (int d = 0; d < dim; d += 16) {
+    // Somewhat larger first: what bfloat16 rounds to infinity counts as infinite.
     const F32 a = simd::mul(simd::load(key + d), simd::set1(1.01f));
     const F32 b = simd::mul(simd::load(value + d), simd::set1(1.01f));
     zeros = simd::fma(a, simd::zero(), simd::fma(b, simd::zero(), zeros));
@@ -130,7 +131,9 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   Kv::write(args, chunk, run.position % kChunk, run.count, keys, values);
 }
 
-int num_runs(int first, int end) { return end > first ? (end - 1) / kChunk - first / kChunk + 1 : 0; }
+int num_runs(int first, int end) {
+  return end > first ? (end - 1) / kChunk - first / kChunk + 1 : 0;
+}
 
 template <class Kv>
 void read(const oct_attention_args& args, const oct_sequences& seqs, int seq, float* keys,
@@ -148,7 +151,7 @@ void read(const oct_attention_args& args, const oct_sequences& seqs, int seq, fl
 }  // namespace
 
 float query_factor(const oct_attention_args& args) {
-  return args.softcap > 0 ? args.scale / args.softcap : args.scale * 1.44269504f;
+  return args.softcap > 0 ? args.scale / args.softcap : args.scale * kLog2E;
 }
 
 template <class Kv>

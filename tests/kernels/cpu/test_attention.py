@@ -497,7 +497,7 @@ def test_slots_that_were_never_written_do_not_matter(native, kv):
         ({"rotary_dim": 7}, "7 of 32 dimensions"),
         ({"rotary_dim": 34}, "34 of 32 dimensions"),
         ({"window": -1}, "window -1"),
-        ({"ldk": 10}, "10 and"),
+        ({"ldk": 10}, "10 and 320 floats apart, too few"),
         ({"q": None}, "NULL"),
         ({"cos_sin": None}, "NULL"),
     ],

@@ -1,0 +1,120 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+
+#include "attention.h"
+
+namespace octavo {
+namespace {
+
+// Queries (tokens times heads) that go through the keys together, about: so many that loading keys
+// does not count, so few that what they need stays in the L2 cache.
+constexpr int kTileRows = 96;
+constexpr int kFewRows = 24;        // less is not worth it even if workers have nothing to do
+constexpr int kItemsPerWorker = 4;  // so that all end at about the same time
+
+}  // namespace
+
+Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker)
+    : args_(args),
+      seqs_(seqs),
+      sequences_(static_cast<Sequence*>(
+          worker.scratch(0, sizeof(Sequence) * (static_cast<size_t>(seqs.num_seqs) + 1)))) {
+  tile_tokens_ = choose_tile_tokens(worker.size);
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    if (num_new(seqs, s) > 1) add(s);
+  }
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    if (num_new(seqs, s) == 1) add(s);
+  }
+  int64_t all_splits = 0, most_splits = 1;
+  int most_tokens = 0;
+  for (int i = 0; i < num_sequences_; i++) {
+    const Sequence& of = sequences_[i];
+    all_splits += int64_t{of.num_splits} * of.num_tiles * args.num_kv_heads;
+    most_splits = std::max<int64_t>(most_splits, of.num_splits);
+    most_tokens = std::max(most_tokens, std::min(num_new(seqs, of.seq), tile_tokens_));
+  }
+  cut_by_splits_ =
+      most_splits > 1 && most_splits * kItemsPerWorker * worker.size > all_splits;
+  max_rows_ = most_tokens * (args.num_heads / args.num_kv_heads);
+  for (int i = 0; i < num_sequences_; i++) {
+    Sequence& of = sequences_[i];
+    if (!cut_by_splits_) of.num_splits = 1;
+    of.first_item = num_items_;
+    of.first_tile = num_tiles_;
+    num_tiles_ += of.num_tiles * args.num_kv_heads;
+    num_items_ += of.num_tiles * args.num_kv_heads * of.num_splits;
+  }
+}
+
+void Plan::add(int seq) {
+  const int length = num_new(seqs_, seq), end = seqs_.kv_len[seq];
+  const int first_split = first_seen(args_.window, end - length) / kSplit;
+  const int num_splits = (end - 1) / kSplit - first_split + 1;
+  const int num_tiles = (length + tile_tokens_ - 1) / tile_tokens_;
+  sequences_[num_sequences_++] = {seq, num_tiles, first_split, num_splits, 0, 0};
+}
+
+// Fewer tokens to a tile where that gives everybody something to do.
+int Plan::choose_tile_tokens(int num_workers) const {
+  const int group = args_.num_heads / args_.num_kv_heads;
+  int longest = 1;
+  for (int s = 0; s < seqs_.num_seqs; s++) longest = std::max(longest, num_new(seqs_, s));
+  int tokens = std::min(longest, std::max(1, kTileRows / group));
+  for (; tokens > 1 && tokens * group > kFewRows; tokens = (tokens + 1) / 2) {
+    int64_t items = 0;
+    for (int s = 0; s < seqs_.num_seqs; s++) {
+      items += int64_t{(num_new(seqs_, s) + tokens - 1) / tokens} * args_.num_kv_heads;
+    }
+    if (items >= int64_t{kItemsPerWorker} * num_workers) break;
+  }
+  return tokens;
+}
+
+// The last sequence that does not begin after what is looked for.
+template <class Before>
+const Plan::Sequence& Plan::find(Before before) const {
+  return *(std::partition_point(sequences_, sequences_ + num_sequences_, before) - 1);
+}
+
+Item Plan::make_item(const Sequence& of, int tile, int head) const {
+  const int length = num_new(seqs_, of.seq);
+  const int first = (of.num_tiles - 1 - tile) * tile_tokens_;
+  Item item;
+  item.seq = of.seq;
+  item.head = head;
+  item.num_tokens = std::min(tile_tokens_, length - first);
+  item.first_token = seqs_.q_start[of.seq] + first;
+  item.position = seqs_.kv_len[of.seq] - length + first;
+  item.first_key = first_seen(args_.window, item.position);
+  item.last_key = item.position + item.num_tokens - 1;
+  return item;
+}
+
+Item Plan::tile(int index) const {
+  const Sequence& of = find([=](const Sequence& s) { return s.first_tile <= index; });
+  const int heads = args_.num_kv_heads;
+  return make_item(of, (index - of.first_tile) / heads, (index - of.first_tile) % heads);
+}
+
+Item Plan::item(int index) const {
+  const Sequence& of = find([=](const Sequence& s) { return s.first_item <= index; });
+  const int heads = args_.num_kv_heads;
+  index -= of.first_item;
+  Item item = make_item(of, index / heads % of.num_tiles, index % heads);
+  if (cut_by_splits_) {
+    const int first = (of.first_split + index / heads / of.num_tiles) * kSplit;
+    item.first_key = std::max(item.first_key, first);
+    item.last_key = std::min(item.last_key, first + kSplit - 1);
+  }
+  return item;
+}
+
+int Plan::item_of_split(int tile, int split) const {
+  const Sequence& of = find([=](const Sequence& s) { return s.first_tile <= tile; });
+  const int tiles = of.num_tiles * args_.num_kv_heads;
+  return of.first_item + (split - of.first_split) * tiles + tile - of.first_tile;
+}
+
+}  // namespace octavo
