@@ -45,7 +45,7 @@ void oct_abort(oct_pool* pool);
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
-/* Packed formats: 16 output columns to a tile, in the order that the kernels read (linear.h). */
+/* Packed formats: 16 output columns to a tile, in the order that the kernels read (pack.h). */
 enum {
   OCT_W4S = 0,  /* d * (q - 8),   q in 0..15, float16 d per group of inputs */
   OCT_W4A = 1,  /* d * q + m,     q in 0..15, float16 d and m */
