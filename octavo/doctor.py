@@ -7,7 +7,6 @@ an absent thing is a finding.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo import __version__, hub, machine
+from octavo.hub.wheels import has_pip
 
 GIB = 1 << 30
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
@@ -201,7 +201,7 @@ def missing_software(
         found.append(
             Finding(f"no native CPU kernels, so answers are slow: {native.reason}", remedy)
         )
-    if importlib.util.find_spec("pip") is None:
+    if not has_pip():
         found.append(
             Finding(
                 "this Python has no pip: octavo's own aliases cannot be fetched",

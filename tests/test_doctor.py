@@ -73,7 +73,7 @@ def test_driver_without_devices(healthy: dict, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_python_without_pip(healthy: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "has_pip", lambda: False)
     (finding,) = findings(healthy)
     assert "has no pip" in finding.problem and "ensurepip" in finding.remedy
 

