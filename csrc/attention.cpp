@@ -6,6 +6,9 @@
 //     -- barrier --   and
 //     merge           the splits of each tile of queries,   by ticket
 //                     if items were cut by splits
+//
+// In a step of decodes, each item's worker prepares what the item needs, without the first barrier:
+// nobody else reads the new key and value.
 #include <algorithm>
 #include <cstdint>
 
@@ -34,9 +37,10 @@ class Attention {
 
   void run() {
     using Factor = typename Kv::Factor;
-    const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
     const int64_t row_bytes = sizeof(Factor) * Kv::row_factors(args_.head_dim);
-    queries_ = static_cast<Factor*>(worker_.shared(0, rows * row_bytes));
+    const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
+    queries_ = static_cast<Factor*>(plan_.single_tokens() ? worker_.scratch(4, group_ * row_bytes)
+                                                          : worker_.shared(0, rows * row_bytes));
     if (plan_.cut_by_splits()) {
       parts_ = static_cast<float*>(
           worker_.shared(1, sizeof(float) * state_floats_ * plan_.num_items()));
@@ -47,8 +51,10 @@ class Attention {
     last_values_ = static_cast<uint8_t*>(
         worker_.scratch(3, kv_chunk_bytes(args_.kv_format, args_.head_dim) / 2));
 
-    prepare<Kv>(args_, seqs_, worker_, queries_);
-    if (!worker_.barrier()) return;
+    if (!plan_.single_tokens()) {
+      prepare<Kv>(args_, seqs_, worker_, queries_);
+      if (!worker_.barrier()) return;
+    }
     int next = worker_.ticket();
     while (next < plan_.num_items()) next = attend(next);
     if (!plan_.cut_by_splits() || !worker_.barrier()) return;
@@ -101,6 +107,16 @@ class Attention {
 
   // ---- Attend
 
+  const typename Kv::Factor* queries_of(const Item& item) const {
+    if (plan_.single_tokens()) {
+      const bool sees_new_key = item.last_key == item.position;
+      prepare_token<Kv>(args_, seqs_, item.seq, item.head, sees_new_key, queries_);
+      return queries_;
+    }
+    const int64_t row = (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_;
+    return queries_ + row * Kv::row_factors(args_.head_dim);
+  }
+
   // Attend one item; returns the next one to do. That is known while the last tile of this one is
   // attended, so that its keys can be fetched.
   int attend(int index) {
@@ -109,9 +125,7 @@ class Attention {
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     int following = 0;
     for (int r = 0; r < num_rows(item); r++) positions_[r] = item.position + r / group_;
-    const typename Kv::Factor* queries =
-        queries_ + (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_ *
-                       Kv::row_factors(args_.head_dim);
+    const typename Kv::Factor* queries = queries_of(item);
     Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
@@ -199,7 +213,7 @@ class Attention {
   const int group_;
   const Plan plan_;
   const int64_t state_floats_;
-  typename Kv::Factor* queries_ = nullptr;  // [Hk][T][G][D], of all workers
+  typename Kv::Factor* queries_ = nullptr;  // [Hk][T][G][D] of all workers, or [G][D] of one
   float* parts_ = nullptr;                  // an item's Softmax each, of all workers
   float* total_ = nullptr;
   float* split_ = nullptr;

@@ -24,6 +24,7 @@ Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs, const Work
   for (int s = 0; s < seqs.num_seqs; s++) {
     if (num_new(seqs, s) > 1) add(s);
   }
+  single_tokens_ = num_sequences_ == 0;
   for (int s = 0; s < seqs.num_seqs; s++) {
     if (num_new(seqs, s) == 1) add(s);
   }

@@ -33,6 +33,8 @@ class Plan {
   int num_tiles() const { return num_tiles_; }  // of queries, for each key head
   int max_rows() const { return max_rows_; }    // queries of an item: tokens times heads
   bool cut_by_splits() const { return cut_by_splits_; }
+  // No sequence has more than one new token: a step of decodes.
+  bool single_tokens() const { return single_tokens_; }
 
   // Long sequences first, so that small pieces are left for the end; in one, split by split, the
   // last tiles first, heads innermost.
@@ -60,7 +62,7 @@ class Plan {
   Sequence* sequences_;
   int num_sequences_ = 0;
   int tile_tokens_ = 1;
-  bool cut_by_splits_ = false;
+  bool cut_by_splits_ = false, single_tokens_ = true;
   int num_items_ = 0, num_tiles_ = 0, max_rows_ = 0;
 };
 

@@ -100,9 +100,10 @@ void fetch(const float* x, int n) {
   for (int i = 0; i < n; i += 16) simd::prefetch(x + i);
 }
 
+// Queries to [tokens][G][D]; keys and values only if they are to be stored.
 template <class Kv>
 void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, const Run& run,
-                 typename Kv::Factor* queries) {
+                 bool store, typename Kv::Factor* queries) {
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
   alignas(64) float query[kMaxHeadDim];
@@ -111,7 +112,6 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
   const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
   const int row = Kv::row_factors(dim);
-  queries += (int64_t{run.head} * seqs.num_tokens + run.token) * group * row;
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
@@ -119,14 +119,17 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
       fetch(k + (i + kAhead) * args.ldk, dim);
       fetch(v + (i + kAhead) * args.ldv, dim);
     }
-    prepare_head(args, k + i * args.ldk, args.k_norm, run.position + i, keys + i * dim);
-    std::copy_n(v + i * args.ldv, dim, values + i * dim);
-    mark_if_damaged(dim, keys + i * dim, values + i * dim);
+    if (store) {
+      prepare_head(args, k + i * args.ldk, args.k_norm, run.position + i, keys + i * dim);
+      std::copy_n(v + i * args.ldv, dim, values + i * dim);
+      mark_if_damaged(dim, keys + i * dim, values + i * dim);
+    }
     for (int g = 0; g < group; g++, queries += row) {
       prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, run.position + i, query);
       store_query<Kv>(query, factor, dim, queries);
     }
   }
+  if (!store) return;
   uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.position / kChunk);
   Kv::write(args, chunk, run.position % kChunk, run.count, keys, values);
 }
@@ -163,6 +166,8 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
     total += num_runs(seqs.kv_len[s] - length, seqs.kv_len[s]) * args.num_kv_heads;
   }
   const Range mine = share(total, worker.rank, worker.size);
+  const int64_t token_factors =
+      int64_t{args.num_heads / args.num_kv_heads} * Kv::row_factors(args.head_dim);
   int index = 0;
   for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
     int token = seqs.q_start[s];
@@ -171,7 +176,8 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
       const int count = std::min(kChunk - position % kChunk, end - position);
       for (int head = 0; head < args.num_kv_heads; head++, index++) {
         if (index < mine.begin || index >= mine.end) continue;
-        prepare_run<Kv>(args, seqs, {s, head, token, position, count}, queries);
+        prepare_run<Kv>(args, seqs, {s, head, token, position, count}, true,
+                        queries + (int64_t{head} * seqs.num_tokens + token) * token_factors);
       }
       token += count;
       position += count;
@@ -179,12 +185,22 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
   }
 }
 
-template void prepare<F32Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
-                             F32Kv::Factor*);
-template void prepare<Bf16Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
-                              Bf16Kv::Factor*);
-template void prepare<Int8Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,
-                              Int8Kv::Factor*);
+template <class Kv>
+void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head,
+                   bool store, typename Kv::Factor* queries) {
+  const Run run = {seq, head, seqs.q_start[seq], seqs.kv_len[seq] - 1, 1};
+  prepare_run<Kv>(args, seqs, run, store, queries);
+}
+
+#define INSTANTIATE(Kv)                                                                          \
+  template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,      \
+                            Kv::Factor*);                                                        \
+  template void prepare_token<Kv>(const oct_attention_args&, const oct_sequences&, int, int, bool, \
+                                  Kv::Factor*);
+INSTANTIATE(F32Kv)
+INSTANTIATE(Bf16Kv)
+INSTANTIATE(Int8Kv)
+#undef INSTANTIATE
 
 }  // namespace octavo
 

@@ -135,7 +135,8 @@ enum { OCT_KV_F32 = 0, OCT_KV_BF16 = 1, OCT_KV_INT8 = 2 };
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
 /* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's
- * tokens, the last ones of its kv_len[s] positions, and the blocks block_table[s * stride + i]. */
+ * tokens, the last ones of its kv_len[s] positions, and the blocks block_table[s * stride + i]. What a
+ * sequence stores in this step, no other may need: it may be read before or after. */
 typedef struct oct_sequences {
   int32_t num_seqs, num_tokens;
   const int32_t* q_start;     /* [S + 1] */

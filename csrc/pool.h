@@ -28,8 +28,8 @@ struct Worker {
   // asking again may move it. Slots are independent: `slot` in 0..7, a fixed number per use.
   void* scratch(int slot, size_t bytes) const;
   // The same, but one for all workers: to be asked for by all of them, with the same size, between
-  // the same barriers, and to be used after the next barrier. Slots 0..3. What an earlier request
-  // of this call returned stays readable to the end of the call.
+  // the same barriers. Slots 0..3. What an earlier request of this call returned stays readable to
+  // the end of the call.
   void* shared(int slot, size_t bytes) const;
 };
 

@@ -32,8 +32,13 @@ from octavo.runtime.op_program import create_program, pack_weights, record
 _log = logging.getLogger("octavo")
 
 # The types of the native KV cache, by what a user may call them.
-_NATIVE_KV = {"auto": abi.OCT_KV_BF16, "bf16": abi.OCT_KV_BF16, "f32": abi.OCT_KV_F32}
-_KV_NAMES = {abi.OCT_KV_BF16: "bfloat16", abi.OCT_KV_F32: "float32"}
+_NATIVE_KV = {
+    "auto": abi.OCT_KV_BF16,
+    "bf16": abi.OCT_KV_BF16,
+    "f32": abi.OCT_KV_F32,
+    "int8": abi.OCT_KV_INT8,
+}
+_KV_NAMES = {abi.OCT_KV_BF16: "bfloat16", abi.OCT_KV_F32: "float32", abi.OCT_KV_INT8: "int8"}
 _MAX_HEAD_DIM = 256
 
 Progress = Callable[[int, int], None]
@@ -96,8 +101,6 @@ def _why_not_native(
         return f"heads of {head_dim} values: only multiples of 16 up to {_MAX_HEAD_DIM} are native"
     if args.block_size % NATIVE_CHUNK:
         return f"block_size {args.block_size} is not a multiple of {NATIVE_CHUNK}"
-    if args.kv_cache_dtype not in _NATIVE_KV:
-        return f"a KV cache of type {args.kv_cache_dtype}"
     return None
 
 
@@ -184,6 +187,8 @@ class TorchBackend:
         dtype: torch.dtype,
     ):
         self._model, self._model_config, self._device = model, model_config, device
+        if args.kv_cache_dtype == "int8":
+            raise ConfigError("kv_cache_dtype int8 needs the native CPU kernels: use f32 or bf16")
         self._ops = create_ops(device, dtype, EAGER)
         self.name = self._ops.name
         kv_dtype = dtype if args.kv_cache_dtype == "auto" else TORCH_DTYPES[args.kv_cache_dtype]

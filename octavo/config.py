@@ -57,8 +57,9 @@ class EngineArgs:
     quantization: str | None = _option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = _option(
         "auto",
-        "type of cached keys and values; auto is bf16 with native kernels, else that of dtype",
-        ("auto", "f32", "bf16"),
+        "type of cached keys and values; auto is bf16 with native kernels, else that of dtype; "
+        "int8 is for native kernels",
+        ("auto", "f32", "bf16", "int8"),
     )
     max_model_len: int | None = _option(
         None, "prompt and output tokens of one request; default: the model's, if memory allows"

@@ -17,11 +17,12 @@ def llm(smollm2_gguf):
         yield llm
 
 
-def test_it_knows_the_capital_of_france(llm):
+def test_it_knows_capitals(llm):
     (output,) = llm.generate("The capital of France is", GREEDY)
     assert output.outputs[0].text.startswith(" Paris.")
-    (output,) = llm.chat([{"role": "user", "content": "What is the capital of France?"}], GREEDY)
-    assert "Paris" in output.outputs[0].text
+    # Not of France: there the model starts "The" or "L'Étoile" with almost the same probability.
+    (output,) = llm.chat([{"role": "user", "content": "What is the capital of Japan?"}], GREEDY)
+    assert "Tokyo" in output.outputs[0].text
     assert output.prompt.startswith("<|im_start|>system\n")
 
 

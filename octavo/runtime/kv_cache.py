@@ -17,6 +17,7 @@ TORCH_DTYPES = {
 }
 
 NATIVE_CHUNK = 16  # tokens whose keys the native kernels keep together
+_LINE_BYTES = 64
 
 
 class KVCache:
@@ -93,9 +94,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros that cost memory only where they are written.
 
     torch fills the memory it allocates; numpy asks the system for pages that are zero already and
-    that exist from their first use. A large pool then starts at once and counts as it fills.
+    that exist from their first use. A large pool then starts at once and counts as it fills. On the
+    CPU they begin at a cache line.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    data = np.zeros(num_bytes + _LINE_BYTES, dtype=np.uint8)
+    start = -data.ctypes.data % _LINE_BYTES
+    return torch.from_numpy(data[start : start + num_bytes]).view(dtype).view(shape)

@@ -113,6 +113,27 @@ def test_answers_are_those_of_the_reference(bench, run_all):
             assert abs(ours.logprob - theirs.logprob) < 1e-3
 
 
+def test_keys_and_values_of_eight_bits(bench, run_all):
+    """In any company the same to the last bit, and near what float32 gives."""
+    engine = bench.engine(kernels="native", kv_cache_dtype="int8", prefix_caching=False)
+    alone, _ = run_all(engine, make_requests(bench.config.vocab_size), together=False)
+    engine = bench.engine(kernels="native", kv_cache_dtype="int8", num_blocks=10)
+    together, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    assert together == alone and engine.scheduler.num_preemptions > 0
+
+    exact = bench.engine(kernels="native", kv_cache_dtype="f32")
+    exact_answers, _ = run_all(exact, make_requests(bench.config.vocab_size))
+    differences = [
+        abs(ours.logprob - theirs.logprob)
+        for request_id, (_, entries) in exact_answers.items()
+        for ours, theirs in zip(alone[request_id][1][:1], entries[:1], strict=True)
+    ]
+    assert 0 < max(differences) < 0.2
+    kv_bytes = [e.executor.runner.kv_cache.num_bytes / e.executor.runner.kv_cache.num_blocks
+                for e in (engine, exact)]  # fmt: skip
+    assert kv_bytes[0] < 0.35 * kv_bytes[1]
+
+
 def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
     engine = bench.engine(kernels="native")
     requests = make_requests(bench.config.vocab_size)
