@@ -231,11 +231,18 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has %d new tokens, but %d in all", s,
                 length, end);
   }
+  return check_blocks(args, seqs, s, end);
+}
+
+}  // namespace
+
+int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end) {
   if (end > int64_t{seqs.table_stride} * seqs.block_size) {
     return fail(OCT_ERR_ARGUMENT,
                 "attention: sequence %d has %d positions, but its table is %d blocks of %d", s, end,
                 seqs.table_stride, seqs.block_size);
   }
+  const int length = num_new(seqs, s);
   if (length == 0) return OCT_OK;
   const int32_t* blocks = seqs.block_table + int64_t{s} * seqs.table_stride;
   const int first = first_seen(args.window, end - length) / seqs.block_size;
@@ -248,8 +255,6 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
   }
   return OCT_OK;
 }
-
-}  // namespace
 
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs) {
   const int heads = args.num_heads, kv_heads = args.num_kv_heads, dim = args.head_dim;

@@ -14,6 +14,8 @@ int32_t check_linear(const oct_linear_args& args);
 void linear(const oct_linear_args& args, const Worker& worker);
 
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
+// Whether the blocks are there that a sequence needs up to position `end`.
+int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);
 void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
 
 // One row of logits to a token, by one worker.

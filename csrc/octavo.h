@@ -174,7 +174,12 @@ int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, i
 
 /* ---- Sampling ------------------------------------------------------------------------------ */
 
-enum { OCT_TOKEN_OK = 0, OCT_TOKEN_BAD_LOGITS = 1, OCT_TOKEN_OVERFLOW = 2 };
+enum {
+  OCT_TOKEN_OK = 0,
+  OCT_TOKEN_BAD_LOGITS = 1,
+  OCT_TOKEN_OVERFLOW = 2,
+  OCT_TOKEN_NONE = 3 /* of a round that was not run, see oct_batch */
+};
 
 /* How one row of logits becomes a token; octavo/runtime/sampler.py is the oracle. temperature 0 is
  * greedy. Penalties count tokens of prompt_ids and output_ids; ids outside of [0, V) are ignored.
@@ -258,18 +263,23 @@ typedef struct oct_program {
 /* What differs from step to step. Row r of the head is token out_rows[r] of the step. It becomes
  *     logits          written to logits[r], if that is not NULL
  *     a token         in tokens[r], its status in status[r]; sampled as samples[r] says
- * A row whose logits are asked for is not sampled: its token is the most likely one. */
+ * A row whose logits are asked for is not sampled: its token is the most likely one.
+ *
+ * With N rounds, the step is followed by N - 1 others, each of the tokens that the one before chose.
+ * Then every sequence has one token, which is row s of the head, and is sampled without penalties,
+ * and its block table reaches to kv_len + N - 1. Rounds after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */
+  int32_t num_rounds;
   int32_t num_out;
   int32_t head_only; /* only the head, over the activations that the last step left */
   const int32_t* out_rows;
   float* const* logits;      /* [num_out] */
   const oct_sample* samples; /* [num_out] */
-  int32_t* tokens;           /* [num_out] */
-  int32_t* status;           /* [num_out] */
-  uint8_t* row_finite;       /* [T] */
+  int32_t* tokens;           /* [N, num_out] */
+  int32_t* status;           /* [N, num_out] */
+  uint8_t* row_finite;       /* [N, T] */
 } oct_batch;
 
 /* Run a step. A program is only arguments; it may be freed when no step runs. */

@@ -7,6 +7,8 @@
 // end of a step, where rows of logits become tokens.
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <new>
 
 #include "kernels.h"
 #include "rows.h"
@@ -14,6 +16,7 @@
 namespace octavo {
 namespace {
 
+constexpr int32_t kMaxRounds = 1024;
 constexpr float kGreedyTemperature = 1e-5f;  // a lower temperature is treated as 0
 
 bool has_penalties(const oct_sample& s) {
@@ -96,6 +99,55 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
   }
 }
 
+// The rounds of a step: its batch, and what becomes of it when each sequence goes on from its token.
+class Rounds {
+ public:
+  explicit Rounds(const oct_batch& first) : batch_(first), left_(first.num_rounds - 1) {
+    if (left_ == 0) return;
+    const int32_t seqs = first.seqs.num_seqs;
+    kv_len_.reset(new (std::nothrow) int32_t[seqs]);
+    samples_.reset(new (std::nothrow) oct_sample[seqs]);
+    if (!has_memory()) return;
+    std::copy_n(first.seqs.kv_len, seqs, kv_len_.get());
+    std::copy_n(first.samples, seqs, samples_.get());
+    batch_.seqs.kv_len = kv_len_.get();
+    batch_.samples = samples_.get();
+    std::fill_n(first.status, int64_t{first.num_rounds} * seqs, OCT_TOKEN_NONE);
+  }
+
+  bool has_memory() const { return left_ == 0 || (kv_len_ && samples_); }
+  const oct_batch& current() const { return batch_; }
+
+  // Go on to the next round, if there is one: by all workers, after a barrier.
+  bool next(const Worker& worker) {
+    if (left_ == 0) return false;
+    if (!worker.barrier()) return false;  // all have seen `left_`
+    if (worker.rank == 0) advance();
+    return worker.barrier() && !failed_;
+  }
+
+ private:
+  void advance() {
+    const int32_t seqs = batch_.seqs.num_seqs;
+    left_--;
+    for (int32_t s = 0; s < seqs; s++) {
+      failed_ |= batch_.status[s] != OCT_TOKEN_OK || !batch_.row_finite[s];
+      kv_len_[s]++;
+      samples_[s].position++;
+    }
+    batch_.token_ids = batch_.tokens;
+    batch_.tokens += seqs;
+    batch_.status += seqs;
+    batch_.row_finite += seqs;
+  }
+
+  oct_batch batch_;
+  int32_t left_;
+  bool failed_ = false;
+  std::unique_ptr<int32_t[]> kv_len_;
+  std::unique_ptr<oct_sample[]> samples_;
+};
+
 // What would make the kernels read or write where they must not, of all that varies by step.
 int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   const int32_t tokens = batch.seqs.num_tokens;
@@ -119,6 +171,36 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
+int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
+  if (batch.num_rounds == 1) return OCT_OK;
+  const int32_t seqs = batch.seqs.num_seqs;
+  if (batch.num_rounds < 1 || batch.num_rounds > kMaxRounds || batch.head_only) {
+    return fail(OCT_ERR_ARGUMENT, "%d rounds of a step: 1 to %d are possible, and 1 of the head alone",
+                batch.num_rounds, kMaxRounds);
+  }
+  if (batch.seqs.num_tokens != seqs || batch.num_out != seqs) {
+    return fail(OCT_ERR_ARGUMENT, "%d rounds with %d tokens and %d rows of the head for %d sequences: "
+                "each needs one of both", batch.num_rounds, batch.seqs.num_tokens, batch.num_out, seqs);
+  }
+  for (int32_t s = 0; s < seqs; s++) {
+    if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || batch.logits[s] ||
+        has_penalties(batch.samples[s])) {
+      return fail(OCT_ERR_ARGUMENT, "%d rounds, but sequence %d wants logits or penalties, or is not "
+                  "row %d of the head", batch.num_rounds, s, s);
+    }
+  }
+  // At their last lengths; those of the first round have been checked with its nodes.
+  for (int32_t i = 0; i < program.num_nodes; i++) {
+    if (program.nodes[i].op != OCT_OP_ATTENTION) continue;
+    const auto& args = *static_cast<const oct_attention_args*>(program.nodes[i].args);
+    for (int32_t s = 0; s < seqs; s++) {
+      const int32_t code = check_blocks(args, batch.seqs, s, batch.seqs.kv_len[s] + batch.num_rounds - 1);
+      if (code != OCT_OK) return code;
+    }
+  }
+  return OCT_OK;
+}
+
 int32_t check_node(const oct_node& node, const oct_batch& batch) {
   switch (node.op) {
     case OCT_OP_LINEAR: {
@@ -137,21 +219,30 @@ int32_t check_node(const oct_node& node, const oct_batch& batch) {
   return fail(OCT_ERR_ARGUMENT, "a program has the unknown op %d", node.op);
 }
 
+int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t begin) {
+  int32_t code = check_batch(program, batch);
+  for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
+    code = check_node(program.nodes[i], batch);
+  }
+  return code == OCT_OK ? check_rounds(program, batch) : code;
+}
+
 }  // namespace
 }  // namespace octavo
 
 int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch) {
   using namespace octavo;
-  int32_t code = check_batch(*program, *batch);
   const int32_t begin = batch->head_only ? program->num_nodes - program->num_head_nodes : 0;
-  for (int32_t i = begin; i < program->num_nodes && code == OCT_OK; i++) {
-    code = check_node(program->nodes[i], *batch);
-  }
+  const int32_t code = check_step(*program, *batch, begin);
   if (code != OCT_OK) return code;
+  Rounds rounds(*batch);
+  if (!rounds.has_memory()) return fail(OCT_ERR_MEMORY, "no memory for the rounds of a step");
   return run(reinterpret_cast<Pool*>(pool), [&](const Worker& worker) {
-    for (int32_t i = begin; i < program->num_nodes; i++) {
-      run_node(program->nodes[i], *program, *batch, worker);
-      if (!worker.barrier()) return;
-    }
+    do {
+      for (int32_t i = begin; i < program->num_nodes; i++) {
+        run_node(program->nodes[i], *program, rounds.current(), worker);
+        if (!worker.barrier()) return;
+      }
+    } while (rounds.next(worker));
   });
 }

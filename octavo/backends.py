@@ -26,7 +26,7 @@ from octavo.models.footprint import kv_bytes_per_token
 from octavo.models.registry import CausalLM
 from octavo.runtime.kv_cache import NATIVE_CHUNK, TORCH_DTYPES, KVCache, NativeKVCache
 from octavo.runtime.model_runner import ModelRunner
-from octavo.runtime.native_runner import NativeModelRunner
+from octavo.runtime.native_runner import MAX_ROUNDS, NativeModelRunner
 from octavo.runtime.op_program import create_program, pack_weights, record
 
 _log = logging.getLogger("octavo")
@@ -108,6 +108,7 @@ class NativeBackend:
     """One native call a step, on our own threads. CannotFuse if the model's ops do not fit it."""
 
     name = "native"
+    max_rounds = MAX_ROUNDS
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class TorchBackend:
     """The reference ops, one call each."""
 
     isa = None
+    max_rounds = 1
 
     def __init__(
         self,

@@ -102,6 +102,7 @@ def load_engine(
         kv_bytes_per_token=backend.kv_bytes_per_token,
         kv_memory_bytes=max(0, kv_memory),
         kv_dtype=backend.kv_dtype,
+        max_rounds=backend.max_rounds,
     )
     config = resolve(args, capacity)
     runner = backend.create_runner(config)

@@ -194,6 +194,7 @@ class Capacity:
     kv_bytes_per_token: int
     kv_memory_bytes: int  # that the pool may use if nothing else is said
     kv_dtype: str
+    max_rounds: int = 1  # tokens that a lone request may decode in one step
 
 
 def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
@@ -269,6 +270,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             enable_chunked_prefill=args.enable_chunked_prefill,
             max_queued_requests=args.max_queued_requests,
             max_queued_tokens=args.max_queued_tokens,
+            max_rounds=capacity.max_rounds,
         ),
         choices=tuple(choices),
     )

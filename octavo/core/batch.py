@@ -29,6 +29,10 @@ class Batch:
     ``block_copies`` are (source, destination) block ids, to be copied before anything else of the
     step runs. Block tables are read from ``item.request.block_ids`` during ``Executor.submit``,
     and not after it.
+
+    With ``max_rounds`` above 1, all items decode, and there are slots for that many tokens of
+    each: the executor may go on by itself, up to so many rounds, each from the tokens of the one
+    before. What it computes beyond the end of a request is dropped.
     """
 
     step_id: int
@@ -36,6 +40,7 @@ class Batch:
     finished_ids: tuple[str, ...] = ()
     preempted_ids: tuple[str, ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
+    max_rounds: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +68,7 @@ class TokenLogprobs(NamedTuple):
 class StepOutput:
     """What a step produced, by request id.
 
-    ``token_ids`` holds a list for each item that samples, today of one token. A request in
+    ``token_ids`` holds a list for each item that samples, of one token a round. A request in
     ``errors`` has none: its row could not be sampled, and it alone ends.
     """
 

@@ -147,7 +147,7 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_seqs=batch.num_seqs,
-            num_tokens=batch.num_tokens,
+            num_tokens=batch.num_tokens + sum(map(_tokens_of_further_rounds, updates)),
             num_preempted=len(batch.preempted_ids),
             num_finished=sum(update.request.is_finished for update in updates),
             num_free_blocks=blocks.num_free_blocks,
@@ -158,3 +158,7 @@ class Engine:
             prefix_tokens_hit=scheduler.prefix_tokens_hit,
             num_invariant_violations=self.num_invariant_violations,
         )
+
+
+def _tokens_of_further_rounds(update: RequestUpdate) -> int:
+    return max(0, len(update.new_token_ids) - 1)

@@ -9,7 +9,7 @@ already holds, everything again for one that was preempted. The idea is vLLM's (
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from octavo import faults
@@ -31,6 +31,7 @@ class SchedulerConfig:
         enable_chunked_prefill: a prompt may be spread over steps. Without it, every prompt has to
             fit the budget.
         max_queued_requests, max_queued_tokens: bounds of the waiting queue; None is no bound.
+        max_rounds: tokens that a request which is alone may decode in one step.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
             priority can starve another.
     """
@@ -41,10 +42,15 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    max_rounds: int = 1
     ageing_steps: int = 128
 
     def __post_init__(self) -> None:
-        for field in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "ageing_steps"):
+        least_one = (
+            *("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_rounds"),
+            "ageing_steps",
+        )
+        for field in least_one:
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
@@ -220,6 +226,7 @@ class Scheduler:
             tuple(self._finished_ids),
             tuple(preempted),
             self.block_manager.take_copies(),
+            self._max_rounds(planned.values()),
         )
         self._step_id += 1
         self._finished_ids.clear()
@@ -228,6 +235,22 @@ class Scheduler:
         assert 0 <= budget == self.config.max_num_batched_tokens - batch.num_tokens
         assert len(self.running) <= self.config.max_num_seqs
         return batch
+
+    def _max_rounds(self, planned: Collection[ScheduledRequest]) -> int:
+        """How many tokens may be decoded at once, with slots for them: see ``Batch.max_rounds``.
+
+        Only while nobody else is there, who would have to wait for it; and without stop strings,
+        because whether a text contains one is only known between steps.
+        """
+        if self.config.max_rounds == 1 or len(self.requests) != 1 or len(planned) != 1:
+            return 1
+        (item,) = planned
+        request = item.request
+        if request.num_uncomputed_tokens != 1 or request.params.stop:
+            return 1
+        rounds = min(self.config.max_rounds, request.max_total_tokens - len(request.token_ids))
+        has_slots = self.block_manager.allocate(request, len(request.token_ids) + rounds - 1)
+        return rounds if has_slots else 1
 
     def _running_in_order(self) -> list[Request]:
         """Those that need a single token first; within that, in order of admission."""
@@ -389,6 +412,9 @@ class Scheduler:
         taken: list[int] = []
         params = request.params
         for token_id in token_ids:
+            if taken:  # then the executor went on to compute the one before
+                request.num_computed_tokens += 1
+                self.block_manager.commit(request)
             request.token_ids.append(token_id)
             taken.append(token_id)
             if request.num_output_tokens >= params.min_tokens:

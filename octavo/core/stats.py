@@ -66,7 +66,7 @@ class StepStats:
     num_running: int
     num_waiting: int
     num_seqs: int
-    num_tokens: int
+    num_tokens: int  # that were computed and count
     num_preempted: int
     num_finished: int
     num_free_blocks: int

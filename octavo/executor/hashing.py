@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput
+from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import FinishedStep
 
 _MASK = 2**61 - 1
@@ -68,25 +68,34 @@ class HashExecutor:
             ]
         tokens: dict[str, list[int]] = {}
         for item in batch.items:
-            state = self._forward(item)
-            if item.samples:
-                tokens[item.request.request_id] = [state % self._vocab_size]
+            request, start, end = item.request, item.start, item.start + item.num_tokens
+            state = self._forward(request.block_ids, request.token_ids[start:end], start)
+            if not item.samples:
+                continue
+            chosen = [state % self._vocab_size]
+            for position in range(end, end + self._num_rounds(batch) - 1):
+                state = self._forward(request.block_ids, chosen[-1:], position)
+                chosen.append(state % self._vocab_size)
+            tokens[request.request_id] = chosen
         return FinishedStep(StepOutput(tokens))
 
     def close(self) -> None:
         pass
 
-    def _forward(self, item: ScheduledRequest) -> int:
-        """Write the KV of the item's tokens; the fold after the last of them."""
-        table, token_ids = item.request.block_ids, item.request.token_ids
+    def _num_rounds(self, batch: Batch) -> int:
+        """Of those that are allowed now more, now fewer."""
+        return 1 + self._num_items % batch.max_rounds
+
+    def _forward(self, table: Sequence[int], token_ids: Sequence[int], start: int) -> int:
+        """Write the KV of tokens from position ``start`` on; the fold after the last of them."""
         size = self._block_size
         state = 0
-        if item.start:
-            before = item.start - 1
+        if start:
+            before = start - 1
             state = self._slots[table[before // size] * size + before % size][1]
-        end = item.start + item.num_tokens
-        for position in range(item.start, end):
-            kv = _mix(token_ids[position], position)
+        end = start + len(token_ids)
+        for position, token_id in enumerate(token_ids, start):
+            kv = _mix(token_id, position)
             state = _mix(state, kv)
             self._slots[table[position // size] * size + position % size] = (kv, state)
         self._num_items += 1

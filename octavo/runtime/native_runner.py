@@ -9,6 +9,7 @@ go through the same sampler as on any device.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from octavo import faults
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.request import Request
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.input_batch import BlockTables
@@ -23,6 +25,12 @@ from octavo.runtime.kv_cache import NativeKVCache
 from octavo.runtime.model_runner import DAMAGED, LOGITS_ROWS, sampling_row
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
 from octavo.runtime.sampler import compute_logprobs, sample
+
+
+# A lone stream gets several tokens of one call, as long as all take no longer than this: readers
+# see no difference, and what arrives meanwhile does not wait long.
+_ROUNDS_SECONDS = 0.02
+MAX_ROUNDS = 8
 
 
 class NativeModelRunner:
@@ -45,14 +53,15 @@ class NativeModelRunner:
         self._token_ids = np.zeros(max_tokens, dtype=np.int32)
         self._query_start = np.zeros(max_num_seqs + 1, dtype=np.int32)
         self._kv_len = np.zeros(max_num_seqs, dtype=np.int32)
-        self._row_finite = np.zeros(max_tokens, dtype=np.uint8)
-        rows = max(max_num_seqs, LOGITS_ROWS)
+        rows = max(max_num_seqs, LOGITS_ROWS, MAX_ROUNDS)
+        self._row_finite = np.zeros(max(max_tokens, rows), dtype=np.uint8)
         self._out_rows = np.zeros(rows, dtype=np.int32)
         self._logits_at = np.zeros(rows, dtype=np.uintp)
         self._tokens = np.zeros(rows, dtype=np.int32)
         self._status = np.zeros(rows, dtype=np.int32)
         self._samples = SampleArray(rows)
         self._logits = torch.empty(0, program.vocab_size)
+        self._round_seconds = _ROUNDS_SECONDS  # of the last decode of a lone stream
         self._arguments = self._make_arguments()
 
     def _make_arguments(self) -> abi.Batch:
@@ -79,6 +88,9 @@ class NativeModelRunner:
         num_tokens, longest = self._write_sequences(batch)
         sampling = [(i, item) for i, item in enumerate(batch.items) if item.samples]
         in_python = self._write_sampling(sampling)
+        if batch.max_rounds > 1 and not in_python:
+            return self._decode_alone(sampling[0][1].request, batch.max_rounds, longest)
+        self._arguments.num_rounds = 1
         self.program.step(self._arguments, longest)
         if faults.hit("runner.nan"):
             self._row_finite[0] = 0
@@ -93,6 +105,31 @@ class NativeModelRunner:
                 continue
             output.prompt_logprobs[request.request_id] = list(self._prompt_logprobs(index, item))
         return output
+
+    def _decode_alone(self, request: Request, max_rounds: int, longest: int) -> StepOutput:
+        """Several rounds of the only request, in one call."""
+        rounds = max(1, min(max_rounds, int(_ROUNDS_SECONDS / self._round_seconds)))
+        if request.params.has_penalties:  # they count every token, here
+            rounds = 1
+        self._arguments.num_rounds = rounds
+        begin = time.perf_counter()
+        self.program.step(self._arguments, longest + rounds - 1)
+        self._round_seconds = (time.perf_counter() - begin) / rounds
+        if faults.hit("runner.nan"):
+            self._row_finite[0] = 0
+        tokens: list[int] = []
+        for index in range(rounds):
+            if not self._row_finite[index]:
+                reason = DAMAGED
+            elif status := int(self._status[index]):
+                reason = status_error(status)
+            else:
+                tokens.append(int(self._tokens[index]))
+                continue
+            if not tokens:
+                return StepOutput({}, errors={request.request_id: reason})
+            break  # the next step will meet it in its first round
+        return StepOutput({request.request_id: tokens})
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
         """Tokens, lengths and block tables of a batch; returns T and the longest length."""
@@ -204,6 +241,7 @@ class NativeModelRunner:
             self._out_rows[:count] = np.arange(begin + offset, begin + offset + count)
             self._logits_at[:count] = self._logits_rows(count)
             self._arguments.num_out, self._arguments.head_only = count, 1
+            self._arguments.num_rounds = 1
             self.program.step(self._arguments, 0)
             targets = list(request.prompt_token_ids[begin + 1 : begin + 1 + count])
             yield from compute_logprobs(self._logits[:count], targets, num_top)

@@ -6,6 +6,7 @@ from octavo.core.batch import StepOutput
 from octavo.core.clock import VirtualClock, WallClock
 from octavo.core.executor import FinishedStep
 from octavo.core.request import FinishReason
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineError
 from octavo.executor.hashing import HashExecutor, expected_tokens
 
@@ -100,6 +101,69 @@ def test_a_leak_shows_when_the_engine_becomes_idle(engine, make_request, run, ca
         last = step
     assert engine.num_invariant_violations == last.stats.num_invariant_violations == 1
     assert "damaged" in caplog.text
+
+
+class RoundsExecutor(HashExecutor):
+    """Takes all the rounds it may, and remembers them."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.rounds = []
+
+    def _num_rounds(self, batch):
+        self.rounds.append(batch.max_rounds)
+        return batch.max_rounds
+
+
+def rounds_of(engine, run, *requests):
+    engine.executor = RoundsExecutor(16, 4)
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    for request in requests:
+        assert request.output_token_ids == expected_tokens(
+            request.prompt_token_ids, request.num_output_tokens, 97
+        )
+    return engine.executor.rounds
+
+
+def test_a_lone_request_decodes_several_tokens_a_step(make_engine, make_request, run):
+    engine = make_engine(16, 4, max_rounds=4)
+    request = make_request("a", [1, 2, 3], params=SamplingParams(max_tokens=12, ignore_eos=True))
+    assert rounds_of(engine, run, request) == [1, 4, 4, 3]
+    assert request.finish_reason is FinishReason.LENGTH
+    # What the rounds computed is published as if it had come token by token.
+    blocks = engine.scheduler.block_manager
+    assert blocks.num_cached_blocks == (3 + 12 - 1) // 4
+
+
+def test_two_requests_decode_token_by_token(make_engine, make_request, run):
+    engine = make_engine(16, 4, max_rounds=4)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    requests = [make_request(name, [1, 2, 3], params=params) for name in "ab"]
+    assert set(rounds_of(engine, run, *requests)) == {1}
+
+
+def test_a_stop_token_ends_a_request_within_a_step(make_engine, make_request, run):
+    stop = expected_tokens([1, 2, 3], 6, 97)[5]
+    params = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[stop])
+    engine = make_engine(16, 4, max_rounds=4)
+    request = make_request("a", [1, 2, 3], params=params)
+    assert rounds_of(engine, run, request) == [1, 4, 4]
+    assert (request.num_output_tokens, request.stop_reason) == (6, stop)
+    assert engine.scheduler.block_manager.num_cached_blocks == (3 + 6 - 1) // 4
+
+
+def test_stop_strings_are_looked_for_after_every_token(make_engine, make_request, run):
+    params = SamplingParams(max_tokens=4, ignore_eos=True, stop=["x"])
+    engine = make_engine(16, 4, max_rounds=4)
+    assert rounds_of(engine, run, make_request("a", [1, 2], params=params)) == [1] * 4
+
+
+def test_rounds_end_where_the_context_does(make_engine, make_request, run):
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    engine = make_engine(16, 4, max_rounds=8, max_model_len=8)
+    assert rounds_of(engine, run, make_request("a", [1, 2, 3], params=params)) == [1, 4]
 
 
 def test_close_aborts_what_is_left(engine, make_request):

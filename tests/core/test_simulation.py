@@ -48,6 +48,7 @@ class Press:
             enable_chunked_prefill=chunked,
             ageing_steps=rng.choice([1, 10, 100]),
             max_queued_requests=rng.choice([None, 4, 50]),
+            max_rounds=rng.choice([1, 1, 4]),
         )
         self.engine.executor._audit_every = 8
         self.prefixes = [

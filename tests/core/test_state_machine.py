@@ -25,8 +25,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 8),
         max_num_seqs=st.integers(1, 4),
         caching=st.booleans(),
+        max_rounds=st.sampled_from([1, 3]),
     )
-    def start(self, num_blocks, block_size, budget, max_num_seqs, caching):
+    def start(self, num_blocks, block_size, budget, max_num_seqs, caching, max_rounds):
         cache = RadixPrefixCache(block_size) if caching else NoPrefixCache()
         blocks = BlockManager(num_blocks, block_size, cache)
         config = SchedulerConfig(
@@ -34,6 +35,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_model_len=24,
             max_queued_requests=6,
+            max_rounds=max_rounds,
             ageing_steps=3,
         )
         self.blocks = blocks

@@ -139,6 +139,7 @@ class NativeDriver:
                 block_size=BLOCK_SIZE,
                 **{name: at.pop(name) for name in ("q_start", "kv_len", "block_table")},
             ),
+            num_rounds=1,
             num_out=len(rows),
             samples=(abi.Sample * len(rows))(),
             **at,

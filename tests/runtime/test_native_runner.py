@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from octavo import faults
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu import library
+from octavo.runtime import native_runner
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 
@@ -82,6 +84,64 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
+
+
+def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
+    """Several tokens of one call, and the same ones."""
+    monkeypatch.setattr(native_runner, "_ROUNDS_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_rounds=native_runner.MAX_ROUNDS)
+    requests = make_requests(bench.config.vocab_size)
+    answers, steps = run_all(engine, requests, together=False)
+    assert answers == alone
+    taken = {len(update.new_token_ids) for step in steps for update in step.updates}
+    assert native_runner.MAX_ROUNDS in taken
+    for request in requests:
+        if request.params.has_penalties or request.params.logprobs is not None:
+            mine = [u for s in steps for u in s.updates if u.request is request]
+            assert all(len(update.new_token_ids) <= 1 for update in mine)
+
+
+def test_a_round_takes_as_long_as_it_should(bench, run_all):
+    """Slow models decode token by token: nobody waits longer than for that."""
+    engine = bench.engine(kernels="native", max_rounds=native_runner.MAX_ROUNDS)
+    runner = engine.executor.runner
+    runner._round_seconds = native_runner._ROUNDS_SECONDS
+    program = runner.program
+
+    class Slow:
+        def step(self, batch, max_seq_len):
+            program.step(batch, max_seq_len)
+            time.sleep(0.6 * native_runner._ROUNDS_SECONDS * batch.num_rounds)
+
+    runner.program = Slow()
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    _, steps = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])
+    assert all(len(u.new_token_ids) == 1 for step in steps for u in step.updates)
+
+
+def test_damage_in_a_round_ends_the_request_after_its_good_tokens(bench, run_all, monkeypatch):
+    monkeypatch.setattr(native_runner, "_ROUNDS_SECONDS", 3600.0)
+    engine = bench.engine(kernels="native", max_rounds=native_runner.MAX_ROUNDS)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    (good,) = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])[0].values()
+
+    engine = bench.engine(kernels="native", max_rounds=native_runner.MAX_ROUNDS)
+    program = engine.executor.runner.program
+    position = 3 + 1 + 4  # in the middle of the first call of several rounds
+    program._extend_tables(100)
+    arguments, rope = program._tables[0]
+    table = rope.make(100)
+    assert table.data_ptr() == arguments.cos_sin
+    kept = table[position].clone()
+    table[position] = float("nan")
+    try:
+        request = Request("r", [5, 6, 7], params, 0.0, seed=1)
+        answers, steps = run_all(engine, [request])
+    finally:
+        table[position] = kept  # it belongs to the model
+    assert request.finish_reason is FinishReason.ERROR and "NaN" in request.error
+    assert answers["r"][0] == good[0][: position - 2]
+    assert [len(u.new_token_ids) for step in steps for u in step.updates] == [1, 1, 4, 0]
 
 
 def test_preemption_every_third_step_changes_nothing(bench, run_all, alone):

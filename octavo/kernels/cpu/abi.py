@@ -56,6 +56,7 @@ OCT_KV_INT8 = 2
 OCT_TOKEN_OK = 0
 OCT_TOKEN_BAD_LOGITS = 1
 OCT_TOKEN_OVERFLOW = 2
+OCT_TOKEN_NONE = 3
 
 # Element-wise ops.
 OCT_ROWS_NORM = 0
@@ -229,6 +230,7 @@ class Batch(Structure):
     _fields_ = (
         ("seqs", Sequences),
         ("token_ids", c_void_p),
+        ("num_rounds", c_int32),
         ("num_out", c_int32),
         ("head_only", c_int32),
         ("out_rows", c_void_p),
