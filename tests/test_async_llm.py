@@ -8,12 +8,14 @@ from octavo import LLM, AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 from octavo.errors import EngineError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+# With native kernels, 150 tokens of the tiny model would be over before they can be cancelled.
+SLOW = {"kernels": "reference"}
 LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_model):
-    args = AsyncEngineArgs(model=str(tiny_model), num_blocks=128, max_model_len=200)
+    args = AsyncEngineArgs(model=str(tiny_model), num_blocks=128, max_model_len=200, **SLOW)
     engine = AsyncLLMEngine.from_engine_args(args)
     yield engine
     engine.shutdown()
@@ -30,10 +32,10 @@ async def collect(engine, prompt, params, request_id):
 
 
 async def until(condition) -> None:
-    for _ in range(500):
+    for _ in range(5000):
         if condition():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.001)
     raise AssertionError("it never came true")
 
 
@@ -130,7 +132,7 @@ def test_a_broken_step_reaches_its_own_callers(engine, monkeypatch):
 
 def test_shutdown_tells_those_who_wait(tiny_model):
     async def main():
-        engine = AsyncLLMEngine(str(tiny_model), num_blocks=64)
+        engine = AsyncLLMEngine(str(tiny_model), num_blocks=64, **SLOW)
         task = asyncio.create_task(collect(engine, "abc", LONG, "r"))
         await until(lambda: used_blocks(engine) > 0)
         await asyncio.to_thread(engine.shutdown)

@@ -26,7 +26,6 @@ from octavo.runtime.model_runner import DAMAGED, LOGITS_ROWS, sampling_row
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
 from octavo.runtime.sampler import compute_logprobs, sample
 
-
 # A lone stream gets several tokens of one call, as long as all take no longer than this: readers
 # see no difference, and what arrives meanwhile does not wait long.
 _ROUNDS_SECONDS = 0.02
