@@ -48,7 +48,7 @@ def test_many_at_once_get_their_own_answers(engine, tiny_model):
         )
 
     answers = asyncio.run(main())
-    with LLM(str(tiny_model), num_blocks=128) as llm:
+    with LLM(str(tiny_model), num_blocks=128, **SLOW) as llm:
         expected = llm.generate(prompts, GREEDY)
     for outputs, wanted in zip(answers, expected, strict=True):
         assert outputs[-1].outputs[0].token_ids == wanted.outputs[0].token_ids
