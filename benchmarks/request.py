@@ -13,33 +13,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 from octavo import __version__
 from octavo.build import LoadedEngine, load_engine
 from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
-
-
-class TimedModel:
-    """Stands in for a model and adds up the time inside of it."""
-
-    def __init__(self, model: Any):
-        self.model = model
-        self.seconds = 0.0
-
-    def __call__(self, *args: Any) -> Any:
-        return self._timed(self.model, *args)
-
-    def compute_logits(self, *args: Any) -> Any:
-        return self._timed(self.model.compute_logits, *args)
-
-    def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*args)
-        self.seconds += time.perf_counter() - start
-        return result
 
 
 def start_to_first_token(args: argparse.Namespace) -> float:
@@ -62,7 +40,6 @@ def run_batch(loaded: LoadedEngine, batch_size: int, args: argparse.Namespace) -
     """Random prompts, answered together; every request generates all of its tokens."""
     text_engine = loaded.text_engine
     runner = text_engine.engine.executor.runner
-    timed = runner.model = TimedModel(runner.model)
     params = SamplingParams(
         temperature=0, max_tokens=args.output_len, ignore_eos=True, detokenize=False
     )
@@ -74,13 +51,13 @@ def run_batch(loaded: LoadedEngine, batch_size: int, args: argparse.Namespace) -
     overheads = []
     start = time.perf_counter()
     while text_engine.has_unfinished_requests:
-        timed.seconds = 0.0
+        in_kernels = runner.kernel_seconds
         step_start = time.perf_counter()
-        _, step = text_engine.step()
+        deltas, step = text_engine.step()
         if step is not None and step.batch.is_pure_decode:
-            overheads.append(time.perf_counter() - step_start - timed.seconds)
+            outside = time.perf_counter() - step_start - (runner.kernel_seconds - in_kernels)
+            overheads.append(outside / max(len(delta.token_ids) for delta in deltas))
     elapsed = time.perf_counter() - start
-    runner.model = timed.model
     stats = [generation.samples[0].request.stats for generation in generations]
     first_token = max(s.first_token_time for s in stats) - min(s.arrival_time for s in stats)
     return {
@@ -109,7 +86,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
             figures[label] = [run["ttft"] * 1e3 for run in runs]
         figures[f"prefill, {where} (tokens/s)"] = [run["prefill_tps"] for run in runs]
         figures[f"decode, {where} (tokens/s)"] = [run["decode_tps"] for run in runs]
-        figures[f"step outside the model, {where} (µs)"] = [run["overhead_us"] for run in runs]
+        figures[f"outside the kernels, for a token of each, {where} (µs)"] = [
+            run["overhead_us"] for run in runs
+        ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

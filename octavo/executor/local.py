@@ -18,6 +18,10 @@ class Runner(Protocol):
 
     @property
     def kv_cache(self) -> _Blocks: ...
+    @property
+    def kernel_seconds(self) -> float:
+        """Time spent in the model so far: what is left of a step's time is the engine's."""
+        ...
 
     def run(self, batch: Batch) -> StepOutput: ...
 

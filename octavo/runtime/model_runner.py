@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,6 +40,7 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self._ops = ops
         self._device = device
+        self.kernel_seconds = 0.0
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
 
@@ -48,7 +50,9 @@ class ModelRunner:
         self.kv_cache.copy_blocks(batch.block_copies)
         inputs = self._input_batch.build(batch)
         ctx = self._context(inputs)
+        begin = time.perf_counter()
         hidden = self.model(self._tensor(inputs.token_ids), ctx)
+        self.kernel_seconds += time.perf_counter() - begin
         if faults.hit("runner.nan"):
             hidden[0] = torch.nan
 
@@ -67,7 +71,9 @@ class ModelRunner:
         sampling = [(item, offset) for item, offset in healthy if item.samples]
         if sampling:
             last = [offset + item.num_tokens - 1 for item, offset in sampling]
+            begin = time.perf_counter()
             logits = self.model.compute_logits(hidden[last], ctx)
+            self.kernel_seconds += time.perf_counter() - begin
             self._sample(logits, [item.request for item, _ in sampling], output)
         return output
 

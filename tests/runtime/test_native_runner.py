@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 import torch
@@ -102,19 +101,20 @@ def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
             assert all(len(update.new_token_ids) <= 1 for update in mine)
 
 
-def test_a_round_takes_as_long_as_it_should(bench, run_all):
+def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):
     """Slow models decode token by token: nobody waits longer than for that."""
     engine = bench.engine(kernels="native", max_rounds=native_runner.MAX_ROUNDS)
     runner = engine.executor.runner
     runner._round_seconds = native_runner._ROUNDS_SECONDS
     program = runner.program
 
-    class Slow:
-        def step(self, batch, max_seq_len):
-            program.step(batch, max_seq_len)
-            time.sleep(0.6 * native_runner._ROUNDS_SECONDS * batch.num_rounds)
+    run_step = program.step
 
-    runner.program = Slow()
+    def step_slowly(batch, max_seq_len):
+        run_step(batch, max_seq_len)
+        program.seconds += 0.6 * native_runner._ROUNDS_SECONDS * batch.num_rounds
+
+    monkeypatch.setattr(program, "step", step_slowly)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     _, steps = run_all(engine, [Request("r", [5, 6, 7], params, 0.0, seed=1)])
     assert all(len(u.new_token_ids) == 1 for step in steps for u in step.updates)

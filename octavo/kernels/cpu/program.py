@@ -7,6 +7,7 @@ block tables, rows to sample) comes with each call as a ``oct_batch``.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Program:
         self._kept: list[object] = []  # what the structs point to
         self._tables: list[tuple[abi.AttentionArgs, RopeTable]] = []
         self._num_positions = 0
+        self.seconds = 0.0  # spent in steps so far
         self._buffers = _Arena(phases, max_tokens)
         nodes = (abi.Node * len(phases))()
         for node, phase in zip(nodes, phases, strict=True):
@@ -86,8 +88,10 @@ class Program:
         """Run a batch whose longest sequence has ``max_seq_len`` positions."""
         if max_seq_len > self._num_positions:
             self._extend_tables(max_seq_len)
-        lib = self.library.lib
-        self.library.check(lib.oct_step(self.pool, ctypes.byref(self._struct), ctypes.byref(batch)))
+        begin = time.perf_counter()
+        code = self.library.lib.oct_step(self.pool, ctypes.byref(self._struct), ctypes.byref(batch))
+        self.seconds += time.perf_counter() - begin
+        self.library.check(code)
 
     def buffer(self, value: Value) -> Tensor:
         """The activations of a value, [max_tokens, width]: for tests."""
