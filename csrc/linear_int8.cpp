@@ -38,11 +38,14 @@ struct Sum<false> {
   OCT_INLINE I32 end(I32) const { return value; }
 };
 
-// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16.
-template <int kFormat, int kUnits, int kRows, int kTiles>
+// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16. kInner: how often that
+// is in a group, if it is once, as in most files; 0 if the panel has to be asked.
+template <int kFormat, int kUnits, int kInner, int kRows, int kTiles>
 struct Int8Kernel {
   static constexpr bool kNibbles = kFormat == OCT_W4S || kFormat == OCT_W4A;
   static constexpr bool kMin = kFormat == OCT_W4A || kFormat == OCT_W8A;
+
+  static OCT_INLINE int inner_of(const Panel& panel) { return kInner ? kInner : panel.inner; }
 
   static OCT_INLINE I32 start_at(int32_t sum) {
     if (kFormat == OCT_W4S) return simd::set1(-8 * sum);
@@ -55,7 +58,7 @@ struct Int8Kernel {
   static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* quants,
                                          const uint8_t* scales, const uint8_t* block,
                                          F32 (&acc)[kTiles][kRows]) {
-    const int inner = kUnits == 4 ? 1 : panel.inner;
+    const int inner = inner_of(panel);
     const uint8_t* scalars = block + static_cast<size_t>(inner) * kUnits * 4 * kRows;
     I32 dot[kTiles][kRows];
 #pragma GCC unroll 8
@@ -139,7 +142,7 @@ struct Int8Kernel {
       for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
     }
     const int64_t bytes =
-        static_cast<int64_t>(kUnits) * (kNibbles ? 32 : 64) * (kUnits == 4 ? 1 : panel.inner);
+        static_cast<int64_t>(kUnits) * (kNibbles ? 32 : 64) * inner_of(panel);
     const uint8_t* quants = panel.tiles;
     const uint8_t* next = panel.next;
     auto look_ahead = [&] {
@@ -169,33 +172,38 @@ struct Int8Kernel {
 };
 
 // The kernels of a format, by rows and tiles.
-template <int kFormat, int kUnits, int kRows>
+template <int kFormat, int kUnits, int kInner, int kRows>
 TileKernel with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
-  return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
+  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kInner, kRows, kMaxTiles>::run;
+  return Int8Kernel<kFormat, kUnits, kInner, kRows, 1>::run;
 }
 
-template <int kFormat, int kUnits, int kRows = kMaxRows>
+template <int kFormat, int kUnits, int kInner, int kRows = kMaxRows>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return with_rows<kFormat, kUnits, kRows - 1>(rows, tiles);
+    if (rows < kRows) return with_rows<kFormat, kUnits, kInner, kRows - 1>(rows, tiles);
   }
-  return with_tiles<kFormat, kUnits, kRows>(tiles);
+  return with_tiles<kFormat, kUnits, kInner, kRows>(tiles);
+}
+
+template <int kFormat>
+TileKernel with_group(int group, int rows, int tiles) {
+  constexpr bool kBytes = kFormat == OCT_W8S || kFormat == OCT_W8A;
+  if constexpr (kBytes) {
+    if (group == 16) return with_rows<kFormat, 4, 1>(rows, tiles);
+  }
+  if (group == 32) return with_rows<kFormat, 8, 1>(rows, tiles);
+  return with_rows<kFormat, 8, 0>(rows, tiles);
 }
 
 }  // namespace
 
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles) {
-  const bool small = layout.group == 16;
   switch (layout.format) {
-    case OCT_W4S:
-      return with_rows<OCT_W4S, 8>(rows, tiles);
-    case OCT_W4A:
-      return with_rows<OCT_W4A, 8>(rows, tiles);
-    case OCT_W8S:
-      return small ? with_rows<OCT_W8S, 4>(rows, tiles) : with_rows<OCT_W8S, 8>(rows, tiles);
-    default:
-      return small ? with_rows<OCT_W8A, 4>(rows, tiles) : with_rows<OCT_W8A, 8>(rows, tiles);
+    case OCT_W4S: return with_group<OCT_W4S>(layout.group, rows, tiles);
+    case OCT_W4A: return with_group<OCT_W4A>(layout.group, rows, tiles);
+    case OCT_W8S: return with_group<OCT_W8S>(layout.group, rows, tiles);
+    default: return with_group<OCT_W8A>(layout.group, rows, tiles);
   }
 }
 
