@@ -38,8 +38,8 @@ struct Sum<false> {
   OCT_INLINE I32 end(I32) const { return value; }
 };
 
-// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16. kInner: how often that
-// is in a group, if it is once, as in most files; 0 if the panel has to be asked.
+// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16. kInner: how often
+// that is in a group, if it is once, as in most files; 0 if the panel has to be asked.
 template <int kFormat, int kUnits, int kInner, int kRows, int kTiles>
 struct Int8Kernel {
   static constexpr bool kNibbles = kFormat == OCT_W4S || kFormat == OCT_W4A;
@@ -174,7 +174,9 @@ struct Int8Kernel {
 // The kernels of a format, by rows and tiles.
 template <int kFormat, int kUnits, int kInner, int kRows>
 TileKernel with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kInner, kRows, kMaxTiles>::run;
+  if (kMaxTiles == 2 && tiles == 2) {
+    return Int8Kernel<kFormat, kUnits, kInner, kRows, kMaxTiles>::run;
+  }
   return Int8Kernel<kFormat, kUnits, kInner, kRows, 1>::run;
 }
 
