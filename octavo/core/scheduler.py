@@ -46,11 +46,13 @@ class SchedulerConfig:
     ageing_steps: int = 128
 
     def __post_init__(self) -> None:
-        least_one = (
-            *("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_rounds"),
+        for field in (
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_model_len",
+            "max_rounds",
             "ageing_steps",
-        )
-        for field in least_one:
+        ):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
@@ -220,13 +222,14 @@ class Scheduler:
                 planned[item.request] = item
                 budget -= item.num_tokens
 
+        max_rounds = self._max_rounds(planned.values())  # before the copies: it takes slots too
         batch = Batch(
             self._step_id,
             tuple(planned.values()),
             tuple(self._finished_ids),
             tuple(preempted),
             self.block_manager.take_copies(),
-            self._max_rounds(planned.values()),
+            max_rounds,
         )
         self._step_id += 1
         self._finished_ids.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,6 +69,40 @@ class BlockTables:
                 del self._written[request_id]
 
 
+class FlatBatch(NamedTuple):
+    """The items of a batch one after the other: tokens, and for each item the other lists."""
+
+    token_ids: list[int]
+    starts: list[int]
+    counts: list[int]
+    rows: list[int]  # of the block tables
+    num_blocks: int  # of the longest
+
+
+def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
+    """Lists of a batch, whose block tables are brought up to date.
+
+    Lists, because entries of an array are slow to set one by one.
+    """
+    tables.forget((*batch.finished_ids, *batch.preempted_ids))
+    token_ids: list[int] = []
+    starts: list[int] = []
+    counts: list[int] = []
+    rows: list[int] = []
+    num_blocks = 0
+    for item in batch.items:
+        request, start, count = item.request, item.start, item.num_tokens
+        if count == 1:
+            token_ids.append(request.token_ids[start])
+        else:
+            token_ids += request.token_ids[start : start + count]
+        starts.append(start)
+        counts.append(count)
+        rows.append(tables.row(request.request_id, request.block_ids))
+        num_blocks = max(num_blocks, len(request.block_ids))
+    return FlatBatch(token_ids, starts, counts, rows, num_blocks)
+
+
 class InputBatch:
     """Builds ``StepInputs``."""
 
@@ -77,30 +112,13 @@ class InputBatch:
 
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
-        self._tables.forget((*batch.finished_ids, *batch.preempted_ids))
-
-        token_ids: list[int] = []
-        starts: list[int] = []
-        counts: list[int] = []
-        rows: list[int] = []
-        longest = 0
-        for item in batch.items:
-            request, start, count = item.request, item.start, item.num_tokens
-            if count == 1:
-                token_ids.append(request.token_ids[start])
-            else:
-                token_ids += request.token_ids[start : start + count]
-            starts.append(start)
-            counts.append(count)
-            rows.append(self._tables.row(request.request_id, request.block_ids))
-            longest = max(longest, len(request.block_ids))
-
+        token_ids, starts, counts, rows, num_blocks = flatten(batch, self._tables)
         size = self._block_size
         first = np.array(starts, dtype=np.int64)
         lengths = np.array(counts, dtype=np.int64)
         query_start = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start[1:])
-        tables = self._tables.array[rows, :longest]
+        tables = self._tables.array[rows, :num_blocks]
         if len(token_ids) == len(counts):  # one token each: nothing to repeat
             positions = first
             seq_of_token = np.arange(len(counts))

@@ -122,9 +122,7 @@ class ModelRunner:
         request = item.request
         num_top = request.params.prompt_logprobs
         assert num_top is not None
-        # After a preemption, the positions reported before are computed again and skipped here.
-        first = max(item.start, request.num_prompt_logprobs)
-        end = min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
+        first, end = unreported_positions(item)
         for begin in range(first, end, LOGITS_ROWS):
             stop = min(begin + LOGITS_ROWS, end)
             rows = hidden[begin - item.start : stop - item.start]
@@ -143,6 +141,16 @@ class ModelRunner:
             logprobs = sampled.logprobs[index]
             if logprobs is not None:
                 output.logprobs[request_id] = [logprobs]
+
+
+def unreported_positions(item: ScheduledRequest) -> tuple[int, int]:
+    """From where to where an item computes positions whose prompt log-probabilities are due.
+
+    After a preemption, the positions reported before are computed again and skipped here.
+    """
+    request = item.request
+    first = max(item.start, request.num_prompt_logprobs)
+    return first, min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
 
 
 def sampling_row(request: Request) -> SamplingRow:

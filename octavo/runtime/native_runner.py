@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import add
 
 import numpy as np
 import torch
@@ -19,9 +21,14 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
-from octavo.runtime.input_batch import BlockTables
+from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.kv_cache import NativeKVCache
-from octavo.runtime.model_runner import DAMAGED, LOGITS_ROWS, sampling_row
+from octavo.runtime.model_runner import (
+    DAMAGED,
+    LOGITS_ROWS,
+    sampling_row,
+    unreported_positions,
+)
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
 from octavo.runtime.sampler import compute_logprobs, sample
 
@@ -116,7 +123,8 @@ class NativeModelRunner:
         self._arguments.num_rounds = rounds
         before = self.kernel_seconds
         self.program.step(self._arguments, longest + rounds - 1)
-        self._round_seconds = (self.kernel_seconds - before) / rounds
+        # A coarse clock may have stood still.
+        self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
         if faults.hit("runner.nan"):
             self._row_finite[0] = 0
         tokens: list[int] = []
@@ -135,26 +143,11 @@ class NativeModelRunner:
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
         """Tokens, lengths and block tables of a batch; returns T and the longest length."""
-        self._tables.forget((*batch.finished_ids, *batch.preempted_ids))
-        # Lists first, and then one copy each: entries of an array are slow to set one by one.
-        token_ids: list[int] = []
-        query_start: list[int] = []
-        kv_len: list[int] = []
-        rows: list[int] = []
-        num_blocks = 0
-        for item in batch.items:
-            request, start, count = item.request, item.start, item.num_tokens
-            if count == 1:
-                token_ids.append(request.token_ids[start])
-            else:
-                token_ids += request.token_ids[start : start + count]
-            query_start.append(len(token_ids))
-            kv_len.append(start + count)
-            rows.append(self._tables.row(request.request_id, request.block_ids))
-            num_blocks = max(num_blocks, len(request.block_ids))
+        token_ids, starts, counts, rows, num_blocks = flatten(batch, self._tables)
+        kv_len = list(map(add, starts, counts))
         num_seqs, num_tokens = len(rows), len(token_ids)
         self._token_ids[:num_tokens] = token_ids
-        self._query_start[1 : num_seqs + 1] = query_start
+        self._query_start[1 : num_seqs + 1] = list(accumulate(counts))
         self._kv_len[:num_seqs] = kv_len
         sequences = self._arguments.seqs
         sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
@@ -235,8 +228,7 @@ class NativeModelRunner:
         request = item.request
         num_top = request.params.prompt_logprobs
         assert num_top is not None
-        first = max(item.start, request.num_prompt_logprobs)
-        end = min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
+        first, end = unreported_positions(item)
         offset = int(self._query_start[index]) - item.start
         for begin in range(first, end, LOGITS_ROWS):
             count = min(LOGITS_ROWS, end - begin)
