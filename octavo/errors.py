@@ -12,7 +12,10 @@
     │   ├── ModelFileError         a model file is damaged, truncated or inconsistent
     │   ├── UnsupportedModelError  the file is fine, octavo cannot run it
     │   └── DownloadError          fetching failed, or a checksum did not match
+    ├── DeadlineError          a request did not end within its timeout
     └── EngineError            the engine itself failed: a bug of ours, not of the input
+        ├── EngineUnavailableError  it does not take requests now: stopping, or not coming back
+        └── QuarantinedError        the same request has brought the engine down before
 
 User errors say what was wrong, where, and what to do. Asserts in the code are for our own bugs.
 """
@@ -52,7 +55,14 @@ class PromptTooLongError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """The waiting queue is at its bound of requests or of tokens."""
+    """The waiting queue is at its bound of requests or of tokens.
+
+    ``retry_after``: seconds after which there may be room, where that can be said.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None):
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class ChatTemplateError(OctavoError, ValueError):
@@ -99,3 +109,19 @@ class DownloadError(ModelError):
 
 class EngineError(OctavoError):
     """The engine failed for a reason that no request caused. Please report it."""
+
+
+class DeadlineError(OctavoError):
+    """A request did not end within its timeout, in the queue or while it ran."""
+
+
+class EngineUnavailableError(EngineError):
+    """The engine takes no requests now: the server is stopping, or the engine is not there."""
+
+    def __init__(self, message: str, retry_after: float | None = None):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QuarantinedError(EngineError):
+    """The same request has brought the engine down before; trying it again will not help."""

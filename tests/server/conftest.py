@@ -1,0 +1,116 @@
+"""An engine that answers at once, for tests of what stands before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from octavo.core.batch import TokenLogprobs
+from octavo.server.generation import (
+    Delta,
+    EngineFacts,
+    EngineLoad,
+    EngineState,
+    Generation,
+    GenerationRequest,
+)
+from octavo.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tiny_model) -> Tokenizer:
+    """Token n is the byte n; 256 is <eos>, 257 <bos>. Its chat template is tests/conftest.py's."""
+    return Tokenizer.from_folder(tiny_model)
+
+
+@pytest.fixture
+def fake_engine(byte_tokenizer) -> FakeEngine:
+    return FakeEngine(byte_tokenizer)
+
+
+class FakeEngine:
+    """Answers with ``answer(request, index)``: token ids, cut to ``max_tokens``; by default the
+    prompt, backwards, over and over.
+
+    One token a turn of the event loop, ``delay`` seconds apart. ``submit_error`` is raised by the
+    next submit; ``error_after`` ends each generation with ``error`` after so many tokens.
+    """
+
+    def __init__(self, tokenizer, *, max_model_len: int = 256, delay: float = 0.0):
+        self.tokenizer = tokenizer
+        self.delay = delay
+        self.state = EngineState.READY
+        self.facts = EngineFacts(max_model_len, 64, tokenizer.vocab_size, 1024, 16, (256,))
+        self.load = EngineLoad()
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[Generation] = []
+        self.aborted: list[str] = []
+        self.room_error: Exception | None = None
+        self.submit_error: Exception | None = None
+        self.error_after: int | None = None
+        self.error: Exception = RuntimeError("asked for")
+        self.answer: Callable[[GenerationRequest, int], list[int]] = _backwards
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_room(self) -> None:
+        if self.room_error is not None:
+            raise self.room_error
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        if self.submit_error is not None:
+            raise self.submit_error
+        self.requests.append(request)
+        generation = Generation(request, lambda one: self.aborted.append(one.request.request_id))
+        self.generations.append(generation)
+        task = asyncio.get_running_loop().create_task(self._run(generation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return generation
+
+    async def _run(self, generation: Generation) -> None:
+        request, params = generation.request, generation.request.params
+        started = time.monotonic()
+        most = params.max_tokens or self.facts.max_model_len - len(request.prompt_token_ids)
+        answers = [self.answer(request, index)[:most] for index in range(params.num_samples)]
+        if params.prompt_logprobs is not None:
+            generation.prompt_logprobs = [
+                _logprob(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]
+            ]
+        for step in range(max(map(len, answers))):
+            await asyncio.sleep(self.delay)
+            if generation.is_over:
+                return
+            if self.error_after == step:
+                generation.fail(self.error)
+                return
+            deltas = []
+            for index, ids in enumerate(answers):
+                if step >= len(ids):
+                    continue
+                is_last = step + 1 == len(ids)
+                reason = None
+                if is_last:
+                    reason = "length" if len(ids) == most else "stop"
+                text = self.tokenizer.decode([ids[step]])
+                logprobs = [] if params.logprobs is None else [_logprob(ids[step], params.logprobs)]
+                cumulative = -0.5 * len(ids) - index if is_last else None
+                deltas.append(Delta(index, text, [ids[step]], logprobs, reason, None, cumulative))
+            stats = generation.stats
+            stats.e2e = time.monotonic() - started
+            if step == 0:
+                stats.queue_time, stats.ttft, stats.prefill_time = 0.0, stats.e2e, stats.e2e
+            stats.decode_time = stats.e2e - (stats.ttft or 0.0)
+            stats.tpot = stats.decode_time / step if step else None
+            generation.push(deltas)
+
+
+def _backwards(request: GenerationRequest, index: int) -> list[int]:
+    return request.prompt_token_ids[::-1] * 256
+
+
+def _logprob(token_id: int, num_top: int) -> TokenLogprobs:
+    top = tuple((token_id + rank, -0.5 - rank) for rank in range(num_top))
+    return TokenLogprobs(token_id, -0.5, 1, top)
