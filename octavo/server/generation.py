@@ -27,6 +27,9 @@ class GenerationRequest:
         cache_salt: requests share cached prefixes only with those of the same salt.
         deadline: ``time.monotonic()`` at which the request ends with a `DeadlineError`.
         streams: the client sees tokens as they come, so the answer cannot be begun anew.
+        is_deterministic: asking again would give the same answer (temperature 0, or a seed of the
+            client's own), so that a response cache may keep it. ``params.seed`` does not tell:
+            the server draws one where the client gave none.
         external_id: the client's ``x-request-id``, or what the server chose; for logs.
         route, tenant: for logs and metrics.
     """
@@ -39,6 +42,7 @@ class GenerationRequest:
     cache_salt: str = ""
     deadline: float | None = None
     streams: bool = False
+    is_deterministic: bool = False
     external_id: str = ""
     route: str = ""
     tenant: str = ""
