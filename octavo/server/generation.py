@@ -133,6 +133,8 @@ class Generation:
         self._deltas: list[Delta] = []
         self._error: BaseException | None = None
         self._wakeup: asyncio.Future[None] | None = None
+        self._record: list[Delta] = []
+        self._on_whole: Callable[[Generation, list[Delta]], None] | None = None
 
     # -- the consumer ------------------------------------------------------------------------
 
@@ -179,6 +181,13 @@ class Generation:
         """Characters that were pushed and not yet read: what a slow reader costs."""
         return sum(len(delta.text) for delta in self._deltas)
 
+    def record(self, on_whole: Callable[[Generation, list[Delta]], None]) -> None:
+        """Keep every delta, and hand them all over when the last one has come.
+
+        Nothing is handed over if it fails or is closed before. Call it before the first push.
+        """
+        self._on_whole = on_whole
+
     async def _next_push(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
         try:
@@ -198,6 +207,10 @@ class Generation:
             if delta.finish_reason is not None:
                 self._unfinished.discard(delta.index)
         self.is_over = not self._unfinished
+        if self._on_whole is not None:
+            self._record.extend(deltas)
+            if self.is_over:
+                self._on_whole(self, self._record)
         if self.request.streams or self.is_over:
             self._wake()
 
@@ -212,6 +225,7 @@ class Generation:
         """Forget what was pushed: the request is about to run again from its beginning."""
         assert not self.has_begun
         self._deltas.clear()
+        self._record.clear()
         self.prompt_logprobs.clear()
         self._unfinished = set(range(self.request.params.num_samples))
         self.stats = GenerationStats(len(self.request.prompt_token_ids))
