@@ -1,0 +1,34 @@
+"""What the gate knows of a request when it lets it through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from octavo.server.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Lies in the ASGI scope, under ``"octavo"``.
+
+    Args:
+        external_id: ``x-request-id``, the client's or ours; safe for logs and headers.
+        tenant: on whose account the request runs.
+        arrival_time: ``time.monotonic()`` when its header had been read.
+    """
+
+    external_id: str
+    tenant: Tenant
+    arrival_time: float
+
+
+def request_context(request: HTTPConnection) -> RequestContext:
+    """The context of a request that came through the gate.
+
+    Raises:
+        KeyError: it did not. No route may answer then, so there is no default.
+    """
+    context: RequestContext = request.scope["octavo"]
+    return context
