@@ -90,7 +90,9 @@ class AsyncLLM:
 
         Raises:
             RequestError: the prompt or the parameters cannot be served.
-            EngineError: the engine failed, or was shut down.
+            EngineError: the engine was shut down.
+
+        A request that fails inside the engine ends with the finish_reason "error".
         """
         if self._closed:
             raise EngineError("the engine was shut down")
@@ -147,11 +149,7 @@ class AsyncLLM:
     def _run(self) -> None:
         engine = self._loaded.text_engine
         while self._obey(engine):
-            try:
-                deltas, _ = engine.step()
-            except EngineError as error:
-                self._fail(engine, error)
-                continue
+            deltas, _ = engine.step()
             self._deliver(engine, deltas)
         engine.engine.close()
         for mailbox in list(self._mailboxes.values()):
@@ -174,15 +172,6 @@ class AsyncLLM:
             mailbox = self._mailboxes.get(request_id)
             if mailbox is not None:
                 mailbox.put(engine.output(generation))
-
-    def _fail(self, engine: TextEngine, error: EngineError) -> None:
-        """Tell the requests of a step that broke; the others go on."""
-        for generation in list(engine.generations.values()):
-            if any(sample.request.error for sample in generation.samples):
-                engine.abort(generation.request_id)
-                mailbox = self._mailboxes.get(generation.request_id)
-                if mailbox is not None:
-                    mailbox.put(error)
 
 
 def _abort(engine: TextEngine, request_id: str) -> None:

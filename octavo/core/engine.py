@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo import faults
-from octavo.core.batch import Batch
+from octavo.core.batch import Batch, StepOutput
 from octavo.core.clock import Clock, WallClock
-from octavo.core.executor import Executor, StepHandle
+from octavo.core.executor import Executor, FailedStep, StepHandle
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
-from octavo.errors import EngineError
 
 _log = logging.getLogger("octavo")
 
@@ -32,6 +31,12 @@ class Engine:
 
     ``step`` is all that most callers need. A caller that has other work to do while the device is
     busy, or that owns the clock, calls ``begin_step`` and ``finish_step``.
+
+    A request can only fail itself. When a step raises, nothing of it has been taken in, so it can
+    be run again: its batch is cut in halves, which become the next two steps, and so on until the
+    request that makes it raise stands alone and ends with an error. Among n requests that takes
+    2 log2(n) further steps, and since no result depends on what else is in a batch, the others
+    do not notice.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None):
@@ -39,12 +44,13 @@ class Engine:
         self.executor = executor
         self.clock: Clock = clock or WallClock()
         self._submitted: deque[tuple[Batch, StepHandle]] = deque()
+        self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
         # Times that the audit found the block pool damaged: a bug of ours, and never expected.
         self.num_invariant_violations = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return bool(self.scheduler.requests or self._submitted)
+        return bool(self.scheduler.requests or self._submitted or self._halves)
 
     def add(self, request: Request) -> None:
         """Queue a request; raises a ``RequestError`` if it can never be served."""
@@ -69,7 +75,7 @@ class Engine:
 
     def begin_step(self) -> bool:
         """Schedule a batch and submit it. False if no request has anything to compute now."""
-        batch = self.scheduler.schedule()
+        batch = self._halves.popleft() if self._halves else self.scheduler.schedule()
         if not batch.items:
             assert self._submitted or not self.scheduler.requests, "the scheduler is stuck"
             return False
@@ -78,12 +84,13 @@ class Engine:
             stats = item.request.stats
             if stats.first_scheduled_time is None:
                 stats.first_scheduled_time = now
+        handle: StepHandle
         try:
             if faults.hit("executor.submit"):
                 raise RuntimeError("a fault was asked for")
             handle = self.executor.submit(batch)
         except Exception as error:
-            raise self._fail(batch, error) from error
+            handle = FailedStep(error)
         self._submitted.append((batch, handle))
         return True
 
@@ -93,7 +100,10 @@ class Engine:
         try:
             output = handle.result()
         except Exception as error:
-            raise self._fail(batch, error) from error
+            if batch.num_seqs > 1 or batch.block_copies:
+                self._cut(batch)
+                return EngineStep(batch, [], self._stats(batch, []))
+            output = self._blame(batch, error)
         updates = self.scheduler.update(batch, output)
         self._audit()
         now = self.clock.now()
@@ -109,21 +119,36 @@ class Engine:
         """Abort everything and release the executor."""
         for request_id in list(self.scheduler.requests):
             self.abort(request_id)
-        while self._submitted:
-            self.finish_step()
+        while self._submitted or self._halves:
+            self.step()
         self.executor.close()
 
-    def _fail(self, batch: Batch, error: Exception) -> EngineError:
-        """A step broke: end its requests, keep the block pool whole, and go on with the rest."""
+    def _cut(self, batch: Batch) -> None:
+        """Have a batch that raised run again, in two halves."""
+        # Whether its block copies were made cannot be known, and by now their sources may have
+        # been written to: those who wait for copies begin anew.
+        copied = {target for _, target in batch.block_copies}
+        items = []
         for item in batch.items:
-            request = item.request
-            request.in_flight = False
-            if request.is_finished:
-                self.scheduler.block_manager.free(request)
+            if copied.isdisjoint(item.request.block_ids):
+                items.append(item)
             else:
-                request.error = f"{type(error).__name__}: {error}"
-                self.scheduler.finish(request.request_id, FinishReason.ERROR)
-        return EngineError(f"step {batch.step_id} failed: {type(error).__name__}: {error}")
+                self.scheduler.retract(item.request)
+        middle = (len(items) + 1) // 2
+        for part in (items[middle:], items[:middle]):
+            if part:
+                half = replace(batch, items=tuple(part), block_copies=())
+                self._halves.appendleft(half)
+        self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
+
+    def _blame(self, batch: Batch, error: Exception) -> StepOutput:
+        """The output of a step that raised because of its only request."""
+        (item,) = batch.items
+        request_id = item.request.request_id
+        _log.error("request %s failed in step %d", request_id, batch.step_id, exc_info=error)
+        # The executor may not have come to hear of those that left before this step.
+        self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
+        return StepOutput({}, errors={request_id: f"{type(error).__name__}: {error}"})
 
     def _audit(self) -> None:
         """Check the block pool: its counts after every step, all of it when nothing runs.

@@ -30,8 +30,22 @@ class FinishedStep:
         return self.output
 
 
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """The handle of a step that raised while it was submitted."""
+
+    error: Exception
+    ready_at: float | None = None
+
+    def result(self) -> StepOutput:
+        raise self.error
+
+
 class Executor(Protocol):
     """Runs batches in the order of their submission.
+
+    A step that raises may be run again, in parts and without its block copies: whatever it had
+    written until then is written over.
 
     ``submit`` reads all it needs from the batch (block tables too) before it returns, because the
     scheduler may change them afterwards.

@@ -185,6 +185,20 @@ class Scheduler:
         if not request.in_flight:
             self.block_manager.free(request)
 
+    def retract(self, request: Request) -> None:
+        """Take a request out of a step that raised, to be computed anew from its first token."""
+        request.in_flight = False
+        if request.is_finished:
+            self.block_manager.free(request)
+            return
+        request.fork_of = None  # from a fork it would come back as it is now
+        self._preempt(request)
+        self.report_again([request.request_id])
+
+    def report_again(self, request_ids: Iterable[str]) -> None:
+        """Name these as finished in the next batch too: the last one may not have got through."""
+        self._finished_ids.extend(request_ids)
+
     # -- schedule ----------------------------------------------------------------------------
 
     def schedule(self) -> Batch:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from octavo.core.batch import StepOutput
@@ -7,22 +9,28 @@ from octavo.core.clock import VirtualClock, WallClock
 from octavo.core.executor import FinishedStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import EngineError
 from octavo.executor.hashing import HashExecutor, expected_tokens
 
 
 class FaultyExecutor(HashExecutor):
-    """Breaks, or reports errors, in the steps that it is told to."""
+    """Raises, or reports errors, because of the requests that it is told to."""
 
     def __init__(self, num_blocks: int, block_size: int):
         super().__init__(num_blocks, block_size)
-        self.broken_steps: set[int] = set()
+        self.poison: set[str] = set()  # a step with one of these raises
         self.bad_requests: set[str] = set()
+        self.num_steps = 0
+        self.seen_finished: set[str] = set()
 
     def submit(self, batch):
-        step = super().submit(batch)
-        if batch.step_id in self.broken_steps:
+        self.num_steps += 1
+        poisoned = any(item.request.request_id in self.poison for item in batch.items)
+        if poisoned and self.num_steps % 2:  # before it has done anything
             raise RuntimeError("out of luck")
+        step = super().submit(batch)
+        if poisoned:  # or when all is done
+            raise RuntimeError("out of luck")
+        self.seen_finished.update(batch.finished_ids)
         errors = {
             item.request.request_id: "NaN"
             for item in batch.items
@@ -57,18 +65,100 @@ def test_what_a_damaged_step_computed_is_not_cached(engine, make_request, run):
     assert engine.scheduler.block_manager.num_cached_blocks == 0
 
 
-def test_a_broken_step_leaves_a_working_engine(engine, make_request, run):
+def test_a_request_that_raises_alone_ends_and_the_next_one_works(engine, make_request, run):
     first, second = make_request("first", [1, 2]), make_request("second", [3, 4])
-    engine.executor.broken_steps.add(1)
     engine.add(first)
     engine.step()
-    with pytest.raises(EngineError, match="out of luck"):
-        engine.step()
+    engine.executor.poison.add("first")
+    step = engine.step()
+    assert [update.request for update in step.updates] == [first]
     assert first.finish_reason is FinishReason.ERROR and "out of luck" in first.error
     assert engine.scheduler.block_manager.num_used_blocks == 0
     engine.add(second)
     run(engine)
     assert second.output_token_ids == expected_tokens([3, 4], 4, 97)
+    assert "first" in engine.executor.seen_finished
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 17, 32])
+def test_a_step_that_raises_is_cut_down_to_the_guilty_request(
+    make_engine, make_request, run, count
+):
+    def run_with(poison):
+        engine = make_engine(256, 4, max_num_seqs=32)
+        engine.executor = FaultyExecutor(256, 4)
+        requests = [make_request(f"r{i}", [i, i + 1, i + 2], max_tokens=3) for i in range(count)]
+        for request in requests:
+            engine.add(request)
+        engine.step()
+        engine.executor.poison.update(poison)
+        run(engine)
+        engine.scheduler.block_manager.check_integrity([])
+        return engine.executor.num_steps, requests
+
+    undisturbed, _ = run_with([])
+    for guilty in {0, count // 2, count - 1}:
+        num_steps, requests = run_with([f"r{guilty}"])
+        assert num_steps - undisturbed <= 2 * math.ceil(math.log2(count))
+        for index, request in enumerate(requests):
+            if index == guilty:
+                assert request.finish_reason is FinishReason.ERROR
+                assert request.num_output_tokens == 1
+            else:
+                expected = expected_tokens(request.prompt_token_ids, 3, 97)
+                assert request.output_token_ids == expected
+
+
+def test_several_guilty_requests_all_end_alone(make_engine, make_request, run):
+    engine = make_engine(256, 4, max_num_seqs=32)
+    engine.executor = FaultyExecutor(256, 4)
+    engine.executor.poison = {"r1", "r2", "r7"}
+    requests = [make_request(f"r{i}", [i, 1]) for i in range(10)]
+    for request in requests:
+        engine.add(request)
+    run(engine)
+    failed = {r.request_id for r in requests if r.finish_reason is FinishReason.ERROR}
+    assert failed == engine.executor.poison
+
+
+@pytest.mark.parametrize("guilty", ["leader", "fork-1", "fork-2"])
+def test_a_step_with_block_copies_that_raises(make_engine, make_request, guilty):
+    """Forks copy a block when they first write to it; then is when they break here."""
+    engine = make_engine(64, 4, max_num_seqs=8)
+    engine.executor = FaultyExecutor(64, 4)
+    prompt = [5, 6, 7, 8, 9, 10]  # ends inside a block
+    leader = make_request("leader", prompt)
+    forks = [make_request(f"fork-{i}", prompt, fork_of=leader) for i in (1, 2)]
+    for request in (leader, *forks):
+        engine.add(request)
+    while engine.has_unfinished_requests:
+        if leader.num_output_tokens == 1:
+            engine.executor.poison.add(guilty)
+        engine.step()
+        engine.scheduler.block_manager.check_integrity(engine.scheduler.running)
+    for request in (leader, *forks):
+        if request.request_id == guilty:
+            assert request.finish_reason is FinishReason.ERROR
+        else:
+            assert request.output_token_ids == expected_tokens(prompt, 4, 97)
+
+
+def test_an_abort_while_a_step_is_being_cut(make_engine, make_request):
+    engine = make_engine(64, 4)
+    engine.executor = FaultyExecutor(64, 4)
+    requests = [make_request(f"r{i}", [i, 1]) for i in range(4)]
+    for request in requests:
+        engine.add(request)
+    engine.executor.poison = {"r3"}
+    engine.step()
+    engine.abort("r0")
+    engine.abort("r3")
+    while engine.has_unfinished_requests:
+        engine.step()
+    reasons = [request.finish_reason for request in requests]
+    assert reasons[0] is FinishReason.ABORT and reasons[1] is reasons[2] is FinishReason.LENGTH
+    assert reasons[3] in (FinishReason.ABORT, FinishReason.ERROR)
+    engine.scheduler.block_manager.check_integrity([])
 
 
 def test_an_idle_engine_has_nothing_to_step(engine):

@@ -17,7 +17,7 @@ from octavo import faults
 from octavo.core.admission import StaticAdmission
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import EngineError, RequestError
+from octavo.errors import RequestError
 from octavo.executor.hashing import expected_tokens
 
 VOCAB = 97
@@ -97,15 +97,7 @@ class Press:
         self.live.pop(request_id, None)
 
     def step(self) -> None:
-        try:
-            step = self.engine.step()
-        except EngineError:  # whoever was in the step has ended, and nobody else
-            ended = [name for name, request in self.live.items() if request.is_finished]
-            assert ended
-            for name in ended:
-                assert self.live.pop(name).finish_reason is FinishReason.ERROR
-            self.engine.scheduler.block_manager.check_integrity(self.engine.scheduler.running)
-            return
+        step = self.engine.step()
         if step is None:
             return
         self.num_steps += 1
@@ -116,10 +108,15 @@ class Press:
         )
         assert 0.0 <= stats.kv_waste <= 1.0
         if self.num_steps % 16 == 0:
-            blocks.check_integrity(self.engine.scheduler.running)
+            # Aborted ones too hold their blocks, until the step that they are in has been run.
+            waiting_parts = [item.request for part in self.engine._halves for item in part.items]
+            blocks.check_integrity({*self.engine.scheduler.running, *waiting_parts})
         for update in step.updates:
             request = update.request
-            if request.is_finished:
+            if request.finish_reason is FinishReason.ERROR:  # it was alone in a step that raised
+                assert self.faults and request.error
+                del self.live[request.request_id]
+            elif request.is_finished:
                 assert request.finish_reason is FinishReason.LENGTH
                 # Ended exactly once, with the text that follows from its own prompt alone.
                 del self.live[request.request_id]
