@@ -26,6 +26,11 @@ def byte_tokenizer(tiny_model) -> Tokenizer:
     return Tokenizer.from_folder(tiny_model)
 
 
+@pytest.fixture(scope="session")
+def fake_engine_type() -> type[FakeEngine]:
+    return FakeEngine
+
+
 @pytest.fixture
 def fake_engine(byte_tokenizer) -> FakeEngine:
     return FakeEngine(byte_tokenizer)
