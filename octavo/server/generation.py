@@ -97,6 +97,7 @@ class GenerationStats:
 
     num_prompt_tokens: int
     num_output_tokens: int = 0  # of all samples
+    num_longest_tokens: int = 0  # of the longest sample
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     queue_time: float | None = None
@@ -130,11 +131,12 @@ class Generation:
         self.is_from_cache = False  # nothing was computed for it
         self._abort = abort
         self._unfinished = set(range(request.params.num_samples))
+        self._num_tokens = [0] * request.params.num_samples
         self._deltas: list[Delta] = []
         self._error: BaseException | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._record: list[Delta] = []
-        self._on_whole: Callable[[Generation, list[Delta]], None] | None = None
+        self._on_whole: list[Callable[[Generation, list[Delta]], None]] = []
 
     # -- the consumer ------------------------------------------------------------------------
 
@@ -185,8 +187,9 @@ class Generation:
         """Keep every delta, and hand them all over when the last one has come.
 
         Nothing is handed over if it fails or is closed before. Call it before the first push.
+        Several may ask.
         """
-        self._on_whole = on_whole
+        self._on_whole.append(on_whole)
 
     async def _next_push(self) -> None:
         self._wakeup = asyncio.get_running_loop().create_future()
@@ -202,15 +205,19 @@ class Generation:
         if self.is_over:
             return
         self._deltas.extend(deltas)
+        stats, num_tokens = self.stats, self._num_tokens
         for delta in deltas:
-            self.stats.num_output_tokens += len(delta.token_ids)
+            stats.num_output_tokens += len(delta.token_ids)
+            num_tokens[delta.index] += len(delta.token_ids)
+            stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
             if delta.finish_reason is not None:
                 self._unfinished.discard(delta.index)
         self.is_over = not self._unfinished
-        if self._on_whole is not None:
+        if self._on_whole:
             self._record.extend(deltas)
             if self.is_over:
-                self._on_whole(self, self._record)
+                for on_whole in self._on_whole:
+                    on_whole(self, self._record)
         if self.request.streams or self.is_over:
             self._wake()
 
@@ -228,6 +235,7 @@ class Generation:
         self._record.clear()
         self.prompt_logprobs.clear()
         self._unfinished = set(range(self.request.params.num_samples))
+        self._num_tokens = [0] * len(self._num_tokens)
         self.stats = GenerationStats(len(self.request.prompt_token_ids))
 
     def _wake(self) -> None:
