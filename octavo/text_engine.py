@@ -6,6 +6,7 @@ prompt becomes one request for each of its samples, tokens become text, and stop
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from octavo.outputs import (
 )
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("octavo")
 
 # A string, token ids, or a mapping with "prompt" or "prompt_token_ids".
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -70,6 +73,8 @@ class TextDelta:
     sample: Sample
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs]  # of the tokens, if they were asked for
+    prompt_logprobs: list[TokenLogprobs]
 
 
 class TextEngine:
@@ -103,11 +108,13 @@ class TextEngine:
         """The text (None if ids were given) and token ids of a prompt in any accepted form."""
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), self._checked_ids(prompt["prompt_token_ids"])
+                return prompt.get("prompt"), checked_token_ids(
+                    prompt["prompt_token_ids"], self.vocab_size
+                )
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt, parse_special=parse_special)
-        return None, self._checked_ids(prompt)
+        return None, checked_token_ids(prompt, self.vocab_size)
 
     def add(
         self,
@@ -118,12 +125,16 @@ class TextEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        arrival_time: float | None = None,
     ) -> Generation:
-        """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind."""
-        self._check_vocabulary(params)
+        """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
+
+        ``arrival_time``: on the engine's clock; None is now.
+        """
+        check_vocabulary(params, self.vocab_size)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         bad_words = self._bad_words(params)
-        now = self.engine.clock.now()
+        now = self.engine.clock.now() if arrival_time is None else arrival_time
         generation = Generation(request_id, prompt, prompt_token_ids, params, [])
         leader: Request | None = None
         for index in range(params.num_samples):
@@ -166,33 +177,6 @@ class TextEngine:
             self.engine.abort(sample.request.request_id)
             self._samples.pop(sample.request.request_id, None)
 
-    def _checked_ids(self, token_ids: Any) -> list[int]:
-        ids = list(token_ids)
-        for position, token_id in enumerate(ids):
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise InvalidRequestError(
-                    f"must be integers; position {position} holds {token_id!r}", "prompt_token_ids"
-                )
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequestError(
-                    f"{token_id} at position {position} is outside the vocabulary "
-                    f"of {self.vocab_size} tokens",
-                    "prompt_token_ids",
-                )
-        return ids
-
-    def _check_vocabulary(self, params: SamplingParams) -> None:
-        for name, ids in (
-            ("logit_bias", params.logit_bias or ()),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            for token_id in ids:
-                if not 0 <= token_id < self.vocab_size:
-                    raise InvalidRequestError(
-                        f"{token_id} is outside the vocabulary of {self.vocab_size} tokens", name
-                    )
-
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Bad words as tokens, at the start of a text and after a space."""
         words: dict[tuple[int, ...], None] = {}
@@ -225,25 +209,39 @@ class TextEngine:
         A generation whose samples have all ended is forgotten; its deltas still refer to it.
         """
         step = self.engine.step()
-        deltas = [self._advance(update) for update in step.updates] if step else []
+        deltas = [self._advance_or_fail(update) for update in step.updates] if step else []
         for delta in deltas:
             if delta.generation.is_finished:
                 self.generations.pop(delta.generation.request_id, None)
         return deltas, step
 
-    def _advance(self, update: RequestUpdate) -> TextDelta:
-        request = update.request
-        generation, sample = self._samples[request.request_id]
+    def _advance_or_fail(self, update: RequestUpdate) -> TextDelta:
+        """A request whose text cannot be made ends, and no other."""
+        generation, sample = self._samples[update.request.request_id]
+        try:
+            delta = self._advance(generation, sample, update)
+        except Exception as error:
+            request = update.request
+            _log.exception("the text of request %s failed", request.request_id)
+            self.engine.fail(request, f"{type(error).__name__}: {error}")
+            delta = TextDelta(generation, sample, "", [], [], [])
+        if update.request.is_finished:
+            del self._samples[update.request.request_id]
+        return delta
+
+    def _advance(self, generation: Generation, sample: Sample, update: RequestUpdate) -> TextDelta:
         for entry in update.prompt_logprobs:
             generation.prompt_logprobs.append(self._logprobs(entry))
+        asked = generation.params.logprobs is not None
         for entry in update.logprobs:
             sample.cumulative_logprob += entry.logprob
-            if generation.params.logprobs is not None:
+            if asked:
                 sample.logprobs.append(self._logprobs(entry))
         text = self._detokenize(sample, update.new_token_ids)
-        if request.is_finished:
-            del self._samples[request.request_id]
-        return TextDelta(generation, sample, text, update.new_token_ids)
+        logprobs = update.logprobs if asked else []
+        return TextDelta(
+            generation, sample, text, update.new_token_ids, logprobs, update.prompt_logprobs
+        )
 
     def _detokenize(self, sample: Sample, token_ids: list[int]) -> str:
         """The text that new tokens add. Ends the request if it completes a stop string."""
@@ -288,10 +286,43 @@ class TextEngine:
             generation.prompt_token_ids,
             [_completion(generation, sample, rank) for rank, sample in enumerate(samples)],
             generation.is_finished,
-            _metrics(generation),
+            metrics_of(generation),
             generation.prompt_logprobs if generation.params.prompt_logprobs is not None else None,
             errors[0] if errors else None,
         )
+
+
+def checked_token_ids(
+    token_ids: Any, vocab_size: int, field: str = "prompt_token_ids"
+) -> list[int]:
+    """The ids of a prompt as a list; InvalidRequestError names the first that is none."""
+    ids = list(token_ids)
+    for position, token_id in enumerate(ids):
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidRequestError(
+                f"must be integers; position {position} holds {token_id!r}", field
+            )
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{token_id} at position {position} is outside the vocabulary "
+                f"of {vocab_size} tokens",
+                field,
+            )
+    return ids
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequestError if parameters name a token that the model does not have."""
+    for name, ids in (
+        ("logit_bias", params.logit_bias or ()),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"{token_id} is outside the vocabulary of {vocab_size} tokens", name
+                )
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
@@ -318,7 +349,7 @@ def _completion(generation: Generation, sample: Sample, index: int) -> Completio
     )
 
 
-def _metrics(generation: Generation) -> RequestMetrics:
+def metrics_of(generation: Generation) -> RequestMetrics:
     """Of a single sample, its own; of several, from the first token of any to the last of all."""
     stats = [sample.request.stats for sample in generation.samples]
     first = stats[0]

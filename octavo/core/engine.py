@@ -64,6 +64,12 @@ class Engine:
         """End a request because of what its text says (a stop string)."""
         return self.scheduler.finish(request_id, FinishReason.STOP, stop_reason)
 
+    def fail(self, request: Request, error: str) -> None:
+        """End a request that cannot go on, whatever its state, with an error."""
+        request.error = error
+        if self.scheduler.finish(request.request_id, FinishReason.ERROR) is None:
+            request.finish_reason = FinishReason.ERROR
+
     def step(self) -> EngineStep | None:
         """Run one step; None if there is nothing to do.
 

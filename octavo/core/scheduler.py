@@ -128,33 +128,13 @@ class Scheduler:
 
     def _total_tokens_of(self, request: Request) -> int:
         """Tokens at which the request ends by length; raises if that can never be reached."""
-        num_prompt = request.num_prompt_tokens
-        max_tokens = request.params.max_tokens
-        context = self.config.max_model_len
-        # The last token is sampled and never computed, so it needs no slot.
-        pool = self.block_manager.num_blocks * self.block_manager.block_size + 1
-        if num_prompt == 0:
-            raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
-        for limit, what, remedy in (
-            (context, "context", "raise max_model_len if the model allows it"),
-            (pool, "KV pool", "raise num_blocks or kv_cache_memory"),
-        ):
-            if num_prompt + 1 > limit:
-                raise PromptTooLongError(
-                    f"the prompt has {num_prompt} tokens and the {what} holds {limit}, one of "
-                    f"them to be generated: shorten the prompt or {remedy}",
-                    num_prompt,
-                    limit,
-                )
-            if max_tokens is not None and num_prompt + max_tokens > limit:
-                raise PromptTooLongError(
-                    f"prompt ({num_prompt} tokens) + max_tokens ({max_tokens}) exceed the "
-                    f"{limit} tokens of the {what}: lower max_tokens to {limit - num_prompt}, "
-                    f"leave it None, or {remedy}",
-                    num_prompt,
-                    limit,
-                )
-        return min(context, pool) if max_tokens is None else num_prompt + max_tokens
+        blocks = self.block_manager
+        return total_tokens_of(
+            request.num_prompt_tokens,
+            request.params.max_tokens,
+            self.config.max_model_len,
+            blocks.num_blocks * blocks.block_size,
+        )
 
     def finish(
         self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None
@@ -446,6 +426,41 @@ class Scheduler:
                 break
         request.stats.num_output_tokens = request.num_output_tokens
         return taken
+
+
+def total_tokens_of(
+    num_prompt: int, max_tokens: int | None, max_model_len: int, pool_tokens: int
+) -> int:
+    """Tokens at which a request ends by length.
+
+    Raises:
+        InvalidRequestError: the prompt is empty.
+        PromptTooLongError: the context, or a pool of so many slots, can never hold it.
+    """
+    if num_prompt == 0:
+        raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
+    # The last token is sampled and never computed, so it needs no slot.
+    for limit, what, remedy in (
+        (max_model_len, "context", "raise max_model_len if the model allows it"),
+        (pool_tokens + 1, "KV pool", "raise num_blocks or kv_cache_memory"),
+    ):
+        if num_prompt + 1 > limit:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt} tokens and the {what} holds {limit}, one of "
+                f"them to be generated: shorten the prompt or {remedy}",
+                num_prompt,
+                limit,
+            )
+        if max_tokens is not None and num_prompt + max_tokens > limit:
+            raise PromptTooLongError(
+                f"prompt ({num_prompt} tokens) + max_tokens ({max_tokens}) exceed the "
+                f"{limit} tokens of the {what}: lower max_tokens to {limit - num_prompt}, "
+                f"leave it None, or {remedy}",
+                num_prompt,
+                limit,
+            )
+    total = min(max_model_len, pool_tokens + 1)
+    return total if max_tokens is None else num_prompt + max_tokens
 
 
 def _awaits_fork(request: Request) -> bool:

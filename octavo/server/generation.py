@@ -128,6 +128,7 @@ class Generation:
         # Whether the consumer has seen something that cannot be taken back.
         self.has_begun = False
         self.is_over = False  # nothing more will be pushed
+        self.finish_reason: str | None = None  # of the first sample
         self.is_from_cache = False  # nothing was computed for it
         self._abort = abort
         self._unfinished = set(range(request.params.num_samples))
@@ -212,6 +213,8 @@ class Generation:
             stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
             if delta.finish_reason is not None:
                 self._unfinished.discard(delta.index)
+                if delta.index == 0:
+                    self.finish_reason = delta.finish_reason
         self.is_over = not self._unfinished
         if self._on_whole:
             self._record.extend(deltas)
