@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import GIB, Capacity, EngineArgs, EngineConfig, resolve
@@ -84,7 +85,7 @@ def load_engine(
     checkpoint = open_checkpoint(path)
     _check_quantization(args.quantization, checkpoint)
     model_config = checkpoint.config()
-    tokenizer = _load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(path)
     check_tokenizer(model_config, tokenizer.vocab_size, path)
     model = load_checkpoint(checkpoint, model_config, device=device, dtype=dtype, progress=progress)
     files = sorted({entry.path for entry in checkpoint.tensors.values()})
@@ -130,14 +131,14 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
     return Engine(Scheduler(config.scheduler, block_manager, admission), executor, clock)
 
 
-def _load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a model folder or of a GGUF file."""
-    from octavo.models.checkpoint import GGUFFiles
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model folder or of a GGUF file, without its weights and without torch."""
+    from octavo.models.gguf import GGUFFile
     from octavo.text.tokenizer import Tokenizer
 
-    if isinstance(checkpoint, GGUFFiles):
-        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
-    return Tokenizer.from_folder(checkpoint.path)
+    if path.is_dir():
+        return Tokenizer.from_folder(path)
+    return Tokenizer.from_gguf(GGUFFile(path).metadata, path)
 
 
 def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:

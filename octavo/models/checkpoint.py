@@ -20,7 +20,8 @@ from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelEr
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.base import QuantizedWeight, Weight
-from octavo.quantization.gguf_formats import DEQUANTIZERS, GGMLType
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_formats import DEQUANTIZERS
 
 # The index of the largest checkpoints is of a few MB.
 _MAX_JSON_BYTES = 64 << 20

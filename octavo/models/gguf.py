@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.errors import ModelFileError
-from octavo.quantization.gguf_formats import GGMLType, block_shape
+from octavo.quantization.ggml_types import GGMLType, block_shape
 
 MAX_ENTRIES = 1 << 16  # metadata entries, and tensors
 MAX_KEY_BYTES = 1 << 16  # also of tensor names

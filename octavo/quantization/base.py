@@ -8,7 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from octavo.quantization.gguf_formats import GGMLType, dequantize, row_bytes
+from octavo.quantization.ggml_types import GGMLType, row_bytes
+from octavo.quantization.gguf_formats import dequantize
 
 
 @dataclass(frozen=True, slots=True)

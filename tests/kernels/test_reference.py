@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from octavo.kernels import reference
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.gguf_formats import GGMLType, dequantize, row_bytes
+from octavo.quantization.ggml_types import GGMLType, row_bytes
+from octavo.quantization.gguf_formats import dequantize
 
 CUDA = pytest.param(
     "cuda",

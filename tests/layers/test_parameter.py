@@ -11,7 +11,7 @@ from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parameter import Parameter, ShapeMismatch, named_parameters
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.gguf_formats import GGMLType
+from octavo.quantization.ggml_types import GGMLType
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from octavo.errors import ModelFileError
 from octavo.models import gguf as reader
 from octavo.models.gguf import GGUFFile
-from octavo.quantization.gguf_formats import GGMLType
+from octavo.quantization.ggml_types import GGMLType
 
 SCALARS: dict[V, Any] = {
     V.UINT8: 255,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.gguf_formats import GGMLType
+from octavo.quantization.ggml_types import GGMLType
 
 
 @pytest.fixture

@@ -11,13 +11,8 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES
 
 from octavo.errors import UnsupportedModelError
-from octavo.quantization.gguf_formats import (
-    DEQUANTIZERS,
-    GGMLType,
-    block_shape,
-    dequantize,
-    row_bytes,
-)
+from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
+from octavo.quantization.gguf_formats import DEQUANTIZERS, dequantize
 
 TYPES = pytest.mark.parametrize("type", DEQUANTIZERS, ids=lambda type: type.name)
 

@@ -17,7 +17,7 @@ from octavo.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, packing
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.gguf_formats import GGMLType, row_bytes
+from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 FORMATS = [
     *((abi.OCT_W4S, group) for group in (32, 64, 128)),

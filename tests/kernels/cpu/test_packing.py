@@ -12,7 +12,8 @@ from octavo.errors import EngineError, UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.library import load
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.gguf_formats import GGMLType, dequantize, row_bytes
+from octavo.quantization.ggml_types import GGMLType, row_bytes
+from octavo.quantization.gguf_formats import dequantize
 
 INTEGER_FORMATS = [
     (format, group)
