@@ -187,6 +187,10 @@ class Tokenizer:
         )
         return ChatPrompt(disguise.reveal(text), token_ids)
 
+    def chat_template_source(self, chat_template: str | None = None, *, tools: Any = None) -> str:
+        """The source of the template that ``chat_prompt`` takes for these arguments."""
+        return self._compiled_template(chat_template, tools).source
+
     def _render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

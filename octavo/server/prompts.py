@@ -1,0 +1,241 @@
+"""Prompts as token ids: raw text, and conversations through the model's chat template.
+
+Small ones are made on the event loop, large ones in the background.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ParamSpec, TypeVar
+
+from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.server.background import in_background
+from octavo.text.decoders import ByteDecoder
+from octavo.text.tokenizer import ChatPrompt, Tokenizer
+
+SMALL_TEXT = 4 << 10  # characters whose tokens and template take about a millisecond
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+
+# What a template knows under these names is the request's own; options must not replace it.
+_RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "messages",
+    "return_dict",
+    "tokenize",
+    "tools",
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PromptRenderer:
+    """The tokenizer and the chat template of the served model. Changes nothing in them.
+
+    Args:
+        chat_template: used instead of the model's own.
+        trust_request_chat_template: whether requests may bring one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: str | None = None,
+        trust_request_chat_template: bool = False,
+    ):
+        self.tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._trusts_requests = trust_request_chat_template
+
+    async def text(
+        self, prompt: str, *, add_special_tokens: bool = True, limit: int | None = None
+    ) -> list[int]:
+        """The tokens of a text. The names of special tokens in it are text like any other.
+
+        Raises:
+            PromptTooLongError: it must have more than ``limit`` tokens; they were not counted.
+        """
+        await self._check_length(prompt, limit)
+        return await _run(
+            len(prompt), self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+        )
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        limit: int | None = None,
+    ) -> ChatPrompt:
+        """The prompt of a conversation, in OpenAI's shape.
+
+        What the template has no place for is refused, but for ``chat_template_kwargs``, which
+        clients send to any model. A developer's message is a system message to templates that do
+        not know that role.
+
+        Raises:
+            InvalidRequestError: a field of the conversation is wrong, or the template cannot do it.
+            ChatTemplateError: there is no template, or it failed.
+            PromptTooLongError: the messages must have more than ``limit`` tokens.
+        """
+        _check_count(messages, MAX_MESSAGES, "messages")
+        _check_count(tools or (), MAX_TOOLS, "tools")
+        num_chars = _num_chars((messages, tools, documents, chat_template_kwargs))
+        if chat_template is not None and not self._trusts_requests:
+            raise InvalidRequestError(
+                "templates of requests are not run here (trust_request_chat_template is off)",
+                "chat_template",
+            )
+        for message in messages if num_chars > SMALL_TEXT else ():
+            if isinstance(content := message.get("content"), str):
+                await self._check_length(content, limit)
+        return await _run(
+            num_chars,
+            self._render,
+            messages,
+            tools=tools,
+            given={"documents": documents, "reasoning_effort": reasoning_effort},
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs or {},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+        )
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return await _run(
+            len(token_ids), self.tokenizer.decode, token_ids, skip_special_tokens=False
+        )
+
+    # -- templates ---------------------------------------------------------------------------
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        given: Mapping[str, Any],
+        chat_template: str | None,
+        chat_template_kwargs: Mapping[str, Any],
+        add_special_tokens: bool,
+        **options: bool,
+    ) -> ChatPrompt:
+        template = chat_template or self._chat_template
+        variables = self._check_variables(chat_template_kwargs)
+        source = self.tokenizer.chat_template_source(template, tools=tools)
+        for name, value in {"tools": tools, **given}.items():
+            if value and name not in source:
+                raise InvalidRequestError("the chat template of this model does not use it", name)
+        variables |= {name: value for name, value in given.items() if value}
+        if "developer" not in source:
+            messages = [_as_system(message) for message in messages]
+        prompt = self.tokenizer.chat_prompt(
+            [_with_parsed_arguments(message, i) for i, message in enumerate(messages)],
+            tools=tools or None,
+            chat_template=template,
+            **options,
+            **variables,
+        )
+        bos = self.tokenizer.bos_token_id
+        if not add_special_tokens or bos is None:
+            return prompt
+        return ChatPrompt(prompt.text, [bos, *prompt.token_ids])  # beside the template's own
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        for name in variables:
+            if name in _RESERVED or name in self.tokenizer.named_tokens:
+                raise InvalidRequestError(
+                    f"{name!r} is not for requests to set here", "chat_template_kwargs"
+                )
+        return dict(variables)
+
+    # -- lengths -----------------------------------------------------------------------------
+
+    async def _check_length(self, text: str, limit: int | None) -> None:
+        if limit is None or len(text) <= SMALL_TEXT:
+            return
+        longest = await in_background(lambda: self._longest_token)
+        if longest is not None and len(text) > limit * longest:
+            raise PromptTooLongError(
+                f"a text of {len(text)} characters has more tokens than the {limit} of the "
+                "context: shorten it",
+                limit + 1,
+                limit,
+            )
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Bytes of the longest token, None if tokens need not stand for all of a text."""
+        if not isinstance(self.tokenizer.decoder, ByteDecoder):
+            return None
+        lengths = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
+        return max(lengths, default=1)
+
+
+async def _run(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if size > SMALL_TEXT:
+        return await in_background(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+def _check_count(values: Sequence[Any], most: int, field: str) -> None:
+    if len(values) > most:
+        raise InvalidRequestError(f"at most {most} are allowed, not {len(values)}", field)
+
+
+def _num_chars(value: Any) -> int:
+    """About how much text is in JSON-like data; a value without text counts as one."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_num_chars, value.values()))
+    if isinstance(value, Sequence):
+        return 1 + sum(map(_num_chars, value))
+    return 1
+
+
+def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A developer's message, for templates that know only the older name of that role."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
+
+
+def _with_parsed_arguments(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Arguments of tool calls as objects, which templates expect; OpenAI's API has them as text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {
+        **message,
+        "tool_calls": [
+            _with_parsed_call(call, f"messages.{index}.tool_calls.{number}")
+            for number, call in enumerate(calls)
+        ],
+    }
+
+
+def _with_parsed_call(call: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError("must be a JSON object, as text", f"{path}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments}}
