@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
@@ -22,6 +23,11 @@ class RequestContext:
     external_id: str
     tenant: Tenant
     arrival_time: float
+
+
+def create_request_id() -> str:
+    """A new one, for requests that do not bring their own."""
+    return f"req-{secrets.token_hex(12)}"
 
 
 def request_context(request: HTTPConnection) -> RequestContext:
