@@ -6,7 +6,7 @@ Small ones are made on the event loop, large ones in the background.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
@@ -100,9 +100,9 @@ class PromptRenderer:
                 "templates of requests are not run here (trust_request_chat_template is off)",
                 "chat_template",
             )
-        for message in messages if num_chars > SMALL_TEXT else ():
-            if isinstance(content := message.get("content"), str):
-                await self._check_length(content, limit)
+        if num_chars > SMALL_TEXT:
+            for text in _contents(messages):
+                await self._check_length(text, limit)
         return await _run(
             num_chars,
             self._render,
@@ -207,6 +207,18 @@ def _num_chars(value: Any) -> int:
     if isinstance(value, Sequence):
         return 1 + sum(map(_num_chars, value))
     return 1
+
+
+def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts of messages; what else is in them is not for this to judge."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (
+                part["text"] for part in content if isinstance(part, Mapping) and "text" in part
+            )
 
 
 def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:

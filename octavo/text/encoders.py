@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from octavo.text.special_tokens import SpecialTokens
 
+_LARGE = 4096  # characters
+
 
 class Encoder(Protocol):
     """Text to ids. A piece is plain text (nothing in it is special) or the id of a special token.
@@ -52,6 +54,9 @@ class LibraryEncoder:
 
     def _encode_marked(self, pieces: Sequence[str | int | None]) -> list[int]:
         text = "".join(piece if isinstance(piece, str) else self._mark for piece in pieces)
+        if len(text) > _LARGE:
+            # Lets other threads run meanwhile, which `encode` does not always do.
+            return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return self._library.encode(text, add_special_tokens=False).ids
 
     def _put_specials(self, ids: list[int], pieces: Sequence[str | int | None]) -> list[int]:

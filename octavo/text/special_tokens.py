@@ -120,7 +120,6 @@ class Disguise:
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         self.tag = next(free)  # one more character that occurs nowhere, for whoever needs a mark
         self._cover = dict(zip(specials.first_characters, free, strict=False))
-        self._reveal = {ord(cover): character for character, cover in self._cover.items()}
         self._literals = [
             literal
             for literal in literals
@@ -141,7 +140,10 @@ class Disguise:
         return "".join(characters)
 
     def reveal(self, text: str) -> str:
-        return text.translate(self._reveal)
+        for character, cover in self._cover.items():
+            if cover in text:
+                text = text.replace(cover, character)
+        return text
 
     def _literal_positions(self, text: str) -> set[int]:
         positions: set[int] = set()
