@@ -7,8 +7,12 @@ import time
 from collections.abc import Callable
 
 import pytest
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from octavo.core.batch import TokenLogprobs
+from octavo.errors import OctavoError
+from octavo.server.context import RequestContext
 from octavo.server.generation import (
     Delta,
     EngineFacts,
@@ -17,6 +21,11 @@ from octavo.server.generation import (
     Generation,
     GenerationRequest,
 )
+from octavo.server.http_errors import HttpError, error_response, to_http_error
+from octavo.server.prompts import PromptRenderer
+from octavo.server.service import Lifecycle, Service
+from octavo.server.settings import ServerSettings
+from octavo.server.tenants import Tenant
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -34,6 +43,49 @@ def fake_engine_type() -> type[FakeEngine]:
 @pytest.fixture
 def fake_engine(byte_tokenizer) -> FakeEngine:
     return FakeEngine(byte_tokenizer)
+
+
+@pytest.fixture
+def create_service(byte_tokenizer) -> Callable[..., Service]:
+    """Makes the service of one engine; keyword arguments are the server's settings."""
+
+    def create(engine, **settings) -> Service:
+        chosen = ServerSettings(**settings)
+        trust = chosen.trust_request_chat_template
+        return Service(
+            settings=chosen,
+            engine=engine,
+            prompts=PromptRenderer(byte_tokenizer, trust_request_chat_template=trust),
+            metrics=None,
+            lifecycle=Lifecycle(),
+            model_names=("tiny", "also-tiny"),
+            created=1_700_000_000,
+        )
+
+    return create
+
+
+@pytest.fixture
+def create_test_app() -> Callable[..., ASGIApp]:
+    """Makes an app of routers, with the gate's context in every request and errors as answers."""
+
+    def create(*routers, tenant: Tenant | None = None) -> ASGIApp:
+        app = FastAPI()
+        for router in routers:
+            app.include_router(router)
+        for kind in (HttpError, OctavoError):
+            app.add_exception_handler(kind, lambda _, error: error_response(to_http_error(error)))
+
+        async def with_context(scope, receive, send):
+            if scope["type"] == "http":
+                someone = tenant or Tenant("test")
+                scope["octavo"] = RequestContext("req-1", someone, time.monotonic())
+            await app(scope, receive, send)
+
+        with_context.openapi = app.openapi
+        return with_context
+
+    return create
 
 
 class FakeEngine:
