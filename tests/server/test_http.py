@@ -548,7 +548,8 @@ def test_few_open_files_mean_few_connections():
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         from octavo.server.http import connection_limit
         from octavo.server.settings import ServerSettings
-        print(connection_limit(ServerSettings()), connection_limit(ServerSettings(max_connections=4)))
+        for settings in (ServerSettings(), ServerSettings(max_connections=4)):
+            print(connection_limit(settings))
     """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
