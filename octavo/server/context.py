@@ -9,6 +9,9 @@ from starlette.requests import HTTPConnection
 
 from octavo.server.tenants import Tenant
 
+# True in the ASGI scope of a request whose connection was cut because its client did not read.
+SLOW_READER = "octavo.slow_reader"
+
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:

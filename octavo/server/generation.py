@@ -129,6 +129,7 @@ class Generation:
         self.has_begun = False
         self.is_over = False  # nothing more will be pushed
         self.finish_reason: str | None = None  # of the first sample
+        self.sample_errors: list[str] = []  # of samples that ended with one
         self.is_from_cache = False  # nothing was computed for it
         self._abort = abort
         self._unfinished = set(range(request.params.num_samples))
@@ -213,6 +214,8 @@ class Generation:
             stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
             if delta.finish_reason is not None:
                 self._unfinished.discard(delta.index)
+                if delta.error is not None:
+                    self.sample_errors.append(delta.error)
                 if delta.index == 0:
                     self.finish_reason = delta.finish_reason
         self.is_over = not self._unfinished
@@ -239,6 +242,7 @@ class Generation:
         self.prompt_logprobs.clear()
         self._unfinished = set(range(self.request.params.num_samples))
         self._num_tokens = [0] * len(self._num_tokens)
+        self.sample_errors.clear()
         self.stats = GenerationStats(len(self.request.prompt_token_ids))
 
     def _wake(self) -> None:

@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.errors import ConfigError, EngineUnavailableError
-from octavo.server.context import create_request_id
+from octavo.server.context import SLOW_READER, create_request_id
 from octavo.server.framing import (
     ChunkedBody,
     SizedBody,
@@ -261,6 +261,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _on_slow_reader(self) -> None:
         logger.info("%s does not read its answer: connection cut", self.client)
+        if self.cycle is not None:
+            cast(dict[str, Any], self.cycle.scope)[SLOW_READER] = True
         self._abort()
 
     def _refuse(self, error: HttpError) -> None:

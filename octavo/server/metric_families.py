@@ -174,7 +174,7 @@ FAMILIES = (
     ),
     _counter(
         "corrupted_requests",
-        "Requests with a sample that ended because its logits held NaN or infinity.",
+        "Requests with a sample that ended because the model's logits held NaN or infinity.",
         vllm="=",
     ),
     _histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS, vllm="="),

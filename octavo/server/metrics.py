@@ -33,6 +33,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import EngineUnavailableError
+from octavo.server.context import SLOW_READER
 from octavo.server.generation import (
     EngineClient,
     EngineFacts,
@@ -52,6 +53,8 @@ from octavo.server.metric_families import (
 from octavo.server.service import Service
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+# What octavo.runtime.sampler says of a row of logits; importing it would load torch.
+BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 CLIENT_LEFT = 499  # the status of a request whose client left before it was answered
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 _VLLM_NAMES = {f"octavo:{family.name}": family.vllm_name for family in FAMILIES}
@@ -72,7 +75,7 @@ NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
 
 
 class Metrics(Observer):
-    """Counts what the observer is told, and what the server's other parts report with ``on_…``.
+    """Counts what it is told, as an observer and by `MeasuredApp`.
 
     Belongs to the event loop, as all observers do. Answers that came from the response cache
     count in requests_submitted, request_success and response_cache_hits alone: nothing was
@@ -143,6 +146,8 @@ class Metrics(Observer):
         if generation.is_from_cache:
             self._counter("response_cache_hits").inc()
             return
+        if BAD_LOGITS in generation.sample_errors:
+            self._counter("corrupted_requests").inc()
         stats, params = generation.stats, generation.request.params
         if not self._begun.pop(generation.request.request_id, False):
             self._observe("time_to_first_token_seconds", stats.ttft)
@@ -173,10 +178,6 @@ class Metrics(Observer):
         if state is EngineState.RESTARTING:
             self._counter("engine_restarts").inc()
         self._show_state(state)
-
-    def on_corrupted(self, generation: Generation) -> None:
-        """A sample of it ended because its logits held NaN or infinity. Once a request."""
-        self._counter("corrupted_requests").inc()
 
     # -- what happens around the engine ------------------------------------------------------
 
@@ -307,7 +308,9 @@ class _Renamed(Collector):
 
 
 class MeasuredApp:
-    """An ASGI layer that counts HTTP requests and their times. Put it around all others.
+    """An ASGI layer that counts HTTP requests, their times, and how their clients leave.
+
+    Put it around all others. Inner layers mark a client that was cut with `SLOW_READER`.
 
     Args:
         paths: paths of the app, to tell by which route a request would have gone that an inner
@@ -324,20 +327,34 @@ class MeasuredApp:
             await self._app(scope, receive, send)
             return
         status = CLIENT_LEFT
+        is_whole = has_left = False
         started = time.perf_counter()
 
-        async def watch(message: Message) -> None:
-            nonlocal status
+        async def watched_send(message: Message) -> None:
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                is_whole = True
+
+        async def watched_receive() -> Message:
+            nonlocal has_left
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_whole:
+                has_left = True
+            return message
 
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, watched_receive, watched_send)
         except Exception:
             status = 500 if status == CLIENT_LEFT else status  # what uvicorn will answer
             raise
         finally:
+            if scope.get(SLOW_READER):
+                self._metrics.on_slow_reader()
+            elif has_left:
+                self._metrics.on_disconnect()
             self._metrics.on_http_response(
                 self._route_of(scope),
                 scope["method"] if scope["method"] in METHODS else "other",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server.context import SLOW_READER
 from octavo.server.generation import Generation
 from octavo.server.http_errors import HttpError, error_body, error_response, to_http_error
 from octavo.server.json_text import encode
@@ -72,7 +73,9 @@ class EventStream(Response):
 
     Args:
         done: the last event, also after an error.
+        headers: of the response, beside those of any stream.
         error_event: makes the event of an error.
+        error_response: makes the answer that an error gets instead of a stream.
     """
 
     def __init__(
@@ -82,14 +85,19 @@ class EventStream(Response):
         settings: ServerSettings,
         *,
         done: bytes = DONE,
+        headers: Mapping[str, str] | None = None,
         error_event: Callable[[BaseException], bytes] | None = None,
+        error_response: Callable[[HttpError], Response] = error_response,
     ):
         super().__init__()
         self._events = events
         self._generations = generations
         self._settings = settings
         self._done = done
+        own = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._stream_headers = _HEADERS + own
         self._error_event = error_event or _error_event
+        self._error_response = error_response
         self._has_begun = False
         self._has_failed = False  # and was answered with a status
         self._blocked_since: float | None = None
@@ -110,6 +118,7 @@ class EventStream(Response):
                     break
                 if self._is_stuck():
                     logger.info("a client that does not read was cut off")
+                    scope[SLOW_READER] = True
                     abort_connection(scope)
                     await asyncio.wait((gone,), timeout=1.0)
                     break
@@ -130,7 +139,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_begun:
                 self._has_failed = True
-                await error_response(to_http_error(error))(scope, receive, send)
+                await self._error_response(to_http_error(error))(scope, receive, send)
                 return
             await self._send(send, self._error_event(error))
         await self._send(send, self._done, is_last=True)
@@ -142,7 +151,8 @@ class EventStream(Response):
             self._blocked_since = _now()
             if not self._has_begun:
                 self._has_begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                headers = self._stream_headers
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
             self._blocked_since, self._last_sent = None, _now()
 

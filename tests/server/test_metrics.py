@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineUnavailableError
 from octavo.server import metric_families
+from octavo.server.context import SLOW_READER
 from octavo.server.generation import (
     Delta,
     EngineFacts,
@@ -277,14 +278,27 @@ def test_a_request_that_runs_again_counts_its_prompt_once():
     assert values["octavo:generation_tokens_total",] == 2
 
 
+def test_corrupted_requests_are_those_with_bad_logits():
+    from octavo.runtime import sampler
+
+    metrics = Metrics("m")
+    for errors in ([sampler.BAD_LOGITS], [None, sampler.BAD_LOGITS], [sampler.OVERFLOW], [None]):
+        generation = new_generation(n=len(errors))
+        for index, error in enumerate(errors):
+            reason = "stop" if error is None else "error"
+            generation.push([Delta(index, "", [], [], reason, error=error)])
+        metrics.on_finished(generation, str(generation.finish_reason))
+    values = samples_of(metrics)
+    assert values["vllm:corrupted_requests_total",] == 2
+    assert values["vllm:request_success_total", ("finished_reason", "error")] == 2
+
+
 def test_what_other_parts_report():
     metrics = Metrics("m")
-    metrics.on_corrupted(new_generation())
     metrics.on_disconnect()
     metrics.on_slow_reader()
     metrics.on_http_response("/health", "GET", 200, 0.5)
     values = samples_of(metrics)
-    assert values["vllm:corrupted_requests_total",] == 1
     assert values["octavo:client_disconnects_total",] == 1
     assert values["octavo:slow_readers_cut_total",] == 1
     labels = (("method", "GET"), ("route", "/health"), ("status", "200"))
@@ -553,6 +567,44 @@ def test_a_client_that_leaves_unanswered_is_counted_too():
     asyncio.run(leave(MeasuredApp(waits, metrics)))
     labels = (("method", "GET"), ("route", "other"), ("status", "499"))
     assert samples_of(metrics)["octavo:http_requests_total", *labels] == 1
+
+
+@pytest.mark.parametrize(
+    "mark, counted", [({}, "client_disconnects"), ({SLOW_READER: True}, "slow_readers_cut")]
+)
+def test_clients_that_leave_early_are_counted(mark, counted):
+    """And those that leave once they have everything are not."""
+    messages = [
+        {"type": "http.response.start", "status": 200, "headers": []},
+        {"type": "http.response.body", "body": b"a", "more_body": True},
+        {"type": "http.response.body", "body": b"b"},
+    ]
+
+    async def disconnected():
+        return {"type": "http.disconnect"}
+
+    async def ignored(message):
+        pass
+
+    async def answer(num_sent):
+        async def app(scope, receive, send):
+            for message in messages[:num_sent]:
+                await send(message)
+            await receive()
+            scope.update(mark if num_sent < len(messages) else {})
+
+        scope = {"type": "http", "path": "/x", "method": "GET"}
+        await MeasuredApp(app, metrics)(scope, disconnected, ignored)
+
+    metrics = Metrics("m")
+    for num_sent in range(len(messages) + 1):
+        asyncio.run(answer(num_sent))
+    values = samples_of(metrics)
+    counts = {name: values[f"octavo:{name}_total",] for name in LEAVING}
+    assert counts == {name: 3 * (name == counted) for name in LEAVING}
+
+
+LEAVING = ("client_disconnects", "slow_readers_cut")
 
 
 def test_what_is_not_http_passes_through():
