@@ -92,7 +92,7 @@ class ResponseCache:
         self._recordings.move_to_end(key)
         generation = recording.replay(request)
         self._observer.on_submitted(generation)
-        self._observer.on_finished(generation, recording.finish_reason)
+        self._observer.on_finished(generation, generation.finish_reason or "stop")
         return generation
 
     def clear(self) -> None:
@@ -168,12 +168,6 @@ class Recording:
         self._logprobs = _to_columns([entry for delta in deltas for entry in delta.logprobs])
         self._prompt_logprobs = _to_columns(prompt_logprobs)
         self.num_bytes = _ENTRY_BYTES + sum(map(sys.getsizeof, self._parts()))
-
-    @property
-    def finish_reason(self) -> str:
-        """Of the first sample."""
-        position = next(at for at in self._ends if self._columns[0][at] == 0)
-        return str(self._ends[position][0])
 
     def replay(self, request: GenerationRequest) -> Generation:
         """The answer as a generation that is complete."""

@@ -338,9 +338,9 @@ def test_a_recording_replays_any_deltas(deltas, end, other_end, prompt_logprobs)
         generation: Generation = recording.replay(make_request(n=2))
         assert await read(generation) == (deltas, prompt_logprobs)
         assert generation.is_over
+        assert generation.finish_reason == end.finish_reason
 
     asyncio.run(check())
-    assert recording.finish_reason == end.finish_reason
 
 
 @pytest.mark.parametrize("num_logprobs", [None, 5])
