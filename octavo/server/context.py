@@ -11,6 +11,8 @@ from octavo.server.tenants import Tenant
 
 # True in the ASGI scope of a request whose connection was cut because its client did not read.
 SLOW_READER = "octavo.slow_reader"
+# What drops a request's connection at once, with all that waits to be sent.
+ABORT = "octavo.abort"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.errors import ConfigError, EngineUnavailableError
-from octavo.server.context import SLOW_READER, create_request_id
+from octavo.server.context import ABORT, SLOW_READER, create_request_id
 from octavo.server.framing import (
     ChunkedBody,
     SizedBody,
@@ -210,6 +210,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._body = create_body(self.headers, self.parser.get_http_version())
+        cast(dict[str, Any], self.scope)[ABORT] = self._abort
         super().on_headers_complete()
         self._phase = Phase.BODY
 

@@ -1,8 +1,8 @@
 """Server-sent events to clients who may read slowly, stop reading, or be gone.
 
-A stream is supervised beside the task that sends it: it ends its generations when the client is
-gone or leaves its data unread for too long, and sends comments while there is no data, so that
-nobody between takes the connection for dead.
+A stream is supervised beside the task that sends it: its source is closed when the client is gone
+or leaves too much unread (`http.py` cuts those who read nothing for a while), and comments are sent
+while there is no data, so that nobody between takes the connection for dead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.context import SLOW_READER
-from octavo.server.generation import Generation
+from octavo.server.context import ABORT, SLOW_READER
 from octavo.server.http_errors import HttpError, error_body, error_response, to_http_error
 from octavo.server.json_text import encode
 from octavo.server.settings import ServerSettings
@@ -64,43 +64,47 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         await _cancel(working, gone)
 
 
-class EventStream(Response):
-    """Answers with ``events``, each of them whole events as bytes.
+class Source(Protocol):
+    """Where a stream's events come from: a `Generation`, or several."""
 
-    The response begins with the first of them: an exception before is answered with a status of
-    its own, a later one with an event. ``events`` is closed in any case, and so are
-    ``generations``.
+    @property
+    def num_pending_chars(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class EventStream(Response):
+    """Answers with ``events``: each item is one event or more, as bytes.
+
+    The response begins with the first item: an exception before it is answered with a status of
+    its own, a later one with an event. In any case ``sources`` are closed, and ``events`` is.
 
     Args:
-        done: the last event, also after an error.
-        headers: of the response, beside those of any stream.
+        done: sent last, also after an error.
         error_event: makes the event of an error.
-        error_response: makes the answer that an error gets instead of a stream.
+        headers: are asked for when the response begins.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        generations: Sequence[Generation],
+        sources: Sequence[Source],
         settings: ServerSettings,
         *,
         done: bytes = DONE,
-        headers: Mapping[str, str] | None = None,
         error_event: Callable[[BaseException], bytes] | None = None,
-        error_response: Callable[[HttpError], Response] = error_response,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ):
         super().__init__()
         self._events = events
-        self._generations = generations
-        self._settings = settings
+        self._sources = sources
+        self._keep_alive = settings.sse_keep_alive
         self._done = done
-        own = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._stream_headers = _HEADERS + own
-        self._error_event = error_event or _error_event
-        self._error_response = error_response
+        self._error_event = error_event or _to_event
+        self._headers = headers
         self._has_begun = False
         self._has_failed = False  # and was answered with a status
-        self._blocked_since: float | None = None
+        self._is_blocked = False
         self._last_sent = 0.0
         self._sending = asyncio.Lock()
 
@@ -108,28 +112,12 @@ class EventStream(Response):
         self._last_sent = _now()
         sending = asyncio.ensure_future(self._send_events(scope, receive, send))
         gone = asyncio.ensure_future(until_disconnect(receive))
-        comment: asyncio.Future[None] | None = None
         try:
-            while not sending.done():
-                await asyncio.wait(
-                    (sending, gone), timeout=self._tick(), return_when=asyncio.FIRST_COMPLETED
-                )
-                if sending.done() or gone.done():
-                    break
-                if self._is_stuck():
-                    logger.info("a client that does not read was cut off")
-                    scope[SLOW_READER] = True
-                    abort_connection(scope)
-                    await asyncio.wait((gone,), timeout=1.0)
-                    break
-                if self._is_silent() and (comment is None or comment.done()):
-                    comment = asyncio.ensure_future(self._send(send, _COMMENT))
-            if sending.done():
-                sending.result()
+            await self._supervise(sending, gone, scope, send)
         finally:
-            for generation in self._generations:
-                generation.close()
-            await _cancel(sending, gone, *([] if comment is None else [comment]))
+            for source in self._sources:
+                source.close()
+            await _cancel(sending, gone)
             await self._events.aclose()
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,57 +127,74 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_begun:
                 self._has_failed = True
-                await self._error_response(to_http_error(error))(scope, receive, send)
+                await error_response(to_http_error(error))(scope, receive, send)
                 return
             await self._send(send, self._error_event(error))
         await self._send(send, self._done, is_last=True)
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        async with self._sending:
+        async with self._sending:  # comments come from another task
             if self._has_failed:
                 return
-            self._blocked_since = _now()
+            self._is_blocked = True
             if not self._has_begun:
                 self._has_begun = True
-                headers = self._stream_headers
+                own = [(name.encode(), value.encode()) for name, value in self._headers().items()]
+                headers = [*_HEADERS, *own]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-            self._blocked_since, self._last_sent = None, _now()
+            self._is_blocked = False
+            self._last_sent = _now()
 
     # -- supervision -------------------------------------------------------------------------
 
-    def _tick(self) -> float:
-        """Seconds until the stream is to be looked at again."""
-        limits = (self._settings.sse_keep_alive or 4.0, self._settings.slow_reader_timeout, 4.0)
-        return max(min(limits) / 4, 0.01)
+    async def _supervise(
+        self, sending: asyncio.Future[None], gone: asyncio.Future[None], scope: Scope, send: Send
+    ) -> None:
+        """Returns when the stream is over, or nobody is to have more of it."""
+        comment: asyncio.Future[None] | None = None
+        tick = max(min(self._keep_alive / 4 or 1.0, 1.0), 0.01)
+        try:
+            while not (sending.done() or gone.done()):
+                if self._has_too_much_pending():
+                    await _abort_connection(scope, gone)
+                    return
+                if self._is_silent():
+                    comment = asyncio.ensure_future(self._send(send, _COMMENT))
+                first = asyncio.FIRST_COMPLETED
+                await asyncio.wait((sending, gone), timeout=tick, return_when=first)
+        finally:
+            if comment is not None:
+                await _cancel(comment)
+        if sending.done():
+            sending.result()
+
+    def _has_too_much_pending(self) -> bool:
+        if not self._is_blocked:
+            return False
+        return sum(source.num_pending_chars for source in self._sources) > MAX_PENDING_CHARS
 
     def _is_silent(self) -> bool:
         """Whether a comment is due."""
-        if self._blocked_since is not None or not self._settings.sse_keep_alive:
+        if self._is_blocked or not self._keep_alive:
             return False
-        return _now() - self._last_sent >= self._settings.sse_keep_alive
-
-    def _is_stuck(self) -> bool:
-        """Whether the client has left its data unread for too long, or too much of it."""
-        if self._blocked_since is None:
-            return False
-        pending = sum(generation.num_pending_chars for generation in self._generations)
-        blocked = _now() - self._blocked_since
-        return blocked > self._settings.slow_reader_timeout or pending > MAX_PENDING_CHARS
+        return _now() - self._last_sent >= self._keep_alive
 
 
-def abort_connection(scope: Scope) -> None:
-    """Drop the connection with all that waits to be sent. The server puts the means there."""
-    abort = scope.get("extensions", {}).get("octavo.abort")
-    if abort is not None:
+async def _abort_connection(scope: Scope, gone: asyncio.Future[None]) -> None:
+    """Drop the connection, with all that was written to it and not read."""
+    logger.info("a client has left too much of its stream unread: connection cut")
+    scope[SLOW_READER] = True
+    if (abort := scope.get(ABORT)) is not None:
         abort()
+        await gone
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _error_event(error: BaseException) -> bytes:
+def _to_event(error: BaseException) -> bytes:
     return event(error_body(to_http_error(error)))
 
 
