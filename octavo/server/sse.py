@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.context import SLOW_READER
 from octavo.server.context import ABORT, SLOW_READER
 from octavo.server.http_errors import HttpError, error_body, error_response, to_http_error
 from octavo.server.json_text import encode
@@ -81,8 +80,9 @@ class EventStream(Response):
 
     Args:
         done: sent last, also after an error.
+        headers: of the response, beside those of any stream.
         error_event: makes the event of an error.
-        headers: are asked for when the response begins.
+        error_response: makes the answer that an error gets instead of a stream.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class EventStream(Response):
         settings: ServerSettings,
         *,
         done: bytes = DONE,
+        headers: Mapping[str, str] | None = None,
         error_event: Callable[[BaseException], bytes] | None = None,
-        headers: Callable[[], Mapping[str, str]] = dict,
+        error_response: Callable[[HttpError], Response] = error_response,
     ):
         super().__init__()
         self._events = events
@@ -101,7 +102,9 @@ class EventStream(Response):
         self._keep_alive = settings.sse_keep_alive
         self._done = done
         self._error_event = error_event or _to_event
-        self._headers = headers
+        own = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._stream_headers = _HEADERS + own
+        self._error_response = error_response
         self._has_begun = False
         self._has_failed = False  # and was answered with a status
         self._is_blocked = False
@@ -127,7 +130,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._has_begun:
                 self._has_failed = True
-                await error_response(to_http_error(error))(scope, receive, send)
+                await self._error_response(to_http_error(error))(scope, receive, send)
                 return
             await self._send(send, self._error_event(error))
         await self._send(send, self._done, is_last=True)
@@ -139,8 +142,7 @@ class EventStream(Response):
             self._is_blocked = True
             if not self._has_begun:
                 self._has_begun = True
-                own = [(name.encode(), value.encode()) for name, value in self._headers().items()]
-                headers = [*_HEADERS, *own]
+                headers = self._stream_headers
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
             self._is_blocked = False
