@@ -41,6 +41,7 @@ _ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
 _DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
 _PREFLIGHT_SECONDS = b"600"
+_PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 class Gate:
@@ -244,12 +245,17 @@ class _Answer:
         if self.is_complete:
             return
         if message["type"] == "http.response.start":
+            # With this Starlette answers an exception before it raises it: `_fail` knows better.
+            if message["status"] == 500 and _PLAIN_TEXT in message.get("headers", ()):
+                return
             self.has_begun = True
             headers = [*message.get("headers", ()), *self._headers]
             if all(name.lower() != b"cache-control" for name, _ in headers):
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": headers}
-        elif message["type"] == "http.response.body":
+        elif not self.has_begun:
+            return
+        else:
             self.is_complete = not message.get("more_body", False)
         await self._send(message)
 
