@@ -39,10 +39,12 @@ def configure_logging(settings: ServerSettings) -> None:
     level = settings.log_level.upper()
     _route("octavo", handler, level)
     for name in ("uvicorn", "asyncio"):
-        _route(name, handler, "DEBUG" if level == "DEBUG" else "WARNING")
-    for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
+        _route(name, handler, "WARNING" if level == "INFO" else level)
+    for name in ("uvicorn.error", "uvicorn.asgi"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], name != "uvicorn.access"
+        logger.handlers, logger.propagate = [], True
+    access_log = logging.getLogger("uvicorn.access")
+    access_log.handlers, access_log.propagate = [logging.NullHandler()], False
 
 
 class _OctavoHandler(logging.StreamHandler[Any]):

@@ -56,7 +56,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # What octavo.runtime.sampler says of a row of logits; importing it would load torch.
 BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 CLIENT_LEFT = 499  # the status of a request whose client left before it was answered
-_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+_MEDIA_TYPES = ("text/plain", "application/openmetrics-text")
+_OPENMETRICS = f"{_MEDIA_TYPES[1]}; version=1.0.0"
 _VLLM_NAMES = {f"octavo:{family.name}": family.vllm_name for family in FAMILIES}
 
 
@@ -205,7 +206,7 @@ class Metrics(Observer):
         """
         self._refresh()
         # Versions and parameters in the header are not for the library to stumble over.
-        wants_openmetrics = "application/openmetrics-text" in accept
+        wants_openmetrics = _MEDIA_TYPES[1] in accept
         encode, content_type = choose_encoder(_OPENMETRICS if wants_openmetrics else "")
         return encode(_Renamed(self._registry, NAMINGS[names])), content_type
 
@@ -377,7 +378,10 @@ def create_router(service: Service) -> APIRouter:
         "/metrics",
         summary="Prometheus metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={
+            200: {"content": {kind: {"schema": {"type": "string"}} for kind in _MEDIA_TYPES}},
+            400: {"description": "There is no such choice of names."},
+        },
     )
     async def metrics(
         names: Annotated[str, Query(json_schema_extra={"enum": [*NAMINGS]})] = "all",
