@@ -1,0 +1,125 @@
+// What the reader has chosen, and the conversation of this tab.
+
+const SETTINGS = "octavo.settings"; // localStorage: outlives the browser
+const CONVERSATION = "octavo.conversation"; // sessionStorage: outlives a reload, not the tab
+const KEY = "octavo.key";
+
+/** The number fields: bounds, and whether only whole numbers will do. */
+export const NUMBERS = {
+  temperature: { min: 0, max: 100 },
+  top_p: { min: 0, above: true, max: 1 },
+  max_tokens: { min: 1, max: 1e9, isWhole: true },
+  seed: { min: 0, max: Number.MAX_SAFE_INTEGER, isWhole: true },
+};
+
+export const DEFAULTS = { model: "", system: "", stop: "" };
+for (const name of Object.keys(NUMBERS)) DEFAULTS[name] = "";
+
+/** Why `text` cannot be the setting `name`, in words; "" if it can. Empty is the default. */
+export function problemWith(name, text) {
+  const bounds = NUMBERS[name];
+  if (bounds === undefined || text.trim() === "") return "";
+  const value = Number(text);
+  if (!Number.isFinite(value)) return "This is not a number.";
+  if (bounds.isWhole && !Number.isInteger(value)) return "This must be a whole number.";
+  if (bounds.above && value <= bounds.min) return `This must be above ${bounds.min}.`;
+  if (value < bounds.min) return `This must be at least ${bounds.min}.`;
+  if (value > bounds.max) return `This must be at most ${bounds.max}.`;
+  return "";
+}
+
+/** The request fields that the settings ask for; what is left empty is up to the server. */
+export function toRequest(settings) {
+  const request = {};
+  for (const name of Object.keys(NUMBERS)) {
+    const text = settings[name].trim();
+    if (text !== "" && problemWith(name, text) === "") request[name] = Number(text);
+  }
+  const stop = settings.stop
+    .split("\n")
+    .filter((line) => line !== "")
+    .map((line) => line.replace(/\\([nt\\])/g, (_, c) => ({ n: "\n", t: "\t", "\\": "\\" })[c]));
+  if (stop.length > 0) request.stop = stop;
+  return request;
+}
+
+/**
+ * The messages to send for the last of `turns`. Turns that were never answered are left out:
+ * many chat templates insist that user and assistant alternate.
+ */
+export function toMessages(system, turns) {
+  const messages = [];
+  if (system.trim() !== "") messages.push({ role: "system", content: system });
+  turns.forEach((turn, index) => {
+    const isLast = index === turns.length - 1;
+    if (!isLast && !turn.answer?.text) return;
+    messages.push({ role: "user", content: turn.user });
+    if (!isLast) messages.push({ role: "assistant", content: turn.answer.text });
+  });
+  return messages;
+}
+
+export function loadSettings() {
+  const stored = read(localStorageOrNull(), SETTINGS);
+  const settings = { ...DEFAULTS };
+  for (const name of Object.keys(DEFAULTS)) {
+    if (typeof stored?.[name] === "string") settings[name] = stored[name];
+  }
+  return settings;
+}
+
+export function saveSettings(settings) {
+  write(localStorageOrNull(), SETTINGS, settings);
+}
+
+export function loadConversation() {
+  const stored = read(sessionStorageOrNull(), CONVERSATION);
+  if (!Array.isArray(stored)) return [];
+  return stored.filter((turn) => typeof turn?.user === "string");
+}
+
+export function saveConversation(turns) {
+  write(sessionStorageOrNull(), CONVERSATION, turns);
+}
+
+export function loadKey() {
+  return read(sessionStorageOrNull(), KEY) ?? "";
+}
+
+export function saveKey(key) {
+  write(sessionStorageOrNull(), KEY, key);
+}
+
+// Storage may be switched off, full, or hold what another version wrote: the page works without.
+
+function localStorageOrNull() {
+  try {
+    return globalThis.localStorage ?? null;
+  } catch {
+    return null;
+  }
+}
+
+function sessionStorageOrNull() {
+  try {
+    return globalThis.sessionStorage ?? null;
+  } catch {
+    return null;
+  }
+}
+
+function read(storage, name) {
+  try {
+    return JSON.parse(storage?.getItem(name) ?? "null");
+  } catch {
+    return null;
+  }
+}
+
+function write(storage, name, value) {
+  try {
+    storage?.setItem(name, JSON.stringify(value));
+  } catch {
+    // It is gone with the page, then.
+  }
+}

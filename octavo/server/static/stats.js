@@ -1,0 +1,90 @@
+// How fast an answer was, and how many tokens it took.
+
+/**
+ * Collects the numbers of one answer: what the page's own clock says while it streams, and what
+ * the server says at its end, which wins. Times of the page are milliseconds.
+ */
+export class Stopwatch {
+  constructor(now) {
+    this.sent = now;
+    this.first = null; // the first chunk with text came
+    this.last = null;
+    this.chunks = 0; // about one for each token
+    this.usage = null;
+    this.timings = null;
+    this.finish = null;
+  }
+
+  take(chunk, now) {
+    this.usage = chunk.usage ?? this.usage;
+    this.timings = chunk.timings ?? this.timings;
+    const choice = chunk.choices?.[0];
+    this.finish = choice?.finish_reason ?? this.finish;
+    if (choice?.delta?.content) {
+      this.first ??= now;
+      this.last = now;
+      this.chunks += 1;
+    }
+  }
+
+  /** `{ rate, ttft, prompt, cached, output, isExact, finish }`; null where unknown. */
+  numbers() {
+    const { usage, timings } = this;
+    const span = this.chunks > 1 ? (this.last - this.first) / 1000 : 0;
+    const output = usage?.completion_tokens ?? this.chunks;
+    const measured = span > 0 ? (output - 1) / span : null;
+    return {
+      rate: positive(timings?.predicted_per_second) ?? measured,
+      ttft: this.first === null ? null : (this.first - this.sent) / 1000,
+      prompt: usage?.prompt_tokens ?? null,
+      cached: usage?.prompt_tokens_details?.cached_tokens ?? timings?.cache_n ?? null,
+      output,
+      isExact: usage !== null,
+      finish: this.finish,
+    };
+  }
+}
+
+/** The numbers in words: `[{ text, title }]`, to be shown one after another. */
+export function describe({ rate, ttft, prompt, cached, output, isExact, finish }) {
+  const about = isExact ? "" : "about ";
+  const parts = [];
+  if (rate !== null) {
+    parts.push({ text: `${speed(rate)} tokens/s`, title: "Speed after the first token" });
+  }
+  if (ttft !== null) {
+    parts.push({ text: `first token ${seconds(ttft)}`, title: "From sending to the first text" });
+  }
+  if (output > 0 || isExact) {
+    parts.push({ text: `${about}${count(output, "token")}`, title: "Tokens of the answer" });
+  }
+  if (prompt !== null) {
+    const reused = cached ? ` (${cached.toLocaleString("en")} cached)` : "";
+    parts.push({
+      text: `prompt ${prompt.toLocaleString("en")}${reused}`,
+      title: "Tokens of the conversation so far; cached ones were not computed again",
+    });
+  }
+  if (finish === "length") {
+    parts.push({ text: "cut at the token limit", title: "Max tokens, or the end of the context" });
+  } else if (finish !== null && finish !== "stop") {
+    parts.push({ text: `ended by ${finish}`, title: "Why the answer ended" });
+  }
+  return parts;
+}
+
+export function seconds(value) {
+  return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
+}
+
+function speed(value) {
+  return value.toFixed(value < 100 ? 1 : 0);
+}
+
+function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+function positive(value) {
+  return typeof value === "number" && value > 0 && Number.isFinite(value) ? value : null;
+}
