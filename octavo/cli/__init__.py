@@ -28,6 +28,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "generate": Command("generate", "configure", "answer one or more prompts"),
     "chat": Command("chat", "configure", "a conversation in the terminal"),
+    "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),
@@ -38,6 +39,7 @@ EPILOG = """\
 examples:
   octavo generate --prompt "Why is the sky blue?"
   octavo chat
+  octavo serve --port 8000
   octavo COMMAND --help
 """
 

@@ -1,7 +1,8 @@
-"""The engine's flags, read off ``octavo.config.EngineArgs``: names and defaults have one owner.
+"""Flags read off settings classes, such as ``octavo.config.EngineArgs``, which stay the one owner
+of names, defaults and help texts.
 
 A flag that is not given does not appear in the parsed arguments, so that "not said" and "said the
-default" stay different things, and ``engine_kwargs`` passes on only what was said.
+default" stay different things, and ``given_settings`` passes on only what was said.
 """
 
 from __future__ import annotations
@@ -17,42 +18,61 @@ from octavo.cli import UsageError
 from octavo.config import EngineArgs, parse_bytes
 from octavo.errors import ConfigError
 
-_DEST = "engine_"
-
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
     """Add ``--name`` for every field of EngineArgs but ``model`` and those of ``skip``."""
-    group = parser.add_argument_group("engine")
-    hints = typing.get_type_hints(EngineArgs)
-    for field in dataclasses.fields(EngineArgs):
-        if field.name == "model" or field.name in skip:
+    add_flags(parser, "engine", EngineArgs, skip={"model", *skip})
+
+
+def engine_kwargs(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments for ``LLM`` that the user gave. Raises UsageError for a bad value."""
+    return given_settings(args, EngineArgs)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    title: str,
+    settings_class: type[Any],
+    *,
+    skip: Collection[str] = (),
+) -> None:
+    """Add ``--name`` for every field of a settings class but those of ``skip``."""
+    group = parser.add_argument_group(title)
+    hints = typing.get_type_hints(settings_class)
+    for field in dataclasses.fields(settings_class):
+        if field.name in skip:
             continue
         group.add_argument(
             "--" + field.name.replace("_", "-"),
-            dest=_DEST + field.name,
+            dest=_dest(settings_class) + field.name,
             default=argparse.SUPPRESS,
             help=_help(field),
             **_settings(field, hints[field.name]),
         )
 
 
-def engine_kwargs(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments for ``LLM`` that the user gave. Raises UsageError for a bad value."""
+def given_settings(args: argparse.Namespace, settings_class: type[Any]) -> dict[str, Any]:
+    """The fields of a settings class that the user gave. Raises UsageError for a bad value."""
+    prefix = _dest(settings_class)
     given = {
-        name.removeprefix(_DEST): value
+        name.removeprefix(prefix): tuple(value) if isinstance(value, list) else value
         for name, value in vars(args).items()
-        if name.startswith(_DEST)
+        if name.startswith(prefix)
     }
     try:
-        EngineArgs(**given)
+        settings_class(**given)
     except ConfigError as error:
         raise UsageError(str(error)) from error
     return given
 
 
+def _dest(settings_class: type[Any]) -> str:
+    return settings_class.__name__ + "_"
+
+
 def _help(field: dataclasses.Field[Any]) -> str:
     text: str = field.metadata["help"]
-    if field.default is not None:
+    if field.default not in (None, ()):
         shown = field.default
         if isinstance(shown, bool):
             shown = "on" if shown else "off"
@@ -64,8 +84,10 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """What argparse needs to know of a field whose type is ``hint``."""
     if field.metadata["choices"]:
         return {"choices": field.metadata["choices"]}
-    if field.name == "kv_cache_memory":
+    if field.name in ("kv_cache_memory", "response_cache"):
         return {"type": _bytes, "metavar": "BYTES"}
+    if typing.get_origin(hint) is tuple:
+        return {"action": "append", "metavar": field.name.rpartition("_")[2].upper()}
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
     if bool in kinds:
@@ -74,6 +96,8 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"type": int, "metavar": "N"}
     if float in kinds:
         return {"type": float, "metavar": "X"}
+    if "file" in field.metadata["help"].split():
+        return {"metavar": "FILE"}
     return {"metavar": "JSON" if "JSON" in field.metadata["help"] else "NAME"}
 
 

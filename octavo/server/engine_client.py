@@ -191,9 +191,22 @@ class ProcessEngine:
         self._task = asyncio.create_task(self._supervise(), name="octavo-supervisor")
         await self._started
 
+    async def wait_until_given_up(self) -> None:
+        """Return when no engine will come any more, though nobody asked it to stop."""
+        assert self._task is not None
+        await asyncio.shield(self._task)
+        if not self.has_given_up:  # stopped
+            await asyncio.Event().wait()
+
+    @property
+    def has_given_up(self) -> bool:
+        return self._state is EngineState.FAILED
+
     async def stop(self, reason: str = "the server is stopping") -> None:
         """End all generations and the engine. May be repeated."""
         self._is_stopping = True
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineUnavailableError(reason))
         for entry in list(self._entries.values()):
             self._fail(entry, EngineUnavailableError(reason), "abort")
         if self._connection is not None:

@@ -167,6 +167,12 @@ class Tenants:
         """Whether everybody who can connect may use the server."""
         return not self._by_digest
 
+    @property
+    def num_running(self) -> int:
+        """Requests of all tenants that are not over."""
+        tenants = (*self._by_digest.values(), *self._by_address.values())
+        return sum(tenant.num_running for tenant in tenants)
+
     def authenticate(self, authorization: str | None, client_host: str | None) -> Tenant | None:
         """The tenant who sent this ``Authorization`` header, None if its key is wrong or missing.
 

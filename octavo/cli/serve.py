@@ -1,0 +1,43 @@
+"""``octavo serve``: the HTTP server and its chat page."""
+
+from __future__ import annotations
+
+import argparse
+
+from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.config import EngineArgs
+from octavo.hub import DEFAULT_MODEL
+from octavo.server.settings import ServerSettings
+
+EXAMPLES = """\
+examples:
+  octavo serve
+  octavo serve smollm2-135m --port 9000 --api-key "$KEY"
+  octavo serve ./model --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
+
+then, from anywhere on this machine:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="alias, folder, .gguf file or hub id (default: %(default)s)",
+    )
+    add_flags(parser, "server", ServerSettings)
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    engine_args = EngineArgs.from_kwargs(args.model, **engine_kwargs(args))
+    settings = ServerSettings(**given_settings(args, ServerSettings))
+    from octavo.server.run import serve  # FastAPI is imported when there is something to serve
+
+    return serve(engine_args, settings)

@@ -1,0 +1,243 @@
+"""``octavo serve``: from settings to a server that runs, and to its end.
+
+start     listen ─► engine and tokenizer, side by side ─► ready
+SIGTERM   drain: new work is refused, what runs may finish within --drain-timeout
+again     stop: streams get one error event, and that is all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from octavo import hub
+from octavo.build import load_tokenizer
+from octavo.config import EngineArgs, parse_bytes
+from octavo.errors import ConfigError, EngineUnavailableError
+from octavo.server.app import create_server_app
+from octavo.server.engine_client import ProcessEngine, QueueLimits
+from octavo.server.engine_process import Launcher, ProcessLauncher
+from octavo.server.generation import EngineClient
+from octavo.server.http import listen, uvicorn_config
+from octavo.server.logs import RequestLog, configure_logging, log_event
+from octavo.server.metrics import Metrics
+from octavo.server.observers import Observers
+from octavo.server.prompts import PromptRenderer
+from octavo.server.response_cache import ResponseCache
+from octavo.server.service import Lifecycle, Service
+from octavo.server.settings import ServerSettings
+from octavo.server.status import StatusLine
+from octavo.server.tenants import Tenants
+from octavo.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("octavo.server")
+
+# Where nothing else is said, so many prompt tokens may wait.
+_MAX_QUEUED_TOKENS = 1 << 20
+# After the engine has stopped, streams have this long to tell their clients.
+_LAST_WORDS_SECONDS = 1.0
+
+
+def serve(args: EngineArgs, settings: ServerSettings) -> int:
+    """Serve until a signal says to stop; returns the exit status.
+
+    Raises:
+        ConfigError, ModelError: the server could not start.
+    """
+    configure_logging(settings)
+    path = hub.resolve(args.model)
+    with listen(settings) as listener:
+        server = OctavoServer(args, settings, path, listener)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(server.run())
+
+
+def _loop_factory():  # type: ignore[no-untyped-def]
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return None
+    return uvloop.new_event_loop
+
+
+class OctavoServer:
+    """One server, from its start to its end. ``run`` is called once."""
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        settings: ServerSettings,
+        path: Path,
+        listener: socket.socket,
+        launcher: Launcher | None = None,
+    ):
+        self.settings = settings
+        self.lifecycle = Lifecycle()
+        self._path = path
+        self._listener = listener
+        self._names = settings.served_model_name or model_names(args.model)
+        self._metrics = Metrics(self._names[0])
+        self._status = StatusLine(settings.status_interval)
+        self._tenants = Tenants(settings)
+        self._tokenizer: Tokenizer | None = None
+        request_log = RequestLog(self._decode if settings.log_prompts else None)
+        self._observers = Observers(self._metrics, self._status, request_log)
+        limits = QueueLimits(args.max_queued_requests, args.max_queued_tokens or _MAX_QUEUED_TOKENS)
+        self.engine = ProcessEngine(
+            launcher or ProcessLauncher(args),
+            limits,
+            self._observers,
+            engine_timeout=settings.engine_timeout,
+        )
+        self._hurry = asyncio.Event()  # set by the second signal
+        self._stopping: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve; returns the exit status.
+
+        Raises:
+            ConfigError, ModelError, EngineError: the engine could not start.
+        """
+        started = time.monotonic()
+        with self._signals():
+            starting = asyncio.create_task(self.engine.start())
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
+            app = self._create_app(self._tokenizer)
+            server = _Uvicorn(uvicorn_config(app, self.settings))
+            serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+            status_line = asyncio.create_task(self._status.run())
+            try:
+                with contextlib.suppress(EngineUnavailableError):  # stopped before it began
+                    await starting
+                    self._announce(time.monotonic() - started)
+                await self._wait_for_the_end(serving)
+                return 1 if self.engine.has_given_up else 0
+            finally:
+                await self.engine.stop()
+                server.should_exit = server.force_exit = True
+                status_line.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+
+    async def _wait_for_the_end(self, serving: asyncio.Task[None]) -> None:
+        stopped = asyncio.create_task(self._stopped.wait())
+        given_up = asyncio.create_task(self.engine.wait_until_given_up())
+        await asyncio.wait({serving, stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
+        if given_up.done():  # what waits would wait for ever
+            self._hurry.set()
+            self._begin_stop()
+            await stopped
+        given_up.cancel()
+        stopped.cancel()
+
+    def _decode(self, token_ids: list[int]) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(token_ids)
+
+    def _create_app(self, tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
+        engine: EngineClient = self.engine
+        cache_bytes = parse_bytes(self.settings.response_cache)
+        if cache_bytes:
+            engine = ResponseCache(engine, cache_bytes, self._observers)
+        self._metrics.watch(engine)
+        prompts = PromptRenderer(
+            tokenizer,
+            chat_template=_read_template(self.settings.chat_template),
+            trust_request_chat_template=self.settings.trust_request_chat_template,
+        )
+        service = Service(
+            self.settings,
+            engine,
+            prompts,
+            self._metrics,
+            self.lifecycle,
+            self._names,
+            int(time.time()),
+        )
+        return create_server_app(service, self._tenants, self._observers)
+
+    def _announce(self, seconds: float) -> None:
+        facts = self.engine.facts
+        for choice in facts.choices:
+            _log.info("%s", choice)
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{port}"
+        info = {key: value for key, value in facts.info.items() if value is not None}
+        log_event(
+            "ready",
+            f"{self._names[0]} is ready on {url} after {seconds:.1f} s "
+            f"({info['device']}, {info['kernels']} kernels, "
+            f"context {facts.max_model_len}, {facts.max_num_seqs} requests at once)",
+            {"url": url, "model": self._names[0], "seconds": round(seconds, 3), **info},
+        )
+        if self._tenants.is_open and not self.settings.is_loopback:
+            _log.warning("anybody who reaches %s may use it: --api-key asks for a key", url)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal)
+        try:
+            yield
+        finally:
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(signum)
+
+    def _on_signal(self) -> None:
+        if self._stopping is not None:
+            self._hurry.set()
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        if self._stopping is None:
+            self.lifecycle.is_draining = True
+            self._stopping = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        """Let what runs finish, as long as there is time, and then end."""
+        _log.info("stopping: %d requests may finish", self.engine.num_unfinished)
+        deadline = time.monotonic() + self.settings.drain_timeout
+        while self._tenants.num_running and time.monotonic() < deadline:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), 0.02)
+                break
+        await self.engine.stop()
+        last = time.monotonic() + _LAST_WORDS_SECONDS
+        while self._tenants.num_running and time.monotonic() < last:
+            await asyncio.sleep(0.01)
+        self._stopped.set()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves the signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def model_names(model: str) -> tuple[str, ...]:
+    """What clients may call a model: the argument, and of a path its last part first."""
+    name = Path(model).name
+    return (model,) if name == model else (name, model) if Path(model).exists() else (model,)
+
+
+def _read_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template {path} cannot be read: {error}") from None
