@@ -1,0 +1,54 @@
+"""``GET /v1/models``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from octavo.errors import EngineUnavailableError
+from octavo.server.http_errors import model_not_found
+from octavo.server.json_text import encode
+from octavo.server.protocol.answers import Model, ModelList
+from octavo.server.protocol.responses import describe
+from octavo.server.service import Service
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.get("/v1/models", response_model=None, responses=describe(ModelList))
+    async def list_models() -> Response:
+        """The served model, under each of its names."""
+        models = [_describe_model(service, name) for name in service.model_names]
+        return _json({"object": "list", "data": models})
+
+    @router.get("/v1/models/{model_id:path}", response_model=None, responses=describe(Model))
+    async def retrieve_model(model_id: str) -> Response:
+        """The served model, under one of its names."""
+        if model_id not in service.model_names:
+            raise model_not_found(model_id)
+        return _json(_describe_model(service, model_id))
+
+    return router
+
+
+def _describe_model(service: Service, name: str) -> dict[str, Any]:
+    try:
+        max_model_len = service.engine.facts.max_model_len
+    except EngineUnavailableError:  # it is still loading
+        max_model_len = None
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "octavo",
+        "root": service.model_names[0],
+        "parent": None,
+        "max_model_len": max_model_len,
+        "permission": [],
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

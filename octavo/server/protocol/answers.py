@@ -1,0 +1,87 @@
+"""What all answers have. These models describe the API; answers are not made through them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class PromptTokensDetails(Entry):
+    cached_tokens: int
+
+
+class Usage(Entry):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(Entry):
+    """Of a request with one prompt, as llama.cpp's server names them. Milliseconds.
+
+    ``prompt_*`` is of the ``prompt_n`` tokens that were computed, ``cache_n`` came from the prefix
+    cache. ``predicted_ms`` is the time after the first token, and the rates are of the tokens after
+    it. None is what cannot be said.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float | None
+    prompt_per_token_ms: float | None
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float | None
+    predicted_per_token_ms: float | None
+    predicted_per_second: float | None
+
+
+class Logprob(Entry):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By position and token id; nothing comes before the first token.
+PromptLogprobs: TypeAlias = list[dict[str, Logprob] | None]
+
+
+class Answer(Entry):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class ErrorDetails(Entry):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(Entry):
+    error: ErrorDetails
+
+
+class Model(Entry):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+    permission: list[str]
+
+
+class ModelList(Entry):
+    object: str
+    data: list[Model]
