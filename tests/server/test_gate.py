@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pytest
 import uvicorn
@@ -135,7 +136,7 @@ class Door:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": re.sub("%2e|%2E", ".", raw_path),
+            "path": unquote(raw_path),
             "raw_path": raw_path.encode(),
             "query_string": query.encode(),
             "headers": [(k.encode(), v.encode()) for k, v in fields.items() if v is not None],

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -485,10 +486,11 @@ def test_slow_bodies_end_with_408(hasty_server, interval):
         started = time.monotonic()
         connection.sendall(post(b"Content-Length: 1000\r\n"))
         with contextlib.suppress(ConnectionError):
-            while interval and time.monotonic() < started + 1.5:
+            while interval and time.monotonic() < started + 1.5 and not is_readable(connection):
                 connection.sendall(b"x")
                 time.sleep(interval)
         assert read_answer(connection)[0] == 408
+        assert time.monotonic() < started + 1.2
     assert server.app.num_gone == 1 and not server.app.requests
 
 
@@ -511,7 +513,7 @@ def test_slow_attackers_do_not_keep_others_out():
             for _ in range(20):
                 connection.sendall(GET)
                 assert read_answer(connection)[0] == 200
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 2
 
 
 # -- the socket ----------------------------------------------------------------------------------
@@ -579,6 +581,10 @@ def test_no_torch_is_loaded():
 
 def test_the_limit_is_the_setting_where_files_suffice():
     assert connection_limit(ServerSettings(max_connections=10)) == 10
+
+
+def is_readable(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 def wait_until(condition, seconds: float = 3.0) -> None:
