@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import islice
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
@@ -32,8 +32,6 @@ from octavo.server.generation import (
     GenerationRequest,
     Observer,
 )
-
-HIT_HEADER = {"x-octavo-cache": "hit"}  # of an answer that came from here
 
 # What an entry costs beside its columns: the key, its place in the dictionary, the objects.
 _ENTRY_BYTES = 512
@@ -112,6 +110,18 @@ class ResponseCache:
         while self.num_bytes > self.max_bytes:
             _, oldest = self._recordings.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
+
+
+class CacheMark(Protocol):
+    """What knows whether an answer came from here: a `Generation`, or several."""
+
+    @property
+    def is_from_cache(self) -> bool: ...
+
+
+def cache_headers(answer: CacheMark) -> dict[str, str]:
+    """The response headers that mark an answer from here."""
+    return {"x-octavo-cache": "hit"} if answer.is_from_cache else {}
 
 
 def answer_key(request: GenerationRequest) -> bytes:
