@@ -391,7 +391,6 @@ for (const dialog of document.querySelectorAll("dialog")) {
 }
 
 // Leaving the page stops the answer; otherwise it would end as a lost connection.
-addEventListener("beforeunload", stopAndShow);
 addEventListener("pagehide", () => {
   stopAndShow();
   store.saveConversation(state.turns);

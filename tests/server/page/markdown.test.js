@@ -204,7 +204,7 @@ test("hostile text takes linear time", () => {
     "> ".repeat(n), "- ".repeat(n), "1. ".repeat(n), "-\n".repeat(n), ">\n".repeat(n), "\n".repeat(n),
     "```" + " ".repeat(n) + "`", "`".repeat(n) + " `a", "# " + "# ".repeat(n), "#".repeat(n) + " a",
     "- - - ".repeat(n) + "x", "-" + " ".repeat(n) + "x", "- a\n\n".repeat(n), "  - a\n".repeat(n),
-    "\\".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
+    "\\".repeat(n), "\\``".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
   ];
   for (const text of texts) {
     const began = performance.now();

@@ -13,6 +13,7 @@ const STREAM =
   ': a comment\r\n\r\ndata: {"text":"Grüße, 世界 👩‍🚀"}\r\n\r\n' +
   "data:no space\n\ndata:  two spaces\n\n" +
   "event: error\ndata: one\ndata: two\n\n" +
+  "data: one\r\ndata: two\r\ndata: three\r\n\r\n" +
   "id: 7\nretry: 10\ndata\n\n" +
   ": only a comment\n\n" +
   "data: a\rdata: b\r\r" +
@@ -23,6 +24,7 @@ const EVENTS = [
   { event: "message", data: "no space" },
   { event: "message", data: " two spaces" },
   { event: "error", data: "one\ntwo" },
+  { event: "message", data: "one\ntwo\nthree" },
   { event: "message", data: "" },
   { event: "message", data: "a\nb" },
   { event: "message", data: "[DONE]" },

@@ -398,6 +398,14 @@ def test_nothing_sticks_out_of_the_window(tab, chats, width, height):
         tab.write(wide)
         tab.click("#send")
         tab.wait_for_text(STATS, "cached")
+    # Wide code scrolls in its own box.
+    assert (
+        tab.js(
+            "(() => { const pre = document.querySelector('pre');"
+            " pre.scrollLeft = 50; return pre.scrollLeft; })()"
+        )
+        == 50
+    )
     tab.send("no")
     tab.wait_for_text(ERROR, "Too many")
     tab.click(".user .actions button", "Edit")
