@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from octavo.errors import InvalidRequestError
-from octavo.server.body import JsonRoute
+from octavo.server.background import in_background
+from octavo.server.body import LARGE_BODY, JsonRoute
 from octavo.server.choices import answer, check_model, create_head
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta
@@ -50,9 +51,13 @@ async def _begin(service: Service, body: ChatCompletionRequest, request: Request
         raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens
     room = context_of(facts) - (asked or 1)
+    if len(await request.body()) > LARGE_BODY:
+        messages, tools = await in_background(_template_data, body)
+    else:
+        messages, tools = _template_data(body)
     prompt = await service.prompts.chat(
-        body.messages_for_template(),
-        tools=body.tools_for_template(),
+        messages,
+        tools=tools,
         documents=body.documents,
         reasoning_effort=None if body.reasoning_effort == "none" else body.reasoning_effort,
         chat_template=body.chat_template,
@@ -71,6 +76,12 @@ async def _begin(service: Service, body: ChatCompletionRequest, request: Request
         prompt_logprobs=body.prompt_logprobs,
     )
     return Job(service, request_context(request), ROUTE, body, [token_ids], params)
+
+
+def _template_data(
+    body: ChatCompletionRequest,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    return body.messages_for_template(), body.tools_for_template()
 
 
 def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:

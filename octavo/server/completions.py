@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -60,10 +61,10 @@ async def _begin(service: Service, body: CompletionRequest, request: Request) ->
         logprobs=body.logprobs,
         prompt_logprobs=_num_prompt_logprobs(body),
     )
-    prompts = [
-        await _to_token_ids(service, body, prompt, facts, params.max_tokens or 1)
-        for prompt in body.prompt
-    ]
+    prompts = []
+    for prompt in body.prompt:
+        prompts.append(await _to_token_ids(service, body, prompt, facts, params.max_tokens or 1))
+        await asyncio.sleep(0)  # each takes a millisecond at most, all of them might not
     return Job(service, request_context(request), ROUTE, body, prompts, params)
 
 

@@ -107,7 +107,7 @@ class Job:
         try:
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for future in done:
+                for future in sorted(done, key=waiting.__getitem__):
                     number = waiting.pop(future)
                     if (news := future.result()) is not None:
                         waiting[asyncio.ensure_future(_next(self.generations[number]))] = number

@@ -64,7 +64,10 @@ class PromptRenderer:
         """
         await self._check_length(prompt, limit)
         return await _run(
-            len(prompt), self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+            len(prompt) <= SMALL_TEXT,
+            self.tokenizer.encode,
+            prompt,
+            add_special_tokens=add_special_tokens,
         )
 
     async def chat(
@@ -94,17 +97,17 @@ class PromptRenderer:
         """
         _check_count(messages, MAX_MESSAGES, "messages")
         _check_count(tools or (), MAX_TOOLS, "tools")
-        num_chars = _num_chars((messages, tools, documents, chat_template_kwargs))
+        is_small = _is_small((messages, tools, documents, chat_template_kwargs))
         if chat_template is not None and not self._trusts_requests:
             raise InvalidRequestError(
                 "templates of requests are not run here (trust_request_chat_template is off)",
                 "chat_template",
             )
-        if num_chars > SMALL_TEXT:
+        if not is_small:
             for text in _contents(messages):
                 await self._check_length(text, limit)
         return await _run(
-            num_chars,
+            is_small,
             self._render,
             messages,
             tools=tools,
@@ -118,9 +121,8 @@ class PromptRenderer:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        return await _run(
-            len(token_ids), self.tokenizer.decode, token_ids, skip_special_tokens=False
-        )
+        is_small = len(token_ids) <= SMALL_TEXT
+        return await _run(is_small, self.tokenizer.decode, token_ids, skip_special_tokens=False)
 
     # -- templates ---------------------------------------------------------------------------
 
@@ -187,10 +189,10 @@ class PromptRenderer:
         return max(lengths, default=1)
 
 
-async def _run(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    if size > SMALL_TEXT:
-        return await in_background(function, *args, **kwargs)
-    return function(*args, **kwargs)
+async def _run(is_small: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if is_small:
+        return function(*args, **kwargs)
+    return await in_background(function, *args, **kwargs)
 
 
 def _check_count(values: Sequence[Any], most: int, field: str) -> None:
@@ -198,15 +200,22 @@ def _check_count(values: Sequence[Any], most: int, field: str) -> None:
         raise InvalidRequestError(f"at most {most} are allowed, not {len(values)}", field)
 
 
-def _num_chars(value: Any) -> int:
-    """About how much text is in JSON-like data; a value without text counts as one."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return 1 + sum(map(_num_chars, value.values()))
-    if isinstance(value, Sequence):
-        return 1 + sum(map(_num_chars, value))
-    return 1
+def _is_small(value: Any) -> bool:
+    """Whether JSON-like data has little text and few values; looks at no more than that."""
+    size, waiting = 0, [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            size += len(value)
+            waiting += value.values() if size <= SMALL_TEXT else ()
+        elif isinstance(value, Sequence):
+            size += len(value)
+            waiting += value if size <= SMALL_TEXT else ()
+        if size > SMALL_TEXT:
+            return False
+    return True
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

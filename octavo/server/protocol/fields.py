@@ -55,7 +55,7 @@ class Only:
 Unsupported = Annotated[Any, Only()]
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-Text = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Label = Annotated[str, Field(max_length=512)]  # a name that only the client understands
 RequestId = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=MAX_ID_CHARS)]
 
