@@ -37,7 +37,7 @@ CONTENT_TYPES = {
 # are asked for, and the page asks its reader for the key that the API wants.
 PUBLIC_PATHS = frozenset(CONTENT_TYPES)
 
-SECURITY_HEADERS = {
+SECURITY_HEADERS = {  # beside those of the gate
     "Content-Security-Policy": "; ".join(
         (
             "default-src 'none'",
@@ -53,7 +53,6 @@ SECURITY_HEADERS = {
             "trusted-types 'none'",
         )
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",

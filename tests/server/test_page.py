@@ -51,7 +51,6 @@ def test_each_file_comes_with_its_type_and_the_policy(ask, path):
     assert answer.content == (page.STATIC / name).read_bytes()
     assert answer.headers["content-type"] == content_type
     assert answer.headers["cache-control"] == "no-cache"
-    assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert "accept-ranges" not in answer.headers
     directives = answer.headers["content-security-policy"].split("; ")

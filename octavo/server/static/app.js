@@ -150,7 +150,7 @@ async function answer(turn) {
 async function stream(turn, signal) {
   const { answer } = turn;
   const watch = new Stopwatch(performance.now());
-  if (state.models.length === 0) await loadModels(signal);
+  if (!isModelKnown()) await loadModels(signal);
   const request = {
     model: chosenModel(),
     messages: store.toMessages(state.settings.system, state.turns),
@@ -229,6 +229,12 @@ async function loadModels(signal) {
 function chosenModel() {
   const names = state.models.map((model) => model.id);
   return names.includes(state.settings.model) ? state.settings.model : (names[0] ?? "");
+}
+
+/** Its context length is null until the engine is up, which may be later than the page. */
+function isModelKnown() {
+  const model = state.models.find(({ id }) => id === chosenModel());
+  return model !== undefined && model.max_model_len !== null;
 }
 
 async function begin() {

@@ -359,10 +359,13 @@ def test_a_server_that_is_not_ready_can_be_asked_again(tab, chats):
     models, chats.models = chats.models, []
     tab.open()
     tab.wait_for_text("#notice", "No model is being served.")
-    chats.models = models
+    chats.models = [{**models[0], "max_model_len": None}]  # the engine is yet to say
     tab.click("#notice button", "Try again")
     tab.wait_for_text("#model-name", "octavo-test")
     assert tab.js("notice.hidden")
+    chats.models = models
+    send_and_wait(tab, "count 1")
+    assert tab.text("#context") == "1,235 of 8,192 tokens of context"
 
 
 def test_copying(ready, browser, chats):
