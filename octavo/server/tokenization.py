@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, RootModel, Tag
+from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 
 from octavo.errors import InvalidRequestError
 from octavo.server.background import in_background
 from octavo.server.body import JsonRoute
 from octavo.server.http_errors import HttpError, model_not_found
 from octavo.server.json_text import encode
+from octavo.server.protocol.fields import Body
 from octavo.server.service import Service
 from octavo.server.sse import run_until_disconnect
 from octavo.text.tokenizer import Tokenizer
@@ -25,11 +26,7 @@ _MANY_TOKENS = 8 << 10  # beyond which an answer is written off the event loop
 _PIECE = 4 << 10  # values that take well below a millisecond to write
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TokenizeTextRequest(_Model):
+class TokenizeTextRequest(Body):
     """The tokens of a text."""
 
     model: str | None = None
@@ -40,7 +37,7 @@ class TokenizeTextRequest(_Model):
     return_token_strs: bool | None = Field(None, description="also the text of each token")
 
 
-class TokenizeChatRequest(_Model):
+class TokenizeChatRequest(Body):
     """The tokens of a conversation, as the chat template writes it."""
 
     model: str | None = None
@@ -91,7 +88,7 @@ class TokenizeResponse(BaseModel):
     )
 
 
-class DetokenizeRequest(_Model):
+class DetokenizeRequest(Body):
     """The text of tokens, special ones included."""
 
     model: str | None = None
