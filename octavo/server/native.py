@@ -34,6 +34,7 @@ from octavo.server.tgi_protocol import TgiError, TgiRequest, TgiResponse
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_TOKENS = 1 << 20
+_METHODS = ["GET", "HEAD"]  # of operational routes
 
 
 class GenerateRequest(Body):
@@ -268,13 +269,14 @@ def _create_operational_router(service: Service) -> APIRouter:
         )
 
     def add(path: str, answer: Callable[[], Awaitable[JSONResponse]], **documented: Any) -> None:
+        # The first answers, and names all its methods to those who use another one; OpenAPI, in
+        # which a route has one method, knows the second.
+        router.add_api_route(path, answer, methods=_METHODS, include_in_schema=False)
         router.add_api_route(path, answer, methods=["GET"], **documented)
-        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     add("/health", health, response_model=Status, responses=unavailable)
     add("/ready", ready, response_model=Status, responses=unavailable)
-    add("/ping", health, response_model=Status, responses=unavailable, name="ping")
-    router.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
+    add("/ping", health, response_model=Status, responses=unavailable)
     add("/version", version, response_model=Version)
     add("/load", load, response_model=Load)
     return router

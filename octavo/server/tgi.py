@@ -46,6 +46,7 @@ from octavo.server.tgi_protocol import (
     TgiRequest,
     TgiResponse,
     TgiStreamEvent,
+    TgiStreamRequest,
 )
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
@@ -83,10 +84,8 @@ def create_router(service: Service) -> APIRouter:
         response_class=Response,
         responses=stream_only,
     )
-    async def generate_stream(body: TgiRequest, request: Request) -> Response:
+    async def generate_stream(body: TgiStreamRequest, request: Request) -> Response:
         """Stream an answer."""
-        if body.stream is False:
-            raise InvalidRequestError("this route always streams, /generate need not", "stream")
         return await stream_tgi(service, body, request)
 
     @router.post("/", response_model=None, responses=_describe(list[TgiResponse], TgiStreamEvent))
@@ -218,9 +217,6 @@ def to_sampling_params(
     Raises:
         InvalidRequestError: one of them asks for what the engine cannot do.
     """
-    for name in ("grammar", "adapter_id", "watermark"):
-        if getattr(parameters, name):
-            raise _refuse(name, "is not supported")
     if sum(map(len, parameters.stop or ())) > MAX_STOP_CHARS:
         raise _refuse("stop", f"at most {MAX_STOP_CHARS} characters in all")
     best_of = parameters.best_of or 1

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
-from octavo.server.protocol.fields import Body
+from octavo.server.protocol.fields import Body, Only, Unsupported
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
@@ -41,9 +41,9 @@ class TgiParameters(Body):
         default=None, description="also details of the prompt; only without streaming"
     )
     top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    watermark: bool | None = Field(default=None, description="not supported: false only")
-    grammar: dict[str, Any] | None = Field(default=None, description="not supported: null only")
-    adapter_id: str | None = Field(default=None, description="not supported: null only")
+    watermark: Unsupported = None
+    grammar: Unsupported = None
+    adapter_id: Annotated[Any, Only(("",))] = None
 
     @property
     def is_sampling(self) -> bool:
@@ -61,6 +61,12 @@ class TgiRequest(Body):
     inputs: str = Field(min_length=1)
     parameters: TgiParameters | None = None
     stream: bool | None = None
+
+
+class TgiStreamRequest(TgiRequest):
+    """The same, where there is nothing but streams."""
+
+    stream: Literal[True] | None = None
 
 
 class TgiPrefillToken(BaseModel):

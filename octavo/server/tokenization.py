@@ -16,6 +16,7 @@ from octavo.server.body import JsonRoute
 from octavo.server.http_errors import HttpError, model_not_found
 from octavo.server.json_text import encode
 from octavo.server.protocol.fields import Body
+from octavo.server.protocol.responses import describe
 from octavo.server.service import Service
 from octavo.server.sse import run_until_disconnect
 from octavo.text.tokenizer import Tokenizer
@@ -104,8 +105,9 @@ def create_router(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["tokenizer"])
     tokenizer = service.prompts.tokenizer
 
-    @router.post("/tokenize", response_model=TokenizeResponse)
+    @router.post("/tokenize", response_model=None, responses=describe(TokenizeResponse))
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The tokens of a text or of a conversation."""
         asked = body.root
         _check_model(service, asked.model)
         max_model_len = service.engine.facts.max_model_len
@@ -113,8 +115,9 @@ def create_router(service: Service) -> APIRouter:
         answer = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
         return await _to_response(answer, tokenizer if asked.return_token_strs else None)
 
-    @router.post("/detokenize", response_model=DetokenizeResponse)
+    @router.post("/detokenize", response_model=None, responses=describe(DetokenizeResponse))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """The text of tokens, special ones included."""
         _check_model(service, body.model)
         _check_ids(body.tokens, tokenizer.vocab_size)
         text = await run_until_disconnect(request, service.prompts.detokenize(body.tokens))

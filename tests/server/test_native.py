@@ -344,7 +344,8 @@ def test_every_operational_route_answers_get_and_head(ask, path):
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     assert ask("HEAD", path).status_code == 200
-    assert ask("DELETE", path).status_code == 405
+    response = ask("DELETE", path)
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize("state", list(EngineState))
@@ -355,7 +356,6 @@ def test_health_is_the_engines(ask, fake_engine, state):
         response = ask("GET", path)
         assert response.status_code == (200 if is_ready else 503)
         assert response.json() == {"status": "ok" if is_ready else state.value}
-    assert ask("POST", "/ping").status_code == (200 if is_ready else 503)
     assert ask("GET", "/version").status_code == ask("GET", "/load").status_code == 200
 
 

@@ -25,10 +25,10 @@ def describe(model: type[BaseModel], chunk: type[BaseModel] | None = None) -> di
     responses: dict[int | str, Any] = {
         status: {"model": Error, "description": text} for status, text in _ERRORS.items()
     }
+    responses["default"] = {"model": Error, "description": "Another error."}
     responses[200] = {"model": model, "description": "The answer."}
     if chunk is not None:
-        stream = {
-            "schema": {"type": "string", "description": f"events of {chunk.__name__} objects"}
-        }
+        data = {"type": "string", "description": f"a {chunk.__name__} object as JSON, or [DONE]"}
+        stream = {"schema": {"type": "object", "properties": {"data": data}}}  # each event
         responses[200]["content"] = {"text/event-stream": stream}
     return responses
