@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -197,7 +197,8 @@ def play(metrics: Metrics, account: Account, number: int, answer: dict) -> None:
     account.observe("request_params_max_tokens", answer["max_tokens"])
 
 
-@settings(max_examples=60, deadline=None)
+# Without shrinking: an example takes 50 ms, and which figure is wrong is plain from any of them.
+@settings(max_examples=60, deadline=None, phases=set(Phase) - {Phase.shrink, Phase.explain})
 @given(
     st.lists(answers, max_size=6),
     st.lists(st.sampled_from(REJECTIONS), max_size=6),
