@@ -79,6 +79,7 @@ class Model(Entry):
     root: str
     parent: str | None
     max_model_len: int | None
+    sampling_defaults: dict[str, float] | None  # what the model's authors recommend
     permission: list[str]
 
 

@@ -116,6 +116,7 @@ class ChatCompletionRequest(GenerationFields):
     modalities: Annotated[Any, Only((["text"],))] = None
     verbosity: Annotated[Any, Only(("medium",))] = None
     audio: Unsupported = None
+    moderation: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None
     functions: Unsupported = None

@@ -81,6 +81,7 @@ class GenerationFields(Body):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     session_id: Label | None = None
     spaces_between_special_tokens: bool | None = None
 
