@@ -35,9 +35,9 @@ def create_router(service: Service) -> APIRouter:
 
 def _describe_model(service: Service, name: str) -> dict[str, Any]:
     try:
-        max_model_len = service.engine.facts.max_model_len
+        facts = service.engine.facts
     except EngineUnavailableError:  # it is still loading
-        max_model_len = None
+        facts = None
     return {
         "id": name,
         "object": "model",
@@ -45,7 +45,8 @@ def _describe_model(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "octavo",
         "root": service.model_names[0],
         "parent": None,
-        "max_model_len": max_model_len,
+        "max_model_len": facts and facts.max_model_len,
+        "sampling_defaults": facts and facts.sampling_defaults,
         "permission": [],
     }
 

@@ -67,7 +67,7 @@ function showSurroundings() {
 
 function showContext() {
   const stats = state.turns.at(-1)?.answer?.stats;
-  const length = state.models.find((model) => model.id === chosenModel())?.max_model_len;
+  const length = modelFacts()?.max_model_len;
   const used = stats?.isExact && stats.prompt !== null ? stats.prompt + stats.output : null;
   at("context").textContent =
     used === null || !(length > 0)
@@ -154,7 +154,7 @@ async function stream(turn, signal) {
   const request = {
     model: chosenModel(),
     messages: store.toMessages(state.settings.system, state.turns),
-    ...store.toRequest(state.settings),
+    ...store.toRequest(state.settings, modelFacts()),
   };
   for await (const chunk of streamChat(request, { key: state.key, signal })) {
     watch.take(chunk, performance.now());
@@ -231,10 +231,13 @@ function chosenModel() {
   return names.includes(state.settings.model) ? state.settings.model : (names[0] ?? "");
 }
 
-/** Its context length is null until the engine is up, which may be later than the page. */
+/** Facts of the model are null until the engine is up, which may be later than the page. */
 function isModelKnown() {
-  const model = state.models.find(({ id }) => id === chosenModel());
-  return model !== undefined && model.max_model_len !== null;
+  return modelFacts() !== undefined && modelFacts().max_model_len !== null;
+}
+
+function modelFacts() {
+  return state.models.find(({ id }) => id === chosenModel());
 }
 
 async function begin() {
@@ -342,6 +345,9 @@ function showSettings() {
     input.value = name === "model" ? chosenModel() : state.settings[name];
     showProblem(input);
   }
+  const { temperature, top_p } = store.defaultsOf(modelFacts());
+  at("temperature").placeholder = temperature;
+  at("top_p").placeholder = top_p;
   at("key-row").hidden = state.key === "";
 }
 

@@ -12,6 +12,9 @@ export const NUMBERS = {
   seed: { min: 0, max: Number.MAX_SAFE_INTEGER, isWhole: true },
 };
 
+/** Where neither the reader nor the model's authors say how to sample; as in the terminal. */
+const FALLBACK = { temperature: 0.7, top_p: 0.95 };
+
 export const DEFAULTS = { model: "", system: "", stop: "" };
 for (const name of Object.keys(NUMBERS)) DEFAULTS[name] = "";
 
@@ -28,9 +31,17 @@ export function problemWith(name, text) {
   return "";
 }
 
-/** The request fields that the settings ask for; what is left empty is up to the server. */
-export function toRequest(settings) {
+/** What an empty setting means, as far as that is a number; `model` is what the API says of it. */
+export function defaultsOf(model) {
+  return { ...FALLBACK, ...model?.sampling_defaults };
+}
+
+/** The request fields that the settings ask for; what is not in it is up to the server. */
+export function toRequest(settings, model) {
   const request = {};
+  for (const [name, value] of Object.entries(FALLBACK)) {
+    if (model?.sampling_defaults?.[name] === undefined) request[name] = value;
+  }
   for (const name of Object.keys(NUMBERS)) {
     const text = settings[name].trim();
     if (text !== "" && problemWith(name, text) === "") request[name] = Number(text);

@@ -253,7 +253,8 @@ class Chats:
     """
 
     def __init__(self) -> None:
-        self.models = [{"id": "octavo-test", "object": "model", "max_model_len": 8192}]
+        facts = {"max_model_len": 8192, "sampling_defaults": {"temperature": 0.6}}
+        self.models = [{"id": "octavo-test", "object": "model", **facts}]
         self.answers: dict[str, list[str]] = {}
         self.refusals: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {}
         self.api_key: str | None = None

@@ -3,20 +3,37 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ApiError, listModels, retryTime, streamChat } from "./static/api.js";
-import { DEFAULTS, problemWith, toMessages, toRequest } from "./static/settings.js";
+import { DEFAULTS, defaultsOf, problemWith, toMessages, toRequest } from "./static/settings.js";
 import { Stopwatch, describe, seconds } from "./static/stats.js";
 
 const words = (numbers) => describe(numbers).map(({ text }) => text);
 const text = (content) => ({ choices: [{ delta: { content } }] });
 
+// A model whose authors say how to sample.
+const SAID = { sampling_defaults: { temperature: 0.6, top_p: 0.8, top_k: 20 } };
+
 test("settings that were left empty are not sent", () => {
-  assert.deepEqual(toRequest(DEFAULTS), {});
+  assert.deepEqual(toRequest(DEFAULTS, SAID), {});
+  assert.equal(defaultsOf(SAID).temperature, 0.6);
+});
+
+test("where nobody says how to sample, the page does", () => {
+  for (const model of [undefined, {}, { sampling_defaults: null }]) {
+    assert.deepEqual(toRequest(DEFAULTS, model), { temperature: 0.7, top_p: 0.95 });
+    assert.deepEqual(defaultsOf(model), { temperature: 0.7, top_p: 0.95 });
+  }
+  const half = { sampling_defaults: { temperature: 0.6 } };
+  assert.deepEqual(toRequest(DEFAULTS, half), { top_p: 0.95 });
+  assert.deepEqual(toRequest({ ...DEFAULTS, top_p: "1", temperature: "0" }, {}), {
+    temperature: 0,
+    top_p: 1,
+  });
 });
 
 test("settings are sent as numbers, stop strings as a list", () => {
   const chosen = { temperature: " 0 ", top_p: "0.9", max_tokens: "64", seed: "7" };
   const stop = "END\n\n\\n\\nUser:\na\\\\n";
-  assert.deepEqual(toRequest({ ...DEFAULTS, ...chosen, stop }), {
+  assert.deepEqual(toRequest({ ...DEFAULTS, ...chosen, stop }, SAID), {
     temperature: 0, top_p: 0.9, max_tokens: 64, seed: 7, stop: ["END", "\n\nUser:", "a\\n"],
   });
 });
@@ -27,7 +44,7 @@ test("settings that cannot be are named, and not sent", () => {
   for (const [name, values] of Object.entries(bad)) {
     for (const value of values) {
       assert.notEqual(problemWith(name, value), "", `${name}=${value}`);
-      assert.deepEqual(toRequest({ ...DEFAULTS, [name]: value }), {});
+      assert.deepEqual(toRequest({ ...DEFAULTS, [name]: value }, SAID), {});
     }
     assert.equal(problemWith(name, ""), "");
     assert.equal(problemWith(name, "1"), "");

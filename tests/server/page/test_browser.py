@@ -69,6 +69,7 @@ def test_an_answer_streams_and_ends_with_its_figures(ready, chats):
             "messages": [{"role": "user", "content": "count 40"}],
             "stream": True,
             "stream_options": {"include_usage": True},
+            "top_p": 0.95,  # neither chosen nor recommended
         }
     ]
 
@@ -246,9 +247,10 @@ def test_settings_are_sent_and_outlive_the_page(ready, chats):
     ready.click("#open-settings")
     assert ready.js("[temperature.value, model.value]") == ["0.25", "other"]
     ready.click("#reset")
+    assert ready.js("[temperature.value, temperature.placeholder]") == ["", "0.6"]
     ready.click("#settings .close")
     send_and_wait(ready, "count 2")
-    assert set(chats.requests[-1]) == {"model", "messages", "stream", "stream_options"}
+    assert set(chats.requests[-1]) == {"model", "messages", "stream", "stream_options", "top_p"}
 
 
 def test_a_setting_that_cannot_be_is_refused_beside_its_field(ready, chats):
