@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from octavo import __version__
+from octavo.errors import OctavoError
 from octavo.server import chat, completions, metrics, native, openai_models, page, tgi, tokenization
 from octavo.server.gate import App, Gate
 from octavo.server.generation import Observer
@@ -40,7 +41,7 @@ def create_app(service: Service) -> FastAPI:
     )
     for module in _ROUTERS:
         app.include_router(module.create_router(service))
-    for kind in (HttpError, HTTPException, RequestValidationError):
+    for kind in (HttpError, OctavoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     return app
 
@@ -57,8 +58,8 @@ def create_server_app(service: Service, tenants: Tenants, observer: Observer) ->
         observer,
         COSTLY_PATHS,
     )
-    paths = {path for route in app.routes if (path := getattr(route, "path", None)) is not None}
-    measured: Any = MeasuredApp(gate, service.metrics, paths)  # type: ignore[arg-type]
+    paths = {*app.openapi()["paths"], "/"}
+    measured: Any = MeasuredApp(gate, service.metrics, paths)
     return measured
 
 

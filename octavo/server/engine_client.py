@@ -22,7 +22,7 @@ import signal
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from octavo import errors
 from octavo.core.sampling_params import SamplingParams
@@ -512,8 +512,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         for message in self._decoder.feed(data):

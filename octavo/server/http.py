@@ -336,7 +336,7 @@ def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
         http=cast(type[asyncio.Protocol], protocol),
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -21,10 +21,11 @@ import uvicorn
 from octavo import hub
 from octavo.build import load_tokenizer
 from octavo.config import EngineArgs, parse_bytes
-from octavo.errors import ConfigError, EngineUnavailableError
+from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.server.app import create_server_app
 from octavo.server.engine_client import ProcessEngine, QueueLimits
 from octavo.server.engine_process import Launcher, ProcessLauncher
+from octavo.server.gate import App
 from octavo.server.generation import EngineClient
 from octavo.server.http import listen, uvicorn_config
 from octavo.server.logs import RequestLog, configure_logging, log_event
@@ -60,12 +61,13 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
             return runner.run(server.run())
 
 
-def _loop_factory():  # type: ignore[no-untyped-def]
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # there is none for Windows
         return None
-    return uvloop.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 class OctavoServer:
@@ -118,6 +120,7 @@ class OctavoServer:
             try:
                 with contextlib.suppress(EngineUnavailableError):  # stopped before it began
                     await starting
+                    await self._warm_up()
                     self._announce(time.monotonic() - started)
                 await self._wait_for_the_end(serving)
                 return 1 if self.engine.has_given_up else 0
@@ -142,13 +145,18 @@ class OctavoServer:
         assert self._tokenizer is not None
         return self._tokenizer.decode(token_ids)
 
-    def _create_app(self, tokenizer: Tokenizer):  # type: ignore[no-untyped-def]
+    async def _warm_up(self) -> None:
+        """Render a conversation, so that the first client does not wait for imports."""
+        with contextlib.suppress(OctavoError):  # there may be no chat template
+            await self._prompts.chat([{"role": "user", "content": "Hello"}])
+
+    def _create_app(self, tokenizer: Tokenizer) -> App:
         engine: EngineClient = self.engine
         cache_bytes = parse_bytes(self.settings.response_cache)
         if cache_bytes:
             engine = ResponseCache(engine, cache_bytes, self._observers)
         self._metrics.watch(engine)
-        prompts = PromptRenderer(
+        self._prompts = PromptRenderer(
             tokenizer,
             chat_template=_read_template(self.settings.chat_template),
             trust_request_chat_template=self.settings.trust_request_chat_template,
@@ -156,7 +164,7 @@ class OctavoServer:
         service = Service(
             self.settings,
             engine,
-            prompts,
+            self._prompts,
             self._metrics,
             self.lifecycle,
             self._names,

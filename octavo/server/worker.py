@@ -247,7 +247,9 @@ def main(fd: int) -> int:
     def send(message: Message) -> None:
         connection.sendall(encode(message))
 
-    start = next(messages)
+    start = next(messages, None)
+    if start is None:  # the server ended before it had said anything
+        return 0
     try:
         text_engine, facts = _load(start["args"])
     except OctavoError as error:

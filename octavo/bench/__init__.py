@@ -1,0 +1,1 @@
+"""Measuring: clients that make load, and what they saw."""
