@@ -102,7 +102,6 @@ class Gate:
             name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
         }
         answer = _Answer(send, _request_id(headers))
-        tenant: Tenant | None = None
         try:
             self._check_source(scope, headers, answer)
             if _is_preflight(scope, headers, answer):

@@ -491,7 +491,8 @@ def test_slow_bodies_end_with_408(hasty_server, interval):
                 time.sleep(interval)
         assert read_answer(connection)[0] == 408
         assert time.monotonic() < started + 1.2
-    assert server.app.num_gone == 1 and not server.app.requests
+    wait_until(lambda: server.app.num_gone == 1)
+    assert not server.app.requests
 
 
 def test_a_client_that_does_not_read_is_cut(hasty_server):
