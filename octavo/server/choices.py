@@ -32,8 +32,8 @@ from octavo.server.response_cache import cache_headers
 from octavo.server.service import Service
 from octavo.server.sse import EventStream, run_until_disconnect
 
-# Log-probabilities, beyond which an answer is written in the background.
-MANY_LOGPROBS = 1000
+# Log-probabilities and choices, beyond which an answer is written in the background.
+MANY_ENTRIES = 1000
 
 
 class ChoiceWriter(Protocol):
@@ -120,14 +120,18 @@ async def answer(
     finally:
         job.close()
     _check_success([completion for group in completions for completion in group])
-    num_logprobs = (job.params.logprobs or 0) + (job.params.prompt_logprobs or 0) + 1
-    num_tokens = sum(len(completion.logprobs) for group in completions for completion in group)
-    num_tokens += sum(len(generation.prompt_logprobs) for generation in job.generations)
-    if num_tokens * num_logprobs > MANY_LOGPROBS:
+    if _num_entries(job, completions) > MANY_ENTRIES:
         body = await in_background(_whole, head, job, writer, completions, encode_in_pieces)
     else:
         body = _whole(head, job, writer, completions, encode)
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _num_entries(job: Job, completions: list[list[Completion]]) -> int:
+    num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
+    num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
+    num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
+    return num_positions * (1 + num_top) + len(completions) * job.params.n
 
 
 def _check_success(ends: list[Completion]) -> None:

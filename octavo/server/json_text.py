@@ -15,9 +15,11 @@ from octavo.server.http_errors import HttpError
 from octavo.text.tokenizer import clean_text
 
 MAX_DEPTH = 64
-# A body with more commas holds more values, or a longer text, than a request can use. What is not
-# too long for a context, but is for the event loop's patience, are lists of tiny values.
-MAX_COMMAS = 1 << 20
+# What no request needs, and what would hold up everybody else: to make a million small objects, to
+# collect garbage among them, or to say of each what is wrong with it, takes a second.
+MAX_VALUES = 1 << 20
+MAX_CONTAINERS = 1 << 15  # lists and objects
+MAX_KEYS = 1 << 12  # of one object
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 encode = _encoder.encode
@@ -48,8 +50,7 @@ def parse(body: bytes) -> Any:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise _refuse(f"not UTF-8 at byte {error.start}") from None
-    if body.count(b",") > MAX_COMMAS:
-        raise _refuse(f"more than {MAX_COMMAS} values")
+    _check_size(body)
     try:
         value = _decoder.decode(text)
     except json.JSONDecodeError as error:
@@ -58,9 +59,29 @@ def parse(body: bytes) -> Any:
         raise _refuse(f"nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:  # an integer of thousands of digits
         raise _refuse("a number is too large") from None
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if _num_containers(body) > MAX_DEPTH:
         _check_depth(value)
     return _without_surrogates(value) if b"\\u" in body and not _is_unicode(value) else value
+
+
+def _check_size(body: bytes) -> None:
+    if _num_values(body) <= MAX_VALUES and _num_containers(body) <= MAX_CONTAINERS:
+        return
+    # So many commas or brackets, but they may be text.
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    outside = b" ".join(unescaped.split(b'"')[::2])
+    if _num_values(outside) > MAX_VALUES:
+        raise _refuse(f"more than {MAX_VALUES} values")
+    if _num_containers(outside) > MAX_CONTAINERS:
+        raise _refuse(f"more than {MAX_CONTAINERS} lists and objects")
+
+
+def _num_values(body: bytes) -> int:
+    return body.count(b",") + 1
+
+
+def _num_containers(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{")
 
 
 def _refuse(reason: str) -> HttpError:
@@ -79,6 +100,8 @@ def _finite(digits: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise _refuse(f"more than {MAX_KEYS} keys in an object")
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from octavo.core.sampling_params import MAX_LOGPROBS
 from octavo.server.prompts import MAX_MESSAGES, MAX_TOOLS
@@ -30,6 +31,17 @@ class TextPart(Body):
     text: str
 
 
+# Of many wrong parts the first is told: to tell of each takes long.
+TextParts = TypeAliasType(
+    "TextParts",
+    Annotated[
+        list[Annotated[TextPart, BeforeValidator(_only_text)]],
+        Field(max_length=MAX_MESSAGES),
+        FailFast(),
+    ],
+)
+
+
 class FunctionCall(Body):
     name: str = Field(max_length=256)
     arguments: str | None = Field(None, description="a JSON object, as text")
@@ -48,12 +60,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: (
         Annotated[
-            Annotated[str, Tag("text")]
-            | Annotated[
-                list[Annotated[TextPart, BeforeValidator(_only_text)]],
-                Field(max_length=MAX_MESSAGES),
-                Tag("parts"),
-            ],
+            Annotated[str, Tag("text")] | Annotated[TextParts, Tag("parts")],
             Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
         ]
         | None
@@ -93,7 +100,7 @@ class ChatCompletionRequest(GenerationFields):
     model wrote. With ``tool_choice`` "none" they are not shown.
     """
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="the older name")
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MAX_INT, description="as many as the context allows, if not given"
