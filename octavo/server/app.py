@@ -16,7 +16,6 @@ from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server import chat, completions, metrics, native, openai_models, page, tgi, tokenization
 from octavo.server.gate import App, Gate
-from octavo.server.generation import Observer
 from octavo.server.http_errors import HttpError, error_response, to_http_error
 from octavo.server.metrics import MeasuredApp
 from octavo.server.service import Service
@@ -38,6 +37,7 @@ def create_app(service: Service) -> FastAPI:
         summary="An OpenAI-compatible server for open-weight language models",
         docs_url=None,  # its pages would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # it would answer with a location made from the Host header
     )
     for module in _ROUTERS:
         app.include_router(module.create_router(service))
@@ -46,7 +46,7 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def create_server_app(service: Service, tenants: Tenants, observer: Observer) -> App:
+def create_server_app(service: Service, tenants: Tenants) -> App:
     """Everything that stands between the socket and the engine."""
     app = create_app(service)
     gate = Gate(
@@ -55,7 +55,7 @@ def create_server_app(service: Service, tenants: Tenants, observer: Observer) ->
         tenants,
         service.engine,
         service.lifecycle,
-        observer,
+        service.observer,
         COSTLY_PATHS,
     )
     paths = {*app.openapi()["paths"], "/"}

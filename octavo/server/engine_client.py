@@ -152,7 +152,11 @@ class ProcessEngine:
             )
 
     def submit(self, request: GenerationRequest) -> Generation:
-        self.check_room()
+        try:
+            self.check_room()
+        except QueueFullError:
+            self._observer.on_rejected("queue_requests")
+            raise
         facts = self.facts
         total_tokens_of(
             len(request.prompt_token_ids),
@@ -475,6 +479,7 @@ class ProcessEngine:
     def _check_tokens(self, entry: _Entry) -> None:
         most = self._limits.max_tokens
         if most is not None and self._waiting_tokens + entry.num_tokens > most:
+            self._observer.on_rejected("queue_tokens")
             raise QueueFullError(
                 f"{self._waiting_tokens} tokens are waiting already", self._retry_after()
             )

@@ -19,6 +19,7 @@ from octavo.server.generation import (
 from octavo.server.openai_sampling import is_deterministic
 from octavo.server.protocol.requests import GenerationFields
 from octavo.server.service import Service
+from octavo.server.tenants import RateLimitError
 
 
 class Job:
@@ -64,7 +65,11 @@ class Job:
         self._charged = sum(request.cost for request in requests)
         self._is_closed = False
         self.generations: list[Generation] = []
-        self._tenant.charge_tokens(self._charged)
+        try:
+            self._tenant.charge_tokens(self._charged)
+        except RateLimitError as error:
+            service.observer.on_rejected(error.reason)
+            raise
         try:
             for request in requests:
                 self.generations.append(self._engine.submit(request))

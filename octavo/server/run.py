@@ -169,8 +169,9 @@ class OctavoServer:
             self.lifecycle,
             self._names,
             int(time.time()),
+            self._observers,
         )
-        return create_server_app(service, self._tenants, self._observers)
+        return create_server_app(service, self._tenants)
 
     def _announce(self, seconds: float) -> None:
         facts = self.engine.facts

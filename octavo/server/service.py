@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.server.generation import EngineClient
+from octavo.server.generation import EngineClient, Observer
 from octavo.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -31,3 +31,4 @@ class Service:
     lifecycle: Lifecycle
     model_names: tuple[str, ...]  # what clients may call it; answers say the first
     created: int  # Unix time of the server's start
+    observer: Observer = field(default_factory=Observer)
