@@ -407,6 +407,8 @@ class ProcessEngine:
         match message["ev"]:
             case "step":
                 self._take_step(message)
+            case "load":
+                self._load = EngineLoad(**message["load"], num_restarts=self._num_restarts)
             case "refused":
                 entry = self._entries.get(message["id"])
                 if entry is not None:

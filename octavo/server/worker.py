@@ -108,6 +108,8 @@ class EngineLoop:
         generation = self._engine.abort(request_id)
         if generation is not None:
             self._waiting.pop(generation.samples[0].request.request_id, None)
+            if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
+                self._send({"ev": "load", "load": self._load()})
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class EngineLoop:
             "time": self._engine.engine.clock.now(),
             "tokens": step.stats.num_tokens,
             "seqs": step.stats.num_seqs,
-            "load": self._load(step),
+            "load": self._load(),
             "begun": begun,
             "deltas": entries,
             "stats": stats,
@@ -146,18 +148,19 @@ class EngineLoop:
             message["prompt_logprobs"] = prompt_logprobs
         self._send(message)
 
-    def _load(self, step: EngineStep) -> dict[str, Any]:
-        stats, scheduler = step.stats, self._engine.engine.scheduler
+    def _load(self) -> dict[str, Any]:
+        scheduler = self._engine.engine.scheduler
+        blocks = scheduler.block_manager
         return {
             "num_running": len(scheduler.running),
             "num_waiting": len(scheduler.waiting),
             "num_waiting_tokens": scheduler.num_waiting_tokens,
-            "kv_usage": stats.kv_utilisation,
-            "num_free_blocks": stats.num_free_blocks,
-            "num_cached_blocks": stats.num_cached_blocks,
-            "num_used_blocks": stats.num_used_blocks,
-            "prefix_tokens_queried": stats.prefix_tokens_queried,
-            "prefix_tokens_hit": stats.prefix_tokens_hit,
+            "kv_usage": blocks.num_used_blocks / blocks.num_blocks,
+            "num_free_blocks": blocks.num_free_blocks,
+            "num_cached_blocks": blocks.num_cached_blocks,
+            "num_used_blocks": blocks.num_used_blocks,
+            "prefix_tokens_queried": scheduler.prefix_tokens_queried,
+            "prefix_tokens_hit": scheduler.prefix_tokens_hit,
             "num_preemptions": scheduler.num_preemptions,
         }
 
@@ -201,20 +204,24 @@ def _to_wire(delta: TextDelta) -> Delta:
 
 
 def _stats(generation: Generation) -> list[Any]:
-    """What GenerationStats holds beside counts of tokens, in the order of its fields."""
+    """What GenerationStats holds beside counts of tokens, in the order of its fields.
+
+    The times of the end are None before it.
+    """
     metrics, first = metrics_of(generation), generation.samples[0].request.stats
     prefill = decode = None
     if first.first_token_time is not None and first.first_scheduled_time is not None:
         prefill = first.first_token_time - first.first_scheduled_time
-    if metrics.e2e is not None and metrics.ttft is not None:
+    is_over = generation.is_finished
+    if is_over and metrics.e2e is not None and metrics.ttft is not None:
         decode = metrics.e2e - metrics.ttft
     return [
         metrics.num_cached_tokens,
         metrics.num_preemptions,
         metrics.queue_time,
         metrics.ttft,
-        metrics.tpot,
-        metrics.e2e,
+        metrics.tpot if is_over else None,
+        metrics.e2e if is_over else None,
         prefill,
         decode,
     ]
