@@ -33,9 +33,10 @@ def octavo_commands(text: str) -> list[list[str]]:
 
 
 def documented_commands() -> list[list[str]]:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    shell = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
-    commands = octavo_commands(shell)
+    commands = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        shell = re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+        commands += octavo_commands("\n".join(shell))
     for path in (ROOT / "octavo/cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

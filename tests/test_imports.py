@@ -56,6 +56,11 @@ def test_the_text_part_needs_no_torch():
     assert "torch" not in loaded_modules("import octavo.text.tokenizer, octavo.text.chat_template")
 
 
+def test_the_server_needs_no_torch():
+    """Its engine does, in a process of its own."""
+    assert "torch" not in loaded_modules("import octavo.server.run, octavo.server.app")
+
+
 def imports_of(file: Path) -> list[str]:
     """Dotted names of octavo modules that a file imports, anywhere in it."""
     found = []

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True)
 class StreamResult:
-    """What one request got. Times are ``time.perf_counter()``; ``error`` is None if it went well."""
+    """What one request got. Times are ``time.perf_counter()``; ``error`` is None if all is well."""
 
     sent: float
     status: int = 0

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.executor import faulty
+from octavo.executor.faulty import FaultyExecutor
+from octavo.executor.hashing import HashExecutor
+
+
+def batch_of(*prompts: list[int]) -> Batch:
+    items = []
+    for number, prompt in enumerate(prompts):
+        request = Request(f"r{number}", prompt, SamplingParams(), 0.0)
+        request.block_ids = [number]
+        items.append(ScheduledRequest(request, 0, len(prompt)))
+    return Batch(0, tuple(items))
+
+
+def test_only_batches_with_the_poison_suffer():
+    executor = FaultyExecutor(HashExecutor(4, 4), {"raise": 9})
+    healthy = executor.submit(batch_of([1, 2], [3])).result()
+    assert healthy.token_ids == HashExecutor(4, 4).submit(batch_of([1, 2], [3])).output.token_ids
+    with pytest.raises(RuntimeError, match="poisoned"):
+        executor.submit(batch_of([1, 2], [9]))
+    assert executor.kv_capacity() == 4 and executor.depth == 1
+    executor.close()
+
+
+@pytest.mark.parametrize("kind", ["exit", "kill", "hang", "slow"])
+def test_every_fault_has_its_token(kind, monkeypatch):
+    seen = []
+    monkeypatch.setattr(faulty, "_misbehave", seen.append)
+    executor = FaultyExecutor(HashExecutor(4, 4), {kind: 9})
+    executor.submit(batch_of([9]))
+    assert seen == [kind]
+
+
+def test_unknown_faults_are_refused():
+    with pytest.raises(ValueError, match="explode"):
+        FaultyExecutor(HashExecutor(4, 4), {"explode": 1})
