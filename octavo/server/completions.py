@@ -101,8 +101,6 @@ async def _to_token_ids(
                 f"{max(token_ids)} is outside the vocabulary of {facts.vocab_size} tokens", "prompt"
             )
     token_ids = truncate(token_ids, body, room)
-    if not token_ids:
-        raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
     check_length(len(token_ids), max_tokens, facts)
     return token_ids
 

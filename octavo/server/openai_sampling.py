@@ -105,8 +105,11 @@ def check_length(num_prompt_tokens: int, max_tokens: int | None, facts: EngineFa
     """``max_tokens``, or as many as there is room for.
 
     Raises:
+        InvalidRequestError: there is no prompt.
         PromptTooLongError: there is not enough.
     """
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
     context = context_of(facts)
     wanted = 1 if max_tokens is None else max_tokens
     if num_prompt_tokens + wanted > context:

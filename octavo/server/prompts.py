@@ -6,6 +6,7 @@ Small ones are made on the event loop, large ones in the background.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
@@ -106,7 +107,7 @@ class PromptRenderer:
         if not is_small:
             for text in _contents(messages):
                 await self._check_length(text, limit)
-        return await _run(
+        rendering = _run(
             is_small,
             self._render,
             messages,
@@ -118,6 +119,10 @@ class PromptRenderer:
             continue_final_message=continue_final_message,
             add_special_tokens=add_special_tokens,
         )
+        try:
+            return await rendering
+        except InvalidRequestError as error:
+            raise _with_dotted_field(error) from None
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -216,6 +221,14 @@ def _is_small(value: Any) -> bool:
         if size > SMALL_TEXT:
             return False
     return True
+
+
+def _with_dotted_field(error: InvalidRequestError) -> InvalidRequestError:
+    """The error with its field as all errors of bodies have it: ``messages.0.content``."""
+    if error.field is None:
+        return error
+    message = str(error).removeprefix(f"{error.field}: ")
+    return InvalidRequestError(message, re.sub(r"\[(\d+)\]", r".\1", error.field))
 
 
 def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import math
 import time
 
 import httpx
+import openai
 import pytest
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
@@ -521,10 +522,11 @@ def test_prompts_are_cut_on_request(api, byte_tokenizer):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"documents": [{"text": "x"}]}, "documents"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"truncate_prompt_tokens": 0}, "prompt"),
         ({"chat_template": "x"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ],
 )
 def test_refused_at_the_door(api, body, param):
@@ -723,3 +725,36 @@ def test_the_route_is_described(api):
     assert "text/event-stream" in answer
     assert "422" not in operation["responses"]
     assert {"400", "401", "404", "429", "500", "503", "504"} <= set(operation["responses"])
+
+
+# -- through OpenAI's client -------------------------------------------------------------------
+
+
+def test_the_openai_client(api):
+    async def test():
+        http_client = httpx.AsyncClient(transport=httpx.ASGITransport(api.app))
+        async with openai.AsyncOpenAI(
+            base_url="http://test/v1", api_key="k", max_retries=0, http_client=http_client
+        ) as client:
+            asked = {"model": "tiny", "messages": USER, "max_tokens": 6}
+            whole = await client.chat.completions.create(**asked)
+            parts = []
+            async for chunk in await client.chat.completions.create(**asked, stream=True):
+                parts += [choice.delta.content or "" for choice in chunk.choices]
+            assert "".join(parts) == whole.choices[0].message.content
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(**asked, n=1000)
+            assert caught.value.param == "n"
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.create(**asked | {"model": "gpt-5"})
+            api.engine.submit_error = QueueFullError("full")
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.chat.completions.create(**asked)
+            assert caught.value.status_code == 503
+            api.engine.submit_error = None
+            api.engine.error_after, api.engine.error = 2, EngineError("gone")
+            with pytest.raises(openai.APIError):
+                async for _ in await client.chat.completions.create(**asked, stream=True):
+                    pass
+
+    asyncio.run(test())
