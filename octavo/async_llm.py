@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineError, InvalidRequestError
 from octavo.outputs import RequestOutput
 from octavo.text_engine import Prompt, TextDelta, TextEngine
+
+_log = logging.getLogger("octavo")
 
 # The ecosystem's name for the same thing.
 AsyncEngineArgs = EngineArgs
@@ -148,12 +151,18 @@ class AsyncLLM:
 
     def _run(self) -> None:
         engine = self._loaded.text_engine
-        while self._obey(engine):
-            deltas, _ = engine.step()
-            self._deliver(engine, deltas)
-        engine.engine.close()
+        reason = "the engine was shut down"
+        try:
+            while self._obey(engine):
+                deltas, _ = engine.step()
+                self._deliver(engine, deltas)
+            engine.engine.close()
+        except Exception as error:  # a bug of ours; nobody may wait for ever because of it
+            _log.exception("the engine's thread failed")
+            self._closed = True
+            reason = f"the engine failed: {type(error).__name__}: {error}"
         for mailbox in list(self._mailboxes.values()):
-            mailbox.put(EngineError("the engine was shut down"))
+            mailbox.put(EngineError(reason))
 
     def _obey(self, engine: TextEngine) -> bool:
         """Carry out all commands that are there, and wait for one if there is no other work."""

@@ -142,3 +142,16 @@ def test_shutdown_tells_those_who_wait(tiny_model):
             await collect(engine, "abc", GREEDY, "late")
 
     asyncio.run(main())
+
+
+def test_a_bug_of_ours_leaves_nobody_waiting(tiny_model, monkeypatch):
+    async def main():
+        engine = AsyncLLMEngine(str(tiny_model), num_blocks=64, **SLOW)
+        monkeypatch.setattr(engine._loaded.text_engine, "step", lambda: 1 / 0)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await collect(engine, "abc", GREEDY, "r")
+        with pytest.raises(EngineError, match="shut down"):
+            await collect(engine, "abc", GREEDY, "late")
+        engine.shutdown()
+
+    asyncio.run(main())
