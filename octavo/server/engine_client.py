@@ -170,7 +170,7 @@ class ProcessEngine:
         deaths = self._quarantine.deaths(entry.fingerprint)
         if deaths > 1:
             raise _quarantined()
-        self._check_tokens(entry)
+        self._check_queue(entry)
         self._entries[request.request_id] = entry
         self._count_waiting(entry, 1)
         if request.deadline is not None:
@@ -478,7 +478,13 @@ class ProcessEngine:
         if self._state is EngineState.FAILED:
             raise EngineUnavailableError("the engine does not start any more")
 
-    def _check_tokens(self, entry: _Entry) -> None:
+    def _check_queue(self, entry: _Entry) -> None:
+        """Raise QueueFullError if this one is too much. Samples of one prompt come together."""
+        most = self._limits.max_requests
+        waiting = self._waiting_requests
+        if most is not None and waiting and waiting + entry.num_samples > most:
+            self._observer.on_rejected("queue_requests")
+            raise QueueFullError(f"{waiting} requests are waiting already", self._retry_after())
         most = self._limits.max_tokens
         if most is not None and self._waiting_tokens + entry.num_tokens > most:
             self._observer.on_rejected("queue_tokens")

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError
 from octavo.server.context import RequestContext
 from octavo.server.generation import (
     Completion,
@@ -19,6 +20,7 @@ from octavo.server.generation import (
 from octavo.server.openai_sampling import is_deterministic
 from octavo.server.protocol.requests import GenerationFields
 from octavo.server.service import Service
+from octavo.server.settings import MAX_SAMPLES
 from octavo.server.tenants import RateLimitError
 
 
@@ -41,6 +43,13 @@ class Job:
         prompts: Sequence[list[int]],
         params: SamplingParams,
     ):
+        num_samples = len(prompts) * params.num_samples
+        if num_samples > MAX_SAMPLES:
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts with {params.num_samples} completions each are "
+                f"{num_samples}; a request may ask for {MAX_SAMPLES}",
+                "n",
+            )
         self.params = params
         self._tenant = context.tenant
         self._engine = service.engine

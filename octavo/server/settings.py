@@ -22,6 +22,7 @@ BODY_TIMEOUT = 30.0  # seconds without a byte of an unfinished body
 
 # Bounds of what one request may ask for, beside those of SamplingParams.
 MAX_PROMPTS = 256
+MAX_SAMPLES = 1024  # of all prompts together
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_ID_CHARS = 128  # of a client's request id
 

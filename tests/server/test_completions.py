@@ -317,6 +317,12 @@ def test_refused_at_the_door(api, body, param):
     assert api.engine.requests == []
 
 
+def test_the_samples_of_all_prompts_are_bounded(api):
+    error = api.post(400, prompt=["a"] * 200, n=8)
+    assert error["param"] == "n" and "1600" in error["message"] and "1024" in error["message"]
+    assert not api.engine.requests
+
+
 def test_unknown_models(api):
     assert api.post(404, model="text-davinci-003")["code"] == "model_not_found"
     assert api.post(model="also-tiny", max_tokens=1)["model"] == "also-tiny"

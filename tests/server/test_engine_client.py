@@ -329,6 +329,8 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(launcher):
         for generation in accepted[1:]:
             generation.close()
         engine.check_room()
+        with pytest.raises(QueueFullError):  # its samples come together
+            engine.submit(make([1], params=SamplingParams(n=4)))
         engine.submit(make([1] * 30)).close()
         with pytest.raises(QueueFullError, match="tokens"):
             engine.submit(make([1] * 40))
