@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 
+_CHARS_OF_LOGPROB = 64
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -182,8 +184,15 @@ class Generation:
 
     @property
     def num_pending_chars(self) -> int:
-        """Characters that were pushed and not yet read: what a slow reader costs."""
-        return sum(len(delta.text) for delta in self._deltas)
+        """Characters that were pushed and not yet read: what a slow reader costs.
+
+        A logprob counts as the characters that it takes in an answer, roughly.
+        """
+        num_logprobs = sum(
+            1 + len(entry.top) for delta in self._deltas for entry in delta.logprobs
+        )
+        num_chars = sum(len(delta.text) for delta in self._deltas)
+        return num_chars + _CHARS_OF_LOGPROB * num_logprobs
 
     def record(self, on_whole: Callable[[Generation, list[Delta]], None]) -> None:
         """Keep every delta, and hand them all over when the last one has come.
