@@ -20,12 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.errors import EngineError
 from octavo.server.background import in_background
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta
 from octavo.server.http_errors import model_not_found
-from octavo.server.job import Job
+from octavo.server.job import Job, sample_error
 from octavo.server.json_text import encode, encode_in_pieces
 from octavo.server.protocol.requests import GenerationFields
 from octavo.server.response_cache import cache_headers
@@ -136,7 +135,7 @@ def _num_entries(job: Job, completions: list[list[Completion]]) -> int:
 
 def _check_success(ends: list[Completion]) -> None:
     if all(end.finish_reason == "error" for end in ends):
-        raise EngineError(ends[0].error or "no token could be sampled")
+        raise sample_error(ends[0].error)
 
 
 # -- whole answers -----------------------------------------------------------------------------
@@ -218,7 +217,7 @@ async def _chunks(
 def _check_only_sample(job: Job, deltas: list[Delta]) -> None:
     """An only sample that fails at once gets a status, rather than a stream with an error."""
     if len(job.generations) == 1 and job.params.n == 1 and deltas[-1].finish_reason == "error":
-        raise EngineError(deltas[-1].error or "no token could be sampled")
+        raise sample_error(deltas[-1].error)
 
 
 def _end(delta: Delta) -> Completion:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError
+from octavo.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.server.context import RequestContext
 from octavo.server.generation import (
     Completion,
@@ -22,6 +22,12 @@ from octavo.server.protocol.requests import GenerationFields
 from octavo.server.service import Service
 from octavo.server.settings import MAX_SAMPLES
 from octavo.server.tenants import RateLimitError
+
+# What octavo.runtime.sampler (which would load torch) says of requests that left it no choice.
+_IMPOSSIBLE = (
+    "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample",
+    "logit_bias or penalties made a logit NaN or infinite",
+)
 
 
 class Job:
@@ -161,6 +167,13 @@ class Job:
         if len(self.generations) > 1:
             return None
         return _timings(self.generations[0].stats, self.params.num_samples)
+
+
+def sample_error(reason: str | None) -> OctavoError:
+    """The error of a request that got no sample, for a sample's own: its fault, or the engine's."""
+    if reason in _IMPOSSIBLE:
+        return InvalidRequestError(reason)
+    return EngineError(reason or "no token could be sampled")
 
 
 async def _next(generation: Generation) -> list[Delta] | None:

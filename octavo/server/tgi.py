@@ -23,12 +23,12 @@ from starlette.responses import JSONResponse
 from octavo import __version__
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import MAX_N, MAX_STOP_STRINGS, SamplingParams
-from octavo.errors import EngineError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 from octavo.server.body import JsonRoute
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta
 from octavo.server.http_errors import HttpError, error_body, to_http_error
-from octavo.server.job import Job
+from octavo.server.job import Job, sample_error
 from octavo.server.json_text import encode
 from octavo.server.logprobs import finite
 from octavo.server.openai_sampling import check_length, context_of
@@ -357,9 +357,9 @@ def _mean_logprob(completion: Completion) -> float:
 
 
 def check_sample(sample: Completion | Delta) -> None:
-    """Raises EngineError if a sample ended by neither a stop nor its length."""
+    """Raises an error if a sample ended by neither a stop nor its length."""
     if sample.finish_reason in ("error", "abort"):
-        raise EngineError(sample.error or "the request was ended by the engine")
+        raise sample_error(sample.error)
 
 
 # -- errors -------------------------------------------------------------------------------------
