@@ -345,7 +345,8 @@ def test_every_operational_route_answers_get_and_head(ask, path):
     assert response.headers["content-type"] == "application/json"
     assert ask("HEAD", path).status_code == 200
     response = ask("DELETE", path)
-    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
+    assert response.status_code == 405
+    assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("state", list(EngineState))
