@@ -157,12 +157,13 @@ def test_the_keyboard(ready, chats):
     ready.press("Enter", shift=True)
     ready.write("3\n")
     assert ready.js("message.value") == "\n  count \n3\n"
-    chats.delay = 0.05
+    chats.delay = 0.5
     ready.press("Enter")
     assert ready.js("message.value") == ""
     ready.write("count 4")
     ready.press("Enter")  # one at a time: it stays where it is
     assert ready.js("[message.value, log.childElementCount]") == ["count 4", 1]
+    chats.delay = 0.01
     ready.wait_for_text(STATS, "cached")
     assert chats.requests[-1]["messages"][0]["content"] == "  count \n3"
     ready.press("Enter")
