@@ -24,7 +24,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # `Annotated` takes what is equal for the same, as 1 and True
 class Only:
     """Accepts these values and those that ask for nothing: null, false, [] and {}."""
 
