@@ -55,6 +55,7 @@ _log = logging.getLogger("octavo")
 _MAX_DEATHS_IN_A_ROW = 5
 _RESTART_PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0)  # seconds, by the number of such deaths
 _QUARANTINE_SECONDS = 600.0
+_LAST_WORDS_SECONDS = 2.0  # for an engine that hangs to say where
 _MAX_FINGERPRINTS = 1024
 _DEFAULTS = SamplingParams()
 
@@ -284,6 +285,8 @@ class ProcessEngine:
             if silence > self._engine_timeout:
                 _log.error("the engine has given no sign of life for %.0f s", silence)
                 engine.kill(signal.SIGABRT)
+                await asyncio.sleep(_LAST_WORDS_SECONDS)
+                engine.kill()  # one that is stopped, or hangs in the kernel, hears nothing else
                 return
 
     def _take_back(self, status: str) -> None:

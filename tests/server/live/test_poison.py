@@ -226,10 +226,9 @@ def server(live_server, tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(live_server, tiny_model) -> list[list[int]]:
-    """The tokens of the healthy streams on a server that has never seen anything else."""
-    with live_server(tiny_model) as server:
-        return [server.run(server.complete(body)).token_ids for body in HEALTHY]
+def expected(server) -> list[list[int]]:
+    """The tokens of the healthy streams, each alone on a server that has seen nothing else."""
+    return [server.run(server.complete(body)).token_ids for body in HEALTHY]
 
 
 @pytest.mark.parametrize("poison", POISONS, ids=lambda poison: poison.name)
@@ -250,7 +249,11 @@ def test_there_are_enough_of_them():
 def test_nothing_is_left_after_all(server):
     load = server.wait_until_idle()
     assert (load["num_running"], load["num_waiting"], load["num_used_blocks"]) == (0, 0, 0)
-    assert not [line for line in server.log if "damaged" in line or "unexpected" in line or "Error:" in line and "poisoned" not in line]
+    assert not [
+        line
+        for line in server.log
+        if "damaged" in line or "unexpected" in line or "Error:" in line and "poisoned" not in line
+    ]
 
 
 async def _send_beside_healthy_streams(server, poison: Poison) -> list[Any]:
