@@ -43,6 +43,7 @@ def configure_logging(settings: ServerSettings) -> None:
     for name in ("uvicorn.error", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)  # an earlier run of uvicorn may have set it
     access_log = logging.getLogger("uvicorn.access")
     access_log.handlers, access_log.propagate = [logging.NullHandler()], False
 
