@@ -373,7 +373,7 @@ def test_a_dead_engine_is_replaced_and_nothing_is_lost(launcher):
         await until(lambda: used_blocks(launcher) > 6)
         await asyncio.sleep(0.1)
         launcher.current.kill()
-        await until(lambda: engine.state is EngineState.RESTARTING)
+        await until(lambda: EngineState.RESTARTING in account.states)
         meanwhile = engine.submit(make([5, 5], 4))
         for ids in await asyncio.gather(*begun):
             *some, error = ids
