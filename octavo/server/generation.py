@@ -188,9 +188,7 @@ class Generation:
 
         A logprob counts as the characters that it takes in an answer, roughly.
         """
-        num_logprobs = sum(
-            1 + len(entry.top) for delta in self._deltas for entry in delta.logprobs
-        )
+        num_logprobs = sum(1 + len(entry.top) for delta in self._deltas for entry in delta.logprobs)
         num_chars = sum(len(delta.text) for delta in self._deltas)
         return num_chars + _CHARS_OF_LOGPROB * num_logprobs
 

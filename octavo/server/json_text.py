@@ -20,6 +20,7 @@ MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
 MAX_CONTAINERS = 1 << 15  # lists and objects
 MAX_KEYS = 1 << 12  # of one object
+MAX_ALL_KEYS = 1 << 16
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 encode = _encoder.encode
@@ -65,19 +66,22 @@ def parse(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    if _num_values(body) <= MAX_VALUES and _num_containers(body) <= MAX_CONTAINERS:
+    if _excess(body) is None:
         return
-    # So many commas or brackets, but they may be text.
+    # So many commas, brackets or colons, but they may be text.
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
     outside = b" ".join(unescaped.split(b'"')[::2])
-    if _num_values(outside) > MAX_VALUES:
-        raise _refuse(f"more than {MAX_VALUES} values")
-    if _num_containers(outside) > MAX_CONTAINERS:
-        raise _refuse(f"more than {MAX_CONTAINERS} lists and objects")
+    if (excess := _excess(outside)) is not None:
+        raise _refuse(f"more than {excess}")
 
 
-def _num_values(body: bytes) -> int:
-    return body.count(b",") + 1
+def _excess(body: bytes) -> str | None:
+    """What there is too much of, if there is no text."""
+    if body.count(b",") >= MAX_VALUES:
+        return f"{MAX_VALUES} values"
+    if _num_containers(body) > MAX_CONTAINERS:
+        return f"{MAX_CONTAINERS} lists and objects"
+    return f"{MAX_ALL_KEYS} keys" if body.count(b":") > MAX_ALL_KEYS else None
 
 
 def _num_containers(body: bytes) -> int:

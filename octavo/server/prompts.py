@@ -98,7 +98,9 @@ class PromptRenderer:
         """
         _check_count(messages, MAX_MESSAGES, "messages")
         _check_count(tools or (), MAX_TOOLS, "tools")
-        is_small = _is_small((messages, tools, documents, chat_template_kwargs))
+        # What a request tells the template to do may take long, however few words it takes.
+        is_plain = not chat_template_kwargs and chat_template is None
+        is_small = is_plain and _is_small((messages, tools, documents))
         if chat_template is not None and not self._trusts_requests:
             raise InvalidRequestError(
                 "templates of requests are not run here (trust_request_chat_template is off)",

@@ -172,6 +172,10 @@ def test_sizes_are_bounded_outside_of_text():
     for value in ({**keys, "x": 0}, [*lists, []], [0] * (json_text.MAX_VALUES + 1)):
         with pytest.raises(HttpError, match="more than"):
             json_text.parse(json.dumps(value).encode())
+    objects = [keys] * (json_text.MAX_ALL_KEYS // json_text.MAX_KEYS)
+    assert json_text.parse(json.dumps(objects).encode()) == objects
+    with pytest.raises(HttpError, match="keys"):
+        json_text.parse(json.dumps([*objects, {"x": 0}]).encode())
     text = '[{"a\\": [1, 2]}], \\' * 150_000  # with quotes and backslashes of its own
     assert json_text.parse(json.dumps([text, text]).encode()) == [text, text]
     with pytest.raises(HttpError, match="lists"):
