@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -121,6 +122,8 @@ class OctavoServer:
                 with contextlib.suppress(EngineUnavailableError):  # stopped before it began
                     await starting
                     await self._warm_up()
+                    gc.collect()
+                    gc.freeze()  # to look at all modules and tokens takes longer than a token may
                     self._announce(time.monotonic() - started)
                 await self._wait_for_the_end(serving)
                 return 1 if self.engine.has_given_up else 0
