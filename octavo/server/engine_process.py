@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from typing import Any, Protocol
 
 from octavo.config import EngineArgs
+from octavo.server.tenants import KEY_VARIABLE
 
 # What is on its way to the server while it is busy must not make the engine wait.
 _BUFFER_BYTES = 4 << 20
@@ -61,6 +63,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={name: value for name, value in os.environ.items() if name != KEY_VARIABLE},
             )
 
     @property

@@ -218,7 +218,8 @@ class LiveServer:
     def pid(self) -> int:
         """Of the process that serves, also where it was started by another one."""
         tree = [self.process.pid, *self.descendants()]
-        return next(pid for pid in tree if b"serve" in _command_line(pid).split(b"\0"))
+        mine = f"{sys.executable}\0-m\0octavo\0serve\0".encode()
+        return next(pid for pid in tree if _command_line(pid).startswith(mine))
 
     def descendants(self) -> list[int]:
         """The processes that it has started, and those that these have."""
