@@ -39,19 +39,23 @@ class Launcher(Protocol):
 
 
 class ProcessLauncher:
-    """Starts a fresh interpreter for each engine: nothing of the server is shared with it."""
+    """Starts a fresh interpreter for each engine: nothing of the server is shared with it.
 
-    def __init__(self, args: EngineArgs):
+    Both write their logs, in the same format, to the same stderr.
+    """
+
+    def __init__(self, args: EngineArgs, log_format: str = "text"):
         self._args = dataclasses.asdict(args)
+        self._log_format = log_format
 
     def launch(self) -> EngineProcess:
-        return EngineProcess(self._args)
+        return EngineProcess(self._args, self._log_format)
 
 
 class EngineProcess:
     """One engine process."""
 
-    def __init__(self, args: dict[str, Any]):
+    def __init__(self, args: dict[str, Any], log_format: str):
         self.args = args
         self.connection, theirs = socket.socketpair()
         for end in (self.connection, theirs):
@@ -59,7 +63,7 @@ class EngineProcess:
         self.connection.setblocking(False)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.server.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "octavo.server.worker", str(theirs.fileno()), log_format],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -35,7 +35,7 @@ def configure_logging(settings: ServerSettings) -> None:
     Uvicorn must be run with ``log_config=None``. Its access log is off: `RequestLog` says more.
     """
     handler = _OctavoHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    handler.setFormatter(create_formatter(settings.log_format))
     level = settings.log_level.upper()
     _route("octavo", handler, level)
     for name in ("uvicorn", "asyncio"):
@@ -46,6 +46,11 @@ def configure_logging(settings: ServerSettings) -> None:
         logger.setLevel(logging.NOTSET)  # an earlier run of uvicorn may have set it
     access_log = logging.getLogger("uvicorn.access")
     access_log.handlers, access_log.propagate = [logging.NullHandler()], False
+
+
+def create_formatter(log_format: str) -> logging.Formatter:
+    """Of "text" or "json" lines."""
+    return JsonFormatter() if log_format == "json" else TextFormatter()
 
 
 class _OctavoHandler(logging.StreamHandler[Any]):

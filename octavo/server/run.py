@@ -95,7 +95,7 @@ class OctavoServer:
         self._observers = Observers(self._metrics, self._status, request_log)
         limits = QueueLimits(args.max_queued_requests, args.max_queued_tokens or _MAX_QUEUED_TOKENS)
         self.engine = ProcessEngine(
-            launcher or ProcessLauncher(args),
+            launcher or ProcessLauncher(args, settings.log_format),
             limits,
             self._observers,
             engine_timeout=settings.engine_timeout,

@@ -1,6 +1,6 @@
 """The engine process: one thread steps the engine, a second one only receives messages.
 
-    python -m octavo.server.worker FD
+    python -m octavo.server.worker FD LOG_FORMAT
 
 ``FD`` is one end of a socket pair, inherited from the server. When the other end closes, the
 process ends at once, whatever it is doing: there is nobody left to compute for.
@@ -28,6 +28,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.server.generation import Delta, EngineFacts
+from octavo.server.logs import create_formatter
 from octavo.server.wire import Decoder, Message, delta_to_list, encode
 from octavo.text_engine import Generation, TextDelta, TextEngine, metrics_of
 
@@ -242,11 +243,13 @@ def error_to_message(error: Exception) -> Message:
 # -- the process -----------------------------------------------------------------------------
 
 
-def main(fd: int) -> int:
+def main(fd: int, log_format: str) -> int:
     """Serve the other end of a socket; returns the exit status."""
     faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which tells us
-    logging.basicConfig(format="octavo engine: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(create_formatter(log_format))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     connection = socket.socket(fileno=fd)
     connection.setblocking(True)
     messages = _receive(connection)
@@ -327,4 +330,4 @@ def facts_of(
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

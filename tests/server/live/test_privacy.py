@@ -262,6 +262,7 @@ def test_nothing_that_is_sent_forges_a_log_line(server):
         server.fetch("/v1/models", headers={name: "x\tforged \x85forged"})
     server.fetch("/v1/completions", {"prompt": "a", "model": "\n\rforged", "user": "\nforged"})
     server.fetch("/v1/completions", {"prompt": "a", "max_tokens": 1, "request_id": "forged"})
+    server.fetch("/v1/completions", {"prompt": [RAISE], "max_tokens": 1})  # with a traceback
     time.sleep(0.1)
     assert len(server.log) > begin
     assert not [line for line in server.log[begin:] if not re.match(r"20\d\d-|    \|", line)]
