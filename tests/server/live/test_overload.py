@@ -95,6 +95,33 @@ async def _fill(server, count: int, where: str) -> list[asyncio.Task[Any]]:
     return tasks
 
 
+# -- deadlines ---------------------------------------------------------------------------------
+
+
+def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
+    server, step = small_server, 0.2
+    server.wait_until_idle()
+
+    async def main() -> tuple[Any, Any]:
+        alone = await server.ask("/v1/completions", slow(max_tokens=250, timeout=0.5))
+        filling = await _fill(server, RUNNING, "num_running")
+        queued = await server.ask("/v1/completions", slow(timeout=0.5))
+        for task in filling:
+            task.cancel()
+        return alone, queued
+
+    alone, queued = server.run(main())
+    for answer in (alone, queued):
+        assert answer.status == 504 and answer.headers["x-should-retry"] == "false"
+        assert answer.error["code"] == "timeout"
+        assert 0.5 <= answer.seconds < 0.5 + 0.1 + step + 0.5  # a step that has begun is finished
+    assert "while it ran" in alone.error["message"]
+    assert "in the queue" in queued.error["message"]
+    print(f"504 after {alone.seconds:.3f} s in the run, {queued.seconds:.3f} s in the queue")
+    load = server.wait_until_idle()
+    assert (load["num_running"], load["num_waiting"], load["num_used_blocks"]) == (0, 0, 0)
+
+
 # -- goodput -----------------------------------------------------------------------------------
 
 
