@@ -301,6 +301,21 @@ def test_retries_after_a_full_queue(openai, tiny_server) -> None:
     tiny_server.wait_until_idle()
 
 
+def test_a_burst_is_served_with_retries(openai, tiny_server) -> None:
+    """Twice as many as may wait, and nobody has to know."""
+
+    async def ask() -> int:
+        options = {"base_url": tiny_server.base_url, "api_key": "openai-key"}
+        async with openai.AsyncOpenAI(**options) as client:
+            ask = client.completions.with_raw_response.create
+            fields = TINY | {"prompt": SLOW, "max_tokens": 1}
+            answers = await asyncio.gather(*(ask(**fields) for _ in range(4)))
+        assert all(answer.parse().usage.completion_tokens for answer in answers)
+        return sum(answer.retries_taken for answer in answers)
+
+    assert asyncio.run(ask()) >= 1
+
+
 # -- cancellation -------------------------------------------------------------------------------
 
 ENDLESS = {"model": MODEL, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
