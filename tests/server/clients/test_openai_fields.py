@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 PROMPT = "The capital of France is"
 MESSAGES = [{"role": "user", "content": "What is the capital of Japan?"}]
-MAX_TOKENS = 12
+MAX_TOKENS = 9
 EOS = 2  # <|im_end|>
 HOT = {"temperature": 2.0, "seed": 1}
 
