@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from octavo.core.request import Request
 
+# What is said in ``StepOutput.errors`` when the model's numbers, and not a request, are wrong.
+DAMAGED = "the model produced NaN or infinite values for this request"
+BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:

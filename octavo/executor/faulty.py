@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
-from octavo.core.batch import Batch
-from octavo.core.executor import Executor, StepHandle
+from octavo.core.batch import DAMAGED, Batch, StepOutput
+from octavo.core.executor import Executor, FinishedStep, StepHandle
 
 
 class FaultyExecutor:
@@ -17,11 +18,12 @@ class FaultyExecutor:
     Args:
         poison: what happens in a step with a request whose prompt holds a token, by kind:
             ``raise`` (an exception), ``exit`` (the process ends), ``kill`` (as if by the system),
-            ``hang`` (the step never ends), ``slow`` (it takes 0.2 s longer). A token id each.
+            ``hang`` (the step never ends), ``slow`` (it takes 0.2 s longer), ``nan`` (its row has
+            no valid numbers). A token id each.
     """
 
     def __init__(self, executor: Executor, poison: Mapping[str, int]):
-        unknown = set(poison) - {"raise", "exit", "kill", "hang", "slow"}
+        unknown = set(poison) - {"raise", "exit", "kill", "hang", "slow", "nan"}
         if unknown:
             raise ValueError(f"no such faults: {sorted(unknown)}")
         self._executor = executor
@@ -35,13 +37,29 @@ class FaultyExecutor:
         return self._executor.kv_capacity()
 
     def submit(self, batch: Batch) -> StepHandle:
+        damaged: dict[str, str] = {}
         for kind, token_id in self._poison.items():
-            if any(token_id in item.request.prompt_token_ids for item in batch.items):
+            guilty = [
+                item.request.request_id
+                for item in batch.items
+                if token_id in item.request.prompt_token_ids
+            ]
+            if kind == "nan":
+                damaged = dict.fromkeys(guilty, DAMAGED)
+            elif guilty:
                 _misbehave(kind)
-        return self._executor.submit(batch)
+        handle = self._executor.submit(batch)
+        if damaged:
+            handle = FinishedStep(_damage(handle.result(), damaged))
+        return handle
 
     def close(self) -> None:
         self._executor.close()
+
+
+def _damage(output: StepOutput, damaged: dict[str, str]) -> StepOutput:
+    tokens = {name: ids for name, ids in output.token_ids.items() if name not in damaged}
+    return replace(output, token_ids=tokens, errors={**output.errors, **damaged})
 
 
 def _misbehave(kind: str) -> None:

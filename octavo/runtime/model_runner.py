@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from octavo import faults
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.dispatch import Ops
 from octavo.layers.context import ForwardContext
@@ -20,8 +20,6 @@ from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
 
 # Prompt log-probabilities need logits at every position; so many rows at a time bound the memory.
 LOGITS_ROWS = 64
-
-DAMAGED = "the model produced NaN or infinite values for this request"
 
 
 class ModelRunner:

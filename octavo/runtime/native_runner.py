@@ -17,14 +17,13 @@ import numpy as np
 import torch
 
 from octavo import faults
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.kv_cache import NativeKVCache
 from octavo.runtime.model_runner import (
-    DAMAGED,
     LOGITS_ROWS,
     sampling_row,
     unreported_positions,

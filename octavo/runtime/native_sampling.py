@@ -13,9 +13,10 @@ import struct
 from array import array
 from collections.abc import Sequence
 
+from octavo.core.batch import BAD_LOGITS
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampler import BAD_LOGITS, GREEDY_TEMPERATURE, OVERFLOW, SamplingRow
+from octavo.runtime.sampler import GREEDY_TEMPERATURE, OVERFLOW, SamplingRow
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 14 assignments.
 _STRUCT = struct.Struct("@4f2d3iI2P2Q")

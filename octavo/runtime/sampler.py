@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.core.batch import TokenLogprobs
+from octavo.core.batch import BAD_LOGITS, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.logits import (
     WEIGHT_ONE,
@@ -50,7 +50,6 @@ GREEDY_TEMPERATURE = 1e-5
 # Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
 _CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
 
-BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
 _NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
 OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
 

@@ -102,8 +102,11 @@ def to_http_error(error: BaseException) -> HttpError:
         case HTTPException():  # of the router: no such route, or not with this method
             return HttpError(error.status_code, str(error.detail), headers=error.headers)
         case EngineError():
-            logger.error("the engine failed: %s", error, exc_info=error)
-            return HttpError(500, "The engine failed while it worked on this request.")
+            logger.error("the engine failed: %s", error)  # its own log has the traceback
+            # The same request would most likely meet the same bug.
+            headers = {"x-should-retry": "false"}
+            message = "The engine failed while it worked on this request."
+            return HttpError(500, message, headers=headers)
         case _:
             logger.error("unexpected %s", type(error).__name__, exc_info=error)
             return HttpError(500, "internal error")

@@ -32,6 +32,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.errors import EngineUnavailableError
 from octavo.server.context import SLOW_READER
 from octavo.server.generation import (
@@ -54,7 +55,7 @@ from octavo.server.service import Service
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 # What octavo.runtime.sampler says of a row of logits; importing it would load torch.
-BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
+_NUMERIC_ERRORS = frozenset({DAMAGED, BAD_LOGITS})
 CLIENT_LEFT = 499  # the status of a request whose client left before it was answered
 _MEDIA_TYPES = ("text/plain", "application/openmetrics-text")
 _OPENMETRICS = f"{_MEDIA_TYPES[1]}; version=1.0.0"
@@ -147,7 +148,7 @@ class Metrics(Observer):
         if generation.is_from_cache:
             self._counter("response_cache_hits").inc()
             return
-        if BAD_LOGITS in generation.sample_errors:
+        if not _NUMERIC_ERRORS.isdisjoint(generation.sample_errors):
             self._counter("corrupted_requests").inc()
         stats, params = generation.stats, generation.request.params
         if not self._begun.pop(generation.request.request_id, False):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.batch import DAMAGED, Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor import faulty
@@ -36,6 +36,12 @@ def test_every_fault_has_its_token(kind, monkeypatch):
     executor = FaultyExecutor(HashExecutor(4, 4), {kind: 9})
     executor.submit(batch_of([9]))
     assert seen == [kind]
+
+
+def test_a_damaged_row_is_damaged_alone():
+    executor = FaultyExecutor(HashExecutor(4, 4), {"nan": 9})
+    output = executor.submit(batch_of([1, 2], [9])).result()
+    assert list(output.token_ids) == ["r0"] and output.errors == {"r1": DAMAGED}
 
 
 def test_unknown_faults_are_refused():

@@ -23,6 +23,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.core.batch import BAD_LOGITS, DAMAGED
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineUnavailableError
 from octavo.server import metric_families
@@ -283,7 +284,7 @@ def test_corrupted_requests_are_those_with_bad_logits():
     from octavo.runtime import sampler
 
     metrics = Metrics("m")
-    for errors in ([sampler.BAD_LOGITS], [None, sampler.BAD_LOGITS], [sampler.OVERFLOW], [None]):
+    for errors in ([BAD_LOGITS], [None, DAMAGED], [sampler.OVERFLOW], [None]):
         generation = new_generation(n=len(errors))
         for index, error in enumerate(errors):
             reason = "stop" if error is None else "error"

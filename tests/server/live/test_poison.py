@@ -15,6 +15,7 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/gener
 # The tiny model's: tests/conftest.py.
 CONTEXT, VOCAB, EOS = 256, 260, 256
 RAISE = 199  # a step with a prompt that holds this token raises
+NAN = 198  # the rows of a prompt that holds this token have no valid numbers
 
 # A template that does as much as a request tells it to.
 TEMPLATE = """
@@ -202,6 +203,8 @@ POISONS = [
     chat("an image", content=[{"type": "image_url", "image_url": {"url": "http://x/"}}]),
     # Steps that raise.
     completion("raises", 500, prompt=[1, RAISE]),
+    completion("not a number", 500, prompt=[1, NAN]),
+    completion("not a number in a stream", 500, prompt=[2, NAN], stream=True),
     completion("raises, 8 times", 500, prompt=[2, RAISE], n=8),
     completion("raises in a stream", 500, prompt=[3, RAISE], stream=True),
     completion("raises beside a good prompt", 200, prompt=[[4, RAISE], [5]]),
@@ -221,7 +224,7 @@ def server(live_server, tiny_model, tmp_path_factory):
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
     flags = ("--chat-template", str(template))
-    with live_server(tiny_model, *flags, faults={"raise": RAISE}) as server:
+    with live_server(tiny_model, *flags, faults={"raise": RAISE, "nan": NAN}) as server:
         yield server
 
 
