@@ -31,7 +31,7 @@ from octavo.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="session")
 def byte_tokenizer(tiny_model) -> Tokenizer:
-    """Token n is the byte n; 256 is <eos>, 257 <bos>. Its chat template is tests/conftest.py's."""
+    """A token is a byte, though not that of its number; 256 is <eos>, 257 <bos>."""
     return Tokenizer.from_folder(tiny_model)
 
 
