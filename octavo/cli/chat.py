@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import results, terminal
-from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
+from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.generate import load
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
@@ -47,13 +47,7 @@ _FIXED = {"n", "best_of", "logprobs", "prompt_logprobs", "detokenize"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="alias, folder, .gguf file or hub id (default: %(default)s)",
-    )
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser, skip=_FIXED, **DEFAULTS)
     add_engine_flags(parser, skip={"seed"})

@@ -17,6 +17,18 @@ from typing import Any
 from octavo.cli import UsageError
 from octavo.config import EngineArgs, parse_bytes
 from octavo.errors import ConfigError
+from octavo.hub import DEFAULT_MODEL
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the optional positional MODEL."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help="alias, folder, .gguf file or hub id (default: %(default)s)",
+    )
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
-from octavo.cli.engine_flags import add_engine_flags, engine_kwargs
+from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
@@ -30,13 +30,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="alias, folder, .gguf file or hub id (default: %(default)s)",
-    )
+    add_model_argument(parser)
     parser.add_argument("stdin", nargs="?", choices=["-"], metavar="-", help="prompt from stdin")
     parser.add_argument(
         *("--prompt", "-p"),

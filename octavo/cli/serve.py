@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.cli.engine_flags import (
+    add_engine_flags,
+    add_flags,
+    add_model_argument,
+    engine_kwargs,
+    given_settings,
+)
 from octavo.config import EngineArgs
-from octavo.hub import DEFAULT_MODEL
 from octavo.server.settings import ServerSettings
 
 EXAMPLES = """\
@@ -23,13 +28,7 @@ then, from anywhere on this machine:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="alias, folder, .gguf file or hub id (default: %(default)s)",
-    )
+    add_model_argument(parser)
     add_flags(parser, "server", ServerSettings)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
