@@ -77,7 +77,7 @@ class _Entry:
     is_sent: bool = False  # to the engine that runs now
     has_begun: bool = False  # that engine has computed something of it
     last_times: dict[int, float] = field(default_factory=dict)  # of tokens, by sample
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.Handle | None = None
 
     @property
     def num_samples(self) -> int:
@@ -175,8 +175,11 @@ class ProcessEngine:
         self._entries[request.request_id] = entry
         self._count_waiting(entry, 1)
         if request.deadline is not None:
-            delay = max(0.0, request.deadline - time.monotonic())
-            entry.timer = asyncio.get_running_loop().call_later(delay, self._time_out, entry)
+            loop, delay = asyncio.get_running_loop(), request.deadline - time.monotonic()
+            if delay > 0:
+                entry.timer = loop.call_later(delay, self._time_out, entry)
+            else:  # a timer could come after the answer
+                entry.timer = loop.call_soon(self._time_out, entry)
         self._observer.on_submitted(entry.generation)
         if deaths:
             self._suspects.append(entry)

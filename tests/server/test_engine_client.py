@@ -361,6 +361,17 @@ def test_deadlines_hold_in_the_queue_and_in_the_run(launcher):
     run(launcher, main)
 
 
+def test_a_deadline_that_has_passed_is_missed_however_quick_the_answer(launcher):
+    async def main(engine, account):
+        for _ in range(20):
+            generation = engine.submit(make([1], 1, deadline=time.monotonic() - 1e-9))
+            time.sleep(0.005)  # the answer is there before the loop turns
+            with pytest.raises(DeadlineError):
+                await generation.collect()
+
+    run(launcher, main)
+
+
 def test_a_dead_engine_is_replaced_and_nothing_is_lost(launcher):
     async def main(engine, account):
         launcher.current.executor.delay = 0.01
