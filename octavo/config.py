@@ -30,7 +30,7 @@ def parse_bytes(text: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
+def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
@@ -42,57 +42,57 @@ class EngineArgs:
         ConfigError: a value is out of range, or asks for what this version cannot do.
     """
 
-    model: str = _option("smollm2-135m", "alias, folder, .gguf file or hub id")
-    dtype: str = _option(
+    model: str = option("smollm2-135m", "alias, folder, .gguf file or hub id")
+    dtype: str = option(
         "auto",
         "type of activations; auto is float32 on CPU, bfloat16 on CUDA",
         ("auto", "float32", "bfloat16", "float16"),
     )
-    device: str = _option("auto", "where to run", ("auto", "cpu", "cuda"))
-    kernels: str = _option(
+    device: str = option("auto", "where to run", ("auto", "cpu", "cuda"))
+    kernels: str = option(
         "auto",
         "native CPU kernels, or the reference ops in plain PyTorch; auto is native where it can be",
         ("auto", "native", "reference"),
     )
-    quantization: str | None = _option(None, "format of the weights; detected where not given")
-    kv_cache_dtype: str = _option(
+    quantization: str | None = option(None, "format of the weights; detected where not given")
+    kv_cache_dtype: str = option(
         "auto",
         "type of cached keys and values; auto is bf16 with native kernels, else that of dtype; "
         "int8 is for native kernels",
         ("auto", "f32", "bf16", "int8"),
     )
-    max_model_len: int | None = _option(
+    max_model_len: int | None = option(
         None, "prompt and output tokens of one request; default: the model's, if memory allows"
     )
-    max_num_seqs: int | None = _option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
-    max_num_batched_tokens: int | None = _option(
+    max_num_seqs: int | None = option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
+    max_num_batched_tokens: int | None = option(
         None, "tokens of one step; 512 on CPU, 2048 on CUDA"
     )
-    block_size: int = _option(16, "tokens of a KV block")
-    num_blocks: int | None = _option(None, "blocks of the KV pool; default: what memory allows")
-    kv_cache_memory: int | str | None = _option(None, "memory of the KV pool, such as 4GiB")
-    gpu_memory_utilization: float = _option(
+    block_size: int = option(16, "tokens of a KV block")
+    num_blocks: int | None = option(None, "blocks of the KV pool; default: what memory allows")
+    kv_cache_memory: int | str | None = option(None, "memory of the KV pool, such as 4GiB")
+    gpu_memory_utilization: float = option(
         0.9, "share of the GPU's memory for weights, activations and KV"
     )
-    swap_space: float = _option(0, "GiB of CPU memory for evicted KV")
-    enable_prefix_caching: bool = _option(True, "reuse the KV of common prefixes")
-    enable_chunked_prefill: bool = _option(True, "spread long prompts over steps")
-    batching: str = _option(
+    swap_space: float = option(0, "GiB of CPU memory for evicted KV")
+    enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
+    enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
+    batching: str = option(
         "continuous",
         "static starts a batch only when the last has ended, for comparison",
         ("continuous", "static"),
     )
-    max_queued_requests: int | None = _option(1024, "requests that may wait")
-    max_queued_tokens: int | None = _option(None, "tokens that may wait")
-    tensor_parallel_size: int = _option(1, "devices that share each layer")
-    pipeline_parallel_size: int = _option(1, "devices that share the layers")
-    data_parallel_size: int = _option(1, "whole copies of the engine")
-    enable_expert_parallel: bool = _option(False, "devices that share the experts")
-    speculative_config: str | None = _option(None, "JSON of a draft method")
-    enforce_eager: bool = _option(False, "never capture CUDA graphs")
-    threads: int | None = _option(None, "CPU threads; default: all that this process may use")
-    seed: int = _option(0, "from which requests without a seed draw theirs")
-    trust: str = _option("none", "there is no remote code", ("none",))
+    max_queued_requests: int | None = option(1024, "requests that may wait")
+    max_queued_tokens: int | None = option(None, "tokens that may wait")
+    tensor_parallel_size: int = option(1, "devices that share each layer")
+    pipeline_parallel_size: int = option(1, "devices that share the layers")
+    data_parallel_size: int = option(1, "whole copies of the engine")
+    enable_expert_parallel: bool = option(False, "devices that share the experts")
+    speculative_config: str | None = option(None, "JSON of a draft method")
+    enforce_eager: bool = option(False, "never capture CUDA graphs")
+    threads: int | None = option(None, "CPU threads; default: all that this process may use")
+    seed: int = option(0, "from which requests without a seed draw theirs")
+    trust: str = option("none", "there is no remote code", ("none",))
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from octavo.errors import InvalidRequestError
 from octavo.server.background import in_background
 from octavo.server.body import LARGE_BODY, JsonRoute
-from octavo.server.choices import answer, check_model, create_head
+from octavo.server.choices import answer, create_head
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta
 from octavo.server.job import Job
@@ -36,7 +36,7 @@ def create_router(service: Service) -> APIRouter:
     )
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a conversation."""
-        check_model(service, body)
+        service.check_model(body.model)
         head = create_head(service, request, body, "chatcmpl")
         job = await _begin(service, body, request)
         return await answer(service, request, body, head, job, _ChatChoices(service, body))

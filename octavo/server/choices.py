@@ -23,7 +23,6 @@ from octavo import __version__
 from octavo.server.background import in_background
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta
-from octavo.server.http_errors import model_not_found
 from octavo.server.job import Job, sample_error
 from octavo.server.json_text import encode, encode_in_pieces
 from octavo.server.protocol.requests import GenerationFields
@@ -76,12 +75,6 @@ class Head:
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
         }
-
-
-def check_model(service: Service, fields: GenerationFields) -> None:
-    """Raises HttpError, 404, if the request names a model that is not served."""
-    if fields.model is not None and fields.model not in service.model_names:
-        raise model_not_found(fields.model)
 
 
 def create_head(service: Service, request: Request, fields: GenerationFields, prefix: str) -> Head:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from octavo.core.batch import TokenLogprobs
 from octavo.errors import InvalidRequestError
 from octavo.server.body import JsonRoute
-from octavo.server.choices import answer, check_model, create_head
+from octavo.server.choices import answer, create_head
 from octavo.server.context import request_context
 from octavo.server.generation import Completion, Delta, EngineFacts
 from octavo.server.job import Job
@@ -41,7 +41,7 @@ def create_router(service: Service) -> APIRouter:
     )
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Continue one text or several."""
-        check_model(service, body)
+        service.check_model(body.model)
         head = create_head(service, request, body, "cmpl")
         job = await _begin(service, body, request)
         return await answer(service, request, body, head, job, _CompletionChoices(service, body))

@@ -59,13 +59,16 @@ _LAST_WORDS_SECONDS = 2.0  # for an engine that hangs to say where
 _MAX_FINGERPRINTS = 1024
 _DEFAULTS = SamplingParams()
 
+# Prompt tokens that may wait where nothing else is said.
+DEFAULT_MAX_QUEUED_TOKENS = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     """Bounds of what may wait; None is no bound. Requests count by sample."""
 
     max_requests: int | None = 1024
-    max_tokens: int | None = 1 << 20
+    max_tokens: int | None = DEFAULT_MAX_QUEUED_TOKENS
 
 
 @dataclass(eq=False, slots=True)
@@ -213,8 +216,7 @@ class ProcessEngine:
     async def stop(self, reason: str = "the server is stopping") -> None:
         """End all generations and the engine. May be repeated."""
         self._is_stopping = True
-        if self._started is not None and not self._started.done():
-            self._started.set_exception(EngineUnavailableError(reason))
+        self._settle_start(EngineUnavailableError(reason))
         for entry in list(self._entries.values()):
             self._fail(entry, EngineUnavailableError(reason), "abort")
         if self._connection is not None:
@@ -234,16 +236,14 @@ class ProcessEngine:
             try:
                 await self._run_one()
             except OctavoError as error:  # it said itself why it cannot start
-                if self._started is not None and not self._started.done():
+                if self._settle_start(error):
                     self._state = EngineState.FAILED
-                    self._started.set_exception(error)
                     return
                 _log.error("the engine did not start again: %s", error)
             if self._is_stopping:
                 return
-            if self._started is not None and not self._started.done():
+            if self._settle_start(EngineError("the engine ended while it was loading")):
                 self._state = EngineState.FAILED
-                self._started.set_exception(EngineError("the engine ended while it was loading"))
                 return
             if self._num_deaths_in_a_row >= _MAX_DEATHS_IN_A_ROW:
                 self._give_up()
@@ -251,6 +251,16 @@ class ProcessEngine:
             self._num_restarts += 1
             self._set_state(EngineState.RESTARTING, f"restart {self._num_restarts}")
             await asyncio.sleep(_RESTART_PAUSES[self._num_deaths_in_a_row])
+
+    def _settle_start(self, error: Exception | None) -> bool:
+        """Tell `start` how it went, if it still waits for that; whether it did."""
+        if self._started is None or self._started.done():
+            return False
+        if error is None:
+            self._started.set_result(None)
+        else:
+            self._started.set_exception(error)
+        return True
 
     async def _run_one(self) -> None:
         """Launch an engine and stay with it until it ends."""
@@ -302,10 +312,8 @@ class ProcessEngine:
         if self._facts is not None:
             _log.error("the engine died (%s) with %d requests", status, len(sent))
         self._on_probation = None
-        self._load = dataclasses.replace(
-            EngineLoad(),
-            num_free_blocks=self._load.num_free_blocks,
-            num_restarts=self._num_restarts,
+        self._load = EngineLoad(
+            num_free_blocks=self._load.num_free_blocks, num_restarts=self._num_restarts
         )
         for entry in sent:
             deaths = self._quarantine.add(entry.fingerprint)
@@ -431,8 +439,7 @@ class ProcessEngine:
             num_free_blocks=self._facts.num_blocks, num_restarts=self._num_restarts
         )
         self._set_state(EngineState.READY, "")
-        if self._started is not None and not self._started.done():
-            self._started.set_result(None)
+        self._settle_start(None)
         self._send_all()
 
     def _take_step(self, message: Message) -> None:

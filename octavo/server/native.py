@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.core.sampling_params import MAX_SEED
-from octavo.server.body import JsonRoute
 from octavo.server.context import request_context
 from octavo.server.generation import EngineState
-from octavo.server.http_errors import error_response, model_not_found, to_http_error
+from octavo.server.http_errors import HttpError, error_response
 from octavo.server.job import Job
 from octavo.server.json_text import encode
 from octavo.server.openai_sampling import check_length, context_of, to_sampling_params
@@ -29,7 +28,7 @@ from octavo.server.protocol.responses import describe
 from octavo.server.response_cache import cache_headers
 from octavo.server.service import Service
 from octavo.server.sse import EventStream, event, run_until_disconnect
-from octavo.server.tgi import check_sample, generate_tgi, stream_tgi, tgi_error_response
+from octavo.server.tgi import TgiRoute, check_sample, generate_tgi, stream_tgi, tgi_error_response
 from octavo.server.tgi_protocol import TgiError, TgiRequest, TgiResponse
 
 DEFAULT_MAX_TOKENS = 16
@@ -103,22 +102,13 @@ class GenerateEvent(BaseModel):
     cached: bool = False
 
 
-class GenerateRoute(JsonRoute):
+class GenerateRoute(TgiRoute):
     """A route whose errors have TGI's body if the request's body seems to be TGI's."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
-
-        async def answer_errors(request: Request) -> Response:
-            try:
-                return await answer(request)
-            except Exception as error:
-                http_error = to_http_error(error)
-                # The body may be what is wrong, so it is not parsed for this.
-                is_tgi = http_error.status != 499 and b'"inputs"' in await request.body()
-                return tgi_error_response(http_error) if is_tgi else error_response(http_error)
-
-        return answer_errors
+    async def _answer_error(self, request: Request, error: HttpError) -> Response:
+        # The body may be what is wrong, so it is not parsed for this.
+        is_tgi = error.status != 499 and b'"inputs"' in await request.body()
+        return tgi_error_response(error) if is_tgi else error_response(error)
 
 
 def create_router(service: Service) -> APIRouter:
@@ -153,8 +143,7 @@ def _create_generate_router(service: Service) -> APIRouter:
 
 
 async def _begin(service: Service, body: GenerateRequest, request: Request) -> Job:
-    if body.model is not None and body.model not in service.model_names:
-        raise model_not_found(body.model)
+    service.check_model(body.model)
     facts = service.engine.facts
     prompt = body.prompt
     if isinstance(prompt, str):

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from octavo.errors import EngineUnavailableError
-from octavo.server.http_errors import model_not_found
 from octavo.server.json_text import encode
 from octavo.server.protocol.answers import Model, ModelList
 from octavo.server.protocol.responses import describe
@@ -26,8 +25,7 @@ def create_router(service: Service) -> APIRouter:
     @router.get("/v1/models/{model_id:path}", response_model=None, responses=describe(Model))
     async def retrieve_model(model_id: str) -> Response:
         """The served model, under one of its names."""
-        if model_id not in service.model_names:
-            raise model_not_found(model_id)
+        service.check_model(model_id)
         return _json(_describe_model(service, model_id))
 
     return router

@@ -24,7 +24,7 @@ from octavo.build import load_tokenizer
 from octavo.config import EngineArgs, parse_bytes
 from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.server.app import create_server_app
-from octavo.server.engine_client import ProcessEngine, QueueLimits
+from octavo.server.engine_client import DEFAULT_MAX_QUEUED_TOKENS, ProcessEngine, QueueLimits
 from octavo.server.engine_process import Launcher, ProcessLauncher
 from octavo.server.gate import App
 from octavo.server.generation import EngineClient
@@ -42,8 +42,6 @@ from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo.server")
 
-# Where nothing else is said, so many prompt tokens may wait.
-_MAX_QUEUED_TOKENS = 1 << 20
 # After the engine has stopped, streams have this long to tell their clients.
 _LAST_WORDS_SECONDS = 1.0
 
@@ -93,7 +91,9 @@ class OctavoServer:
         self._tokenizer: Tokenizer | None = None
         request_log = RequestLog(self._decode if settings.log_prompts else None)
         self._observers = Observers(self._metrics, self._status, request_log)
-        limits = QueueLimits(args.max_queued_requests, args.max_queued_tokens or _MAX_QUEUED_TOKENS)
+        limits = QueueLimits(
+            args.max_queued_requests, args.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS
+        )
         self.engine = ProcessEngine(
             launcher or ProcessLauncher(args, settings.log_format),
             limits,
@@ -242,8 +242,8 @@ class _Uvicorn(uvicorn.Server):
 
 def model_names(model: str) -> tuple[str, ...]:
     """What clients may call a model: the argument, and of a path its last part first."""
-    name = Path(model).name
-    return (model,) if name == model else (name, model) if Path(model).exists() else (model,)
+    path = Path(model)
+    return (path.name, model) if path.exists() and path.name != model else (model,)
 
 
 def _read_template(path: str | None) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.server.generation import EngineClient, Observer
+from octavo.server.http_errors import model_not_found
 from octavo.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -32,3 +33,8 @@ class Service:
     model_names: tuple[str, ...]  # what clients may call it; answers say the first
     created: int  # Unix time of the server's start
     observer: Observer = field(default_factory=Observer)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError, 404, if a request names a model that is not served. None is any."""
+        if name is not None and name not in self.model_names:
+            raise model_not_found(name)

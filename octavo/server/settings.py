@@ -6,9 +6,9 @@ Like there, the fields here are the one owner of names, defaults and help texts:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from octavo.config import option
 from octavo.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -27,10 +27,6 @@ MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_ID_CHARS = 128  # of a client's request id
 
 
-def _option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
 @dataclass(frozen=True)
 class ServerSettings:
     """How to serve. A tuple is a flag that may be repeated.
@@ -39,46 +35,46 @@ class ServerSettings:
         ConfigError: a value is out of range.
     """
 
-    host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 is every network")
-    port: int = _option(8000, "port to listen on; 0 takes a free one and says which")
-    api_key: tuple[str, ...] = _option((), "a key that clients must send; may be repeated")
-    api_key_file: str | None = _option(None, "file of keys, one a line; # begins a comment")
-    served_model_name: tuple[str, ...] = _option(
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every network")
+    port: int = option(8000, "port to listen on; 0 takes a free one and says which")
+    api_key: tuple[str, ...] = option((), "a key that clients must send; may be repeated")
+    api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
+    served_model_name: tuple[str, ...] = option(
         (), "what clients may call the model; the first is what answers say"
     )
-    allowed_origin: tuple[str, ...] = _option(
+    allowed_origin: tuple[str, ...] = option(
         (), "a web page's origin that may call from a browser, such as https://example.org"
     )
-    allowed_host: tuple[str, ...] = _option(
+    allowed_host: tuple[str, ...] = option(
         (), "a further Host header to accept while listening on loopback"
     )
-    max_concurrent_per_key: int | None = _option(None, "requests of one key at once")
-    rate_limit_requests: float | None = _option(None, "requests a minute of one key")
-    rate_limit_tokens: float | None = _option(None, "prompt and output tokens a minute of one key")
-    max_body_bytes: int = _option(8 << 20, "largest request body")
-    max_connections: int = _option(4096, "connections at once")
-    request_timeout: float | None = _option(
+    max_concurrent_per_key: int | None = option(None, "requests of one key at once")
+    rate_limit_requests: float | None = option(None, "requests a minute of one key")
+    rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
+    max_body_bytes: int = option(8 << 20, "largest request body")
+    max_connections: int = option(4096, "connections at once")
+    request_timeout: float | None = option(
         None, "seconds after which a request without a timeout of its own ends"
     )
-    drain_timeout: float = _option(30.0, "seconds for running requests after SIGTERM; 0 stops now")
-    sse_keep_alive: float = _option(
+    drain_timeout: float = option(30.0, "seconds for running requests after SIGTERM; 0 stops now")
+    sse_keep_alive: float = option(
         15.0, "seconds without data after which a stream sends a comment"
     )
-    slow_reader_timeout: float = _option(
+    slow_reader_timeout: float = option(
         30.0, "seconds for which a client may leave its stream unread"
     )
-    engine_timeout: float = _option(
+    engine_timeout: float = option(
         300.0, "seconds without a sign of life after which the engine is restarted"
     )
-    response_cache: int | str = _option(
+    response_cache: int | str = option(
         0, "memory for answers to repeated deterministic requests, such as 64MiB; 0 is off"
     )
-    chat_template: str | None = _option(None, "file with the chat template to use instead")
-    trust_request_chat_template: bool = _option(False, "let requests bring their own chat template")
-    log_format: str = _option("text", "log lines as text or as JSON", ("text", "json"))
-    log_level: str = _option("info", "what to log", ("debug", "info", "warning", "error"))
-    log_prompts: bool = _option(False, "write prompts and answers to the log")
-    status_interval: float = _option(10.0, "seconds between status lines while busy; 0 is none")
+    chat_template: str | None = option(None, "file with the chat template to use instead")
+    trust_request_chat_template: bool = option(False, "let requests bring their own chat template")
+    log_format: str = option("text", "log lines as text or as JSON", ("text", "json"))
+    log_level: str = option("info", "what to log", ("debug", "info", "warning", "error"))
+    log_prompts: bool = option(False, "write prompts and answers to the log")
+    status_interval: float = option(10.0, "seconds between status lines while busy; 0 is none")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

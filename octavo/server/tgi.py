@@ -67,9 +67,12 @@ class TgiRoute(JsonRoute):
             try:
                 return await answer(request)
             except Exception as error:
-                return tgi_error_response(to_http_error(error))
+                return await self._answer_error(request, to_http_error(error))
 
         return answer_errors
+
+    async def _answer_error(self, request: Request, error: HttpError) -> Response:
+        return tgi_error_response(error)
 
 
 def create_router(service: Service) -> APIRouter:

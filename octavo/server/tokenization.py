@@ -13,7 +13,7 @@ from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
 from octavo.errors import InvalidRequestError
 from octavo.server.background import in_background
 from octavo.server.body import JsonRoute
-from octavo.server.http_errors import HttpError, model_not_found
+from octavo.server.http_errors import HttpError
 from octavo.server.json_text import encode
 from octavo.server.protocol.fields import Body
 from octavo.server.protocol.responses import describe
@@ -109,7 +109,7 @@ def create_router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
         asked = body.root
-        _check_model(service, asked.model)
+        service.check_model(asked.model)
         max_model_len = service.engine.facts.max_model_len
         tokens = await run_until_disconnect(request, _token_ids(service, asked))
         answer = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
@@ -118,7 +118,7 @@ def create_router(service: Service) -> APIRouter:
     @router.post("/detokenize", response_model=None, responses=describe(DetokenizeResponse))
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens, special ones included."""
-        _check_model(service, body.model)
+        service.check_model(body.model)
         _check_ids(body.tokens, tokenizer.vocab_size)
         text = await run_until_disconnect(request, service.prompts.detokenize(body.tokens))
         return Response(encode({"prompt": text}), media_type="application/json")
@@ -176,11 +176,6 @@ def _encode_lists(answer: dict[str, Any]) -> str:
         else:
             members.append(f'"{name}":{encode(value)}')
     return f"{{{','.join(members)}}}"
-
-
-def _check_model(service: Service, name: str | None) -> None:
-    if name is not None and name not in service.model_names:
-        raise model_not_found(name)
 
 
 def _check_ids(token_ids: list[int], vocab_size: int) -> None:

@@ -23,6 +23,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from octavo.build import LoadedEngine, load_engine
+from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
@@ -289,9 +291,6 @@ def _fill(inbox: queue.SimpleQueue[Message], messages: Iterator[Message]) -> Non
 
 
 def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
-    from octavo.build import load_engine
-    from octavo.config import EngineArgs
-
     loaded = load_engine(EngineArgs(**args))
     text_engine = loaded.text_engine
     _warm_up(text_engine)
@@ -301,7 +300,7 @@ def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
         _log.warning("faults are armed: %s", faults)
         engine = text_engine.engine
         engine.executor = FaultyExecutor(engine.executor, json.loads(faults))
-    return text_engine, facts_of(loaded.config, loaded.info, text_engine, loaded.model_config)
+    return text_engine, _facts_of(loaded)
 
 
 def _warm_up(engine: TextEngine) -> None:
@@ -313,19 +312,18 @@ def _warm_up(engine: TextEngine) -> None:
     engine.engine.scheduler.prefix_tokens_queried = 0  # nobody asked for this
 
 
-def facts_of(
-    config: Any, info: dict[str, Any], engine: TextEngine, model_config: Any
-) -> EngineFacts:
+def _facts_of(loaded: LoadedEngine) -> EngineFacts:
     """What the server has to know of a loaded engine."""
+    config = loaded.config
     return EngineFacts(
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        vocab_size=engine.vocab_size,
+        vocab_size=loaded.text_engine.vocab_size,
         num_blocks=config.cache.num_blocks,
         block_size=config.cache.block_size,
-        eos_token_ids=engine.eos_token_ids,
-        sampling_defaults=dict(model_config.sampling_defaults),
-        info=info,
+        eos_token_ids=loaded.text_engine.eos_token_ids,
+        sampling_defaults=dict(loaded.model_config.sampling_defaults),
+        info=loaded.info,
         choices=config.choices,
     )
 
