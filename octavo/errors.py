@@ -13,6 +13,7 @@
     │   ├── UnsupportedModelError  the file is fine, octavo cannot run it
     │   └── DownloadError          fetching failed, or a checksum did not match
     ├── DeadlineError          a request did not end within its timeout
+    ├── BenchmarkError         a measurement could not be made, or a file for one not be used
     └── EngineError            the engine itself failed: a bug of ours, not of the input
         ├── EngineUnavailableError  it does not take requests now: stopping, or not coming back
         └── QuarantinedError        the same request has brought the engine down before
@@ -113,6 +114,11 @@ class EngineError(OctavoError):
 
 class DeadlineError(OctavoError):
     """A request did not end within its timeout, in the queue or while it ran."""
+
+
+class BenchmarkError(OctavoError):
+    """A measurement could not be made, or a file that it needs or makes cannot be read or written;
+    says which and why."""
 
 
 class EngineUnavailableError(EngineError):

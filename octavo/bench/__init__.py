@@ -1,1 +1,1 @@
-"""Measuring: clients that make load, and what they saw."""
+"""Measuring: how fast a model runs here, what a server gives, and how both are said."""

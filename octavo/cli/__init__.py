@@ -1,8 +1,8 @@
 """The ``octavo`` command.
 
-A command is a module with ``configure(parser)``, which declares its flags and sets ``run``. Only
-the module of the command that was asked for is imported, and torch not before its work begins, so
-that ``--help`` answers at once.
+A command is a module with ``configure(parser)``, which declares its flags and sets ``run``, or a
+group of such commands. Only the module of the command that was asked for is imported, and torch not
+before its work begins, so that ``--help`` answers at once.
 
 Exit status: 0 done, 1 failed (one line on stderr says what to do), 2 wrong usage, 130 Ctrl-C.
 """
@@ -13,13 +13,16 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from octavo.errors import OctavoError
 
 
 class Command(NamedTuple):
+    """``configure``: what the module (below ``octavo.cli``) has: a function that declares flags, or
+    the commands of a group, by name."""
+
     module: str
     configure: str
     help: str
@@ -29,6 +32,9 @@ COMMANDS = {
     "generate": Command("generate", "configure", "answer one or more prompts"),
     "chat": Command("chat", "configure", "a conversation in the terminal"),
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
+    "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
+    "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
+    "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),
@@ -40,6 +46,7 @@ examples:
   octavo generate --prompt "Why is the sky blue?"
   octavo chat
   octavo serve --port 8000
+  octavo bench latency
   octavo COMMAND --help
 """
 
@@ -79,19 +86,39 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    wanted = next((word for word in argv if not word.startswith("-")), None)
-    for name, command in COMMANDS.items():
-        subparser = commands.add_parser(
+    _add_commands(parser, COMMANDS, argv)
+    return parser
+
+
+def _add_commands(
+    parser: argparse.ArgumentParser, commands: Mapping[str, Command], argv: Sequence[str]
+) -> None:
+    """One subparser for each command; the one that ``argv`` names first gets its flags."""
+    is_top = commands is COMMANDS
+    subparsers = parser.add_subparsers(
+        dest="command" if is_top else "subcommand",
+        required=not is_top,
+        metavar="COMMAND",
+        title="commands",
+    )
+    place = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(
             name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == wanted:
-            module = importlib.import_module(f"octavo.cli.{command.module}")
-            getattr(module, command.configure)(subparser)
-    return parser
+        subparser.set_defaults(prog=subparser.prog)
+        if [name] != list(argv[place : place + 1]):
+            continue
+        declared = getattr(
+            importlib.import_module(f"octavo.cli.{command.module}"), command.configure
+        )
+        if callable(declared):
+            declared(subparser)
+        else:
+            _add_commands(subparser, declared, argv[place + 1 :])
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -99,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
         status: int = args.run(args)
         return status
     except UsageError as error:
-        print(f"octavo {args.command}: error: {error}", file=sys.stderr)
+        print(f"{args.prog}: error: {error}", file=sys.stderr)
         return 2
     except OctavoError as error:
         if os.environ.get("OCTAVO_DEBUG") == "1":

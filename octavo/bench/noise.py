@@ -1,4 +1,4 @@
-"""How quiet the machine is: a short probe of memory bandwidth, and who uses the processors.
+"""How quiet the machine is: short probes of memory and arithmetic, and who uses the processors.
 
 A figure that was measured while something else ran, or while a neighbour on the same host took the
 memory, is worth nothing. Neither can be prevented here; both can be seen, and are written down
@@ -7,17 +7,22 @@ beside every sample.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+from octavo.errors import BenchmarkError
 
 
 class BandwidthProbe:
@@ -38,6 +43,64 @@ class BandwidthProbe:
             list(self._pool.map(np.bitwise_or.reduce, self._parts))  # numpy lets go of the GIL
             rates.append(self._num_bytes / (time.perf_counter() - started) / 1e9)
         return statistics.median(rates)
+
+
+class GemmProbe:
+    """Multiplies two float32 matrices that stay in the caches, over and over.
+
+    It shows a processor that is slower than it was: shared with a neighbour, or clocked down.
+    """
+
+    def __init__(self, size: int = 512, seconds: float = 0.1):
+        self._left = np.full((size, size), 0.5, dtype=np.float32)
+        self._right = np.full((size, size), 0.25, dtype=np.float32)
+        self._product = np.empty_like(self._left)
+        self._flops = 2 * size**3
+        self._seconds = seconds
+
+    def measure(self) -> float:
+        """GFLOP/s, the median over the passes, with the threads of numpy's own library."""
+        rates: list[float] = []
+        begin = time.perf_counter()
+        while len(rates) < 3 or time.perf_counter() - begin < self._seconds:
+            started = time.perf_counter()
+            np.dot(self._left, self._right, out=self._product)
+            rates.append(self._flops / (time.perf_counter() - started) / 1e9)
+        return statistics.median(rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the machine could do at one moment."""
+
+    read_gbytes_per_s: float
+    gemm_gflops: float
+
+
+def probe_machine(threads: int) -> Probe:
+    """Both probes, in a process of their own, whose memory and threads end with it.
+
+    Raises:
+        BenchmarkError: the process failed.
+    """
+    command = [sys.executable, "-m", "octavo.bench.noise", str(threads)]
+    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise BenchmarkError(f"the probe of the machine failed: {done.stderr.strip()[-500:]}")
+    return Probe(**json.loads(done.stdout))
+
+
+# Probes that differ by more from one another, and more of a processor in use by others, make a
+# measurement doubtful.
+MOVED = 0.25
+OTHERS_BUSY = 0.1
+
+
+def has_moved(before: float, after: float) -> bool:
+    return abs(after - before) > MOVED * min(before, after)
 
 
 @dataclass
@@ -105,3 +168,8 @@ def _measured_cpu_s(process_group: int | None) -> float:
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(usage.ru_utime + usage.ru_stime for usage in own)
     return total + (0.0 if process_group is None else group_cpu_s(process_group))
+
+
+if __name__ == "__main__":
+    num_threads = int(sys.argv[1])
+    print(json.dumps(asdict(Probe(BandwidthProbe(num_threads).measure(), GemmProbe().measure()))))

@@ -1,0 +1,155 @@
+"""What surrounds a measurement, kept with every result: a figure without it cannot be repeated.
+
+A `Recorder` is entered when the engine is warm and left when the last sample is in. It notes when
+and with what software, settings and machine the run was made, and whether the machine was quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from octavo import __version__, machine
+from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
+
+_PACKAGES = ("torch", "numpy", "transformers")
+# They decide how threads run, and which kernels.
+_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "OCTAVO_ISA", "OCTAVO_FAULTS")
+
+
+class Recorder:
+    """Notes the conditions of a run.
+
+    Args:
+        settings: what the user asked for, as JSON.
+        threads: of the bandwidth probe; None takes as many as an engine would.
+        owns_work: whether the work is done by this process and its ended children, so that
+            whatever else keeps the processors busy is a disturbance. A server that is measured
+            from outside would be taken for one.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, Any], threads: int | None = None, *, owns_work: bool = True
+    ):
+        self.settings = dict(settings)
+        self.warnings: list[str] = []
+        self.samples: dict[str, Any] = {}
+        self.engine: dict[str, Any] | None = None
+        self._owns_work = owns_work
+        self._threads = threads or machine.cpu().usable_cores
+        self._probes: list[Probe] = []
+        self._cpu_use: CpuUse | None = None
+        self._stack = ExitStack()
+        self.started = datetime.now(UTC)
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> Recorder:
+        self._probes.append(probe_machine(self._threads))
+        self._cpu_use = self._stack.enter_context(watch_cpu())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+        if exception[0] is None:
+            self._probes.append(probe_machine(self._threads))
+            self.warnings += self._doubts(*self._probes)
+
+    @property
+    def read_bandwidth(self) -> float:
+        """Bytes a second: the best that a probe of this run has seen."""
+        return max(probe.read_gbytes_per_s for probe in self._probes) * 1e9
+
+    def as_json(self) -> dict[str, Any]:
+        """The "run" object of a result."""
+        return {
+            "date": self.started.isoformat(timespec="seconds"),
+            "elapsed_s": round(time.monotonic() - self._begin, 3),
+            "versions": versions(),
+            "machine": machine_facts(),
+            "environment": environment(),
+            "threads": self._threads,
+            "settings": self.settings,
+            "engine": self.engine,
+            "noise": self._noise(),
+            "warnings": list(self.warnings),
+            "samples": self.samples,
+        }
+
+    def _noise(self) -> dict[str, Any]:
+        before, after = [*self._probes, None, None][:2]
+        return {
+            "before": before and asdict(before),
+            "after": after and asdict(after),
+            "other_processors": self._other_processors,
+        }
+
+    @property
+    def _other_processors(self) -> float | None:
+        if not self._owns_work or self._cpu_use is None:
+            return None
+        return self._cpu_use.others
+
+    def _doubts(self, before: Probe, after: Probe) -> list[str]:
+        """What speaks against the run, a line each."""
+        found = []
+        if has_moved(before.read_gbytes_per_s, after.read_gbytes_per_s):
+            found.append(
+                f"memory bandwidth moved from {before.read_gbytes_per_s:.0f} to "
+                f"{after.read_gbytes_per_s:.0f} GB/s"
+            )
+        if has_moved(before.gemm_gflops, after.gemm_gflops):
+            found.append(
+                f"arithmetic moved from {before.gemm_gflops:.0f} to {after.gemm_gflops:.0f} GFLOP/s"
+            )
+        others = self._other_processors
+        if others is not None and others > OTHERS_BUSY:
+            found.append(f"other processes kept {others:.1f} processors busy")
+        return found
+
+
+def versions() -> dict[str, str | None]:
+    """Of octavo, Python, and the packages that do work; None where one is not installed."""
+    found: dict[str, str | None] = {"octavo": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def machine_facts() -> dict[str, Any]:
+    """Processor, memory and GPUs. GPUs are looked for only where torch is loaded anyway."""
+    cpu = machine.cpu()
+    facts: dict[str, Any] = {
+        "system": platform.platform(),
+        "cpu": asdict(cpu),
+        "usable_cores": cpu.usable_cores,
+        "memory": asdict(machine.memory()),
+        "gpus": [],
+    }
+    if "torch" in sys.modules:
+        from octavo.doctor import find_cuda
+
+        facts["gpus"] = [asdict(device) for device in find_cuda().devices]
+    return facts
+
+
+def environment() -> dict[str, str]:
+    """Variables that change how fast, or what, is computed."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had so far, mapped model files included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,77 @@
+"""Medians, percentiles and intervals, as every benchmark here reports them."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation between the two nearest ranks; exact, from all values.
+
+    ``percent`` is 0 to 100. The same as numpy's default ("linear", type 7 of Hyndman and Fan 1996).
+
+    Raises:
+        ValueError: there are no values, or the percentage is out of range.
+    """
+    if not values:
+        raise ValueError("a percentile of nothing")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"a percentile is from 0 to 100, not {percent}")
+    ordered = sorted(values)
+    place = percent / 100 * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over repetitions: a machine that others use gives no two equal ones."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def as_json(self) -> dict[str, float]:
+        return {"median": self.median, "min": self.min, "max": self.max}
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.median * factor, self.min * factor, self.max * factor)
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The interval of a share (Wilson 1927), by default for 95 %: sound for few trials, and for
+    shares near 0 and 1. (0, 1) where nothing was tried."""
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    spread = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    middle = share + z * z / (2 * trials)
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    *,
+    confidence: float = 0.95,
+    rounds: int = 200,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The percentile interval of ``statistic`` over samples drawn with replacement (Efron 1979).
+
+    The same seed gives the same interval.
+    """
+    draws = random.Random(seed)
+    found = [statistic(draws.choices(values, k=len(values))) for _ in range(rounds)]
+    tail = (1 - confidence) / 2 * 100
+    return percentile(found, tail), percentile(found, 100 - tail)
