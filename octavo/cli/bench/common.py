@@ -1,0 +1,183 @@
+"""What the benchmarks share that load an engine in this process: flags, progress, and the end of a
+run, where a result is printed, kept, and doubted.
+
+    configure:  add_engine_arguments(parser); add_output_flags(parser)
+    run:        with open_session(engine_args(args)) as session, ... as recorder: ...
+                report(args, document, lambda console: ...)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import terminal
+from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
+from octavo.config import EngineArgs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.offline import OfflineSession
+
+# What argparse or the command line itself put into the arguments, and where results go.
+_NO_SETTINGS = {"run", "prog", "command", "subcommand", "json", "output"}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
+    """MODEL, and ``--name`` for every field of EngineArgs but those of ``skip``."""
+    add_model_argument(parser)
+    add_engine_flags(parser, skip=skip)
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+
+
+def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: int) -> None:
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        default=repeat,
+        metavar="N",
+        help="times to measure; medians are reported (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=non_negative,
+        default=warmup,
+        metavar="N",
+        help="runs before them that do not count (default: %(default)s)",
+    )
+
+
+def positive(text: str) -> int:
+    """For ``type=``: an integer of at least 1."""
+    return _at_least(text, 1)
+
+
+def non_negative(text: str) -> int:
+    """For ``type=``: an integer of at least 0."""
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer of at least {least}")
+    return value
+
+
+def engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
+    """Settings of the engine: what the user gave, else ``defaults``, else EngineArgs' own.
+
+    Raises:
+        UsageError: a bad value.
+    """
+    return EngineArgs(model=args.model, **{**defaults, **engine_kwargs(args)})
+
+
+def asked_for(args: argparse.Namespace) -> dict[str, Any]:
+    """The command line as JSON, for `octavo.bench.record.Recorder`."""
+    prefix = f"{EngineArgs.__name__}_"
+    settings = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in _NO_SETTINGS and not name.startswith(prefix)
+    }
+    return {"benchmark": args.subcommand, **settings, "engine": engine_kwargs(args)}
+
+
+def open_session(settings: EngineArgs) -> OfflineSession:
+    """Fetch the model if need be, and load it; with progress on a terminal."""
+    terminal.resolve(settings.model)
+    with terminal.spinner("starting"):
+        from octavo.bench.offline import OfflineSession
+    if not sys.stderr.isatty():
+        return OfflineSession(settings)
+    with terminal.progress_bar("loading", settings.model) as progress:
+        return OfflineSession(settings, progress)
+
+
+@contextmanager
+def progress_over(doing: str, total: int) -> Iterator[Callable[[], None]]:
+    """A callback for each of ``total`` parts that is done. Shown on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda: bar.advance(task)
+
+
+def report(
+    args: argparse.Namespace,
+    document: Mapping[str, Any],
+    print_tables: Callable[[Console], None],
+) -> None:
+    """The end of every benchmark: the result to stdout and ``--output``, doubts to stderr.
+
+    ``document["run"]`` is the Recorder's object; its warnings are said, and the table ends with a
+    line of what was measured where.
+    """
+    if args.output:
+        from octavo.bench.results import write_json
+
+        write_json(args.output, document)
+    if args.json:
+        terminal.print_json(document)
+    else:
+        from rich.console import Console
+
+        # Without a terminal there is no width to keep to, and a file is no place for wrapped lines.
+        width = None if sys.stdout.isatty() else 120
+        console = Console(highlight=False, width=width)
+        print_tables(console)
+        console.print(footer(document["run"]), style="dim", markup=False)
+    for warning in document["run"]["warnings"]:
+        terminal.say(f"warning: {warning}")
+
+
+def footer(run: Mapping[str, Any]) -> str:
+    """One line: ``octavo 0.1.0, AMD EPYC, native kernels (avx512bf16), 2 threads, …``."""
+    engine = run["engine"] or {}
+    gpus = [gpu["name"] for gpu in run["machine"]["gpus"]]
+    on_gpu = str(engine.get("device", "")).startswith("cuda")
+    parts = [
+        f"octavo {run['versions']['octavo']}",
+        gpus[0] if on_gpu and gpus else run["machine"]["cpu"]["model"],
+    ]
+    if engine.get("kernels"):
+        level = f" ({engine['isa']})" if engine.get("isa") else ""
+        parts.append(f"{engine['kernels']} kernels{level}")
+    parts.append(f"{run['threads']} threads" if run["threads"] != 1 else "1 thread")
+    before = run["noise"]["before"]
+    if before:
+        parts.append(f"{before['read_gbytes_per_s']:.0f} GB/s read")
+    return ", ".join([*parts, run["date"]])
+
+
+def print_figures(
+    console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A table whose first column is words and whose others are numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
