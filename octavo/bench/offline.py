@@ -162,12 +162,7 @@ class OfflineSession:
     def _add(
         self, request: BenchRequest, token_ids: list[int], step: Callable[[], None]
     ) -> Generation:
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=request.output_len,
-            ignore_eos=request.output_len is not None,
-            detokenize=False,
-        )
+        params = sampling_params(request)
         self._count += 1
         while True:
             try:
@@ -176,6 +171,16 @@ class OfflineSession:
                 if not self._text_engine.has_unfinished_requests:
                     raise
                 step()
+
+
+def sampling_params(request: BenchRequest) -> SamplingParams:
+    """Greedy; exactly ``output_len`` tokens where that is given."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=request.output_len,
+        ignore_eos=request.output_len is not None,
+        detokenize=False,
+    )
 
 
 def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
