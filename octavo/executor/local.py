@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import FinishedStep
+
+if TYPE_CHECKING:
+    from octavo.runtime.prompt_logits import LogitsObserver
 
 
 class _Blocks(Protocol):
@@ -22,6 +25,8 @@ class Runner(Protocol):
     def kernel_seconds(self) -> float:
         """Time spent in the model so far: what is left of a step's time is the engine's."""
         ...
+
+    logits_observer: LogitsObserver | None  # sees the prompts' logits from the next step on
 
     def run(self, batch: Batch) -> StepOutput: ...
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
 from octavo import faults
-from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import DAMAGED, Batch, StepOutput
 from octavo.core.request import Request
 from octavo.kernels.dispatch import Ops
 from octavo.layers.context import ForwardContext
 from octavo.models.registry import CausalLM
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.sampler import SamplingRow, compute_logprobs, sample
-
-# Prompt log-probabilities need logits at every position; so many rows at a time bound the memory.
-LOGITS_ROWS = 64
+from octavo.runtime.prompt_logits import LogitsObserver, judge_prompt
+from octavo.runtime.sampler import SamplingRow, sample
 
 
 class ModelRunner:
@@ -39,6 +37,7 @@ class ModelRunner:
         self._ops = ops
         self._device = device
         self.kernel_seconds = 0.0
+        self.logits_observer: LogitsObserver | None = None
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
 
@@ -62,10 +61,9 @@ class ModelRunner:
             if item.request.request_id not in output.errors
         ]
         for item, offset in healthy:
-            if item.request.params.prompt_logprobs is not None:
-                output.prompt_logprobs[item.request.request_id] = list(
-                    self._prompt_logprobs(item, hidden[offset : offset + item.num_tokens], ctx)
-                )
+            rows = hidden[offset : offset + item.num_tokens]
+            logits_at = partial(self._prompt_logits, item.start, rows, ctx)
+            judge_prompt(item, logits_at, self.logits_observer, output)
         sampling = [(item, offset) for item, offset in healthy if item.samples]
         if sampling:
             last = [offset + item.num_tokens - 1 for item, offset in sampling]
@@ -113,20 +111,12 @@ class ModelRunner:
             if not rows[start:end].all():
                 output.errors[item.request.request_id] = DAMAGED
 
-    def _prompt_logprobs(
-        self, item: ScheduledRequest, hidden: torch.Tensor, ctx: ForwardContext
-    ) -> Iterator[TokenLogprobs]:
-        """What the model thought of prompt tokens: position p judges the token at p + 1."""
-        request = item.request
-        num_top = request.params.prompt_logprobs
-        assert num_top is not None
-        first, end = unreported_positions(item)
-        for begin in range(first, end, LOGITS_ROWS):
-            stop = min(begin + LOGITS_ROWS, end)
-            rows = hidden[begin - item.start : stop - item.start]
-            logits = self.model.compute_logits(rows, ctx)
-            targets = list(request.prompt_token_ids[begin + 1 : stop + 1])
-            yield from compute_logprobs(logits, targets, num_top)
+    def _prompt_logits(
+        self, start: int, hidden: torch.Tensor, ctx: ForwardContext, positions: range
+    ) -> torch.Tensor:
+        """Logits at positions of an item that begins at ``start``."""
+        rows = hidden[positions.start - start : positions.stop - start]
+        return self.model.compute_logits(rows, ctx)
 
     def _sample(self, logits: torch.Tensor, requests: list[Request], output: StepOutput) -> None:
         sampled = sample(logits, [sampling_row(request) for request in requests])
@@ -139,16 +129,6 @@ class ModelRunner:
             logprobs = sampled.logprobs[index]
             if logprobs is not None:
                 output.logprobs[request_id] = [logprobs]
-
-
-def unreported_positions(item: ScheduledRequest) -> tuple[int, int]:
-    """From where to where an item computes positions whose prompt log-probabilities are due.
-
-    After a preemption, the positions reported before are computed again and skipped here.
-    """
-    request = item.request
-    first = max(item.start, request.num_prompt_logprobs)
-    return first, min(item.start + item.num_tokens, request.num_prompt_tokens - 1)
 
 
 def sampling_row(request: Request) -> SamplingRow:

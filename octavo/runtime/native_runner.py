@@ -9,7 +9,8 @@ go through the same sampler as on any device.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from operator import add
 
@@ -23,13 +24,10 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.kv_cache import NativeKVCache
-from octavo.runtime.model_runner import (
-    LOGITS_ROWS,
-    sampling_row,
-    unreported_positions,
-)
+from octavo.runtime.model_runner import sampling_row
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
-from octavo.runtime.sampler import compute_logprobs, sample
+from octavo.runtime.prompt_logits import LOGITS_ROWS, LogitsObserver, judge_prompt
+from octavo.runtime.sampler import sample
 
 # A lone stream gets several tokens of one call, as long as all take no longer than this: readers
 # see no difference, and what arrives meanwhile does not wait long.
@@ -50,6 +48,7 @@ class NativeModelRunner:
     ):
         self.kv_cache = kv_cache
         self.program = program
+        self.logits_observer: LogitsObserver | None = None
         self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
@@ -108,10 +107,11 @@ class NativeModelRunner:
             self._find_damage(batch, output)
         self._take_tokens(sampling, in_python, output)
         for index, item in enumerate(batch.items):
-            request = item.request
-            if request.params.prompt_logprobs is None or request.request_id in output.errors:
+            if item.request.params.prompt_logprobs is None and self.logits_observer is None:
                 continue
-            output.prompt_logprobs[request.request_id] = list(self._prompt_logprobs(index, item))
+            if item.request.request_id not in output.errors:
+                logits_at = partial(self._prompt_logits, index, item.start)
+                judge_prompt(item, logits_at, self.logits_observer, output)
         return output
 
     def _decode_alone(self, request: Request, max_rounds: int, longest: int) -> StepOutput:
@@ -222,19 +222,14 @@ class NativeModelRunner:
             if entry is not None:
                 output.logprobs[request_id] = [entry]
 
-    def _prompt_logprobs(self, index: int, item: ScheduledRequest) -> Iterator[TokenLogprobs]:
-        """As ``ModelRunner._prompt_logprobs``, with further calls of the head alone."""
-        request = item.request
-        num_top = request.params.prompt_logprobs
-        assert num_top is not None
-        first, end = unreported_positions(item)
-        offset = int(self._query_start[index]) - item.start
-        for begin in range(first, end, LOGITS_ROWS):
-            count = min(LOGITS_ROWS, end - begin)
-            self._out_rows[:count] = np.arange(begin + offset, begin + offset + count)
-            self._logits_at[:count] = self._logits_rows(count)
-            self._arguments.num_out, self._arguments.head_only = count, 1
-            self._arguments.num_rounds = 1
-            self.program.step(self._arguments, 0)
-            targets = list(request.prompt_token_ids[begin + 1 : begin + 1 + count])
-            yield from compute_logprobs(self._logits[:count], targets, num_top)
+    def _prompt_logits(self, index: int, start: int, positions: range) -> torch.Tensor:
+        """Logits at positions of the item ``index``, which begins at ``start``: a further call, of
+        the head alone."""
+        count = len(positions)
+        first = int(self._query_start[index]) + positions.start - start
+        self._out_rows[:count] = np.arange(first, first + count)
+        self._logits_at[:count] = self._logits_rows(count)
+        self._arguments.num_out, self._arguments.head_only = count, 1
+        self._arguments.num_rounds = 1
+        self.program.step(self._arguments, 0)
+        return self._logits[:count]

@@ -1,0 +1,75 @@
+"""What is wanted of the logits at a prompt's positions: log-probabilities, or all of them.
+
+Sampling needs one row of logits for each request. These need many, which a runner computes for
+them alone; here is said which, and what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+
+from octavo.core.batch import ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.request import Request
+from octavo.runtime.sampler import compute_logprobs
+
+# So many rows at a time bound the memory.
+LOGITS_ROWS = 64
+
+# Logits [R, V] at at most LOGITS_ROWS positions of an item; valid until the next call.
+LogitsAt = Callable[[range], torch.Tensor]
+
+
+class LogitsObserver(Protocol):
+    """Sees whole rows of logits at positions of prompts."""
+
+    def wants(self, request: Request) -> range:
+        """The positions still to be shown; asked for each request of a step.
+
+        A preempted request computes its positions again: those that it does not name again are
+        shown once.
+        """
+        ...
+
+    def observe(self, request: Request, first: int, logits: torch.Tensor) -> None:
+        """Logits [R, V] of R positions from ``first`` on; the row of p judges the token at p + 1.
+
+        They are not to be changed, nor kept after the call.
+        """
+        ...
+
+
+def judge_prompt(
+    item: ScheduledRequest, logits_at: LogitsAt, observer: LogitsObserver | None, output: StepOutput
+) -> None:
+    """Log-probabilities of an item's prompt tokens, if asked for, and what an observer wants."""
+    request = item.request
+    if request.params.prompt_logprobs is not None:
+        output.prompt_logprobs[request.request_id] = list(_prompt_logprobs(item, logits_at))
+    if observer is not None:
+        for positions in _computed(item, observer.wants(request)):
+            observer.observe(request, positions.start, logits_at(positions))
+
+
+def _prompt_logprobs(item: ScheduledRequest, logits_at: LogitsAt) -> Iterator[TokenLogprobs]:
+    """What the model thought of prompt tokens: position p judges the token at p + 1.
+
+    After a preemption, the positions reported before are computed again and skipped here.
+    """
+    request = item.request
+    num_top = request.params.prompt_logprobs
+    assert num_top is not None
+    due = range(request.num_prompt_logprobs, request.num_prompt_tokens - 1)
+    for positions in _computed(item, due):
+        targets = list(request.prompt_token_ids[positions.start + 1 : positions.stop + 1])
+        yield from compute_logprobs(logits_at(positions), targets, num_top)
+
+
+def _computed(item: ScheduledRequest, wanted: range) -> Iterator[range]:
+    """Those of the wanted positions of a prompt that an item computes, a few at a time."""
+    first = max(item.start, wanted.start)
+    stop = min(item.start + item.num_tokens, wanted.stop, item.request.num_prompt_tokens)
+    for begin in range(first, stop, LOGITS_ROWS):
+        yield range(begin, min(begin + LOGITS_ROWS, stop))
