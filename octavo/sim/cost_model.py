@@ -1,56 +1,154 @@
-"""The time of a step from the bytes it has to move and the operations it has to do.
+"""What a step has to do, in bytes and operations, and the time that takes.
 
-A roofline (Williams et al., CACM 2009) for each of two parts, matrix products and attention: a
-part takes the longer of its memory time and its compute time, and the parts follow each other.
+The counting (`ModelCost.work`) and the clock are apart: the same counts tell the simulator how long
+a step would take, and a benchmark how close a measured one came to what the device can do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.core.batch import Batch
 from octavo.sim.hardware import HardwareSpec
 
 
+class Chunk(Protocol):
+    """Tokens ``[start, start + num_tokens)`` of a request; see `octavo.core.batch`.
+
+    ``samples``: whether the token after them is wanted.
+    """
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes to move between memory and processor, and operations to do.
+
+    A multiplication and the addition that follows it are two operations.
+    """
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of one or more steps: matrix products, those of the output head apart, attention."""
+
+    linear: Work = Work()
+    head: Work = Work()
+    attention: Work = Work()
+
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(
+            self.linear + other.linear,
+            self.head + other.head,
+            self.attention + other.attention,
+        )
+
+    @property
+    def total(self) -> Work:
+        return self.linear + self.head + self.attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCost:
+    """Layers of which a query sees the same positions.
+
+    Args:
+        width: layers x query heads x head dimension.
+        kv_bytes_per_token: keys and values of these layers.
+        window: the last positions that a query sees, its own included; None is all.
+    """
+
+    width: int
+    kv_bytes_per_token: float
+    window: int | None = None
+
+    def work(self, spans: Sequence[tuple[int, int]]) -> Work:
+        """Of (start, number) of the new tokens of each sequence, whose keys are read once."""
+        keys = scores = 0
+        for start, num_tokens in spans:
+            end = start + num_tokens
+            # The new keys are written, and then read with the others.
+            keys += num_tokens
+            keys += end if self.window is None else min(end, num_tokens + self.window - 1)
+            scores += _causal_scores(end, self.window) - _causal_scores(start, self.window)
+        return Work(keys * self.kv_bytes_per_token, 4.0 * self.width * scores)
+
+
+def _causal_scores(num_tokens: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees, among the first tokens of a sequence."""
+    growing = num_tokens if window is None else min(num_tokens, window)
+    return growing * (growing + 1) // 2 + (num_tokens - growing) * growing
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What the time of a step depends on, of a decoder-only transformer.
+    """What the work of a step depends on, of a decoder-only transformer.
 
     Args:
         linear_params: weights of all matrix products but the embedding and the output head.
-        head_params: weights of the output head, vocabulary x hidden.
-        weight_bytes: of what a step reads of them; quantization shows here.
-        kv_bytes_per_token: keys and values of all layers.
-        attention_width: layers x query heads x head dimension.
+        linear_bytes: of what a step reads of them; quantization shows here.
+        head_params, head_bytes: the same of the output head, vocabulary x hidden.
+        attention: the layers, those of one window together.
     """
 
     linear_params: int
+    linear_bytes: float
     head_params: int
-    weight_bytes: float
-    kv_bytes_per_token: float
-    attention_width: int
+    head_bytes: float
+    attention: tuple[AttentionCost, ...]
+
+    def work(self, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepWork:
+        """The least that a step with these chunks does: every weight is read once, the head where
+        something is sampled; embeddings, norms and activations do not count.
+
+        In rounds after the first, each chunk that samples goes on with one token, and all weights
+        are read again.
+        """
+        chunks = list(chunks)
+        sampling = [chunk.start + chunk.num_tokens for chunk in chunks if chunk.samples]
+        done = self._round([(chunk.start, chunk.num_tokens) for chunk in chunks], len(sampling))
+        for later in range(num_rounds - 1):
+            done += self._round([(end + later, 1) for end in sampling], len(sampling))
+        return done
+
+    def _round(self, spans: Sequence[tuple[int, int]], num_sampled: int) -> StepWork:
+        num_tokens = sum(count for _, count in spans)
+        return StepWork(
+            Work(self.linear_bytes, 2.0 * self.linear_params * num_tokens),
+            Work(self.head_bytes if num_sampled else 0.0, 2.0 * self.head_params * num_sampled),
+            sum((layers.work(spans) for layers in self.attention), Work()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """Seconds of a batch; pass it to `octavo.executor.simulated.SimulatedExecutor`."""
+    """Seconds of a batch; pass it to `octavo.executor.simulated.SimulatedExecutor`.
+
+    A roofline (Williams et al., CACM 2009) for each of two parts, matrix products and attention: a
+    part takes the longer of its memory time and its compute time, and the parts follow each other.
+    """
 
     model: ModelCost
     hardware: HardwareSpec
 
     def __call__(self, batch: Batch) -> float:
-        num_tokens = num_sampled = keys_read = scores = 0
-        for item in batch.items:
-            num_tokens += item.num_tokens
-            num_sampled += item.samples
-            keys_read += item.start + item.num_tokens
-            # Causal: the i-th new token sees all before the chunk and i + 1 of the chunk.
-            scores += item.num_tokens * item.start + item.num_tokens * (item.num_tokens + 1) // 2
-        model, hardware = self.model, self.hardware
-        linear_flops = 2.0 * (model.linear_params * num_tokens + model.head_params * num_sampled)
-        linear = max(model.weight_bytes / hardware.memory_bandwidth, linear_flops / hardware.flops)
-        attention = max(
-            (keys_read + num_tokens) * model.kv_bytes_per_token / hardware.memory_bandwidth,
-            4.0 * model.attention_width * scores / hardware.flops,
+        work = self.model.work(batch.items)
+        products = self.hardware.seconds(
+            work.linear.bytes + work.head.bytes, work.linear.flops + work.head.flops
         )
-        return linear + attention + hardware.step_overhead
+        attention = self.hardware.seconds(work.attention.bytes, work.attention.flops)
+        return products + attention + self.hardware.step_overhead

@@ -22,3 +22,7 @@ class HardwareSpec:
     memory_bandwidth: float
     flops: float
     step_overhead: float = 0.0
+
+    def seconds(self, num_bytes: float, flops: float) -> float:
+        """The longer of the time that memory takes, and of that of arithmetic."""
+        return max(num_bytes / self.memory_bandwidth, flops / self.flops)

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.sim.cost_model import ModelCost, RooflineCost
+from octavo.sim.cost_model import AttentionCost, ModelCost, RooflineCost, StepWork, Work
 from octavo.sim.hardware import HardwareSpec
 
 MODEL = ModelCost(
     linear_params=1000,
+    linear_bytes=1500,
     head_params=500,
-    weight_bytes=2000,
-    kv_bytes_per_token=10,
-    attention_width=8,
+    head_bytes=500,
+    attention=(AttentionCost(width=8, kv_bytes_per_token=10),),
 )
 
 
@@ -28,33 +30,93 @@ def batch(*spans: tuple[int, int, int]) -> Batch:
     )
 
 
+def work(*spans: tuple[int, int, int], num_rounds: int = 1, model: ModelCost = MODEL) -> StepWork:
+    return model.work(batch(*spans).items, num_rounds)
+
+
 def cost(hardware: HardwareSpec, *spans: tuple[int, int, int]) -> float:
     return RooflineCost(MODEL, hardware)(batch(*spans))
 
 
-def test_decode_is_bound_by_memory():
-    slow_memory = HardwareSpec("m", 1e9, memory_bandwidth=100.0, flops=1e12)
-    # weights once, then 20 keys read and one written, at 100 bytes a second
-    assert cost(slow_memory, (19, 1, 20)) == pytest.approx((2000 + 21 * 10) / 100)
+def test_a_decoded_token_reads_all_weights_and_its_keys():
+    done = work((19, 1, 20))
+    assert done.linear == Work(1500, 2 * 1000)
+    assert done.head == Work(500, 2 * 500)
+    # 20 keys are read and one is written; a query and a value product of width 8 for each of 20
+    assert done.attention == Work(21 * 10, 4 * 8 * 20)
+    assert done.total == Work(1500 + 500 + 210, 2000 + 1000 + 640)
 
 
 def test_a_batch_reads_the_weights_once():
+    one, two = work((19, 1, 20)), work((19, 1, 20), (29, 1, 30))
+    assert two.linear == Work(1500, 2 * one.linear.flops)
+    assert two.head == Work(500, 2 * one.head.flops)
+    assert two.attention == Work((21 + 31) * 10, 4 * 8 * (20 + 30))
+
+
+def test_the_head_is_read_only_where_a_token_is_sampled():
+    assert work((0, 4, 9)).head == Work()
+    assert work((0, 4, 4)).head == Work(500, 2 * 500)
+    assert work((0, 4, 9), (3, 1, 4)).head == Work(500, 2 * 500)
+
+
+def test_attention_is_causal():
+    assert work((0, 4, 4)).attention == Work((4 + 4) * 10, 4 * 8 * (1 + 2 + 3 + 4))
+    assert work((2, 2, 4)).attention == Work((4 + 2) * 10, 4 * 8 * (3 + 4))
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 7, 100])
+def test_a_window_hides_what_is_far_behind(window):
+    """Against counting one by one."""
+    model = ModelCost(0, 0, 0, 0, (AttentionCost(1, 1.0, window),))
+    for start, count in itertools.product(range(12), range(1, 9)):
+        seen = [
+            range(max(0, query - window + 1), query + 1) for query in range(start, start + count)
+        ]
+        pairs = sum(map(len, seen))
+        keys = len(set().union(*seen))
+        done = work((start, count, start + count), model=model).attention
+        assert done == Work(keys + count, 4 * pairs)
+
+
+def test_rounds_are_the_steps_that_they_stand_for():
+    apart = work((19, 1, 20)) + work((20, 1, 21)) + work((21, 1, 22))
+    assert work((19, 1, 20), num_rounds=3) == apart
+    assert apart.linear.bytes == 3 * 1500
+
+
+def test_chunks_of_a_prompt_read_weights_again_and_score_the_same():
+    whole, parts = work((0, 10, 10)), work((0, 6, 10)) + work((6, 4, 10))
+    assert parts.total.flops == whole.total.flops
+    assert parts.linear.bytes == 2 * whole.linear.bytes
+    assert parts.attention.bytes == whole.attention.bytes + 6 * 10  # read again
+
+
+def test_more_work_is_never_less():
+    steps = [(0, 1), (0, 5), (5, 5), (50, 1), (50, 30)]
+    for (start, count), (later, more) in itertools.product(steps, steps):
+        if later < start or more < count:
+            continue
+        less = work((start, count, start + count)).total
+        greater = work((later, more, later + more)).total
+        assert greater.bytes >= less.bytes and greater.flops >= less.flops
+
+
+def test_decode_is_bound_by_memory():
     slow_memory = HardwareSpec("m", 1e9, memory_bandwidth=100.0, flops=1e12)
-    one, two = cost(slow_memory, (19, 1, 20)), cost(slow_memory, (19, 1, 20), (19, 1, 20))
-    assert two - one == pytest.approx(21 * 10 / 100)
+    assert cost(slow_memory, (19, 1, 20)) == pytest.approx((2000 + 21 * 10) / 100)
 
 
-def test_prefill_is_bound_by_compute_and_attention_is_causal():
+def test_prefill_is_bound_by_compute():
     slow_compute = HardwareSpec("c", 1e9, memory_bandwidth=1e12, flops=10.0)
     linear = 2 * (1000 * 4 + 500)
-    scores = 1 + 2 + 3 + 4
-    assert cost(slow_compute, (0, 4, 4)) == pytest.approx((linear + 4 * 8 * scores) / 10)
+    assert cost(slow_compute, (0, 4, 4)) == pytest.approx((linear + 4 * 8 * 10) / 10)
 
 
-def test_the_head_is_paid_only_where_a_token_is_sampled():
-    slow_compute = HardwareSpec("c", 1e9, memory_bandwidth=1e12, flops=10.0)
-    whole, chunk = cost(slow_compute, (0, 4, 4)), cost(slow_compute, (0, 4, 9))
-    assert whole - chunk == pytest.approx(2 * 500 / 10)
+def test_each_part_takes_the_longer_of_its_two_times():
+    # 2000 bytes against 3000 operations, 210 bytes against 640
+    hardware = HardwareSpec("h", 1e9, memory_bandwidth=1.0, flops=2.0)
+    assert cost(hardware, (19, 1, 20)) == pytest.approx(2000 + 320)
 
 
 def test_overhead_comes_on_top():
