@@ -1,0 +1,148 @@
+"""``octavo trace``: request traces of other people's formats, converted and described."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.cli import UsageError, terminal
+
+if TYPE_CHECKING:
+    from octavo.bench.traces import TraceStatistics
+
+# As in octavo.bench.trace_formats, which a test checks; --help need not import it.
+KINDS = ("octavo", "mooncake", "bailian", "azure", "burstgpt", "vidur", "splitwise")
+
+EXAMPLES = """\
+examples:
+  octavo trace stats conversation_trace.jsonl
+  octavo trace convert AzureLLMInferenceTrace_conv.csv azure.jsonl
+  octavo trace convert BurstGPT_1.csv first.csv --to vidur --limit 1000
+  octavo trace COMMAND --help
+"""
+
+CONVERT_EXAMPLES = """\
+A trace without --to is written as octavo's own JSON lines, which hold all that any format has.
+
+examples:
+  octavo trace convert AzureLLMInferenceTrace_conv.csv azure.jsonl
+  octavo trace convert qwen_trace.jsonl blocks512.jsonl --from bailian --to mooncake
+  octavo trace convert BurstGPT_1.csv burst.jsonl --keep-failures
+"""
+
+STATS_EXAMPLES = """\
+examples:
+  octavo trace stats conversation_trace.jsonl
+  octavo trace stats BurstGPT_1.csv --limit 10000 --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    commands = parser.add_subparsers(
+        dest="trace_command", metavar="COMMAND", title="commands", required=True
+    )
+    convert_parser = commands.add_parser(
+        "convert",
+        help="read a trace and write it in another format",
+        epilog=CONVERT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    convert_parser.add_argument("input", metavar="IN", help="the trace to read")
+    convert_parser.add_argument("output", metavar="OUT", help="the file to write or replace")
+    _add_reading(convert_parser)
+    convert_parser.add_argument("--to", metavar="KIND", choices=KINDS, help="format of OUT")
+    convert_parser.set_defaults(run=convert)
+
+    stats_parser = commands.add_parser(
+        "stats",
+        help="rate, lengths and shared prefixes of a trace",
+        epilog=STATS_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    stats_parser.add_argument("input", metavar="IN", help="the trace to read")
+    _add_reading(stats_parser)
+    stats_parser.set_defaults(run=stats)
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="kind",
+        metavar="KIND",
+        choices=("auto", *KINDS),
+        default="auto",
+        help=f"format of IN: {', '.join(KINDS)}; default: recognised by its first line",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="read the first N requests")
+    parser.add_argument(
+        "--keep-failures",
+        action="store_true",
+        help="keep requests of BurstGPT that got no answer",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def convert(args: argparse.Namespace) -> int:
+    from octavo.bench.traces import lost_fields, read_trace, write_trace
+
+    _check_limit(args)
+    if args.to is None and Path(args.output).suffix == ".csv":
+        raise UsageError("say which kind of CSV with --to azure, burstgpt, vidur or splitwise")
+    kind = args.to or "octavo"
+    entries = read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)
+    write_trace(args.output, kind, entries)
+    lost = lost_fields(entries, kind)
+    if args.json:
+        document = {"output": args.output, "kind": kind, "count": len(entries), "lost": lost}
+        terminal.print_json(document)
+        return 0
+    print(f"{args.output}: {len(entries)} requests as {kind}")
+    if lost:
+        terminal.say(f"left out, {kind} has no place for it: {', '.join(lost)}")
+    return 0
+
+
+def stats(args: argparse.Namespace) -> int:
+    from octavo.bench.traces import read_trace, statistics
+
+    _check_limit(args)
+    entries = read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)
+    found = statistics(entries)
+    if args.json:
+        terminal.print_json(found.as_json())
+    else:
+        _print(found)
+    return 0
+
+
+def _check_limit(args: argparse.Namespace) -> None:
+    if args.limit is not None and args.limit < 1:
+        raise UsageError(f"--limit is {args.limit}, and must be 1 or more")
+
+
+def _print(found: TraceStatistics) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    rate, variation = found.requests_per_s, found.gap_cv
+    rows = [
+        ("requests", f"{found.count}"),
+        ("span", f"{found.span_s:.1f} s"),
+        ("rate", "all at once" if rate is None else f"{rate:.3g} requests/s"),
+        ("variation of gaps", "-" if variation is None else f"{variation:.2f} (Poisson: 1)"),
+        ("sessions", f"{found.num_sessions}" if found.num_sessions else "-"),
+    ]
+    share = found.shared_prefix_share
+    rows.append(("shared prefixes", "-" if share is None else f"{share:.1%} of the prompt tokens"))
+    for name, value in rows:
+        console.print(f"{name:<18} {value}", markup=False)
+    table = Table("tokens", *(name for name in ("mean", "min", "P50", "P90", "P99", "max")))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, of in (("prompt", found.input_len), ("answer", found.output_len)):
+        values = (of.mean, of.min, of.p50, of.p90, of.p99, of.max)
+        table.add_row(name, *(f"{value:.0f}" for value in values))
+    console.print(table)
