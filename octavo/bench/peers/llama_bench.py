@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workloads import Workload, batch_figures
+from octavo.bench.peers.workers.workloads import Workload, batch_figures
 
 # Flash attention; the other settings are the programs' defaults, which were the best of those
 # tried (a unified KV cache was several times slower with many sequences).

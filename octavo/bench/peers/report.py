@@ -1,4 +1,4 @@
-"""From samples to one table: medians, ranges, and how many times faster octavo is."""
+"""What samples come to: medians, ranges, and how many times faster octavo is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.table import Table
-from workloads import FIGURES, WORKLOADS, Figure
+from octavo.bench.noise import OTHERS_BUSY, has_moved
+from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS, Figure
 
 
 @dataclass
@@ -106,52 +106,11 @@ def _ratio(ours: Mapping[int, float], theirs: Mapping[int, float], figure: Figur
     return Ratio(of_medians, [faster(ours[n], theirs[n]) for n in sorted(ours) if n in theirs])
 
 
-def table(rows: Sequence[Row], weights: Mapping[str, str], ours: Sequence[str]) -> Table:
-    """``weights``: by contender. A column for the lead of each of ours that was measured."""
-    measured = [our for our in ours if any(row.contender == our for row in rows)]
-    result = Table(title="medians over the rounds (minimum – maximum)", title_justify="left")
-    for heading in ("workload", "figure", "engine", "weights"):
-        result.add_column(heading, no_wrap=heading != "workload")
-    for heading in ("median", "range"):
-        result.add_column(heading, justify="right", no_wrap=True)
-    for our in measured:
-        result.add_column(f"octavo {weights[our]} is faster by", justify="right")
-    previous = ("", "")
-    for row in rows:
-        place = (row.workload, row.figure)
-        if previous != ("", "") and place != previous:
-            result.add_section()
-        workload = WORKLOADS[row.workload]
-        figure = next(f for f in FIGURES[workload.kind] if f.name == row.figure)
-        is_new = place != previous
-        result.add_row(
-            workload.title if is_new and row.workload != previous[0] else "",
-            figure.title if is_new else "",
-            row.contender.partition(":")[0],
-            weights[row.contender],
-            _number(row.median),
-            f"{_number(row.min)} – {_number(row.max)}" if row.num_samples > 1 else "",
-            *(str(row.ratios[our]) if our in row.ratios else "" for our in measured),
-        )
-        previous = place
-    return result
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-# A probe of bandwidth that differs by more from its neighbour, and more of a processor in use by
-# others, make a sample doubtful.
-MOVED = 0.25
-OTHERS_BUSY = 0.1
-
-
 def doubts(sample: Sample) -> list[str]:
     """What speaks against a sample, a line each."""
     found = []
     before, after = sample.bandwidth_before, sample.bandwidth_after
-    if before and after and abs(after - before) > MOVED * min(before, after):
+    if before and after and has_moved(before, after):
         found.append(f"memory bandwidth moved from {before:.0f} to {after:.0f} GB/s")
     if sample.other_cpus is not None and sample.other_cpus > OTHERS_BUSY:
         found.append(f"other processes kept {sample.other_cpus:.1f} processors busy")

@@ -13,14 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quietness import group_cpu_s
-from workloads import Workload
+from octavo.bench.noise import group_cpu_s
+from octavo.bench.peers.workers.workloads import Workload
+from octavo.errors import BenchmarkError
 
 # Of the process that starts an engine, nothing may decide how the engine's threads run.
 _FOREIGN_VARIABLES = ("OMP_", "GOMP_", "KMP_", "MKL_", "TORCHINDUCTOR_", "VLLM_")
 
 
-class ChildError(RuntimeError):
+class ChildError(BenchmarkError):
     """An engine could not be started, or failed; says where its log is."""
 
 

@@ -1,8 +1,7 @@
-"""benchmarks/peers: reading the peers' outputs, taking turns, and the arithmetic of the table."""
+"""Reading the peers' outputs, taking turns, and the arithmetic of the table."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
-sys.path.insert(0, str(PEERS))
+from octavo.bench import noise, record
+from octavo.bench.peers import child, compare, contenders, llama_bench, report, workers
+from octavo.bench.peers.workers.workloads import WORKLOADS, Workload
+from octavo.errors import BenchmarkError
 
-import child  # noqa: E402
-import compare  # noqa: E402
-import contenders  # noqa: E402
-import llama_bench  # noqa: E402
-import quietness  # noqa: E402
-import report  # noqa: E402
+ROOT = Path(__file__).parents[2]
+WORKERS = Path(workers.__file__).parent
+sys.path.insert(0, str(WORKERS))  # as the worker scripts find it
+
 import worker  # noqa: E402
-from workloads import WORKLOADS, Workload, batch_figures  # noqa: E402
 
 # As printed by the version that setup_llama_cpp builds, shortened.
 LLAMA_BENCH = """[
@@ -184,7 +182,7 @@ worker.serve(load)
 @pytest.fixture
 def start_worker(tmp_path):
     script = tmp_path / "engine.py"
-    script.write_text(WORKER.format(peers=str(PEERS)))
+    script.write_text(WORKER.format(peers=str(WORKERS)))
     started = []
 
     def start(fail=False):
@@ -227,11 +225,11 @@ def test_closing_a_stopped_worker_ends_it(start_worker):
 
 def test_a_stopped_worker_ends_with_the_process_that_started_it(tmp_path):
     script = tmp_path / "engine.py"
-    script.write_text(WORKER.format(peers=str(PEERS)))
+    script.write_text(WORKER.format(peers=str(WORKERS)))
     parent = f"""
-import sys, time
-sys.path.insert(0, {str(PEERS)!r})
-import child, pathlib
+import sys, time, pathlib
+sys.path.insert(0, {str(ROOT)!r})
+from octavo.bench.peers import child
 one = child.Worker(
     [sys.executable, {str(script)!r}, '{{"fail": false}}'],
     child.environment(), pathlib.Path({str(tmp_path / "log")!r}), 30,
@@ -294,8 +292,7 @@ class FakeEngine:
 
 
 def run_comparison(rounds, workloads, *engines):
-    comparison = compare.Comparison(None)
-    compare.console.quiet = True
+    comparison = compare.Comparison(None, lambda line: None)
     comparison.run(rounds, [WORKLOADS[name] for name in workloads], engines)
     return comparison
 
@@ -331,13 +328,37 @@ def test_engines_are_chosen_by_name():
         contenders.choose(["lama"])
 
 
-def test_a_peer_that_is_not_set_up_says_how_to_get_it(tmp_path):
-    settings = contenders.Settings(tmp_path, tmp_path / "m.Q4_1.gguf", 2)
+@pytest.mark.parametrize("has_source_tree", [True, False])
+def test_a_peer_that_is_not_set_up_says_how_to_get_it(tmp_path, monkeypatch, has_source_tree):
+    settings = contenders.Settings(tmp_path / "peers", tmp_path / "m.Q4_1.gguf", 2)
+    setup = tmp_path / "benchmarks" / "peers"
+    monkeypatch.setattr(contenders, "SETUP", setup)
+    if has_source_tree:
+        setup.mkdir(parents=True)
     for name, script in (("llama.cpp:file", "setup_llama_cpp"), ("vllm:bf16", "setup_vllm")):
+        if has_source_tree:
+            (setup / script).touch()
         message = contenders.why_missing(name, settings)
-        assert script in message and f"--dir {tmp_path}" in message
-        assert (PEERS / script).exists()
+        assert f"benchmarks/peers/{script} --dir {settings.folder}" in message
+        assert ("of octavo's source tree" in message) is not has_source_tree
     assert contenders.why_missing("octavo:file", settings) is None
+
+
+@pytest.mark.skipif(not contenders.SETUP.exists(), reason="needs the source tree")
+def test_the_scripts_that_set_up_peers_are_there():
+    for script in ("setup_llama_cpp", "setup_vllm"):
+        assert (contenders.SETUP / script).stat().st_mode & 0o111
+
+
+def test_what_makes_the_bfloat16_folder_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    settings = contenders.Settings(tmp_path, tmp_path / "m.Q4_1.gguf", 2)
+    monkeypatch.setattr(contenders, "find_spec", lambda package: None if package == "gguf" else 1)
+    assert "install gguf beside octavo" in contenders.why_missing("octavo:bf16", settings)
+    settings.gguf.touch()
+    made = contenders.hf_folder(settings)
+    made.mkdir(parents=True)
+    (made / "config.json").touch()
+    assert contenders.why_missing("octavo:bf16", settings) is None
 
 
 @pytest.mark.parametrize(
@@ -394,27 +415,6 @@ def test_a_rounds_figure_is_the_median_of_its_repetitions():
     assert row.median == 4.0
 
 
-def test_the_table_shows_every_figure_once():
-    from rich.console import Console
-
-    figures = batch_figures(WORKLOADS["batch-32"], whole_s=10.0, prefill_s=2.0)
-    twice = {name: 2 * value for name, value in figures.items()}
-    measured = [
-        report.Sample(0, "batch-32", "octavo:file", [twice]),
-        report.Sample(0, "batch-32", "llama.cpp:q4_0", [figures]),
-    ]
-    ours = ["octavo:file", "octavo:bf16"]
-    rows = report.summarize(measured, ours)
-    text = io.StringIO()
-    weights = {"octavo:file": "q4_1", "llama.cpp:q4_0": "q4_0"}
-    Console(file=text, width=160).print(report.table(rows, weights, ours))
-    shown = text.getvalue()
-    assert shown.count("32 × (128 in, 128 out)") == 1
-    assert shown.count("decode tokens/s") == 1 and "409.6" in shown and "819.2" in shown
-    assert shown.count("2.00 × (2.00 – 2.00)") == 3
-    assert "octavo q4_1 is faster by" in " ".join(shown.split()) and "bf16" not in shown
-
-
 def test_noise_raises_doubts():
     quiet = report.Sample(0, "decode", "a:b", [{}], 1.0, 60.0, 66.0, 0.02)
     assert report.doubts(quiet) == []
@@ -424,12 +424,100 @@ def test_noise_raises_doubts():
     assert report.doubts(busy) == ["other processes kept 0.8 processors busy"]
 
 
+# -- a whole comparison, of made-up engines --------------------------------------------------------
+
+
+class ReadyEngine(FakeEngine):
+    weights = "file"
+
+    def start(self):
+        self.journal.append("start")
+        if self.name == "vllm:bf16":
+            raise child.ChildError("no memory")
+        return {"version": "1"}
+
+    def measure(self, workload, seed):
+        self.journal.append((workload.name, seed))
+        if self.name == "octavo:interrupted" and seed == 1:
+            raise KeyboardInterrupt
+        if self.name == "octavo:broken":
+            raise SystemExit(143)
+        return [{"decode_tps": 30.0 if self.name.startswith("octavo") else 10.0}]
+
+    def close(self):
+        self.journal.append("close")
+
+
+@pytest.fixture
+def compare_fakes(monkeypatch, tmp_path):
+    """Compare engines that are made up; what happened to each is in the journals, by name."""
+    journals = {}
+
+    def make(name, settings):
+        return ReadyEngine(name, journals.setdefault(name, []))
+
+    quiet = noise.Probe(read_gbytes_per_s=10.0, gemm_gflops=100.0)
+    monkeypatch.setattr(record, "probe_machine", lambda threads: quiet)
+    monkeypatch.setattr(contenders, "make", make)
+    monkeypatch.setattr(
+        contenders, "why_missing", lambda name, _: "run it" if name == "llama.cpp:bf16" else None
+    )
+
+    def run(*names, rounds=1):
+        settings = contenders.Settings(tmp_path, tmp_path / "m.gguf", 1)
+        plan = compare.Plan(names, [WORKLOADS["decode"]], rounds)
+        return compare.compare(plan, settings, lambda line: None)
+
+    return run, journals
+
+
+def test_the_document_has_everything_that_is_known(compare_fakes):
+    run, journals = compare_fakes
+    result = run("octavo:file", "llama.cpp:file", "llama.cpp:bf16", "vllm:bf16", rounds=2)
+    document = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    assert [row["contender"] for row in document["summary"]] == ["octavo:file", "llama.cpp:file"]
+    assert document["summary"][1]["ratios"]["octavo:file"]["of_medians"] == 3.0
+    assert document["engines"]["octavo:file"] == {"weights": "file", "version": "1"}
+    left_out = {"llama.cpp:bf16": "to have it, run it", "vllm:bf16": "no memory"}
+    assert document["left_out"] == left_out
+    assert document["idle_cpu_s"] == {"octavo:file": 0.0, "llama.cpp:file": 0.0}
+    turns = document["run"]["samples"]["turns"]
+    assert len(turns) == 4 and turns[0]["repeats"] == [{"decode_tps": 30.0}]
+    assert turns[0]["bandwidth_before"] > 0 and turns[0]["bandwidth_after"] > 0
+    assert document["run"]["settings"]["rounds"] == 2 and document["run"]["noise"]["after"]
+    assert journals["vllm:bf16"] == ["start", "close"]
+    assert all(journals[name][-1] == "close" for name in ("octavo:file", "llama.cpp:file"))
+
+
+def test_an_interrupted_comparison_keeps_what_it_has(compare_fakes):
+    run, journals = compare_fakes
+    result = run("octavo:interrupted", rounds=3)
+    assert [row.num_samples for row in result.rows] == [1]
+    assert any("interrupted" in warning for warning in result.run["warnings"])
+    assert journals["octavo:interrupted"][-1] == "close"
+
+
+def test_engines_are_ended_when_the_comparison_is(compare_fakes):
+    run, journals = compare_fakes
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        run("llama.cpp:file", "octavo:broken")
+    assert journals["llama.cpp:file"][-1] == journals["octavo:broken"][-1] == "close"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nothing_to_measure_is_an_error_that_says_why(compare_fakes):
+    run, _ = compare_fakes
+    with pytest.raises(BenchmarkError, match="vllm:bf16: no memory"):
+        run("vllm:bf16", "llama.cpp:bf16")
+
+
 # -- how quiet it is -----------------------------------------------------------------------------
 
 
 def test_processor_time_of_the_machine_leaves_out_idleness():
     ticks = os.sysconf("SC_CLK_TCK")
-    assert quietness.parse_machine_cpu_s("cpu  100 20 30 9999 8888 4 5 6 0 0\n") == 165 / ticks
+    assert noise.parse_machine_cpu_s("cpu  100 20 30 9999 8888 4 5 6 0 0\n") == 165 / ticks
 
 
 def test_processor_time_of_a_group(tmp_path):
@@ -442,23 +530,23 @@ def test_processor_time_of_a_group(tmp_path):
     process(11, 10, 200, 0, 0)
     process(12, 12, 5000, 0, 0)
     (tmp_path / "13").mkdir()  # ended between listing and reading
-    assert quietness.group_cpu_s(10, tmp_path) == 357 / os.sysconf("SC_CLK_TCK")
+    assert noise.group_cpu_s(10, tmp_path) == 357 / os.sysconf("SC_CLK_TCK")
 
 
 def test_others_are_what_is_left_of_the_machine():
-    with quietness.watch_cpu() as cpu:
+    with noise.watch_cpu() as cpu:
         end = time.monotonic() + 0.2
         while time.monotonic() < end:
             pass
     assert cpu.elapsed_s >= 0.2 and 0.2 < cpu.measured < 1.5
     assert cpu.others is None or cpu.others >= 0.0
-    with quietness.watch_cpu() as cpu:
+    with noise.watch_cpu() as cpu:
         pass
     assert cpu.others is None  # too short to tell
-    assert quietness.CpuUse(1.0, None, 0.5).others is None
-    assert quietness.CpuUse(1.0, 1.5, 0.5).others == 1.0
+    assert noise.CpuUse(1.0, None, 0.5).others is None
+    assert noise.CpuUse(1.0, 1.5, 0.5).others == 1.0
 
 
 def test_the_probe_reads_memory_in_some_plausible_time():
-    rate = quietness.BandwidthProbe(threads=2, num_bytes=8 * 10**6, seconds=0.01).measure()
+    rate = noise.BandwidthProbe(threads=2, num_bytes=8 * 10**6, seconds=0.01).measure()
     assert 0.1 < rate < 10_000

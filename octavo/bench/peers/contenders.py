@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-import llama_bench
-from child import ChildError, Worker, environment, start_to_first_byte
-from workloads import Workload
+import octavo
+from octavo.bench.peers import llama_bench
+from octavo.bench.peers.child import ChildError, Worker, environment, start_to_first_byte
+from octavo.bench.peers.workers.workloads import Workload
 
-HERE = Path(__file__).resolve().parent
+WORKERS = Path(__file__).resolve().parent / "workers"
+ROOT = Path(octavo.__file__).resolve().parents[1]
+SETUP = ROOT / "benchmarks" / "peers"  # in a source tree only
 _TIMEOUT_S = 900.0
 
 
@@ -93,7 +97,7 @@ class PythonEngine:
             "threads": settings.threads,
             "engine": engine_settings or {},
         }
-        self._command = [str(python), str(HERE / script), json.dumps(arguments)]
+        self._command = [str(python), str(WORKERS / script), json.dumps(arguments)]
         self._worker: Worker | None = None
 
     @property
@@ -212,20 +216,29 @@ def choose(wanted: Sequence[str]) -> list[str]:
 
 
 def why_missing(name: str, settings: Settings) -> str | None:
-    """What to run to have the engine; None if it is there."""
-    engine = name.partition(":")[0]
-    where = "" if settings.folder == default_folder() else f" --dir {settings.folder}"
+    """What to do to have the engine; None if it is there."""
+    engine, _, weights = name.partition(":")
     if engine == "llama.cpp" and not (settings.llama_programs / "llama-completion").exists():
-        return f"run {_shown(HERE / 'setup_llama_cpp')}{where}"
+        return _how_to_set_up("setup_llama_cpp", "llama-bench and its like", settings)
     if engine == "vllm" and not settings.vllm_python.exists():
-        return f"run {_shown(HERE / 'setup_vllm')}{where}"
-    if engine == "transformers":
-        try:
-            import accelerate  # noqa: F401
-            import transformers  # noqa: F401
-        except ImportError as error:
-            return f"{error}: install octavo's test extra"
+        return _how_to_set_up("setup_vllm", "an environment with vLLM", settings)
+    makes_folder = weights == "bf16" and engine != "llama.cpp" and not has_hf_folder(settings)
+    needed = {"transformers"} if engine == "transformers" else set()
+    needed |= {"accelerate", "gguf", "transformers"} if makes_folder else set()
+    absent = sorted(package for package in needed if find_spec(package) is None)
+    if absent:
+        return f"install {', '.join(absent)} beside octavo (or: pip install 'octavo[test]')"
     return None
+
+
+def _how_to_set_up(script: str, what: str, settings: Settings) -> str:
+    where = "" if settings.folder == default_folder() else f" --dir {settings.folder}"
+    if (SETUP / script).exists():
+        return f"run {os.path.relpath(SETUP / script)}{where}"
+    return (
+        f"run benchmarks/peers/{script}{where} of octavo's source tree, "
+        f"which puts {what} into {settings.folder}"
+    )
 
 
 def make(name: str, settings: Settings) -> Contender:
@@ -251,7 +264,6 @@ def make(name: str, settings: Settings) -> Contender:
         return PythonEngine(
             name, label, "transformers_worker.py", model, settings, python=python, env=env
         )
-    path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     return Octavo(
         name,
         label,
@@ -259,7 +271,7 @@ def make(name: str, settings: Settings) -> Contender:
         model,
         settings,
         python=Path(sys.executable),
-        env=environment(PYTHONPATH=path),
+        env=_octavo_environment(),
         engine_settings={"threads": settings.threads, **settings.octavo},
     )
 
@@ -279,12 +291,21 @@ def hf_folder(settings: Settings) -> Path:
     return settings.models / f"{settings.gguf.stem}-bf16"
 
 
+def has_hf_folder(settings: Settings) -> bool:
+    return _is_current(hf_folder(settings) / "config.json", settings.gguf)
+
+
 def make_hf_folder(settings: Settings) -> None:
     """Make the bfloat16 folder of the model, unless it is there."""
-    folder = hf_folder(settings)
-    if not _is_current(folder / "config.json", settings.gguf):
-        script = str(HERE / "make_hf_model.py")
-        _run([sys.executable, script, str(settings.gguf), str(folder)])
+    if not has_hf_folder(settings):
+        command = [sys.executable, "-m", "octavo.bench.peers.hf_model"]
+        _run([*command, str(settings.gguf), str(hf_folder(settings))], _octavo_environment())
+
+
+def _octavo_environment() -> dict[str, str]:
+    """In which this octavo is found, wherever this process has it from."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return environment(PYTHONPATH=path)
 
 
 def _vllm_environment(settings: Settings) -> dict[str, str]:
@@ -314,11 +335,11 @@ def _vllm_environment(settings: Settings) -> dict[str, str]:
     return env
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
     try:
         done = subprocess.run(
             command,
-            env=environment(),
+            env=env or environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -334,7 +355,3 @@ def _run(command: Sequence[str]) -> str:
 
 def _is_current(made: Path, source: Path) -> bool:
     return made.exists() and made.stat().st_mtime >= source.stat().st_mtime
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path)

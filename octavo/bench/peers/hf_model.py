@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # octavo, of this checkout
+from octavo.errors import BenchmarkError
 
 SAMPLE = "Café – naïve 東京 🚲\n\tdef f(x):  return x ** 2  # 3,141.59\r\n<|im_start|>user"
 
@@ -51,7 +50,7 @@ def check_tokenizer(gguf: Path, folder: Path) -> None:
         ours = Tokenizer.from_gguf(file.metadata, gguf).encode(SAMPLE)
     theirs = Tokenizer.from_folder(folder).encode(SAMPLE)
     if ours != theirs:
-        raise SystemExit(f"the tokenizer of {gguf} did not survive: {ours} became {theirs}")
+        raise BenchmarkError(f"the tokenizer of {gguf} did not survive: {ours} became {theirs}")
 
 
 def main() -> None:

@@ -1,0 +1,200 @@
+"""Rounds of measurements in which octavo and its peers take turns.
+
+In every round each engine runs each workload, one engine at a time; the others wait, stopped. On a
+shared machine speeds drift by the minute, so only ratios within one run mean something.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from octavo.bench.noise import BandwidthProbe, watch_cpu
+from octavo.bench.peers import contenders, report
+from octavo.bench.peers.child import ChildError
+from octavo.bench.peers.contenders import Contender, Settings
+from octavo.bench.peers.workers.workloads import FIGURES, Workload
+from octavo.bench.record import Recorder
+from octavo.errors import BenchmarkError
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``names``: the engines with their weights, in the order of their turns."""
+
+    names: Sequence[str]
+    workloads: Sequence[Workload]
+    rounds: int
+
+    def as_json(self) -> dict[str, Any]:
+        workloads = [workload.as_json() for workload in self.workloads]
+        return {"engines": list(self.names), "workloads": workloads, "rounds": self.rounds}
+
+
+@dataclass
+class Result:
+    """``engines``: what each says about itself, by name. ``ours``: octavo's among them."""
+
+    rows: list[report.Row]
+    engines: dict[str, dict[str, Any]]
+    left_out: dict[str, str]
+    idle_cpu_s: dict[str, float]
+    run: dict[str, Any]
+
+    @property
+    def ours(self) -> list[str]:
+        return [name for name in self.engines if name.startswith("octavo:")]
+
+    @property
+    def weights(self) -> dict[str, str]:
+        return {name: about["weights"] for name, about in self.engines.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "summary": [row.as_json() for row in self.rows],
+            "engines": self.engines,
+            "left_out": self.left_out,
+            "idle_cpu_s": self.idle_cpu_s,
+            "run": self.run,
+        }
+
+
+class Comparison:
+    """The turns that were taken, and everything that has to be known about them."""
+
+    def __init__(self, probe: BandwidthProbe | None, log: Log):
+        self.samples: list[report.Sample] = []
+        self.warnings: list[str] = []
+        self._log = log
+        self._probe = probe
+        self._failed: set[tuple[str, str]] = set()
+        self._bandwidth: float | None = None
+
+    def run(self, rounds: int, workloads: Sequence[Workload], engines: Sequence[Contender]) -> None:
+        """A B C A B C …: all engines take turns at one workload, then at the next."""
+        for number in range(rounds):
+            for workload in workloads:
+                for engine in engines:
+                    if (workload.name, engine.name) not in self._failed:
+                        self._measure(number, rounds, workload, engine)
+
+    def _measure(self, number: int, rounds: int, workload: Workload, engine: Contender) -> None:
+        where = f"round {number + 1}/{rounds}, {workload.name}, {engine.name}"
+        before = self._bandwidth = self._bandwidth or self._probe_bandwidth()
+        with watch_cpu(engine.group) as cpu:
+            try:
+                repeats = engine.measure(workload, number)
+            except (ChildError, ValueError) as error:
+                self._failed.add((workload.name, engine.name))
+                self.warn(f"{where}: {error}")
+                return
+        if not repeats:
+            return
+        self._bandwidth = self._probe_bandwidth()
+        sample = report.Sample(
+            *(number, workload.name, engine.name, repeats, cpu.elapsed_s),
+            *(before, self._bandwidth, cpu.others),
+        )
+        self.samples.append(sample)
+        figure = FIGURES[workload.kind][0]
+        self._log(f"{where}: {sample.figure(figure.name):.4g} {figure.title}")
+        for doubt in report.doubts(sample):
+            self.warn(f"{where}: {doubt}")
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+        self._log(f"warning: {message}")
+
+    def _probe_bandwidth(self) -> float | None:
+        return None if self._probe is None else self._probe.measure()
+
+
+def compare(plan: Plan, settings: Settings, log: Log) -> Result:
+    """Start the engines that can be had, let them take turns, and end them, whatever happens.
+
+    After Ctrl-C the turns that were taken are the result.
+
+    Raises:
+        BenchmarkError: nothing could be measured; says why.
+    """
+    asked = {"model": str(settings.gguf), "octavo": settings.octavo, **plan.as_json()}
+    recorder = Recorder(asked, settings.threads)
+    # Engines are started and ended within: only children that have ended are known to be ours.
+    with recorder, _ending_on_sigterm():
+        engines, about, left_out = start_all(plan.names, settings, log)
+        comparison = Comparison(BandwidthProbe(settings.threads), log)
+        try:
+            comparison.run(plan.rounds, plan.workloads, engines)
+        except KeyboardInterrupt:
+            comparison.warn("interrupted: the last round is not complete")
+        finally:
+            idle_cpu_s = {engine.name: round(engine.idle_cpu_s, 3) for engine in engines}
+            stop_all(engines)
+    for name, seconds in idle_cpu_s.items():
+        if seconds > 0.1:
+            comparison.warn(f"{name} used {seconds:.1f} s of processor time while it was stopped")
+    if not comparison.samples:
+        reasons = [*comparison.warnings, *(f"{name}: {why}" for name, why in left_out.items())]
+        raise BenchmarkError(f"nothing was measured: {'; '.join(reasons)}")
+    recorder.warnings += comparison.warnings
+    recorder.samples["turns"] = [asdict(sample) for sample in comparison.samples]
+    ours = [name for name in about if name.startswith("octavo:")]
+    rows = report.summarize(comparison.samples, ours)
+    return Result(rows, about, left_out, idle_cpu_s, recorder.as_json())
+
+
+def start_all(
+    names: Iterable[str], settings: Settings, log: Log
+) -> tuple[list[Contender], dict[str, Any], dict[str, str]]:
+    """The engines that can be had, started; what each says about itself; why others are not."""
+    engines: list[Contender] = []
+    about: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+
+    def leave_out(name: str, why: str) -> None:
+        left_out[name] = why
+        log(f"{name} is left out: {why}")
+
+    for name in names:
+        missing = contenders.why_missing(name, settings)
+        if missing is not None:
+            leave_out(name, f"to have it, {missing}")
+            continue
+        engine = contenders.make(name, settings)
+        log(f"starting {name} …")
+        try:
+            about[name] = {"weights": engine.weights, **engine.start()}
+        except (ChildError, ValueError) as error:
+            leave_out(name, str(error))
+            engine.close()
+            continue
+        except BaseException:
+            stop_all([*engines, engine])
+            raise
+        engines.append(engine)
+    return engines, about, left_out
+
+
+def stop_all(engines: Iterable[Contender]) -> None:
+    for engine in engines:
+        engine.close()
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block like an exception, so that no child is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
