@@ -285,6 +285,14 @@ typedef struct oct_batch {
 /* Run a step. A program is only arguments; it may be freed when no step runs. */
 int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* batch);
 
+/* ---- Ceilings ------------------------------------------------------------------------------ */
+
+/* Products as the kernels of a weight format do them, but from registers: each worker does the same
+ * number. Returns the operations of all, two for a product and its sum; or an error. */
+int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds);
+/* Read memory, each worker a part of its own from the beginning to the end. */
+int32_t oct_probe_read(oct_pool* pool, const void* data, int64_t num_bytes);
+
 #pragma GCC visibility pop
 #if defined(__cplusplus)
 }

@@ -288,6 +288,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_pool, c_int32, c_int32, c_void_p, POINTER(Sample), c_void_p, c_void_p),
     ),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
+    "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),
+    "oct_probe_read": (c_int32, (_pool, c_void_p, c_int64)),
 }
 
 

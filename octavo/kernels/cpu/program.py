@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ _ROWS = {
     "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
 }
 _ALIGNMENT = 64
+_EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,17 @@ class Program:
         code = self.library.lib.oct_step(self.pool, ctypes.byref(self._struct), ctypes.byref(batch))
         self.seconds += time.perf_counter() - begin
         self.library.check(code)
+
+    def weights(self) -> Iterator[tuple[int, abi.Weight]]:
+        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it."""
+        for index in range(self.num_phases):
+            node = self._struct.nodes[index]
+            if node.op == abi.OCT_OP_EMBED:
+                yield node.op, ctypes.cast(node.args, _EMBED).contents.table
+            elif node.op in (abi.OCT_OP_LINEAR, abi.OCT_OP_HEAD):
+                linear = ctypes.cast(node.args, _LINEAR).contents
+                for segment in linear.segments[: linear.num_segments]:
+                    yield node.op, segment.weight
 
     def buffer(self, value: Value) -> Tensor:
         """The activations of a value, [max_tokens, width]: for tests."""

@@ -1,0 +1,154 @@
+// What the processor can do at most, in the way that the kernels use it: products from registers,
+// and reads of memory in one stream per worker. Rooflines are drawn from the two.
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+using simd::BF16;
+using simd::F32;
+using simd::I32;
+using simd::U8;
+
+constexpr int kChains = kMaxRows * kMaxTiles;  // sums at once, as in the kernels of linears
+constexpr int kRepeats = 4;                    // uses of what a round loads
+
+// What a compiler may neither foresee nor leave out.
+OCT_INLINE void touch(void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
+OCT_INLINE void touch_lanes(I32 x) {
+  int32_t memory[kTile];
+  simd::store(memory, x);
+  touch(memory);
+}
+OCT_INLINE void touch_lanes(F32 x) {
+  float memory[kTile];
+  simd::store(memory, x);
+  touch(memory);
+}
+
+// A line of weights and some activations, of any format. Quads of activations add up to 0.
+struct alignas(kLine) Operands {
+  uint8_t weights[kLine];
+  uint8_t activations[8];
+};
+
+// How a format multiplies: kInputs of each of 16 columns in one add().
+template <int kFormat>
+struct Product {  // 8 bits
+  static constexpr int kInputs = 4;
+  U8 w;
+  I32 x;
+  explicit Product(const Operands& from)
+      : w(simd::load_bytes(from.weights)),
+        x(simd::set1_quad(reinterpret_cast<const int8_t*>(from.activations))) {}
+  using Sum = I32;
+  static OCT_INLINE Sum begin() { return simd::zero_i(); }
+  OCT_INLINE Sum add(Sum sum) const { return simd::dot4_centred(sum, w, x); }
+  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+};
+
+template <>
+struct Product<OCT_W4S> : Product<OCT_W8S> {
+  using Product<OCT_W8S>::Product;
+  using Sum = simd::NibbleSum;
+  static OCT_INLINE Sum begin() { return simd::begin_nibbles(simd::zero_i()); }
+  OCT_INLINE Sum add(Sum sum) const { return simd::add_nibbles(sum, w, x); }
+  static OCT_INLINE void keep(Sum sum) {
+    touch_lanes(simd::end_nibbles(simd::zero_i(), sum));
+  }
+};
+
+template <>
+struct Product<OCT_F32> {
+  static constexpr int kInputs = 1;
+  F32 w, x;
+  explicit Product(const Operands& from)
+      : w(simd::load(reinterpret_cast<const float*>(from.weights))),
+        x(simd::set1(static_cast<float>(from.activations[0]))) {}
+  using Sum = F32;
+  static OCT_INLINE Sum begin() { return simd::zero(); }
+  OCT_INLINE Sum add(Sum sum) const { return simd::fma(w, x, sum); }
+  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+};
+
+template <>
+struct Product<OCT_BF16> {
+  static constexpr int kInputs = 2;
+  BF16 w, x;
+  explicit Product(const Operands& from)
+      : w(simd::load_pairs(from.weights)), x(simd::set1_pair(from.activations)) {}
+  using Sum = F32;
+  static OCT_INLINE Sum begin() { return simd::zero(); }
+  OCT_INLINE Sum add(Sum sum) const { return simd::dot2(sum, w, x); }
+  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+};
+
+template <int kFormat>
+int64_t multiply(int64_t rounds) {
+  Operands operands = {};
+  for (uint8_t& byte : operands.weights) byte = 1;
+  for (int i = 0; i < 8; i++) operands.activations[i] = i % 2 == 0 ? 1 : 0xff;
+  typename Product<kFormat>::Sum sums[kChains];
+#pragma GCC unroll 16
+  for (auto& sum : sums) sum = Product<kFormat>::begin();
+  for (int64_t round = 0; round < rounds; round++) {
+    touch(&operands);
+    const Product<kFormat> product(operands);
+#pragma GCC unroll 4
+    for (int i = 0; i < kRepeats; i++) {
+#pragma GCC unroll 16
+      for (auto& sum : sums) sum = product.add(sum);
+    }
+  }
+#pragma GCC unroll 16
+  for (auto& sum : sums) Product<kFormat>::keep(sum);
+  return rounds * kRepeats * kChains * kTile * Product<kFormat>::kInputs * 2;
+}
+
+void read(const uint8_t* lines, int64_t begin, int64_t end) {
+  constexpr int kAtOnce = 8;
+  I32 sums[kAtOnce];
+#pragma GCC unroll 8
+  for (I32& sum : sums) sum = simd::zero_i();
+  for (int64_t line = begin; line + kAtOnce <= end; line += kAtOnce) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kAtOnce; i++) {
+      const uint8_t* at = lines + (line + i) * kLine;
+      sums[i] = simd::add(sums[i], simd::load(reinterpret_cast<const int32_t*>(at)));
+    }
+  }
+#pragma GCC unroll 8
+  for (I32& sum : sums) touch_lanes(sum);
+}
+
+}  // namespace
+}  // namespace octavo
+
+int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds) {
+  using namespace octavo;
+  int64_t (*kernel)(int64_t) = nullptr;
+  switch (format) {
+    case OCT_W4S: case OCT_W4A: kernel = multiply<OCT_W4S>; break;
+    case OCT_W8S: case OCT_W8A: kernel = multiply<OCT_W8S>; break;
+    case OCT_BF16: kernel = multiply<OCT_BF16>; break;
+    case OCT_F32: kernel = multiply<OCT_F32>; break;
+    default: return fail(OCT_ERR_ARGUMENT, "there is no weight format %d", format);
+  }
+  if (rounds < 0) return fail(OCT_ERR_ARGUMENT, "%lld rounds", static_cast<long long>(rounds));
+  int64_t operations = 0;  // written by one worker
+  const int32_t code = run(pool, [&](const Worker& worker) {
+    const int64_t done = kernel(rounds);
+    if (worker.rank == 0) operations = done * worker.size;
+  });
+  return code != OCT_OK ? code : operations;
+}
+
+int32_t oct_probe_read(oct_pool* pool, const void* data, int64_t num_bytes) {
+  using namespace octavo;
+  if (data == nullptr || num_bytes < 0) return fail(OCT_ERR_ARGUMENT, "nothing to read");
+  const uint8_t* lines = static_cast<const uint8_t*>(data);
+  const int64_t count = num_bytes / kLine;
+  return run(pool, [&](const Worker& worker) {
+    read(lines, count * worker.rank / worker.size, count * (worker.rank + 1) / worker.size);
+  });
+}
