@@ -90,7 +90,8 @@ def random_requests(
     _at_least(1, output_len=output_len)
     if not 0 <= range_ratio < 1:
         raise ConfigError(f"the range ratio is {range_ratio}, and must be from 0 to below 1")
-    input_lens, output_lens = _spread(input_len, range_ratio), _spread(output_len, range_ratio)
+    input_lens = _spread(input_len, range_ratio, least=0)
+    output_lens = _spread(output_len, range_ratio, least=1)
     if prefix_len + input_lens.start < 1:
         raise ConfigError("a prompt could be empty: ask for more input or prefix tokens")
     allowed = allowed_token_ids(vocab_size, avoid)
@@ -99,8 +100,7 @@ def random_requests(
     requests = []
     for index in range(num):
         tokens = random_token_ids(allowed, lengths.choice(input_lens), f"{seed} prompt {index}")
-        wanted = max(1, lengths.choice(output_lens))
-        requests.append(_of_tokens(index, (*prefix, *tokens), wanted))
+        requests.append(_of_tokens(index, (*prefix, *tokens), lengths.choice(output_lens)))
     return requests
 
 
@@ -141,10 +141,10 @@ def prefix_repetition(
     return requests
 
 
-def _spread(length: int, ratio: float) -> range:
+def _spread(length: int, ratio: float, least: int) -> range:
     # 100 * 1.1 is a little more than 110, and must not become 111.
     low, high = round(length * (1 - ratio), 6), round(length * (1 + ratio), 6)
-    return range(math.floor(low), math.ceil(high) + 1)
+    return range(max(least, math.floor(low)), math.ceil(high) + 1)
 
 
 def _of_tokens(index: int, tokens: tuple[int, ...], output_len: int) -> BenchRequest:

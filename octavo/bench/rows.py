@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from octavo.errors import OctavoError
+from octavo.errors import BenchmarkError
 
 LARGEST_COUNT = 2**31 - 1  # of tokens: beyond it, a file is damaged
 LARGEST_NUMBER = 1e15  # of milliseconds: 30 000 years
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Row = tuple[int, Mapping[str, Any]]  # number of its line, fields
 
 
-class WorkloadFileError(OctavoError):
+class WorkloadFileError(BenchmarkError):
     """A file of requests cannot be read; says where in it, and what should be there."""
 
     def __init__(self, path: str | Path, reason: str, line: int | None = None):

@@ -147,7 +147,7 @@ def write_trace(path: str | Path, kind: str, entries: Iterable[TraceEntry]) -> N
 
     Raises:
         ConfigError: no such kind, or blocks that cannot be restated.
-        ResultFileError: the file cannot be written.
+        BenchmarkError: the file cannot be written.
     """
     format = _format(kind)()
     if format.block_size is not None:

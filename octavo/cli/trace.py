@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.cli import UsageError, terminal
+from octavo.cli import Command, UsageError, terminal
 
 if TYPE_CHECKING:
     from octavo.bench.traces import TraceStatistics
@@ -14,13 +14,10 @@ if TYPE_CHECKING:
 # As in octavo.bench.trace_formats, which a test checks; --help need not import it.
 KINDS = ("octavo", "mooncake", "bailian", "azure", "burstgpt", "vidur", "splitwise")
 
-EXAMPLES = """\
-examples:
-  octavo trace stats conversation_trace.jsonl
-  octavo trace convert AzureLLMInferenceTrace_conv.csv azure.jsonl
-  octavo trace convert BurstGPT_1.csv first.csv --to vidur --limit 1000
-  octavo trace COMMAND --help
-"""
+COMMANDS = {
+    "convert": Command("trace", "configure_convert", "read a trace and write it in another format"),
+    "stats": Command("trace", "configure_stats", "rate, lengths and shared prefixes of a trace"),
+}
 
 CONVERT_EXAMPLES = """\
 A trace without --to is written as octavo's own JSON lines, which hold all that any format has.
@@ -38,32 +35,20 @@ examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
-    commands = parser.add_subparsers(
-        dest="trace_command", metavar="COMMAND", title="commands", required=True
-    )
-    convert_parser = commands.add_parser(
-        "convert",
-        help="read a trace and write it in another format",
-        epilog=CONVERT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    convert_parser.add_argument("input", metavar="IN", help="the trace to read")
-    convert_parser.add_argument("output", metavar="OUT", help="the file to write or replace")
-    _add_reading(convert_parser)
-    convert_parser.add_argument("--to", metavar="KIND", choices=KINDS, help="format of OUT")
-    convert_parser.set_defaults(run=convert)
+def configure_convert(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = CONVERT_EXAMPLES
+    parser.add_argument("input", metavar="IN", help="the trace to read")
+    parser.add_argument("output", metavar="OUT", help="the file to write or replace")
+    _add_reading(parser)
+    parser.add_argument("--to", metavar="KIND", choices=KINDS, help="format of OUT")
+    parser.set_defaults(run=convert)
 
-    stats_parser = commands.add_parser(
-        "stats",
-        help="rate, lengths and shared prefixes of a trace",
-        epilog=STATS_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    stats_parser.add_argument("input", metavar="IN", help="the trace to read")
-    _add_reading(stats_parser)
-    stats_parser.set_defaults(run=stats)
+
+def configure_stats(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = STATS_EXAMPLES
+    parser.add_argument("input", metavar="IN", help="the trace to read")
+    _add_reading(parser)
+    parser.set_defaults(run=stats)
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
