@@ -1,0 +1,191 @@
+"""Perplexity of a model on a text: e to the mean of -ln p over the scored tokens.
+
+A window is a request like any other: several at once, in chunks, preempted where the pool is small.
+The only special thing is that somebody looks at the logits of its prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.config import EngineArgs
+from octavo.core.engine import Engine
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError, EngineError
+from octavo.executor.local import LocalExecutor
+from octavo.quality.divergence import Comparison, Divergence
+from octavo.quality.estimate import Estimate
+from octavo.quality.logit_file import LogitFile, LogitFileWriter
+from octavo.quality.scoring import RowSink, Scorer
+from octavo.quality.windows import Windows
+from octavo.text_engine import TextEngine
+
+DEFAULT_CTX = 512
+
+# (tokens scored, tokens to score, perplexity of those scored)
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``nll``: float64 [num_scored], -ln p of each scored token in nats. ``num_computed``: tokens
+    that went through the model, those of a preempted window counted once."""
+
+    windows: Windows
+    nll: np.ndarray
+    num_computed: int
+    num_preemptions: int
+    elapsed_s: float
+
+    @property
+    def perplexity(self) -> Estimate:
+        return Estimate.mean_of(self.nll).exp()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Computed, scored or not, in the whole time: what a saved file costs is in it."""
+        return self.num_computed / self.elapsed_s
+
+
+@dataclass(frozen=True)
+class PerplexityResult:
+    """``divergence``: from a base, where there is one."""
+
+    scores: Scores
+    divergence: Divergence | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        scores, windows = self.scores, self.scores.windows
+        compared: dict[str, Any] = {"kl_mean": None, "kl_p99": None, "same_top": None}
+        if self.divergence is not None:
+            compared = self.divergence.as_json()
+        return {
+            "tokens": len(scores.nll),
+            **scores.perplexity.as_json("perplexity", "stderr"),
+            **compared,
+            "tokens_per_s": scores.tokens_per_s,
+            **Estimate.mean_of(scores.nll).as_json("nll_mean"),
+            "ctx": windows.ctx,
+            "score": windows.score,
+            "num_windows": len(windows),
+            "num_computed_tokens": scores.num_computed,
+            "num_preemptions": scores.num_preemptions,
+            "elapsed_s": scores.elapsed_s,
+        }
+
+
+def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
+    """Settings of an engine for windows of ``ctx`` tokens; the user's own go before.
+
+    No window has a prefix of another, but for BOS. There are seats for as many as fill a step, and
+    one that it cuts through: further ones would only hold memory.
+    """
+    fixed: dict[str, Any] = {"max_model_len": ctx, "enable_prefix_caching": False}
+    for name, value in fixed.items():
+        if settings.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is {value} for windows of {ctx} tokens, leave it out")
+    if settings.get("max_num_seqs") is None:
+        budget = settings.get("max_num_batched_tokens") or 512
+        settings["max_num_seqs"] = min(256, 1 + -(-budget // ctx))
+    return EngineArgs.from_kwargs(model, **settings)
+
+
+def measure(
+    text_engine: TextEngine,
+    windows: Windows,
+    *,
+    model: str,
+    base: LogitFile | None = None,
+    save_base: str | Path | None = None,
+    progress: Progress | None = None,
+) -> PerplexityResult:
+    """The perplexity of windows; compared with the run in ``base``, or kept in a file for others.
+
+    Args:
+        text_engine: as made from ``engine_args``; ``model`` is what a saved file calls it.
+
+    Raises:
+        BenchmarkError: the base is of something else, or a file cannot be read or written.
+        RequestError, EngineError: see ``score_windows``.
+    """
+    sinks: list[RowSink] = []
+    comparison = writer = None
+    with ExitStack() as stack:
+        if base is not None:
+            base.check_fits(windows, text_engine.vocab_size)
+            sinks.append(comparison := Comparison(base))
+        if save_base is not None:
+            writer = LogitFileWriter(save_base, windows, text_engine.vocab_size, model)
+            sinks.append(stack.enter_context(writer))
+        scores = score_windows(text_engine.engine, windows, sinks, progress)
+        if writer is not None:
+            writer.finish()
+    return PerplexityResult(scores, comparison.result(scores.nll) if comparison else None)
+
+
+def score_windows(
+    engine: Engine,
+    windows: Windows,
+    sinks: Sequence[RowSink] = (),
+    progress: Progress | None = None,
+) -> Scores:
+    """Run windows through an engine that has nothing else to do.
+
+    The last token of a window is judged and judges none: it is not computed.
+
+    Raises:
+        RequestError: a window does not fit the engine's context or KV pool.
+        EngineError: the model's numbers are no numbers. What a sink raises.
+    """
+    executor = engine.executor
+    if not isinstance(executor, LocalExecutor):
+        raise ConfigError("perplexity needs an engine in this process")
+    scorer = Scorer(windows, sinks)
+    requests = deque(map(_request, range(len(windows)), windows.token_ids))
+    at_once = 2 * engine.scheduler.config.max_num_seqs
+    preemptions = engine.scheduler.num_preemptions
+    executor.runner.logits_observer = scorer
+    begin = time.perf_counter()
+    try:
+        while requests or engine.has_unfinished_requests:
+            while requests and len(engine.scheduler.requests) < at_once:
+                engine.add(requests.popleft())
+            _step(engine, scorer)
+            if progress is not None:
+                progress(scorer.num_seen, windows.num_scored, scorer.perplexity)
+    finally:
+        executor.runner.logits_observer = None
+        for request_id in list(engine.scheduler.requests):
+            engine.abort(request_id)
+    elapsed = time.perf_counter() - begin
+    assert scorer.num_seen == windows.num_scored
+    return Scores(
+        windows,
+        scorer.nll,
+        len(windows) * (windows.ctx - 1),
+        engine.scheduler.num_preemptions - preemptions,
+        elapsed,
+    )
+
+
+def _request(index: int, token_ids: np.ndarray) -> Request:
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False)
+    return Request(str(index), token_ids[:-1].tolist(), params, arrival_time=0.0)
+
+
+def _step(engine: Engine, scorer: Scorer) -> None:
+    step = engine.step()
+    if scorer.failure is not None:
+        raise scorer.failure
+    for update in step.updates if step else ():
+        if update.request.error is not None:
+            raise EngineError(f"window {update.request.request_id}: {update.request.error}")
