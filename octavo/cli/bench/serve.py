@@ -1,0 +1,168 @@
+"""``octavo bench serve``: put load on a server, and see what it makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from octavo.bench.serve_config import (
+    LoadSettings,
+    ReportSettings,
+    ServeBenchConfig,
+    ServerTarget,
+    Workload,
+)
+from octavo.cli import UsageError, terminal
+from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
+from octavo.hub import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from octavo.bench.serve import ServeResult
+
+EXAMPLES = """\
+examples:
+  octavo bench serve --num-prompts 64 --random-input-len 128 --random-output-len 64
+  octavo bench serve --base-url http://127.0.0.1:8000 --request-rate 4 --goodput ttft:500 tpot:50
+  octavo bench serve --base-url http://127.0.0.1:8000 --max-concurrency 8 --duration 60
+  octavo bench serve --base-url https://api.example.org --backend openai-chat \\
+    --dataset-name sharegpt --dataset-path ShareGPT_V3.json --tokenizer smollm2-135m
+  octavo bench serve --base-url http://127.0.0.1:8000 --dataset-name mooncake \\
+    --dataset-path conversation_trace.jsonl --speedup 2 --request-log requests.jsonl
+
+Without --request-rate, a ramp or a trace: all requests at once, or with --max-concurrency N a
+closed loop of N clients. Lines and keys are named as `vllm bench serve` names them.
+"""
+
+# Flags that take several values, or may be given several times.
+_SEVERAL = {"goodput": "NAME:MS", "metadata": "KEY=VALUE"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="model of the server to start, or with --base-url the model whose tokenizer is used "
+        f"(default: {DEFAULT_MODEL}, or with --base-url what the server serves)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    add_flags(parser, "server", ServerTarget)
+    add_flags(parser, "workload", Workload)
+    add_flags(parser, "load", LoadSettings)
+    add_flags(parser, "report", ReportSettings, skip=_SEVERAL)
+    several = parser.add_argument_group("report, several values each")
+    for each in fields(ReportSettings):
+        if each.name in _SEVERAL:
+            several.add_argument(
+                f"--{each.name}",
+                dest=f"{ReportSettings.__name__}_{each.name}",
+                nargs="+",
+                action="extend",
+                default=argparse.SUPPRESS,
+                metavar=_SEVERAL[each.name],
+                help=each.metadata["help"],
+            )
+    add_engine_flags(parser, skip={"seed"})
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = to_config(args)
+    from octavo.bench.serve import run_serve_bench
+
+    if config.target.base_url is None:
+        model = config.model or DEFAULT_MODEL
+        terminal.resolve(model)
+        terminal.say(f"starting octavo serve {model}")
+    with _Progress() as progress:
+        result = run_serve_bench(config, progress.show)
+    return _tell(args, result)
+
+
+def to_config(args: argparse.Namespace) -> ServeBenchConfig:
+    """Raises UsageError for values that are wrong or contradict each other."""
+    target = ServerTarget(**given_settings(args, ServerTarget))
+    engine = engine_kwargs(args)
+    if engine and target.base_url is not None:
+        flag = "--" + next(iter(engine)).replace("_", "-")
+        raise UsageError(
+            f"{flag} is for a server that is started here: it goes not with --base-url"
+        )
+    return ServeBenchConfig(
+        args.model,
+        target,
+        Workload(**given_settings(args, Workload)),
+        LoadSettings(**given_settings(args, LoadSettings)),
+        ReportSettings(**given_settings(args, ReportSettings)),
+        tuple(engine_flags(engine)),
+    )
+
+
+def engine_flags(kwargs: dict[str, Any]) -> list[str]:
+    """Settings of an engine as a command line has them."""
+    flags = []
+    for name, value in kwargs.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags
+
+
+def _tell(args: argparse.Namespace, result: ServeResult) -> int:
+    """Result to stdout and files; 1 if no request was answered, 130 after Ctrl-C."""
+    document = result.as_json()
+    if args.json:
+        terminal.print_json(document)
+    else:
+        print(result.as_text())
+    if args.output:
+        from octavo.bench.results import write_json
+
+        write_json(args.output, document)
+    for path in result.write_files():
+        terminal.say(f"written to {path}")
+    for warning in result.run["warnings"]:
+        terminal.say(f"warning: {warning}")
+    if result.is_interrupted:
+        return 130
+    if result.report.metrics.completed == 0:
+        terminal.say("octavo: error: no request was answered")
+        return 1
+    return 0
+
+
+class _Progress:
+    """How many requests have ended, on a terminal."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, ended: int, total: int) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+            columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            # It is drawn in a thread: seldom, for that thread takes time from the measurement.
+            self._bar = Progress(
+                *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, completed=ended)
