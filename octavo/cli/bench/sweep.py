@@ -1,0 +1,301 @@
+"""``octavo bench sweep``: throughput and latencies against the number of requests in flight."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench import common
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.sweep import LoadSource, SweepPlan, SweepResult
+
+EXAMPLES = """\
+examples:
+  octavo bench sweep
+  octavo bench sweep --concurrency 1,4,16 --plot sweep.png
+  octavo bench sweep gemma3-270m --max-tpot-ms 50 --max-ttft-ms 500
+  octavo bench sweep --base-url http://127.0.0.1:8000 --csv sweep.csv
+
+At each point so many requests are kept in flight: as one ends the next begins. Points take turns,
+--repeat times, so that a machine that drifts does the same to all. The knee is where throughput
+bends from rising to flat; with bounds on latencies, the best point within them is printed.
+"""
+
+MOST_IN_FLIGHT = 64
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--concurrency",
+        type=_rising_numbers,
+        metavar="N,N,…",
+        help="requests in flight, point by point (default: powers of two up to max_num_seqs, and "
+        f"at most {MOST_IN_FLIGHT})",
+    )
+    for name, what in (("input", "prompt"), ("output", "answer")):
+        parser.add_argument(
+            f"--{name}-len",
+            type=common.positive,
+            default=128,
+            metavar="N",
+            help=f"tokens of each {what} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--repeat",
+        type=common.positive,
+        default=3,
+        metavar="N",
+        help="times to measure each point; medians are reported (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--waves",
+        type=common.positive,
+        default=1,
+        metavar="N",
+        help="requests measured each time, for each one in flight, after a wave that fills the "
+        "engine (default: %(default)s)",
+    )
+    _add_bounds(parser)
+    _add_server(parser)
+    add_plot_flag(parser)
+    parser.add_argument("--csv", metavar="FILE", help="write the points as a table")
+    common.add_output_flags(parser)
+    common.add_engine_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("bounds on latencies")
+    for name, what in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        group.add_argument(f"--max-{name}-ms", type=_positive_float, metavar="MS", help=what)
+    group.add_argument("--max-e2e-ms", type=_positive_float, metavar="MS", help="whole request")
+    group.add_argument(
+        "--percentile",
+        type=_percent,
+        default=99.0,
+        metavar="P",
+        help="of the latencies that must be within the bounds (default: %(default)g)",
+    )
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a running server, in place of an engine in this process")
+    group.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="of a server with OpenAI's completions; MODEL is then the one whose tokens prompts "
+        "are made of",
+    )
+    group.add_argument(
+        "--model-name", metavar="NAME", help="as the server calls it (default: ask the server)"
+    )
+
+
+def add_plot_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--plot FILE``, which may come several times: ``args.plot``, None without."""
+    parser.add_argument(
+        "--plot",
+        action="append",
+        type=_plot_path,
+        metavar="FILE",
+        help="write a picture, as .png or .svg; may be given several times; needs matplotlib",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.plots import check_can_plot
+
+    check_can_plot(args.plot or ())
+    return _sweep_server(args) if args.base_url else _sweep_engine(args)
+
+
+def _sweep_engine(args: argparse.Namespace) -> int:
+    if args.model_name:
+        raise UsageError("--model-name goes with --base-url")
+    with common.open_session(common.engine_args(args)) as session:
+        from octavo.bench.load_sources import EngineUnderLoad
+        from octavo.bench.record import Recorder
+        from octavo.bench.sweep import powers_of_two
+
+        limit = min(session.loaded.config.scheduler.max_num_seqs, MOST_IN_FLIGHT)
+        plan = _plan(args, args.concurrency or powers_of_two(limit), session.loaded.config.seed)
+        source = EngineUnderLoad(session)
+        source.warm_up(plan)
+        recorder = Recorder(common.asked_for(args), session.args.threads)
+        recorder.engine = session.info
+        with recorder:
+            result = _measure(args, source, plan)
+    return _tell(args, result, recorder)
+
+
+def _sweep_server(args: argparse.Namespace) -> int:
+    if given := common.asked_for(args)["engine"]:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise UsageError(f"{flag} is for an engine in this process: it goes not with --base-url")
+    import os
+    from functools import partial
+
+    from octavo.bench.http_client import HttpClient
+    from octavo.bench.load_sources import ServerUnderLoad
+    from octavo.bench.record import Recorder
+    from octavo.bench.sweep import powers_of_two
+    from octavo.build import load_tokenizer
+
+    vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    create_client = partial(HttpClient, args.base_url, headers=headers)
+    try:
+        source = ServerUnderLoad(create_client, args.model_name, vocab_size)
+        plan = _plan(args, args.concurrency or powers_of_two(MOST_IN_FLIGHT), 0)
+        source.warm_up(plan)
+    except ValueError as error:
+        raise UsageError(f"--base-url: {error}") from error
+    with Recorder(common.asked_for(args), owns_work=False) as recorder:
+        result = _measure(args, source, plan)
+    return _tell(args, result, recorder)
+
+
+def _plan(args: argparse.Namespace, concurrencies: tuple[int, ...], seed: int) -> SweepPlan:
+    from octavo.bench.sweep import SweepPlan
+
+    return SweepPlan(concurrencies, args.input_len, args.output_len, args.repeat, args.waves, seed)
+
+
+def _measure(args: argparse.Namespace, source: LoadSource, plan: SweepPlan) -> SweepResult:
+    from octavo.bench.sweep import LatencyBounds, sweep
+
+    bounds = LatencyBounds(args.max_ttft_ms, args.max_tpot_ms, args.max_e2e_ms, args.percentile)
+    total = len(set(plan.concurrencies)) * plan.repeat
+    with common.progress_over("sweeping", total) as advance:
+        return sweep(source, plan, bounds, advance)
+
+
+def _tell(args: argparse.Namespace, result: SweepResult, recorder: Any) -> int:
+    recorder.samples = {
+        "points": [[each.as_json() for each in point.samples] for point in result.points]
+    }
+    document = {**result.as_json(), "run": recorder.as_json()}
+    if args.csv:
+        from octavo.bench.results import write_text
+        from octavo.bench.sweep import to_csv
+
+        write_text(args.csv, to_csv(result.points))
+    for path in args.plot or ():
+        from octavo.bench import plots
+
+        plots.save(_figure(args, result), path)
+    common.report(args, document, lambda console: _print(console, args, result))
+    return 0
+
+
+def _print(console: Console, args: argparse.Namespace, result: SweepResult) -> None:
+    head = ("in flight", "output tok/s", "min–max", "total tok/s", "TTFT ms", "TPOT ms", "ITL ms")
+    rows = []
+    for point in result.points:
+        output = point.output_tps
+        rows.append(
+            [
+                str(point.concurrency),
+                f"{output.median:.1f}",
+                f"{output.min:.1f}–{output.max:.1f}",
+                f"{point.total_tps.median:.1f}",
+                *(_pair(point.latency_ms(name, 50), point.latency_ms(name, 99)) for name in _SHOWN),
+                "–" if point.mean_batch is None else f"{point.mean_batch:.1f}",
+            ]
+        )
+    title = f"{args.model}: {args.input_len} + {args.output_len} tokens, latencies p50 / p99"
+    common.print_figures(console, title, [*head, "E2E ms", "batch"], rows)
+    console.print(str(result.knee), markup=False)
+    if (sentence := best_sentence(result)) is not None:
+        console.print(sentence, markup=False)
+    preemptions = sum(point.num_preemptions or 0 for point in result.points)
+    if preemptions:
+        console.print(f"{preemptions} preemptions: the KV pool is small for this much load")
+
+
+_SHOWN = ("ttft", "tpot", "itl", "e2e")
+
+
+def best_sentence(result: SweepResult) -> str | None:
+    """What to run with under the bounds; None where there are none."""
+    best = result.best
+    if best is None:
+        return None
+    bounds = result.bounds
+    given = bounds.given()
+    asked = ", ".join(f"{name.upper()} ≤ {bound:g} ms" for name, bound in given.items())
+    has = ", ".join(
+        f"{name.upper()} {excess * given[name]:.1f} ms" for name, excess in best.excesses.items()
+    )
+    what = f"{best.point.concurrency} in flight: {best.point.output_tps.median:.1f} output tok/s"
+    asked = f"p{bounds.percent:g} {asked}"
+    if best.is_met:
+        return f"best with {asked}: {what}, {has}"
+    return f"none meets {asked}; nearest is {what}, {has}"
+
+
+def _pair(median: float | None, tail: float | None) -> str:
+    if median is None or tail is None:
+        return "–"
+    return f"{median:.1f} / {tail:.1f}" if tail < 1000 else f"{median:.0f} / {tail:.0f}"
+
+
+def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
+    from octavo.bench.plots import CurvePoint, throughput_curve
+
+    points = [
+        CurvePoint(
+            point.concurrency,
+            point.output_tps,
+            point.latency_ms("tpot", 50),
+            point.latency_ms("tpot", 99),
+        )
+        for point in result.points
+    ]
+    best = result.best
+    return throughput_curve(
+        points,
+        title=f"{args.model}: {args.input_len} + {args.output_len} tokens",
+        knee=result.knee.concurrency,
+        chosen=best.point.concurrency if best and best.is_met else None,
+        tpot_bound_ms=args.max_tpot_ms,
+    )
+
+
+def _rising_numbers(text: str) -> tuple[int, ...]:
+    numbers = sorted({common.positive(part.strip()) for part in text.split(",")})
+    return tuple(numbers)
+
+
+def _positive_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def _percent(text: str) -> float:
+    value = _positive_float(text)
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentile: give 1 to 100")
+    return value
+
+
+def _plot_path(text: str) -> str:
+    from octavo.bench.plots import plot_format
+
+    try:
+        plot_format(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
