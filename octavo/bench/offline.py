@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.bench.requests import BenchRequest
 from octavo.config import EngineArgs
@@ -19,11 +19,20 @@ if TYPE_CHECKING:
     from octavo.text_engine import Generation
 
 
+class StepChunk(NamedTuple):
+    """Tokens that a step computed of one request, as `octavo.sim.cost_model` counts them."""
+
+    start: int
+    num_tokens: int
+    samples: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepTiming:
     """One step: its batch's size, its wall time, and that part of it that the kernels' call took.
 
     ``num_rounds``: tokens that the step brought to the request that got most of them.
+    ``kv_utilisation``: share of the KV blocks that requests held at its end.
     """
 
     num_seqs: int
@@ -32,6 +41,8 @@ class StepTiming:
     num_rounds: int
     wall_s: float
     kernel_s: float
+    kv_utilisation: float = 0.0
+    chunks: tuple[StepChunk, ...] = ()
 
     @property
     def overhead_s(self) -> float:
@@ -101,6 +112,8 @@ class OfflineSession:
         self,
         requests: Sequence[BenchRequest],
         observe: Callable[[Batch], None] | None = None,
+        *,
+        cache_salt: str = "",
     ) -> RunTiming:
         """Give all requests at once, and run until the last has ended.
 
@@ -109,6 +122,7 @@ class OfflineSession:
 
         Args:
             observe: called with every batch after its step, outside of the step's time.
+            cache_salt: requests share prefixes only with those of the same salt.
 
         Raises:
             BenchmarkError: a request failed. RequestError: one cannot be served.
@@ -116,31 +130,31 @@ class OfflineSession:
         engine = self._text_engine
         runner = engine.engine.executor.runner  # type: ignore[attr-defined]
         generations: list[Generation] = []
-        steps: list[StepTiming] = []
+        steps: list[tuple[EngineStep, float, float]] = []
 
         def step() -> None:
             kernels_before, begin = runner.kernel_seconds, time.perf_counter()
             _, done = engine.step()
             wall_s = time.perf_counter() - begin
             if done is not None:
-                steps.append(_timing(done, wall_s, runner.kernel_seconds - kernels_before))
+                steps.append((done, wall_s, runner.kernel_seconds - kernels_before))
                 if observe is not None:
                     observe(done.batch)
 
         # Tokenized before the clock starts: that is not the engine's work.
-        prepared = [(request, self._token_ids(request)) for request in requests]
+        prepared = [(request, self.token_ids(request)) for request in requests]
         begin = time.perf_counter()
         try:
             for request, token_ids in prepared:
-                generations.append(self._add(request, token_ids, step))
-            while not all(generation.is_finished for generation in generations):
+                generations.append(self._add(request, token_ids, cache_salt, step))
+            while engine.has_unfinished_requests:
                 step()
         except BaseException:
             for generation in generations:
                 engine.abort(generation.request_id)
             raise
         elapsed = time.perf_counter() - begin
-        return _collect(elapsed, generations, steps)
+        return _collect(elapsed, generations, [_timing(*timed) for timed in steps])
 
     def close(self) -> None:
         self._text_engine.engine.close()
@@ -151,7 +165,8 @@ class OfflineSession:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _token_ids(self, request: BenchRequest) -> list[int]:
+    def token_ids(self, request: BenchRequest) -> list[int]:
+        """The prompt, with whatever the tokenizer or the chat template puts around it."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
         if request.messages is not None:
@@ -160,13 +175,19 @@ class OfflineSession:
         return self._text_engine.tokenizer.encode(request.prompt)
 
     def _add(
-        self, request: BenchRequest, token_ids: list[int], step: Callable[[], None]
+        self,
+        request: BenchRequest,
+        token_ids: list[int],
+        cache_salt: str,
+        step: Callable[[], None],
     ) -> Generation:
         params = sampling_params(request)
         self._count += 1
         while True:
             try:
-                return self._text_engine.add(f"bench-{self._count}", None, token_ids, params)
+                return self._text_engine.add(
+                    f"bench-{self._count}", None, token_ids, params, cache_salt=cache_salt
+                )
             except QueueFullError:
                 if not self._text_engine.has_unfinished_requests:
                     raise
@@ -184,10 +205,21 @@ def sampling_params(request: BenchRequest) -> SamplingParams:
 
 
 def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
-    rounds = max((len(update.new_token_ids) for update in done.updates), default=0)
     batch = done.batch
+    new_tokens = {update.request.request_id: len(update.new_token_ids) for update in done.updates}
     return StepTiming(
-        batch.num_seqs, batch.num_tokens, batch.is_pure_decode, rounds, wall_s, kernel_s
+        batch.num_seqs,
+        batch.num_tokens,
+        batch.is_pure_decode,
+        max(new_tokens.values(), default=0),
+        wall_s,
+        kernel_s,
+        done.stats.kv_utilisation,
+        tuple(
+            # The requests have moved on: what was sampled is known from what came of it.
+            StepChunk(item.start, item.num_tokens, new_tokens.get(item.request.request_id, 0) > 0)
+            for item in batch.items
+        ),
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline import OfflineSession
+    from octavo.bench.roofline import Roofline
 
 # What argparse or the command line itself put into the arguments, and where results go.
 _NO_SETTINGS = {"run", "prog", "command", "subcommand", "json", "output"}
@@ -52,6 +53,17 @@ def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: in
         default=warmup,
         metavar="N",
         help="runs before them that do not count (default: %(default)s)",
+    )
+
+
+def add_seed_flag(parser: argparse.ArgumentParser) -> None:
+    """In place of the engine's, which matters to sampling only; see ``engine_args``."""
+    parser.add_argument(
+        "--seed",
+        type=non_negative,
+        default=0,
+        metavar="N",
+        help="of what is asked: the same seed, the same requests (default: %(default)s)",
     )
 
 
@@ -175,9 +187,39 @@ def print_figures(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_roofline(console: Console, roofline: Roofline) -> None:
+    """What held prefill and decode back, and how close they came to it."""
+    rows = []
+    for name, part in (("prefill", roofline.prefill), ("decode", roofline.decode)):
+        if part is None:
+            continue
+        total = part.work.total
+        rows.append(
+            (
+                name,
+                part.bound,
+                f"{part.floor_s / part.wall_s:.0%}",
+                f"{part.wall_s / part.num_steps * 1e3:,.2f}",
+                f"{part.floor_s / part.num_steps * 1e3:,.2f}",
+                f"{total.bytes / part.wall_s / 1e9:,.1f}",
+                f"{part.mbu:.0%}",
+                f"{total.flops / part.wall_s / 1e9:,.0f}",
+                f"{part.mfu:.0%}",
+            )
+        )
+    head = ("", "bound by", "reached", "ms/step", "least ms", "GB/s", "MBU", "Gop/s", "MFU")
+    title = (
+        f"Roofline: {roofline.ceilings.bytes_per_s / 1e9:.0f} GB/s, "
+        f"{roofline.ceilings.linear / 1e9:,.0f} Gop/s ({roofline.ceilings.arithmetic[0]})"
+    )
+    print_figures(console, title, head, rows)
