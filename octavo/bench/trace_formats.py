@@ -106,6 +106,10 @@ class Octavo(TraceFormat):
     columns = ("timestamp", "input_length", "output_length")
     holds = ALL_FIELDS
 
+    _AS_IT_IS = [
+        field.name for field in fields(TraceEntry) if field.name not in REQUIRED | BLOCKS | {"slo"}
+    ]
+
     def parse(self, row: Mapping[str, Any]) -> TraceEntry:
         return TraceEntry(
             arrival_s=_from_ticks(round(number(row, "timestamp") * (TICKS_PER_S // 1000))),
@@ -134,9 +138,9 @@ class Octavo(TraceFormat):
         }
         if entry.block_size != MOONCAKE_BLOCK:
             row["block_size"] = entry.block_size
-        for name in (field.name for field in fields(entry)):
-            if name not in REQUIRED | BLOCKS | {"slo"} and getattr(entry, name) is not None:
-                row[name] = getattr(entry, name)
+        for name in self._AS_IT_IS:
+            if (value := getattr(entry, name)) is not None:
+                row[name] = value
         if entry.slo is not None:
             limits = {field.name: getattr(entry.slo, field.name) for field in fields(entry.slo)}
             row["slo"] = {name: limit for name, limit in limits.items() if limit is not None}

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,10 @@ def test_prefixes_are_repeated_evenly() -> None:
     assert sorted(beginnings.values()) == [4, 4, 5, 5, 5]
     assert len({tokens(r)[16:] for r in requests}) == 23
     assert {(len(tokens(r)), r.input_len, r.output_len) for r in requests} == {(24, 24, 3)}
-    runs = sum(a != b for a, b in zip(requests, requests[1:], strict=False))
-    assert runs > 10  # not one prefix after the other
+    order = [tokens(r)[:16] for r in requests]
+    changes = sum(a != b for a, b in pairwise(order))
+    assert changes > 10  # not one prefix after the other
+    assert order[5:10] != order[:5]  # nor one by one
 
 
 @pytest.mark.parametrize(
@@ -294,8 +297,11 @@ def test_data_sets_by_name(file) -> None:
     assert load_dataset("custom", lines) == load_dataset("jsonl", lines) == read_jsonl(lines)
     mooncake = load_dataset("mooncake", file(TRACE), vocab_size=3000, output_len=77)
     assert [r.output_len for r in mooncake] == [77] * 3
-    timed = file(TRACE.replace('{"', '{"chat_id": 1, "', 1))
-    assert load_dataset("timed_trace", timed, vocab_size=3000, num=1)[0].input_len == 20
+    chat = '{"chat_id": %d, "timestamp": %d, "input_length": 20, "output_length": 5}\n'
+    timed = file(chat % (1, 500) + chat % (2, 2500))
+    assert load_dataset("timed_trace", timed, vocab_size=3000)[1].arrival_s == 2000
+    assert load_dataset("trace", timed, vocab_size=3000)[1].arrival_s == 2000
+    assert load_dataset("mooncake", timed, vocab_size=3000)[1].arrival_s == 2
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,8 @@ def test_sessions_of_bailian_stay_together(tmp_path: Path) -> None:
     write_trace(tmp_path / "out", "bailian", entries)
     read = [entry.session_id for entry in read_trace(tmp_path / "out")]
     assert read == ["0", "1", "0", "3", "1", "0"]
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row["parent_chat_id"] for row in rows] == [-1, -1, 0, -1, 1, 2]
     assert lost_fields(entries, "bailian") == ["session_id"]  # the names
 
 
@@ -513,7 +515,7 @@ def test_statistics_of_a_trace_made_by_hand() -> None:
     assert found.gap_cv == pytest.approx((2 / 9) ** 0.5 / (4 / 3))
     assert found.input_len.mean == 756 and found.input_len.max == 1100
     assert (found.output_len.p50, found.output_len.min) == (25, 10)
-    # Before: nothing; 1 and 2; 1; 1, of which the prompt has only 200 tokens.
+    # Seen before: nothing; 1 and 2; 1; 1, of which the prompt has only 200 tokens.
     assert found.shared_prefix_share == pytest.approx((1024 + 512 + 200) / 3024)
     json.dumps(found.as_json(), allow_nan=False)
 
@@ -524,6 +526,11 @@ def test_statistics_where_there_is_little_to_say() -> None:
     assert one.shared_prefix_share is None
     with pytest.raises(ValueError, match="of nothing"):
         statistics([])
+
+
+def test_only_leading_blocks_are_shared() -> None:
+    entries = [TraceEntry(0, 1024, 1, (1, 2)), TraceEntry(1, 1536, 1, (1, 3, 2))]
+    assert statistics(entries).shared_prefix_share == 512 / 2560
 
 
 def test_the_shared_share_is_that_of_the_tokens() -> None:
