@@ -44,8 +44,8 @@ class Knee:
     def __str__(self) -> str:
         if self.verdict == "knee":
             return (
-                f"knee at {self.concurrency}: {self.share:.0%} of the best throughput, "
-                "and more load mostly adds latency"
+                f"knee at {self.concurrency}: {self.share:.0%} of the best throughput; from there "
+                "on more load brings less, and makes everybody wait longer"
             )
         return {
             "rising": "no knee: throughput still rises at the last point; sweep further",
