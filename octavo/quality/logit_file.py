@@ -17,8 +17,9 @@ of all being 1. ``step`` is the largest distance of the row, or MAX_DISTANCE if 
 How exact that is: a distance is off by at most h = step / 2 <= 3.1e-4, a log-probability by at most
 2 h (its own distance, and the sum). For a distribution p whose distances are off by at most h, the
 divergence KL(p || coded p) is at most h^2 / 2 <= 4.7e-8 (Hoeffding's lemma): that is all that the
-file adds to a divergence from itself. Tokens beyond MAX_DISTANCE have e^-40 = 4e-18 of the most
-probable one's mass, and count for nothing.
+file adds to a divergence from itself. One from another model q it moves, either way, by at most 2 h
+times the mean of |ln p / q| under p, to first order. Tokens beyond MAX_DISTANCE have e^-40 = 4e-18
+of the most probable one's mass, and count for nothing.
 """
 
 from __future__ import annotations
