@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo.core.batch import Batch
     from octavo.core.engine import EngineStep
     from octavo.core.stats import RequestStats
+    from octavo.text.tokenizer import Tokenizer
     from octavo.text_engine import Generation
 
 
@@ -90,6 +91,10 @@ class OfflineSession:
     @property
     def vocab_size(self) -> int:
         return self._text_engine.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._text_engine.tokenizer
 
     @property
     def info(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import terminal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from octavo.bench.roofline import Roofline
 
 # What argparse or the command line itself put into the arguments, and where results go.
-_NO_SETTINGS = {"run", "prog", "command", "subcommand", "json", "output"}
+_NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "output"}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
@@ -100,7 +101,7 @@ def asked_for(args: argparse.Namespace) -> dict[str, Any]:
     """The command line as JSON, for `octavo.bench.record.Recorder`."""
     prefix = f"{EngineArgs.__name__}_"
     settings = {
-        name: value
+        name: str(value) if isinstance(value, PurePath) else value
         for name, value in vars(args).items()
         if name not in _NO_SETTINGS and not name.startswith(prefix)
     }
@@ -187,9 +188,8 @@ def print_figures(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    console.print(title, style="bold", markup=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in rows:

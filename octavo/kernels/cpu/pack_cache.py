@@ -10,7 +10,8 @@ The file is mapped, not read: what no step touches takes no memory, and processe
 It belongs to the model's files as they were: sizes and times of change are compared, and where
 those differ, hashes. It is written under another name and then renamed, so that it is whole or not
 there. Where the model's folder cannot be written to, it goes to ``<fallback>/`` instead; where
-nothing can be written, weights are packed into memory at every start.
+nothing can be written, weights are packed into memory at every start. ``OCTAVO_PACKED_DIR`` names
+a folder to be used in place of both.
 """
 
 from __future__ import annotations
@@ -106,9 +107,11 @@ def _places(files: Sequence[Path], fallback: Path | None) -> list[Path]:
     if not files:
         return []
     first = files[0].absolute()
+    key = hashlib.sha256(str(first).encode()).hexdigest()[:16]
+    if folder := os.environ.get("OCTAVO_PACKED_DIR"):
+        return [Path(folder) / f"{first.name}-{key}.v16"]
     places = [first.parent / ".octavo" / f"{first.name}.v16"]
     if fallback is not None:
-        key = hashlib.sha256(str(first).encode()).hexdigest()[:16]
         places.append(fallback / f"{first.name}-{key}.v16")
     return places
 

@@ -131,6 +131,18 @@ def test_another_place_if_the_folder_cannot_be_written(model, pool, tmp_path):
     assert len(list(fallback.iterdir())) == 1
 
 
+def test_a_folder_that_the_environment_names_is_the_only_place(model, pool, tmp_path, monkeypatch):
+    named = tmp_path / "named"
+    monkeypatch.setenv("OCTAVO_PACKED_DIR", str(named))
+    values = weights()
+    result, calls = packed(values, model, pool, fallback=tmp_path / "unused")
+    assert calls and is_right(result, values, pool)
+    _, calls = packed(values, model, pool)
+    assert not calls
+    assert len(list(named.iterdir())) == 1
+    assert not cache_file(model).exists() and not (tmp_path / "unused").exists()
+
+
 def test_memory_if_nothing_can_be_written(model, pool, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

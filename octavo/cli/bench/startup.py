@@ -1,0 +1,78 @@
+"""``octavo bench startup``: from the start of a process to its first token."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from octavo.cli import terminal
+from octavo.cli.bench import common
+from octavo.cli.engine_flags import engine_kwargs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.startup import StartupResult
+
+EXAMPLES = """\
+Each start is a process of its own. What is warm, and what is cold, is said below the table.
+
+examples:
+  octavo bench startup
+  octavo bench startup ./model.gguf --num-iters-cold 1 --num-iters-warm 5
+  octavo bench startup --kernels reference --json | jq .warm_s
+"""
+
+_ROWS = (
+    ("imports", "import_s"),
+    ("loading", "load_s"),
+    ("process start to ready", "ready_s"),
+    ("process start to first token", "first_token_s"),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    common.add_engine_arguments(parser)
+    for name, default in (("cold", 2), ("warm", 3)):
+        parser.add_argument(
+            f"--num-iters-{name}",
+            type=common.positive,
+            default=default,
+            metavar="N",
+            help=f"{name} starts; medians are reported (default: %(default)s)",
+        )
+    common.add_output_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    given = engine_kwargs(args)
+    terminal.resolve(args.model)
+    from octavo.bench.startup import StartupPlan, measure_startup
+
+    plan = StartupPlan(args.num_iters_cold, args.num_iters_warm)
+    with common.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
+        result = measure_startup(args.model, given, plan, common.asked_for(args), advance)
+    common.report(args, result.as_json(), lambda console: print_result(result, console))
+    return 0
+
+
+def print_result(result: StartupResult, console: Console) -> None:
+    from octavo.bench.startup import WARM, spread
+
+    rows = []
+    for label, name in _ROWS:
+        cold, warm = spread(result.cold, name), spread(result.warm, name)
+        values = (cold.median, cold.min, cold.max, warm.median, warm.min, warm.max)
+        rows.append((label, *(f"{value:.2f}" for value in values)))
+    common.print_figures(
+        console,
+        f"{result.model}: seconds of {len(result.cold)} cold and {len(result.warm)} warm starts",
+        ("", "cold", "min", "max", "warm", "min", "max"),
+        rows,
+    )
+    peak = max(start.peak_rss_bytes for start in result.warm)
+    console.print(f"peak memory {terminal.format_bytes(peak)}", markup=False)
+    console.print(f"warm: {WARM}", markup=False)
+    console.print(f"cold: {result.cold_means}", markup=False)
