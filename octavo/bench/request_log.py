@@ -44,7 +44,7 @@ def read_request_log(path: str | Path) -> list[RequestRecord]:
 
 
 def _read_lines(path: str | Path, text: str) -> Iterator[RequestRecord]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -7,17 +7,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections import deque
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from octavo.bench.endpoint import ServerError
 
 _READY = re.compile(r"is ready on (https?://\S+)")
-_KEPT_LINES = 20
+_MAX_LOG_BYTES = 1 << 20
+_POLL_SECONDS = 0.02
 _STOP_SECONDS = 10.0
 
 
@@ -32,43 +34,34 @@ def running_server(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     """
     command = [sys.executable, "-m", "octavo", "serve", model, "--port", "0"]
     command += ["--drain-timeout", "0", "--log-format", "text", *flags]
-    with _termination_unwinds():
+    with _termination_unwinds(), tempfile.TemporaryFile() as log:
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stdout=log,
+            stderr=log,
             start_new_session=True,
         )
         try:
-            yield _wait_until_ready(server)
+            yield _wait_until_ready(server, log)
         finally:
             _stop(server)
 
 
-def _wait_until_ready(server: subprocess.Popen[str]) -> str:
-    assert server.stderr is not None
-    said: deque[str] = deque(maxlen=_KEPT_LINES)
-    for line in server.stderr:
-        if found := _READY.search(line):
-            # Its pipe must be emptied, or it will wait for us.
-            threading.Thread(target=_drain, args=(server,), daemon=True).start()
+def _wait_until_ready(server: subprocess.Popen[bytes], log: IO[bytes]) -> str:
+    while True:
+        is_over = server.poll() is not None
+        said = os.pread(log.fileno(), _MAX_LOG_BYTES, 0).decode(errors="replace")
+        if found := _READY.search(said):
             return found[1]
-        said.append(line.strip())
-    last = next((line for line in reversed(said) if line), "without a word")
-    raise ServerError(f"octavo serve ended before it was ready: {last}")
+        if is_over:
+            lines = [line for line in said.splitlines() if line.strip()] or ["without a word"]
+            reason = lines[-1].removeprefix("octavo: error: ")
+            raise ServerError(f"octavo serve ended before it was ready: {reason}")
+        time.sleep(_POLL_SECONDS)
 
 
-def _drain(server: subprocess.Popen[str]) -> None:
-    assert server.stderr is not None
-    with suppress(ValueError, OSError):  # it was closed under us
-        for _ in server.stderr:
-            pass
-
-
-def _stop(server: subprocess.Popen[str]) -> None:
+def _stop(server: subprocess.Popen[bytes]) -> None:
     server.terminate()
     try:
         server.wait(_STOP_SECONDS)
