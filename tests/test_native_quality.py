@@ -6,13 +6,16 @@ meets them, and keys and values to bfloat16.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo.build import load_engine
 from octavo.kernels.cpu import library
+from octavo.quality.logit_file import LogitFile
+from octavo.quality.perplexity import PerplexityResult, engine_args, measure
+from octavo.quality.windows import cut, tokenize
 
 ROOT = Path(__file__).parent.parent
 WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
@@ -25,39 +28,45 @@ pytestmark = [
 ]
 
 
-def perplexity(model: Path, kernels: str, text: str, num_tokens: int) -> float:
+def measure_windows(
+    model: Path, kernels: str, text: str, num_tokens: int, **base: Any
+) -> PerplexityResult:
     """Over windows of ``WINDOW`` tokens, each token but the first of a window scored."""
-    with LLM(str(model), kernels=kernels, max_model_len=WINDOW + 1, max_num_seqs=4) as llm:
-        token_ids = llm.get_tokenizer().encode(text)[:num_tokens]
-        windows = [token_ids[i : i + WINDOW] for i in range(0, len(token_ids), WINDOW)]
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-        outputs = llm.generate(windows, params, use_tqdm=False)
-        assert llm.engine_info()["kernels"] == kernels
-    scores = [
-        entry[token_id].logprob
-        for output in outputs
-        for token_id, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        if entry is not None
-    ]
-    assert len(scores) == len(token_ids) - len(windows)
-    return math.exp(-sum(scores) / len(scores))
+    loaded = load_engine(engine_args(str(model), WINDOW, kernels=kernels))
+    assert loaded.info["kernels"] == kernels
+    text_engine = loaded.text_engine
+    token_ids, bos = tokenize(text, text_engine.tokenizer)
+    windows = cut(token_ids, WINDOW, score="all", bos_token_id=bos, max_tokens=num_tokens)
+    assert windows.num_scored == num_tokens // WINDOW * (WINDOW - 1)
+    result = measure(text_engine, windows, model=model.name, **base)
+    text_engine.engine.close()
+    return result
 
 
-def compare(model: Path, text: str, num_tokens: int) -> None:
-    native = perplexity(model, "native", text, num_tokens)
-    reference = perplexity(model, "reference", text, num_tokens)
-    print(f"{model.name}: {native:.4f}, reference {reference:.4f}: {native / reference - 1:+.3%}")
-    assert native == pytest.approx(reference, rel=5e-3)
-    assert native != reference
+def check(model: Path, native: PerplexityResult, reference: PerplexityResult) -> None:
+    ours, theirs = native.scores.perplexity.value, reference.scores.perplexity.value
+    print(f"{model.name}: {ours:.4f}, reference {theirs:.4f}: {ours / theirs - 1:+.3%}")
+    assert ours == pytest.approx(theirs, rel=5e-3)
+    assert ours != theirs
 
 
-def test_perplexity_of_our_own_documents(smollm2_gguf):
+def test_our_own_documents(smollm2_gguf, tmp_path):
     text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
-    compare(smollm2_gguf, text, 2048)
+    base = tmp_path / "base"
+    reference = measure_windows(smollm2_gguf, "reference", text, 2048, save_base=base)
+    native = measure_windows(smollm2_gguf, "native", text, 2048, base=LogitFile(base))
+    check(smollm2_gguf, native, reference)
+    divergence = native.divergence
+    assert divergence is not None
+    print(f"KL {divergence.kl.value:.2e}, same top {divergence.same_top.value:.2%}")
+    assert 0 < divergence.kl.value < 6e-3
+    assert divergence.same_top.value > 0.94
 
 
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
 @pytest.mark.long
 @pytest.mark.parametrize("fixture", ["smollm2_gguf", "gemma3_gguf"])
-def test_perplexity_of_wikitext(request, fixture):
-    compare(request.getfixturevalue(fixture), WIKITEXT.read_text("utf-8"), 20_000)
+def test_wikitext(request, fixture):
+    model, text = request.getfixturevalue(fixture), WIKITEXT.read_text("utf-8")
+    native = measure_windows(model, "native", text, 20_000)
+    check(model, native, measure_windows(model, "reference", text, 20_000))

@@ -46,7 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--text", required=True, metavar="FILE", help="a text in UTF-8")
     parser.add_argument(
-        "--ctx", type=common.positive, metavar="N", help="tokens of a window (default: 512)"
+        "--ctx",
+        type=common.positive,
+        metavar="N",
+        help="tokens of a window, which is the engine's max_model_len (default: 512)",
     )
     parser.add_argument(
         "--score",

@@ -1,0 +1,104 @@
+"""Perplexity of a real model beside that of transformers and of llama.cpp, on the same tokens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.kernels.cpu import library
+from octavo.machine import cpu
+from octavo.quality.perplexity import score_windows
+from octavo.quality.windows import Windows, cut, tokenize
+
+ROOT = Path(__file__).parents[2]
+WIKITEXT = ROOT.parent / "shared" / "data" / "wikitext-2" / "test.txt"
+CTX = 512
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
+
+
+def windows_of(text_engine, text: str, num_tokens: int) -> Windows:
+    token_ids, bos_token_id = tokenize(text, text_engine.tokenizer)
+    return cut(token_ids, CTX, bos_token_id=bos_token_id, max_tokens=num_tokens)
+
+
+@torch.inference_mode()
+def perplexity_by_transformers(gguf: Path, windows: Windows) -> float:
+    """In float32, window by window."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        ).eval()
+    torch.set_num_threads(cpu().usable_cores)
+    nll: list[float] = []
+    first = windows.ctx // 2
+    for window in torch.from_numpy(windows.token_ids).long():
+        logits = model(window[None]).logits[0, first:-1]
+        logprobs = logits.double().log_softmax(-1)
+        nll += (-logprobs.gather(1, window[first + 1 :, None])).flatten().tolist()
+    return float(np.exp(np.mean(nll)))
+
+
+def compare_with_transformers(gguf: Path, load, text: str, num_tokens: int) -> None:
+    text_engine = load(CTX, gguf, kernels="reference", dtype="float32")
+    windows = windows_of(text_engine, text, num_tokens)
+    ours = score_windows(text_engine.engine, windows).perplexity.value
+    theirs = perplexity_by_transformers(gguf, windows)
+    print(f"reference ops {ours:.5f}, transformers {theirs:.5f}: {ours / theirs - 1:+.4%}")
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_a_window_against_transformers(smollm2_gguf, load) -> None:
+    text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
+    compare_with_transformers(smollm2_gguf, load, text, CTX)
+
+
+@needs_wikitext
+@pytest.mark.long
+def test_wikitext_against_transformers(smollm2_gguf, load) -> None:
+    compare_with_transformers(smollm2_gguf, load, WIKITEXT.read_text("utf-8"), 20_000)
+
+
+def llama_perplexity() -> Path | None:
+    """llama.cpp's program: where the variable says, or benchmarks/peers/setup_llama_cpp put it."""
+    named = os.environ.get("OCTAVO_LLAMA_PERPLEXITY")
+    peers = Path.home() / ".cache" / "octavo-peers" / "llama.cpp" / "bin" / "llama-perplexity"
+    path = Path(named) if named else peers
+    return path if path.is_file() else None
+
+
+@needs_wikitext
+@pytest.mark.long
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+@pytest.mark.skipif(llama_perplexity() is None, reason="llama-perplexity is not here")
+def test_wikitext_against_llama_cpp(smollm2_gguf, load) -> None:
+    """The same file, windows and scored tokens; and the same estimate of the error."""
+    text_engine = load(CTX, smollm2_gguf, kernels="native")
+    windows = windows_of(text_engine, WIKITEXT.read_text("utf-8"), 20_000)
+    ours = score_windows(text_engine.engine, windows).perplexity
+    program = llama_perplexity()
+    assert program is not None
+    flags = ["-c", str(CTX), "--chunks", str(len(windows)), "-t", str(cpu().usable_cores)]
+    done = subprocess.run(
+        [str(program), "-m", str(smollm2_gguf), "-f", str(WIKITEXT), *flags],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    match = re.search(r"PPL = ([\d.]+) \+/- ([\d.]+)", done.stdout + done.stderr)
+    assert match is not None, done.stderr[-2000:]
+    theirs, theirs_stderr = float(match[1]), float(match[2])
+    print(f"octavo {ours.value:.4f} ± {ours.stderr:.4f}, llama.cpp {theirs} ± {theirs_stderr}")
+    assert ours.value == pytest.approx(theirs, rel=5e-3)
+    assert ours.stderr == pytest.approx(theirs_stderr, rel=2e-2)
