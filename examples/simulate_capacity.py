@@ -12,8 +12,7 @@ from octavo.executor.simulated import SimulatedExecutor
 from octavo.sim.cost_model import AttentionCost, ModelCost, RooflineCost
 from octavo.sim.hardware import HardwareSpec
 
-ATTENTION = AttentionCost(width=32 * 32 * 128, kv_bytes_per_token=131_072)
-MODEL = ModelCost(6_979_321_856, 2 * 6_979_321_856, 525_336_576, 2 * 525_336_576, (ATTENTION,))
+MODEL = ModelCost(6_979_321_856, 1.396e10, 525_336_576, 1.05e9, (AttentionCost(131_072, 131_072),))
 CARD = HardwareSpec("H100", 80e9, memory_bandwidth=3.35e12, flops=989e12, step_overhead=1e-3)
 PARAMS = SamplingParams(max_tokens=200, ignore_eos=True)
 
