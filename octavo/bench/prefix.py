@@ -23,8 +23,8 @@ from octavo.errors import BenchmarkError, ConfigError
 class PrefixPlan:
     """Lengths in tokens.
 
-    ``document``: what the prefix is cut from; None makes one up. The cache must not know it from the
-    repetition before: each has another that is made up, or this one behind another mark.
+    ``document``: what the prefix is cut from; None makes one up. The cache must not know it from
+    the repetition before: each has another that is made up, or this one behind another mark.
     """
 
     prefix_len: int = 1024

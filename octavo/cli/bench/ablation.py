@@ -1,0 +1,164 @@
+"""``octavo bench ablation``: the same work with each optimisation off in turn."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from octavo.bench.statistics import Spread
+from octavo.cli import UsageError
+from octavo.cli.bench import common
+from octavo.cli.bench.sweep import add_plot_flag
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.ablation import AblationResult
+
+EXAMPLES = """\
+examples:
+  octavo bench ablation
+  octavo bench ablation --only kv-cache,prefix-cache
+  octavo bench ablation gemma3-270m --quick --plot worth.svg
+
+Each optimisation is judged by the work and the figure that it is for: a prefix cache by the time to
+first token where prompts begin alike, chunked prefill by the gaps in others' answers. With and
+without take turns.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--only",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="NAME,NAME,…",
+        help="measure these ablations (default: all that can be)",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=common.positive,
+        metavar="N",
+        help="turns of each; medians are reported (default: 3, with --quick 1)",
+    )
+    parser.add_argument("--quick", action="store_true", help="half the work, one turn")
+    add_plot_flag(parser)
+    common.add_output_flags(parser)
+    common.add_engine_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.plots import check_can_plot
+
+    check_can_plot(args.plot or ())
+    from octavo.bench.ablation import AblationStudy, ablation_settings, choose_ablations
+    from octavo.bench.record import Recorder
+
+    try:
+        chosen = choose_ablations(args.only)
+    except ConfigError as error:
+        raise UsageError(f"--only: {error}") from error
+    settings = ablation_settings(common.engine_args(args))
+    results, skipped = [], {}
+    with common.open_session(settings) as session:
+        repeat = args.repeat or (1 if args.quick else 3)
+        study = AblationStudy(session, repeat=repeat, is_quick=args.quick)
+        recorder = Recorder(common.asked_for(args), settings.threads)
+        recorder.engine = session.info
+        with recorder, common.progress_over("measuring", len(chosen)) as advance:
+            for ablation in chosen:
+                reason = study.why_not(ablation)
+                if reason is None:
+                    results.append(study.measure(ablation))
+                else:
+                    skipped[ablation.name] = reason
+                advance()
+    recorder.warnings += [
+        f"{result.ablation.name}: {result.num_answers - result.num_same_answers} of "
+        f"{result.num_answers} answers differ, and none should"
+        for result in results
+        if result.same_answers == "no"
+    ]
+    return _tell(args, results, skipped, recorder)
+
+
+def _tell(
+    args: argparse.Namespace,
+    results: list[AblationResult],
+    skipped: dict[str, str],
+    recorder: Any,
+) -> int:
+    recorder.samples = {result.ablation.name: _samples(result) for result in results}
+    document = {
+        "ablations": [result.as_json() for result in results],
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped.items()],
+        "run": recorder.as_json(),
+    }
+    for path in args.plot or ():
+        from octavo.bench import plots
+
+        bars = [
+            plots.Bar(result.ablation.name, result.ablation.figure.label, result.worth)
+            for result in results
+        ]
+        title = f"{args.model}: what each optimisation is worth"
+        plots.save(plots.worth_bars(bars, title=title), path)
+    common.report(args, document, lambda console: _print(console, args, results, skipped))
+    return 0
+
+
+def _samples(result: AblationResult) -> dict[str, Any]:
+    """Figures of every turn."""
+    from octavo.bench.ablation import FIGURES
+
+    return {
+        side: [{figure.name: figure.of(work) for figure in FIGURES} for work in works]
+        for side, works in (("on", result.on), ("off", result.off))
+    }
+
+
+def _print(
+    console: Console,
+    args: argparse.Namespace,
+    results: list[AblationResult],
+    skipped: dict[str, str],
+) -> None:
+    rows = []
+    for result in results:
+        spreads = result.spreads(result.ablation.figure)
+        assert spreads is not None
+        on, off, worth = spreads
+        rows.append(
+            [
+                result.ablation.name,
+                f"{worth.median:.2f}×",
+                f"{worth.min:.2f}–{worth.max:.2f}",
+                result.ablation.figure.label,
+                _number(on),
+                _number(off),
+                result.workload,
+                _answers(result),
+            ]
+        )
+    head = ["", "worth", "min–max", "judged by", "with", "without", "work", "same answers"]
+    title = f"{args.model}: with and without; work is requests × prompt + answer tokens"
+    common.print_figures(console, title, head, rows)
+    for result in results:
+        console.print(f"{result.ablation.name}: {result.ablation.what}", markup=False, style="dim")
+    if any(result.same_answers == "not promised" for result in results):
+        console.print("same answers (n of m): that they are is not promised", style="dim")
+    for name, reason in skipped.items():
+        console.print(f"{name}: not measured: {reason}", markup=False)
+
+
+def _number(spread: Spread) -> str:
+    return f"{spread.median:.1f}" if spread.median < 1000 else f"{spread.median:.0f}"
+
+
+def _answers(result: AblationResult) -> str:
+    """Yes or no where it is promised; else how many, as it is not."""
+    if result.same_answers != "not promised":
+        return result.same_answers
+    return f"({result.num_same_answers} of {result.num_answers})"
