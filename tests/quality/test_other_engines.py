@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.network]
 needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
 
 
-def windows_of(text_engine, text: str, num_tokens: int) -> Windows:
+def windows_of(text_engine, text: str, num_tokens: int, ctx: int = CTX) -> Windows:
     token_ids, bos_token_id = tokenize(text, text_engine.tokenizer)
-    return cut(token_ids, CTX, bos_token_id=bos_token_id, max_tokens=num_tokens)
+    return cut(token_ids, ctx, bos_token_id=bos_token_id, max_tokens=num_tokens)
 
 
 @torch.inference_mode()
@@ -50,24 +50,24 @@ def perplexity_by_transformers(gguf: Path, windows: Windows) -> float:
     return float(np.exp(np.mean(nll)))
 
 
-def compare_with_transformers(gguf: Path, load, text: str, num_tokens: int) -> None:
-    text_engine = load(CTX, gguf, kernels="reference", dtype="float32")
-    windows = windows_of(text_engine, text, num_tokens)
+def compare_with_transformers(gguf: Path, load, text: str, num_tokens: int, ctx: int) -> None:
+    text_engine = load(ctx, gguf, kernels="reference", dtype="float32")
+    windows = windows_of(text_engine, text, num_tokens, ctx)
     ours = score_windows(text_engine.engine, windows).perplexity.value
     theirs = perplexity_by_transformers(gguf, windows)
     print(f"reference ops {ours:.5f}, transformers {theirs:.5f}: {ours / theirs - 1:+.4%}")
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-def test_a_window_against_transformers(smollm2_gguf, load) -> None:
+def test_two_windows_against_transformers(smollm2_gguf, load) -> None:
     text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
-    compare_with_transformers(smollm2_gguf, load, text, CTX)
+    compare_with_transformers(smollm2_gguf, load, text, 256, ctx=128)
 
 
 @needs_wikitext
 @pytest.mark.long
 def test_wikitext_against_transformers(smollm2_gguf, load) -> None:
-    compare_with_transformers(smollm2_gguf, load, WIKITEXT.read_text("utf-8"), 20_000)
+    compare_with_transformers(smollm2_gguf, load, WIKITEXT.read_text("utf-8"), 20_000, CTX)
 
 
 def llama_perplexity() -> Path | None:
