@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from octavo.bench.offline import OfflineSession, StepTiming
     from octavo.build import LoadedEngine
 
-# Of a native library's products, by the KV cache's type.
 _PROBE_SECONDS = 0.05
 _READ_BYTES = 256 * 2**20
 
@@ -140,6 +139,8 @@ def draw(session: OfflineSession, steps: Iterable[StepTiming], read_bandwidth: f
         read_bandwidth: bytes a second that were seen before, as by the Recorder's probes; the
             best of these and of a probe with the engine's own threads is the ceiling.
     """
+    if session.info["device"] != "cpu":
+        read_bandwidth = 0.0  # that of other memory
     matrices = find_matrices(session.loaded)
     cost = model_cost(session.loaded, matrices)
     ceilings = measure_ceilings(session.loaded, matrices, read_bandwidth)
@@ -189,7 +190,9 @@ def model_cost(loaded: LoadedEngine, matrices: Sequence[Matrix]) -> ModelCost:
 def find_matrices(loaded: LoadedEngine) -> list[Matrix]:
     """The weights that a step reads whole. An embedding is not: a step takes rows of it."""
     runner = _runner(loaded)
-    return _native_matrices(runner.program) if _is_native(loaded) else _torch_matrices(runner)
+    if _is_native(loaded):
+        return _native_matrices(runner.program)
+    return _torch_matrices(runner.model, _torch_arithmetic(loaded))
 
 
 def _runner(loaded: LoadedEngine) -> Any:
@@ -218,7 +221,11 @@ def _native_matrices(program: Any) -> list[Matrix]:
     ]
 
 
-def _torch_matrices(runner: Any) -> list[Matrix]:
+def _torch_arithmetic(loaded: LoadedEngine) -> str:
+    return f"torch {loaded.config.dtype}"
+
+
+def _torch_matrices(model: Any, arithmetic: str) -> list[Matrix]:
     from octavo.layers.linear import Linear, LMHead
 
     return [
@@ -226,9 +233,9 @@ def _torch_matrices(runner: Any) -> list[Matrix]:
             isinstance(module, LMHead),
             module.weight.shape[0] * module.weight.shape[1],
             module.weight.value.nbytes,
-            "torch",
+            arithmetic,
         )
-        for module in runner.model.modules()
+        for module in model.modules()
         if isinstance(module, Linear | LMHead)
     ]
 
@@ -251,7 +258,7 @@ def measure_ceilings(
         attention = loaded.config.cache.dtype
     else:
         probe, bandwidth = _torch_probe(loaded)
-        attention = "torch"
+        attention = _torch_arithmetic(loaded)
     found: dict[str, float] = {}
 
     def rate(name: str) -> float:
