@@ -13,6 +13,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,12 +59,25 @@ class LoadResult:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a load test on an event loop that takes little of the machine."""
+    _allow_many_connections()
     try:
         import uvloop
     except ImportError:  # there is none for Windows
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def _allow_many_connections() -> None:
+    """As many as the system grants: each takes a file descriptor, and 1024 are soon used up."""
+    try:
+        import resource
+    except ImportError:  # there is none for Windows, which has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if most == resource.RLIM_INFINITY else most
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def send_load(

@@ -12,6 +12,7 @@ from octavo.bench.metrics import LoadMetrics, bootstrap_intervals, summarize
 from octavo.bench.request_record import RequestRecord
 from octavo.bench.saturation import Saturation, saturation
 from octavo.bench.slo import Goodput, Slo, goodput
+from octavo.bench.statistics import percentile
 
 _LAG_SHARE = 0.1  # of the median TTFT that the 99th percentile of the send lag may be
 
@@ -129,7 +130,8 @@ def _doubts(report: LoadReport) -> list[str]:
     if metrics.unfinished:
         found.append(f"interrupted: {metrics.unfinished} requests were given up")
     if "ttft" in latencies:
-        lag, median = _p99_lag(report.records), latencies["ttft"].median
+        lag = percentile([record.send_lag for record in report.records], 99)
+        median = latencies["ttft"].median
         if lag > _LAG_SHARE * median:
             found.append(
                 f"the load generator itself was late: by {lag * 1e3:.1f} ms at the 99th percentile,"
@@ -140,7 +142,3 @@ def _doubts(report: LoadReport) -> list[str]:
             f"the server did not tell the output tokens of {events} requests: events were counted"
         )
     return found
-
-
-def _p99_lag(records: Sequence[RequestRecord]) -> float:
-    return summarize(records, (99,)).latencies["send_lag"].percentiles[99]

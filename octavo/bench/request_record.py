@@ -98,16 +98,15 @@ class RequestRecord:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RequestRecord:
         """Raises ValueError for a field that is missing, unknown or of the wrong type."""
-        names = {each.name: each for each in dataclasses.fields(cls)}
-        if unknown := sorted(set(document) - set(names)):
-            raise ValueError(f"unknown field {unknown[0]!r}")
-        for name, each in names.items():
+        types = {each.name: str(each.type) for each in dataclasses.fields(cls)}
+        for name, value in document.items():
+            if name not in types:
+                raise ValueError(f"unknown field {name!r}")
+            if not _is_of_type(value, types[name]):
+                raise ValueError(f"{name!r} is not of type {types[name]}")
+        for name in ("request_id", "scheduled", "sent", "ended"):
             if name not in document:
-                if each.default is each.default_factory:  # both are MISSING
-                    raise ValueError(f"no field {name!r}")
-                continue
-            if not _is_of_type(document[name], str(each.type)):
-                raise ValueError(f"{name!r} is not of type {each.type}")
+                raise ValueError(f"no field {name!r}")
         return cls(**document)
 
 

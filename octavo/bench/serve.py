@@ -27,7 +27,7 @@ from octavo.bench.request_log import write_request_log
 from octavo.bench.request_record import RequestRecord
 from octavo.bench.requests import BenchRequest
 from octavo.bench.serve_config import LoadSettings, ServeBenchConfig, Workload, key_values
-from octavo.bench.serve_report import ServeSummary, save_result, to_json, to_text
+from octavo.bench.serve_report import QUEUE_LATENCIES, ServeSummary, save_result, to_json, to_text
 from octavo.bench.server_process import running_server
 from octavo.bench.slo import Slo
 from octavo.errors import ConfigError
@@ -55,7 +55,10 @@ class ServeResult:
         )
 
     def as_text(self) -> str:
-        return to_text(self.report, self.summary, self.config.report.shown)
+        shown = self.config.report.shown
+        if any(record.queue_time for record in self.report.records):
+            shown = tuple(dict.fromkeys((*shown, *QUEUE_LATENCIES)))
+        return to_text(self.report, self.summary, shown)
 
     def write_files(self) -> list[str]:
         """The files that the settings ask for; their paths. Raises BenchmarkError."""

@@ -33,6 +33,7 @@ SECTIONS = {
         "End-to-end Latency incl. Client Queue",
     ),
 }
+QUEUE_LATENCIES = ("client_queue_time", "e2el_including_client_queue")
 _VLLM_LATENCIES = tuple(SECTIONS)
 _WIDTH = 50
 _FEW_REQUESTS = 10

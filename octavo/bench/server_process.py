@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO, NoReturn
+from typing import IO
 
 from octavo.bench.endpoint import ServerError
 
-_READY = re.compile(r"is ready on (https?://\S+)")
+_READY = re.compile(r"is ready on (https?://\S+)\s")
 _MAX_LOG_BYTES = 1 << 20
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 10.0
@@ -34,7 +34,7 @@ def running_server(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     """
     command = [sys.executable, "-m", "octavo", "serve", model, "--port", "0"]
     command += ["--drain-timeout", "0", "--log-format", "text", *flags]
-    with _termination_unwinds(), tempfile.TemporaryFile() as log:
+    with _termination_interrupts(), tempfile.TemporaryFile() as log:
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -74,8 +74,8 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """SIGTERM runs what is left to do, as Ctrl-C does, where signals are ours to handle."""
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM is Ctrl-C, after which all is put away, where signals are ours to handle."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -83,10 +83,12 @@ def _termination_unwinds() -> Iterator[None]:
         yield
         return
 
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signum)
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if not callable(signal.getsignal(signal.SIGINT)):  # as in a shell's background
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from octavo.bench import server_process
 from octavo.bench.endpoint import ServerError
 from octavo.bench.request_log import read_request_log
 from octavo.bench.requests import BenchRequest
@@ -252,12 +257,39 @@ def test_a_server_that_does_not_start(tmp_path):
         pass
 
 
-def test_a_server_is_ended_after_an_error(tiny_model, monkeypatch):
+def test_a_server_is_ended_whatever_happens(monkeypatch):
+    """Here, it does not mind a SIGTERM."""
+    stubborn = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('m is ready on http://[::1]:1 after', file=sys.stderr, flush=True); time.sleep(60)"
+    )
     started = []
     popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *args, **kw: started.append(popen(*args, **kw)) or started[-1]
-    )
-    with pytest.raises(ZeroDivisionError), running_server(str(tiny_model)):
+
+    def start(command, **options):
+        assert command[1:4] == ["-m", "octavo", "serve"]
+        started.append(popen([sys.executable, "-c", stubborn], **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(server_process, "_STOP_SECONDS", 0.2)
+    with pytest.raises(ZeroDivisionError), running_server("m") as url:
+        assert url == "http://[::1]:1"
         raise ZeroDivisionError
-    assert started[0].returncode is not None
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("on_interrupt", [signal.default_int_handler, signal.SIG_IGN])
+def test_termination_is_an_interruption(on_interrupt):
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        interrupt_by_termination()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupt_by_termination():
+    with pytest.raises(KeyboardInterrupt), server_process._termination_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
