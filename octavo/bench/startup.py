@@ -7,8 +7,10 @@ empty, and reads the model's files from the disk, as far as the system lets go o
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -186,7 +188,10 @@ def model_files(path: Path) -> list[Path]:
     files."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
-    return sorted(path.parent.glob("*.gguf")) if "-of-" in path.name else [path]
+    part = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
+    if part is None:
+        return [path]
+    return sorted(path.parent.glob(f"{glob.escape(part[1])}?????{part[2]}"))
 
 
 def drop_from_memory(files: Sequence[Path]) -> None:

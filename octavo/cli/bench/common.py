@@ -144,10 +144,6 @@ def report(
     ``document["run"]`` is the Recorder's object; its warnings are said, and the table ends with a
     line of what was measured where.
     """
-    if args.output:
-        from octavo.bench.results import write_json
-
-        write_json(args.output, document)
     if args.json:
         terminal.print_json(document)
     else:
@@ -160,6 +156,10 @@ def report(
         console.print(footer(document["run"]), style="dim", markup=False)
     for warning in document["run"]["warnings"]:
         terminal.say(f"warning: {warning}")
+    if args.output:  # last, so that a file that cannot be written costs no measurement
+        from octavo.bench.results import write_json
+
+        write_json(args.output, document)
 
 
 def footer(run: Mapping[str, Any]) -> str:
