@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import importlib.util
+import struct
+from xml.etree import ElementTree
+
+import pytest
+
+from octavo.bench import plots
+from octavo.bench.statistics import Spread
+from octavo.errors import BenchmarkError, ConfigError
+
+pytest.importorskip("matplotlib")
+
+CURVE = [
+    plots.CurvePoint(n, Spread(tps, tps * 0.9, tps * 1.1), n * 2.0, n * 3.0)
+    for n, tps in ((1, 100), (2, 190), (4, 300), (8, 310))
+]
+
+
+def texts_of(path):
+    return [element.text for element in ElementTree.parse(path).iter() if element.text]
+
+
+def test_svg_says_what_is_marked(tmp_path):
+    path = tmp_path / "folder" / "curve.svg"
+    figure = plots.throughput_curve(
+        CURVE, title="model <a> & b", knee=4, chosen=2, tpot_bound_ms=10
+    )
+    plots.save(figure, path)
+    texts = texts_of(path)
+    for text in (
+        "model <a> & b",
+        "requests in flight",
+        "output tokens/s",
+        "knee: 4",
+        "chosen: 2",
+        "bound 10 ms",
+    ):
+        assert text in texts
+    plots.save(figure, tmp_path / "again.svg")
+    assert path.read_bytes() == (tmp_path / "again.svg").read_bytes()
+
+
+def test_the_knee_may_be_chosen():
+    figure = plots.throughput_curve(CURVE, title="", knee=4, chosen=4)
+    notes = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert notes.count("knee: 4, chosen: 4") == 2
+
+
+def test_curves_have_the_values():
+    throughput, pareto = plots.throughput_curve(CURVE, title="").axes
+    assert throughput.lines[0].get_xydata().tolist() == [[1, 100], [2, 190], [4, 300], [8, 310]]
+    assert pareto.lines[0].get_xydata().tolist() == [[2, 100], [4, 190], [8, 300], [16, 310]]
+
+
+def test_without_tpot_there_is_one_panel():
+    points = [plots.CurvePoint(n, Spread(n, n, n)) for n in (1, 2)]
+    assert len(plots.throughput_curve(points, title="").axes) == 1
+
+
+def test_png(tmp_path):
+    path = tmp_path / "worth.PNG"
+    bars = [
+        plots.Bar("kv-cache", "tok/s", Spread(20, 18, 22)),
+        plots.Bar("threads", "tok/s", Spread(0.8, 0.7, 0.9)),
+    ]
+    plots.save(plots.worth_bars(bars, title="worth"), path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > height > 100
+
+
+def test_bars_begin_at_no_difference():
+    bars = [
+        plots.Bar("good", "x", Spread(20, 18, 22)),
+        plots.Bar("bad", "x", Spread(0.5, 0.4, 0.6)),
+    ]
+    (axes,) = plots.worth_bars(bars, title="").axes
+    ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert ends == [(1, 0.5), (1, 20)]
+
+
+def test_distributions_reach_all_values():
+    figure = plots.latency_distributions(
+        {"TTFT": [3.0, 1.0, 2.0], "E2E": []}, title="", bounds_ms={"TTFT": 2.5}
+    )
+    (axes,) = figure.axes
+    assert axes.lines[0].get_xydata().tolist() == [[1, 0], [1, 1 / 3], [2, 2 / 3], [3, 1]]
+    assert axes.get_xlabel() == "TTFT, ms"
+    with pytest.raises(BenchmarkError, match="no latency"):
+        plots.latency_distributions({"TTFT": []}, title="")
+
+
+@pytest.mark.parametrize("name", ["plot.pdf", "plot", "svg"])
+def test_other_suffixes_are_refused(name):
+    with pytest.raises(ConfigError, match=r"\.png or \.svg"):
+        plots.check_can_plot([name])
+
+
+def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest),
+    )
+    with pytest.raises(BenchmarkError, match=r'pip install "octavo\[plots\]"'):
+        plots.check_can_plot(["a.png"])
+    plots.check_can_plot([])
