@@ -14,11 +14,6 @@ from octavo.bench.http_stream import StreamResult, error_message, read_stream
 from octavo.bench.requests import BenchRequest
 from octavo.errors import BenchmarkError
 
-BACKENDS = {
-    "openai": "/v1/completions",
-    "vllm": "/v1/completions",
-    "openai-chat": "/v1/chat/completions",
-}
 _RETRY_SECONDS = 0.25
 
 
