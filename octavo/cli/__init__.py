@@ -21,7 +21,7 @@ from octavo.errors import OctavoError
 
 class Command(NamedTuple):
     """``configure``: what the module (below ``octavo.cli``) has: a function that declares flags, or
-    the commands of a group, by name."""
+    the commands of a group by name, which then also has ``EXAMPLES``."""
 
     module: str
     configure: str
@@ -83,7 +83,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         prog="octavo",
         description="Run open-weight language models fast and cheaply on the machine you have.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     _add_commands(parser, COMMANDS, argv)
@@ -107,17 +107,17 @@ def _add_commands(
             name,
             help=command.help,
             description=command.help[0].upper() + command.help[1:] + ".",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
         subparser.set_defaults(prog=subparser.prog)
         if [name] != list(argv[place : place + 1]):
             continue
-        declared = getattr(
-            importlib.import_module(f"octavo.cli.{command.module}"), command.configure
-        )
+        module = importlib.import_module(f"octavo.cli.{command.module}")
+        declared = getattr(module, command.configure)
         if callable(declared):
             declared(subparser)
         else:
+            subparser.epilog = module.EXAMPLES
             _add_commands(subparser, declared, argv[place + 1 :])
 
 
@@ -133,6 +133,16 @@ def _run(args: argparse.Namespace) -> int:
             raise
         print(f"octavo: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps a command and its help on one line: argparse forgets how far commands are indented."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER and action.choices:
+            indented = 2 * self._indent_increment + max(map(len, action.choices))
+            self._action_max_length = max(self._action_max_length, indented)
 
 
 class _Version(argparse.Action):

@@ -19,6 +19,12 @@ COMMANDS = {
     "stats": Command("trace", "configure_stats", "rate, lengths and shared prefixes of a trace"),
 }
 
+EXAMPLES = """\
+examples:
+  octavo trace stats conversation_trace.jsonl
+  octavo trace convert BurstGPT_1.csv burst.jsonl
+"""
+
 CONVERT_EXAMPLES = """\
 A trace without --to is written as octavo's own JSON lines, which hold all that any format has.
 

@@ -6,14 +6,22 @@ import sys
 import pytest
 
 from octavo import __version__, cli
+from octavo.cli import bench, trace
 from octavo.errors import ConfigError
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+ALL_COMMANDS = [
+    *cli.COMMANDS,
+    *(f"bench {name}" for name in bench.COMMANDS),
+    *(f"trace {name}" for name in trace.COMMANDS),
+]
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
 def test_every_command_has_help_with_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([command, "--help"]) == 0
+    assert cli.main([*command.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert f"usage: octavo {command}" in out
     assert "examples:\n" in out and f"octavo {command}" in out.split("examples:")[1]

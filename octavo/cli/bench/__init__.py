@@ -14,3 +14,11 @@ COMMANDS = {
     "prefix": Command("bench.prefix", "configure", "time to first token on a shared prefix"),
     "compare": Command("bench.compare", "configure", "octavo beside other engines, interleaved"),
 }
+
+EXAMPLES = """\
+examples:
+  octavo bench latency smollm2-135m --input-len 512 --output-len 128
+  octavo bench serve --base-url http://127.0.0.1:8000 --request-rate 4 --goodput ttft:500 tpot:50
+  octavo bench sweep --concurrency 1,4,16,64 --max-tpot-ms 40
+  octavo bench COMMAND --help
+"""
