@@ -10,10 +10,9 @@ from octavo.bench.ablation import (
     ITL_P99,
     OUTPUT_TPS,
     AblationResult,
-    AblationStudy,
-    ablation_settings,
     choose_ablations,
 )
+from octavo.bench.ablation_study import AblationStudy, ablation_settings
 from octavo.bench.ablation_workloads import (
     LONE,
     LONG_PROMPT_MEANWHILE,

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.plots import check_can_plot
 
     check_can_plot(args.plot or ())
-    from octavo.bench.ablation import AblationStudy, ablation_settings, choose_ablations
+    from octavo.bench.ablation import choose_ablations
+    from octavo.bench.ablation_study import AblationStudy, ablation_settings
     from octavo.bench.record import Recorder
 
     try:
