@@ -1,8 +1,8 @@
 """What each optimisation is worth: the same work with it and without, turn by turn.
 
 An ablation is a row of `ABLATIONS`: the settings that take an optimisation away, the work that
-shows what it is for, and the figure by which that is seen. With and without take turns
-(`octavo.bench.ablation_study`); "worth" is the ratio of their figures in one turn, so that a machine
+shows what it is for, and the figure by which that is seen. With and without take turns (see
+`octavo.bench.ablation_study`); "worth" is the ratio of their figures in one turn, so that a machine
 that drifts between turns does not enter it. Where an optimisation promises not to change answers,
 that is checked.
 """
