@@ -10,8 +10,7 @@ using simd::F32;
 using simd::I32;
 using simd::U8;
 
-constexpr int kChains = kMaxRows * kMaxTiles;  // sums at once, as in the kernels of linears
-constexpr int kRepeats = 4;                    // uses of what a round loads
+constexpr int kRepeats = 4;  // uses of what a round loads
 
 // What a compiler may neither foresee nor leave out.
 OCT_INLINE void touch(void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
@@ -26,33 +25,32 @@ OCT_INLINE void touch_lanes(F32 x) {
   touch(memory);
 }
 
-// A line of weights and some activations, of any format. Quads of activations add up to 0.
-struct alignas(kLine) Operands {
-  uint8_t weights[kLine];
-  uint8_t activations[8];
+// Weights and activations of any format. Each sum has a pair of its own, as in the kernels of
+// linears: of equal sums, a compiler would make one. Quads of activations add up to 0.
+struct Operands {
+  alignas(kLine) uint8_t weights[kMaxTiles][kLine];
+  uint8_t activations[kMaxRows][8];
 };
 
 // How a format multiplies: kInputs of each of 16 columns in one add().
 template <int kFormat>
 struct Product {  // 8 bits
   static constexpr int kInputs = 4;
-  U8 w;
-  I32 x;
-  explicit Product(const Operands& from)
-      : w(simd::load_bytes(from.weights)),
-        x(simd::set1_quad(reinterpret_cast<const int8_t*>(from.activations))) {}
   using Sum = I32;
+  static OCT_INLINE U8 weights(const uint8_t* from) { return simd::load_bytes(from); }
+  static OCT_INLINE I32 activations(const uint8_t* from) {
+    return simd::set1_quad(reinterpret_cast<const int8_t*>(from));
+  }
   static OCT_INLINE Sum begin() { return simd::zero_i(); }
-  OCT_INLINE Sum add(Sum sum) const { return simd::dot4_centred(sum, w, x); }
+  static OCT_INLINE Sum add(Sum sum, U8 w, I32 x) { return simd::dot4_centred(sum, w, x); }
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
 template <>
 struct Product<OCT_W4S> : Product<OCT_W8S> {
-  using Product<OCT_W8S>::Product;
   using Sum = simd::NibbleSum;
   static OCT_INLINE Sum begin() { return simd::begin_nibbles(simd::zero_i()); }
-  OCT_INLINE Sum add(Sum sum) const { return simd::add_nibbles(sum, w, x); }
+  static OCT_INLINE Sum add(Sum sum, U8 w, I32 x) { return simd::add_nibbles(sum, w, x); }
   static OCT_INLINE void keep(Sum sum) {
     touch_lanes(simd::end_nibbles(simd::zero_i(), sum));
   }
@@ -61,48 +59,68 @@ struct Product<OCT_W4S> : Product<OCT_W8S> {
 template <>
 struct Product<OCT_F32> {
   static constexpr int kInputs = 1;
-  F32 w, x;
-  explicit Product(const Operands& from)
-      : w(simd::load(reinterpret_cast<const float*>(from.weights))),
-        x(simd::set1(static_cast<float>(from.activations[0]))) {}
   using Sum = F32;
+  static OCT_INLINE F32 weights(const uint8_t* from) {
+    return simd::load(reinterpret_cast<const float*>(from));
+  }
+  static OCT_INLINE F32 activations(const uint8_t* from) {
+    return simd::set1(static_cast<float>(from[0]));
+  }
   static OCT_INLINE Sum begin() { return simd::zero(); }
-  OCT_INLINE Sum add(Sum sum) const { return simd::fma(w, x, sum); }
+  static OCT_INLINE Sum add(Sum sum, F32 w, F32 x) { return simd::fma(w, x, sum); }
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
 template <>
 struct Product<OCT_BF16> {
   static constexpr int kInputs = 2;
-  BF16 w, x;
-  explicit Product(const Operands& from)
-      : w(simd::load_pairs(from.weights)), x(simd::set1_pair(from.activations)) {}
   using Sum = F32;
+  static OCT_INLINE BF16 weights(const uint8_t* from) { return simd::load_pairs(from); }
+  static OCT_INLINE BF16 activations(const uint8_t* from) { return simd::set1_pair(from); }
   static OCT_INLINE Sum begin() { return simd::zero(); }
-  OCT_INLINE Sum add(Sum sum) const { return simd::dot2(sum, w, x); }
+  static OCT_INLINE Sum add(Sum sum, BF16 w, BF16 x) { return simd::dot2(sum, w, x); }
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
 template <int kFormat>
 int64_t multiply(int64_t rounds) {
+  using P = Product<kFormat>;
   Operands operands = {};
-  for (uint8_t& byte : operands.weights) byte = 1;
-  for (int i = 0; i < 8; i++) operands.activations[i] = i % 2 == 0 ? 1 : 0xff;
-  typename Product<kFormat>::Sum sums[kChains];
-#pragma GCC unroll 16
-  for (auto& sum : sums) sum = Product<kFormat>::begin();
+  for (auto& tile : operands.weights) {
+    for (uint8_t& byte : tile) byte = 1;
+  }
+  for (auto& row : operands.activations) {
+    for (int i = 0; i < 8; i++) row[i] = i % 2 == 0 ? 1 : 0xff;
+  }
+  typename P::Sum sums[kMaxRows][kMaxTiles];
+#pragma GCC unroll 8
+  for (auto& row : sums) {
+#pragma GCC unroll 2
+    for (auto& sum : row) sum = P::begin();
+  }
   for (int64_t round = 0; round < rounds; round++) {
     touch(&operands);
-    const Product<kFormat> product(operands);
+    decltype(P::weights(nullptr)) w[kMaxTiles];
+#pragma GCC unroll 2
+    for (int tile = 0; tile < kMaxTiles; tile++) w[tile] = P::weights(operands.weights[tile]);
+#pragma GCC unroll 8
+    for (int row = 0; row < kMaxRows; row++) {
+      const auto x = P::activations(operands.activations[row]);
 #pragma GCC unroll 4
-    for (int i = 0; i < kRepeats; i++) {
-#pragma GCC unroll 16
-      for (auto& sum : sums) sum = product.add(sum);
+      for (int i = 0; i < kRepeats; i++) {
+#pragma GCC unroll 2
+        for (int tile = 0; tile < kMaxTiles; tile++) {
+          sums[row][tile] = P::add(sums[row][tile], w[tile], x);
+        }
+      }
     }
   }
-#pragma GCC unroll 16
-  for (auto& sum : sums) Product<kFormat>::keep(sum);
-  return rounds * kRepeats * kChains * kTile * Product<kFormat>::kInputs * 2;
+#pragma GCC unroll 8
+  for (auto& row : sums) {
+#pragma GCC unroll 2
+    for (auto& sum : row) P::keep(sum);
+  }
+  return rounds * kRepeats * kMaxRows * kMaxTiles * kTile * P::kInputs * 2;
 }
 
 void read(const uint8_t* lines, int64_t begin, int64_t end) {
