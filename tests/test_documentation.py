@@ -19,7 +19,7 @@ SCRIPTS = ("demo", "test", "check", "bench")
 def octavo_commands(text: str) -> list[list[str]]:
     """The arguments of every ``octavo …`` in lines of shell, comments and pipes apart."""
     commands = []
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         if not re.match(r"\s*(\S+.*\| *)?(\w+=\S+ )?octavo [a-z]", line):
             continue
         words = shlex.split(line, comments=True)
@@ -37,7 +37,7 @@ def documented_commands() -> list[list[str]]:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         shell = re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
         commands += octavo_commands("\n".join(shell))
-    for path in (ROOT / "octavo/cli").glob("*.py"):
+    for path in (ROOT / "octavo/cli").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 _, _, examples = node.value.partition("examples:\n")
