@@ -340,7 +340,7 @@ def test_a_peer_that_is_not_set_up_says_how_to_get_it(tmp_path, monkeypatch, has
             (setup / script).touch()
         message = contenders.why_missing(name, settings)
         assert f"benchmarks/peers/{script} --dir {settings.folder}" in message
-        assert ("of octavo's source tree" in message) is not has_source_tree
+        assert ("in octavo's source tree" in message) is not has_source_tree
     assert contenders.why_missing("octavo:file", settings) is None
 
 

@@ -52,7 +52,7 @@ def test_the_table_shows_every_figure_once(batch_result):
     shown = text.getvalue()
     assert shown.count("32 × (128 in, 128 out)") == 1
     assert shown.count("decode tokens/s") == 1 and "409.6" in shown and "819.2" in shown
-    assert shown.count("2.00 × (2.00 – 2.00)") == 3
+    assert shown.count("2.00 ×") == 3
     assert "octavo q4_1 is faster by" in " ".join(shown.split()) and "bf16" not in shown
 
 

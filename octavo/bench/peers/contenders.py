@@ -236,8 +236,8 @@ def _how_to_set_up(script: str, what: str, settings: Settings) -> str:
     if (SETUP / script).exists():
         return f"run {os.path.relpath(SETUP / script)}{where}"
     return (
-        f"run benchmarks/peers/{script}{where} of octavo's source tree, "
-        f"which puts {what} into {settings.folder}"
+        f"run benchmarks/peers/{script}{where} in octavo's source tree; "
+        f"it puts {what} into {settings.folder}"
     )
 
 

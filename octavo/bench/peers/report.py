@@ -36,7 +36,7 @@ class Ratio:
     by_round: list[float]
 
     def __str__(self) -> str:
-        if not self.by_round:
+        if len(self.by_round) < 2:
             return f"{self.of_medians:.2f} ×"
         low, high = min(self.by_round), max(self.by_round)
         return f"{self.of_medians:.2f} × ({low:.2f} – {high:.2f})"
