@@ -15,12 +15,12 @@ import json
 import time
 from collections.abc import Sequence
 
-from octavo.bench.datasets import random_requests
-from octavo.bench.http_stream import StreamResult, stream_request
-from octavo.bench.offline import OfflineSession
-from octavo.bench.requests import BenchRequest
-from octavo.bench.server_process import running_server
+from octavo.bench.offline.session import OfflineSession
+from octavo.bench.serving.http_stream import StreamResult, stream_request
+from octavo.bench.serving.server_process import running_server
 from octavo.bench.statistics import Spread, percentile
+from octavo.bench.workload.datasets import random_requests
+from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
 
 

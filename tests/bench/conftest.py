@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.request_record import RequestRecord
-from octavo.bench.requests import BenchRequest
+from octavo.bench.serving.request_record import RequestRecord
+from octavo.bench.workload.requests import BenchRequest
 
 
 class FakeServer:

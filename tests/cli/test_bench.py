@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from octavo.bench import record, startup
+from octavo.bench import record
 from octavo.bench.noise import Probe
-from octavo.bench.startup import Start
+from octavo.bench.offline import startup
+from octavo.bench.offline.startup import Start
 from octavo.cli import main
 from octavo.kernels.cpu.library import runnable
 

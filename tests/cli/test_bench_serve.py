@@ -74,9 +74,9 @@ def parse(monkeypatch):
         found.append(config)
         raise cli.UsageError("that is enough")
 
-    fake = types.ModuleType("octavo.bench.serve")
+    fake = types.ModuleType("octavo.bench.serving.serve")
     fake.run_serve_bench = run_serve_bench
-    monkeypatch.setitem(sys.modules, "octavo.bench.serve", fake)
+    monkeypatch.setitem(sys.modules, "octavo.bench.serving.serve", fake)
     monkeypatch.setattr(serve.terminal, "resolve", lambda model: None)
 
     def run(line):

@@ -9,7 +9,6 @@ from octavo import __version__, cli
 from octavo.cli import bench, trace
 from octavo.errors import ConfigError
 
-
 ALL_COMMANDS = [
     *cli.COMMANDS,
     *(f"bench {name}" for name in bench.COMMANDS),

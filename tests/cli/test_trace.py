@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo import cli
-from octavo.bench.traces import KINDS, read_trace
+from octavo.bench.workload.traces import KINDS, read_trace
 from octavo.cli import trace
 
 AZURE = """\

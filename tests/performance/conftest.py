@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.offline import OfflineSession
-from octavo.bench.requests import BenchRequest
+from octavo.bench.offline.session import OfflineSession
+from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
 from octavo.kernels.cpu import library
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from octavo.bench.roofline import find_matrices
+from octavo.bench.offline.roofline import find_matrices
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine

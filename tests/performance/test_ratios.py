@@ -11,17 +11,19 @@ import time
 import pytest
 
 from octavo.bench.noise import BandwidthProbe
-from octavo.bench.offline import OfflineSession, StepTiming
-from octavo.bench.roofline import find_matrices
+from octavo.bench.offline.roofline import find_matrices
+from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.scheduler import Scheduler
 
 ROUNDS = 3
 
-# Measured 12 and 48 (with AVX2 6 and 45): how many times faster the native kernels are than PyTorch's ops.
+# Measured 12 and 48 (with AVX2 6 and 45): how many times faster the native kernels are than
+# PyTorch's ops.
 MIN_SPEEDUP = {"prefill": 3.0, "decode": 15.0}
 # Measured 1.1 to 1.3: a decode step's kernels, over a read of as many bytes as it has weights.
 MAX_OVER_READ = 3.0
-# Measured 8 (with AVX2 11): a step of 32 requests, over a step of one. Without any gain from batching it is 32.
+# Measured 8 (with AVX2 11): a step of 32 requests, over a step of one. Without any gain from
+# batching it is 32.
 MAX_OF_32 = 20.0
 # Measured 5 and 11: a step's time outside the kernels, over `calibrated_loop`.
 MAX_OVERHEAD = {1: 20.0, 32: 40.0}

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.ablation import AblationResult
+    from octavo.bench.offline.ablation import AblationResult
 
 EXAMPLES = """\
 examples:
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.plots import check_can_plot
 
     check_can_plot(args.plot or ())
-    from octavo.bench.ablation import choose_ablations
-    from octavo.bench.ablation_study import AblationStudy, ablation_settings
+    from octavo.bench.offline.ablation import choose_ablations
+    from octavo.bench.offline.ablation_study import AblationStudy, ablation_settings
     from octavo.bench.record import Recorder
 
     try:
@@ -112,7 +112,7 @@ def _tell(
 
 def _samples(result: AblationResult) -> dict[str, Any]:
     """Figures of every turn."""
-    from octavo.bench.ablation import FIGURES
+    from octavo.bench.offline.ablation import FIGURES
 
     return {
         side: [{figure.name: figure.of(work) for figure in FIGURES} for work in works]

@@ -22,8 +22,8 @@ from octavo.config import EngineArgs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.offline import OfflineSession
-    from octavo.bench.roofline import Roofline
+    from octavo.bench.offline.roofline import Roofline
+    from octavo.bench.offline.session import OfflineSession
 
 # What argparse or the command line itself put into the arguments, and where results go.
 _NO_SETTINGS = {"run", "prog", "version", "command", "subcommand", "json", "output"}
@@ -112,7 +112,7 @@ def open_session(settings: EngineArgs) -> OfflineSession:
     """Fetch the model if need be, and load it; with progress on a terminal."""
     terminal.resolve(settings.model)
     with terminal.spinner("starting"):
-        from octavo.bench.offline import OfflineSession
+        from octavo.bench.offline.session import OfflineSession
     if not sys.stderr.isatty():
         return OfflineSession(settings)
     with terminal.progress_bar("loading", settings.model) as progress:

@@ -12,7 +12,7 @@ from octavo.cli.engine_flags import engine_kwargs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.latency import LatencyResult
+    from octavo.bench.offline.latency import LatencyResult
 
 EXAMPLES = """\
 Medians, and the range over the repetitions. docs/metrics.md says what each figure is.
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     roomier = {"max_num_seqs": args.batch_size} if args.batch_size > _USUAL_MAX_NUM_SEQS else {}
     settings = common.engine_args(args, seed=args.seed, **roomier)
     with common.open_session(settings) as session:
-        from octavo.bench.latency import LatencyPlan, measure_latency
+        from octavo.bench.offline.latency import LatencyPlan, measure_latency
 
         plan = LatencyPlan(
             args.input_len, args.output_len, args.batch_size, args.repeat, args.warmup, args.seed

@@ -13,8 +13,8 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.offline import OfflineSession
-    from octavo.bench.prefix import PrefixPlan, PrefixResult
+    from octavo.bench.offline.prefix import PrefixPlan, PrefixResult
+    from octavo.bench.offline.session import OfflineSession
 
 EXAMPLES = """\
 examples:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         common.open_session(settings) as with_cache,
         common.open_session(replace(settings, enable_prefix_caching=False)) as without_cache,
     ):
-        from octavo.bench.prefix import measure_prefix
+        from octavo.bench.offline.prefix import measure_prefix
         from octavo.bench.record import Recorder
 
         plan = _plan(args, with_cache, text)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -> PrefixPlan:
-    from octavo.bench.prefix import PrefixPlan
+    from octavo.bench.offline.prefix import PrefixPlan
 
     document = None
     if text is not None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from octavo.bench.serve_config import (
+from octavo.bench.serving.serve_config import (
     LoadSettings,
     ReportSettings,
     ServeBenchConfig,
@@ -19,7 +19,7 @@ from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, 
 from octavo.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from octavo.bench.serve import ServeResult
+    from octavo.bench.serving.serve import ServeResult
 
 EXAMPLES = """\
 examples:
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = to_config(args)
-    from octavo.bench.serve import run_serve_bench
+    from octavo.bench.serving.serve import run_serve_bench
 
     if config.target.base_url is None:
         model = config.model or DEFAULT_MODEL

@@ -12,7 +12,7 @@ from octavo.cli.engine_flags import engine_kwargs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.startup import StartupResult
+    from octavo.bench.offline.startup import StartupResult
 
 EXAMPLES = """\
 Each start is a process of its own. What is warm, and what is cold, is said below the table.
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     given = engine_kwargs(args)
     terminal.resolve(args.model)
-    from octavo.bench.startup import StartupPlan, measure_startup
+    from octavo.bench.offline.startup import StartupPlan, measure_startup
 
     plan = StartupPlan(args.num_iters_cold, args.num_iters_warm)
     with common.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_result(result: StartupResult, console: Console) -> None:
-    from octavo.bench.startup import WARM, spread
+    from octavo.bench.offline.startup import WARM, spread
 
     rows = []
     for label, name in _ROWS:

@@ -12,7 +12,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.sweep import LoadSource, SweepPlan, SweepResult
+    from octavo.bench.offline.sweep import LoadSource, SweepPlan, SweepResult
 
 EXAMPLES = """\
 examples:
@@ -119,9 +119,9 @@ def _sweep_engine(args: argparse.Namespace) -> int:
     if args.model_name:
         raise UsageError("--model-name goes with --base-url")
     with common.open_session(common.engine_args(args)) as session:
-        from octavo.bench.load_sources import EngineUnderLoad
+        from octavo.bench.offline.load_sources import EngineUnderLoad
+        from octavo.bench.offline.sweep import powers_of_two
         from octavo.bench.record import Recorder
-        from octavo.bench.sweep import powers_of_two
 
         limit = min(session.loaded.config.scheduler.max_num_seqs, MOST_IN_FLIGHT)
         plan = _plan(args, args.concurrency or powers_of_two(limit), session.loaded.config.seed)
@@ -141,10 +141,10 @@ def _sweep_server(args: argparse.Namespace) -> int:
     import os
     from functools import partial
 
-    from octavo.bench.http_client import HttpClient
-    from octavo.bench.load_sources import ServerUnderLoad
+    from octavo.bench.offline.load_sources import ServerUnderLoad
+    from octavo.bench.offline.sweep import powers_of_two
     from octavo.bench.record import Recorder
-    from octavo.bench.sweep import powers_of_two
+    from octavo.bench.serving.http_client import HttpClient
     from octavo.build import load_tokenizer
 
     vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
@@ -163,13 +163,13 @@ def _sweep_server(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, concurrencies: tuple[int, ...], seed: int) -> SweepPlan:
-    from octavo.bench.sweep import SweepPlan
+    from octavo.bench.offline.sweep import SweepPlan
 
     return SweepPlan(concurrencies, args.input_len, args.output_len, args.repeat, args.waves, seed)
 
 
 def _measure(args: argparse.Namespace, source: LoadSource, plan: SweepPlan) -> SweepResult:
-    from octavo.bench.sweep import LatencyBounds, sweep
+    from octavo.bench.offline.sweep import LatencyBounds, sweep
 
     bounds = LatencyBounds(args.max_ttft_ms, args.max_tpot_ms, args.max_e2e_ms, args.percentile)
     total = len(set(plan.concurrencies)) * plan.repeat
@@ -183,8 +183,8 @@ def _tell(args: argparse.Namespace, result: SweepResult, recorder: Any) -> int:
     }
     document = {**result.as_json(), "run": recorder.as_json()}
     if args.csv:
+        from octavo.bench.offline.sweep import to_csv
         from octavo.bench.results import write_text
-        from octavo.bench.sweep import to_csv
 
         write_text(args.csv, to_csv(result.points))
     for path in args.plot or ():

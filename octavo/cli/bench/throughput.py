@@ -12,7 +12,7 @@ from octavo.cli.bench import common
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.bench.throughput import ThroughputResult
+    from octavo.bench.offline.throughput import ThroughputResult
 
 EXAMPLES = """\
 Without --dataset, prompts are random. A data set is a ShareGPT file, JSON lines with "prompt" or
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--dataset {args.dataset}: there is no such file")
     settings = common.engine_args(args, seed=args.seed)
     with common.open_session(settings) as session:
-        from octavo.bench.throughput import ThroughputPlan, measure_throughput
+        from octavo.bench.offline.throughput import ThroughputPlan, measure_throughput
 
         plan = ThroughputPlan(
             args.dataset_name or ("random" if args.dataset is None else "auto"),

@@ -1,0 +1,205 @@
+"""The work by which an optimisation is judged: each kind shows what one of them is for.
+
+A workload is made for the context of the model and for a seed. Every repetition has a seed of its
+own, as the prefix cache would know the prompts of the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.bench.offline.closed_loop import run_closed_loop
+from octavo.bench.offline.session import OfflineSession
+from octavo.bench.statistics import percentile
+from octavo.bench.workload.datasets import random_requests
+from octavo.bench.workload.requests import BenchRequest
+
+# Lengths below are for a context of this many tokens; for a smaller one they shrink with it.
+CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What prompts are made for: a vocabulary, the tokens of a context, and whether in a hurry."""
+
+    vocab_size: int
+    context: int
+    is_quick: bool = False
+    avoid: tuple[int, ...] = ()
+
+    def length(self, tokens: int) -> int:
+        return max(1, tokens * min(self.context, CONTEXT) // CONTEXT)
+
+    def count(self, requests: int) -> int:
+        return max(2, requests // 2) if self.is_quick else requests
+
+    def requests(
+        self, count: int, input_len: int, output_len: int, seed: int, prefix_len: int = 0
+    ) -> list[BenchRequest]:
+        return random_requests(
+            count,
+            self.vocab_size,
+            self.length(input_len),
+            self.length(output_len),
+            prefix_len=self.length(prefix_len) if prefix_len else 0,
+            seed=seed,
+            avoid=self.avoid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``concurrency``: requests in flight; None gives all at once."""
+
+    name: str
+    create: Callable[[Room, int], list[BenchRequest]]
+    concurrency: int | None = None
+
+
+@dataclass(slots=True)
+class Work:
+    """What became of a workload. Seconds; TPOT and gaps of all requests together."""
+
+    elapsed_s: float = 0.0
+    num_output_tokens: int = 0
+    ttfts: list[float] = field(default_factory=list)
+    tpots: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    answers: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def output_tps(self) -> float:
+        return self.num_output_tokens / self.elapsed_s
+
+    @property
+    def ttft_ms(self) -> float:
+        return percentile(self.ttfts, 50) * 1e3
+
+    @property
+    def tpot_ms(self) -> float | None:
+        return percentile(self.tpots, 50) * 1e3 if self.tpots else None
+
+    @property
+    def itl_p99_ms(self) -> float | None:
+        return percentile(self.gaps, 99) * 1e3 if self.gaps else None
+
+
+def run_engine(session: OfflineSession, workload: Workload, requests: list[BenchRequest]) -> Work:
+    """As the engine does it."""
+    requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
+    timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
+    stats = [each.stats for each in timing.requests]
+    return Work(
+        timing.elapsed_s,
+        timing.num_output_tokens,
+        [each.ttft for each in stats if each.ttft is not None],
+        [each.tpot for each in stats if each.tpot is not None],
+        [gap for each in timing.requests for gap in each.gaps_s],
+        {each.request.request_id: each.output_token_ids for each in timing.requests},
+    )
+
+
+def run_without_kv_cache(
+    session: OfflineSession, workload: Workload, requests: list[BenchRequest]
+) -> Work:
+    """Every token by a forward pass over the whole text so far, all requests side by side.
+
+    No engine has a setting for that. Here each token is the only one of a new prompt; the
+    session's prefix cache must be off, or it would know that prompt but for its last token.
+    """
+    assert not session.loaded.config.cache.enable_prefix_caching
+    texts = {str(index): list(each.prompt_token_ids or ()) for index, each in enumerate(requests)}
+    wanted = {str(index): each.output_len or 1 for index, each in enumerate(requests)}
+    work = Work(answers={name: [] for name in texts})
+    times: dict[str, list[float]] = {name: [] for name in texts}
+    begin = time.perf_counter()
+    while unfinished := [name for name in texts if len(times[name]) < wanted[name]]:
+        prompts = [
+            BenchRequest(name, prompt_token_ids=tuple(texts[name]), output_len=1)
+            for name in unfinished
+        ]
+        tokens = session.run(prompts).output_token_ids
+        now = time.perf_counter()
+        for name, (token,) in zip(unfinished, tokens, strict=True):
+            texts[name].append(token)
+            work.answers[name].append(token)
+            times[name].append(now)
+    work.elapsed_s = time.perf_counter() - begin
+    for moments in times.values():
+        gaps = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+        work.num_output_tokens += len(moments)
+        work.ttfts.append(moments[0] - begin)
+        work.gaps += gaps
+        work.tpots += [sum(gaps) / len(gaps)] if gaps else []
+    return work
+
+
+def describe(requests: Sequence[BenchRequest]) -> str:
+    """``8 × 32 + 32``: requests, tokens of prompt and answer; ranges where lengths differ."""
+    inputs = [len(each.prompt_token_ids or ()) for each in requests]
+    outputs = [each.output_len or 0 for each in requests]
+    return f"{len(requests)} × {_range(inputs)} + {_range(outputs)}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+# -- the workloads --------------------------------------------------------------------------------
+
+
+def _lone(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(1, 128, 32, seed)
+
+
+def _lone_answer(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(1, 32, 64, seed)
+
+
+def _few(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(2, 16, 8, seed)
+
+
+def _batch(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(room.count(8), 32, 32, seed)
+
+
+def _long_context(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(room.count(4), 512, 32, seed)
+
+
+def _uneven_answers(room: Room, seed: int) -> list[BenchRequest]:
+    """One answer in four is eight times as long as the others: who waits for it, wastes seats."""
+    requests = room.requests(16, 32, 8, seed)
+    return [
+        replace(request, output_len=room.length(64)) if index % 4 == 0 else request
+        for index, request in enumerate(requests)
+    ]
+
+
+def _long_prompt_meanwhile(room: Room, seed: int) -> list[BenchRequest]:
+    """Five answers under way; when the first has ended, a long prompt takes its place.
+
+    The others' gaps at that moment are more than 1 % of all, so their 99th percentile shows it.
+    """
+    short = room.requests(5, 32, 40, seed)
+    short[0] = replace(short[0], output_len=room.length(8))
+    (long,) = room.requests(1, 1536, 1, seed + 1)
+    return [*short, long]
+
+
+def _shared_prefix(room: Room, seed: int) -> list[BenchRequest]:
+    return room.requests(room.count(6), 32, 4, seed, prefix_len=512)
+
+
+LONE = Workload("one request", _lone)
+LONE_ANSWER = Workload("one long answer", _lone_answer)
+FEW = Workload("few short requests", _few)
+BATCH = Workload("a batch", _batch)
+LONG_CONTEXT = Workload("a batch with long prompts", _long_context)
+UNEVEN_ANSWERS = Workload("answers of uneven lengths", _uneven_answers)
+LONG_PROMPT_MEANWHILE = Workload("a long prompt among answers", _long_prompt_meanwhile, 5)
+SHARED_PREFIX = Workload("questions on one document", _shared_prefix, 1)

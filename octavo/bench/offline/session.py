@@ -1,0 +1,243 @@
+"""Work given to an engine in this process, with its steps timed from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from octavo.bench.workload.requests import BenchRequest
+from octavo.config import EngineArgs
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import BenchmarkError, QueueFullError
+
+if TYPE_CHECKING:
+    from octavo.core.batch import Batch
+    from octavo.core.engine import EngineStep
+    from octavo.core.stats import RequestStats
+    from octavo.text.tokenizer import Tokenizer
+    from octavo.text_engine import Generation
+
+
+class StepChunk(NamedTuple):
+    """Tokens that a step computed of one request, as `octavo.sim.cost_model` counts them."""
+
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step: its batch's size, its wall time, and that part of it that the kernels' call took.
+
+    ``num_rounds``: tokens that the step brought to the request that got most of them.
+    ``kv_utilisation``: share of the KV blocks that requests held at its end.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    is_pure_decode: bool
+    num_rounds: int
+    wall_s: float
+    kernel_s: float
+    kv_utilisation: float = 0.0
+    chunks: tuple[StepChunk, ...] = ()
+
+    @property
+    def overhead_s(self) -> float:
+        """Wall time outside of the kernels, for one token of each request."""
+        return (self.wall_s - self.kernel_s) / max(1, self.num_rounds)
+
+
+@dataclass(slots=True)
+class RunTiming:
+    """What a run of requests took. ``elapsed_s``: from the first arrival to the last token."""
+
+    elapsed_s: float
+    requests: list[RequestStats]
+    output_token_ids: list[list[int]]
+    steps: list[StepTiming] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(stats.num_prompt_tokens for stats in self.requests)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(stats.num_output_tokens for stats in self.requests)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(stats.num_preemptions for stats in self.requests)
+
+
+class OfflineSession:
+    """A loaded engine that runs workloads one after the other.
+
+    Raises:
+        ModelError: the model cannot be found or read. ConfigError: a setting does not fit.
+    """
+
+    def __init__(self, args: EngineArgs, progress: Callable[[int, int], None] | None = None):
+        from octavo.build import load_engine
+
+        self.args = args
+        self.loaded = load_engine(args, progress)
+        self._text_engine = self.loaded.text_engine
+        self._count = 0
+
+    @property
+    def vocab_size(self) -> int:
+        return self._text_engine.vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._text_engine.tokenizer
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The engine as results describe it: device, kernels, resolved settings, choices."""
+        config = self.loaded.config
+        return {
+            **self.loaded.info,
+            "model": config.model,
+            "kv_dtype": config.cache.dtype,
+            "prefix_caching": config.cache.enable_prefix_caching,
+            "batching": config.batching,
+            "max_num_seqs": config.scheduler.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+            "max_model_len": config.scheduler.max_model_len,
+            "chunked_prefill": config.scheduler.enable_chunked_prefill,
+            "choices": list(config.choices),
+        }
+
+    def run(
+        self,
+        requests: Sequence[BenchRequest],
+        observe: Callable[[Batch], None] | None = None,
+        *,
+        cache_salt: str = "",
+    ) -> RunTiming:
+        """Give all requests at once, and run until the last has ended.
+
+        Decoding is greedy. A request with ``output_len`` generates exactly so many tokens,
+        whatever they are; without, it ends where the model ends it.
+
+        Args:
+            observe: called with every batch after its step, outside of the step's time.
+            cache_salt: requests share prefixes only with those of the same salt.
+
+        Raises:
+            BenchmarkError: a request failed. RequestError: one cannot be served.
+        """
+        engine = self._text_engine
+        runner = engine.engine.executor.runner  # type: ignore[attr-defined]
+        generations: list[Generation] = []
+        steps: list[tuple[EngineStep, float, float]] = []
+
+        def step() -> None:
+            kernels_before, begin = runner.kernel_seconds, time.perf_counter()
+            _, done = engine.step()
+            wall_s = time.perf_counter() - begin
+            if done is not None:
+                steps.append((done, wall_s, runner.kernel_seconds - kernels_before))
+                if observe is not None:
+                    observe(done.batch)
+
+        # Tokenized before the clock starts: that is not the engine's work.
+        prepared = [(request, self.token_ids(request)) for request in requests]
+        begin = time.perf_counter()
+        try:
+            for request, token_ids in prepared:
+                generations.append(self._add(request, token_ids, cache_salt, step))
+            while engine.has_unfinished_requests:
+                step()
+        except BaseException:
+            for generation in generations:
+                engine.abort(generation.request_id)
+            raise
+        elapsed = time.perf_counter() - begin
+        return _collect(elapsed, generations, [_timing(*timed) for timed in steps])
+
+    def close(self) -> None:
+        self._text_engine.engine.close()
+
+    def __enter__(self) -> OfflineSession:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def token_ids(self, request: BenchRequest) -> list[int]:
+        """The prompt, with whatever the tokenizer or the chat template puts around it."""
+        if request.prompt_token_ids is not None:
+            return list(request.prompt_token_ids)
+        if request.messages is not None:
+            return self._text_engine.tokenizer.chat_prompt(list(request.messages)).token_ids
+        assert request.prompt is not None
+        return self._text_engine.tokenizer.encode(request.prompt)
+
+    def _add(
+        self,
+        request: BenchRequest,
+        token_ids: list[int],
+        cache_salt: str,
+        step: Callable[[], None],
+    ) -> Generation:
+        params = sampling_params(request)
+        self._count += 1
+        while True:
+            try:
+                return self._text_engine.add(
+                    f"bench-{self._count}", None, token_ids, params, cache_salt=cache_salt
+                )
+            except QueueFullError:
+                if not self._text_engine.has_unfinished_requests:
+                    raise
+                step()
+
+
+def sampling_params(request: BenchRequest) -> SamplingParams:
+    """Greedy; exactly ``output_len`` tokens where that is given."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=request.output_len,
+        ignore_eos=request.output_len is not None,
+        detokenize=False,
+    )
+
+
+def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
+    batch = done.batch
+    new_tokens = {update.request.request_id: len(update.new_token_ids) for update in done.updates}
+    return StepTiming(
+        batch.num_seqs,
+        batch.num_tokens,
+        batch.is_pure_decode,
+        max(new_tokens.values(), default=0),
+        wall_s,
+        kernel_s,
+        done.stats.kv_utilisation,
+        tuple(
+            # The requests have moved on: what was sampled is known from what came of it.
+            StepChunk(item.start, item.num_tokens, new_tokens.get(item.request.request_id, 0) > 0)
+            for item in batch.items
+        ),
+    )
+
+
+def _collect(
+    elapsed: float, generations: Sequence[Generation], steps: list[StepTiming]
+) -> RunTiming:
+    samples = [generation.samples[0].request for generation in generations]
+    for generation, sample in zip(generations, samples, strict=True):
+        if sample.error is not None:
+            raise BenchmarkError(f"request {generation.request_id} failed: {sample.error}")
+    return RunTiming(
+        elapsed,
+        [sample.stats for sample in samples],
+        [list(sample.output_token_ids) for sample in samples],
+        steps,
+    )

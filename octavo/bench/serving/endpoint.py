@@ -1,0 +1,132 @@
+"""A server under test: what a request of a workload looks like to it, and who it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.bench.serving.http_client import HttpClient
+from octavo.bench.serving.http_stream import StreamResult, error_message, read_stream
+from octavo.bench.workload.requests import BenchRequest
+from octavo.errors import BenchmarkError
+
+_RETRY_SECONDS = 0.25
+
+
+class ServerError(BenchmarkError):
+    """The server under test is not there, or does not answer as it should."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where and how to ask.
+
+    Args:
+        client: for the server; closed by whoever made it.
+        path: of the endpoint, behind the client's prefix.
+        fields: of every request's body, such as sampling parameters; they win over all others.
+        timeout_s: for one request, connection included; None waits for ever.
+    """
+
+    client: HttpClient
+    model: str
+    backend: str = "openai"
+    path: str = "/v1/completions"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.backend == "openai-chat"
+
+    def body(self, request: BenchRequest) -> bytes:
+        """The body of a request. Raises ServerError if the endpoint does not take such a prompt."""
+        document: dict[str, Any] = {
+            "model": self.model,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.is_chat:
+            document["messages"] = _messages(request)
+        else:
+            document["prompt"] = _prompt(request)
+        if request.output_len is not None:
+            document["max_completion_tokens" if self.is_chat else "max_tokens"] = request.output_len
+        return json.dumps({**document, **self.fields}).encode()
+
+    async def ask(self, body: bytes, result: StreamResult) -> None:
+        """Send a body and fill ``result``; raises nothing but CancelledError."""
+        await read_stream(self.client, self.path, body, result, self.timeout_s)
+
+
+def _messages(request: BenchRequest) -> list[Mapping[str, Any]]:
+    if request.messages is not None:
+        return list(request.messages)
+    if request.prompt is None:
+        raise ServerError(
+            "chat takes text, and this dataset has token ids: give --tokenizer MODEL, or --backend "
+            "openai"
+        )
+    return [{"role": "user", "content": request.prompt}]
+
+
+def _prompt(request: BenchRequest) -> str | list[int]:
+    if request.prompt_token_ids is not None:
+        return list(request.prompt_token_ids)
+    if request.prompt is None:
+        raise ServerError("this dataset has conversations: give --backend openai-chat")
+    return request.prompt
+
+
+async def served_model(client: HttpClient) -> str:
+    """The first model of ``/v1/models``. Raises ServerError."""
+    advice = "give --model-name"
+    try:
+        status, body = await asyncio.wait_for(client.fetch("GET", "/v1/models"), 30)
+        if status != 200:
+            raise ServerError(
+                f"the server's /v1/models says {status} ({error_message(body)}): {advice}"
+            )
+        name = json.loads(body)["data"][0]["id"]
+    except (OSError, ValueError) as error:
+        raise ServerError(f"/v1/models cannot be read: {error}: {advice}") from error
+    except (KeyError, IndexError, TypeError) as error:
+        raise ServerError(f"/v1/models names no model: {advice}") from error
+    if not isinstance(name, str):
+        raise ServerError(f"/v1/models names no model: {advice}")
+    return name
+
+
+async def wait_until_listening(client: HttpClient, timeout_s: float) -> None:
+    """Until something answers at all, whatever it says. Raises ServerError after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            await asyncio.wait_for(client.fetch("GET", "/v1/models"), max(1.0, timeout_s))
+            return
+        except (OSError, ValueError) as error:
+            if time.monotonic() >= deadline:
+                raise ServerError(f"the server does not answer: {error}") from error
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def wait_until_ready(endpoint: Endpoint, request: BenchRequest, timeout_s: float) -> None:
+    """Until a request is answered. Raises ServerError after ``timeout_s``, or at once where
+    waiting would not help."""
+    body = endpoint.body(request)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = StreamResult(time.perf_counter())
+        await endpoint.ask(body, result)
+        if result.error is None:
+            return
+        is_hopeless = 400 <= result.status < 500 and result.status not in (408, 425, 429)
+        if is_hopeless or time.monotonic() >= deadline:
+            said = f"HTTP {result.status}: " if result.status not in (0, 200) else ""
+            raise ServerError(f"a first request to {endpoint.path} failed: {said}{result.error}")
+        await asyncio.sleep(_RETRY_SECONDS)

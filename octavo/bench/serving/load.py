@@ -1,0 +1,222 @@
+"""Sending requests when they are due, and writing down what becomes of them.
+
+In an *open loop* requests are sent by a schedule, whatever has become of those before: this is
+what users do, who do not know of each other. In a *closed loop* there are as many users as places,
+each of whom asks again when the answer is there; it can never ask more than the server gives.
+A schedule with a concurrency limit has both: what is due waits for a place, as in a client with a
+connection pool, and how long is told apart from the server's own latency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from octavo.bench.serving.endpoint import Endpoint
+from octavo.bench.serving.http_stream import INTERRUPTED, StreamResult
+from octavo.bench.serving.request_record import RequestRecord
+from octavo.bench.workload.requests import BenchRequest
+from octavo.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """When requests are sent.
+
+    Args:
+        times: seconds after the start, one for each request, in order; None is a closed loop.
+        max_concurrency: requests in flight at most; None has no limit.
+        duration_s: after this, no more are sent; those in flight are waited for.
+    """
+
+    times: Sequence[float] | None
+    max_concurrency: int | None = None
+    duration_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.times is None and self.max_concurrency is None:
+            raise ConfigError("a closed loop needs a number of requests in flight")
+
+    @property
+    def is_open_loop(self) -> bool:
+        return self.times is not None
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """``records`` in the order of sending. ``is_interrupted``: the user had enough."""
+
+    records: list[RequestRecord]
+    is_interrupted: bool = False
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a load test on an event loop that takes little of the machine."""
+    _allow_many_connections()
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _allow_many_connections() -> None:
+    """As many as the system grants: each takes a file descriptor, and 1024 are soon used up."""
+    try:
+        import resource
+    except ImportError:  # there is none for Windows, which has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if most == resource.RLIM_INFINITY else most
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+async def send_load(
+    endpoint: Endpoint,
+    requests: Sequence[BenchRequest],
+    plan: LoadPlan,
+    on_end: Callable[[RequestRecord], None] = lambda record: None,
+) -> LoadResult:
+    """Send all requests and wait for all answers.
+
+    When the task is cancelled, as Ctrl-C does, the requests in flight are given up, and the result
+    has what there is.
+
+    Args:
+        on_end: called with each request that has ended.
+    """
+    run = _Run(endpoint, plan, on_end)
+    gc.collect()
+    gc.freeze()  # or the collector would go through all prompts again and again
+    try:
+        await run.send(requests)
+    except asyncio.CancelledError:
+        await run.give_up()
+        return LoadResult(run.records(), is_interrupted=True)
+    finally:
+        gc.unfreeze()
+    return LoadResult(run.records())
+
+
+class _Run:
+    def __init__(self, endpoint: Endpoint, plan: LoadPlan, on_end: Callable[[RequestRecord], None]):
+        self._endpoint = endpoint
+        self._plan = plan
+        self._on_end = on_end
+        self._places = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._records: list[RequestRecord] = []
+        self._start = 0.0
+
+    async def send(self, requests: Sequence[BenchRequest]) -> None:
+        body = self._endpoint.body(requests[0]) if requests else b""
+        self._start = time.perf_counter()
+        for index, request in enumerate(requests):
+            scheduled = await self._wait_for_turn(index)
+            if scheduled is None:
+                break
+            task = asyncio.create_task(self._ask(request, body, scheduled))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            if index + 1 < len(requests):  # made beforehand, while there is time
+                await asyncio.sleep(0)
+                body = self._endpoint.body(requests[index + 1])
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    async def give_up(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def records(self) -> list[RequestRecord]:
+        return sorted(self._records, key=lambda record: record.sent)
+
+    async def _wait_for_turn(self, index: int) -> float | None:
+        """When the request should be sent, seconds after the start; None if it is too late."""
+        end = self._plan.duration_s
+        if self._plan.times is None:
+            assert self._places is not None
+            try:
+                async with asyncio.timeout(None if end is None else end - self._now()):
+                    await self._places.acquire()
+            except TimeoutError:
+                return None
+            return self._now()
+        scheduled = self._plan.times[index]
+        if end is not None and scheduled >= end:
+            await self._sleep_until(end)
+            return None
+        await self._sleep_until(scheduled)
+        return scheduled
+
+    async def _sleep_until(self, due: float) -> None:
+        while (left := due - self._now()) > 0:
+            await asyncio.sleep(left)
+
+    async def _ask(self, request: BenchRequest, body: bytes, scheduled: float) -> None:
+        queue_time = 0.0
+        if self._plan.is_open_loop and self._places is not None:
+            arrived = self._now()
+            await self._places.acquire()
+            queue_time = self._now() - arrived
+        result = StreamResult(time.perf_counter())
+        try:
+            await self._endpoint.ask(body, result)
+        finally:
+            if self._places is not None:
+                self._places.release()
+            record = to_record(request, result, scheduled, queue_time, self._start)
+            self._records.append(record)
+            self._on_end(record)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start
+
+
+def to_record(
+    request: BenchRequest,
+    result: StreamResult,
+    scheduled: float,
+    queue_time: float = 0.0,
+    start: float = 0.0,
+) -> RequestRecord:
+    """The record of a request. ``start``: the beginning of the run on the clock of ``result``."""
+
+    def since_start(moment: float | None) -> float | None:
+        return None if moment is None else moment - start
+
+    usage = result.usage or {}
+    has_count = usage.get("completion_tokens") is not None
+    assert result.ended is not None
+    return RequestRecord(
+        request_id=request.request_id,
+        scheduled=scheduled,
+        sent=result.sent - start,
+        ended=result.ended - start,
+        queue_time=queue_time,
+        connected=since_start(result.connected),
+        first_byte=since_start(result.first_byte),
+        first_token=since_start(result.first),
+        last_token=since_start(result.last),
+        event_times=[moment - start for moment in result.event_times],
+        event_tokens=result.event_tokens,
+        prompt_tokens=usage.get("prompt_tokens", request.input_len),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        output_tokens=result.num_output_tokens,
+        output_tokens_from="usage" if has_count else "events",
+        finish_reason=result.finish_reason,
+        status=result.status,
+        error=result.error,
+        unfinished=result.error == INTERRUPTED,
+        text=result.text,
+    )

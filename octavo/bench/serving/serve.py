@@ -1,0 +1,317 @@
+"""``octavo bench serve``: a workload and its arrivals, sent to a server, and the report on it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from octavo import hub
+from octavo.bench.record import Recorder
+from octavo.bench.serving import load
+from octavo.bench.serving.endpoint import (
+    Endpoint,
+    served_model,
+    wait_until_listening,
+    wait_until_ready,
+)
+from octavo.bench.serving.http_client import HttpClient
+from octavo.bench.serving.load import LoadPlan, send_load
+from octavo.bench.serving.load_report import LoadReport, create_report
+from octavo.bench.serving.request_log import write_request_log
+from octavo.bench.serving.request_record import RequestRecord
+from octavo.bench.serving.serve_config import LoadSettings, ServeBenchConfig, Workload, key_values
+from octavo.bench.serving.serve_report import (
+    QUEUE_LATENCIES,
+    ServeSummary,
+    save_result,
+    to_json,
+    to_text,
+)
+from octavo.bench.serving.server_process import running_server
+from octavo.bench.serving.slo import Slo
+from octavo.bench.workload.arrivals import Ramp, arrival_times
+from octavo.bench.workload.datasets import load_dataset
+from octavo.bench.workload.requests import BenchRequest
+from octavo.errors import ConfigError
+from octavo.hub import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]  # requests that have ended, and all
+
+
+@dataclass(frozen=True)
+class ServeResult:
+    """The report, and what is needed to tell it."""
+
+    report: LoadReport
+    summary: ServeSummary
+    run: dict[str, Any]
+    config: ServeBenchConfig
+    is_interrupted: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return to_json(
+            self.report, self.summary, self.run, is_detailed=self.config.report.save_detailed
+        )
+
+    def as_text(self) -> str:
+        shown = self.config.report.shown
+        if any(record.queue_time for record in self.report.records):
+            shown = tuple(dict.fromkeys((*shown, *QUEUE_LATENCIES)))
+        return to_text(self.report, self.summary, shown)
+
+    def write_files(self) -> list[str]:
+        """The files that the settings ask for; their paths. Raises BenchmarkError."""
+        settings = self.config.report
+        written = []
+        if settings.save_result or settings.append_result or settings.result_filename:
+            path = save_result(
+                self.as_json(),
+                self.summary,
+                settings.result_dir,
+                settings.result_filename,
+                append=settings.append_result,
+            )
+            written.append(str(path))
+        if settings.request_log:
+            write_request_log(
+                settings.request_log, self.report.records, settings.request_log_format
+            )
+            written.append(settings.request_log)
+        return written
+
+
+def run_serve_bench(config: ServeBenchConfig, progress: Progress | None = None) -> ServeResult:
+    """Put the load on the server, which is started where there is no ``base_url``.
+
+    Ctrl-C ends the sending; the result then has what was measured until then.
+
+    Args:
+        progress: called with (requests that have ended, requests in all).
+
+    Raises:
+        ServerError: the server is not there, or answers no request.
+        ConfigError, WorkloadFileError: the settings do not fit together, or a file is wrong.
+    """
+    if config.target.base_url is not None:
+        return load.run(_measure(config, progress))
+    config = replace(config, model=config.model or DEFAULT_MODEL)
+    assert config.model is not None
+    with running_server(config.model, config.server_flags) as url:
+        return load.run(_measure(config.at_url(url), progress))
+
+
+async def _measure(config: ServeBenchConfig, progress: Progress | None) -> ServeResult:
+    target = config.target
+    client = _create_client(config)
+    try:
+        await wait_until_listening(client, target.ready_check_timeout_sec)
+        model_name = target.model_name or await served_model(client)
+        tokenizer_id = target.tokenizer or config.model or _installed(model_name)
+        tokenizer = _load_tokenizer(tokenizer_id) if tokenizer_id else None
+        requests = create_requests(config.workload, tokenizer)
+        endpoint = Endpoint(
+            client,
+            model_name,
+            target.backend,
+            target.path,
+            config.workload.fields,
+            target.request_timeout,
+        )
+        if endpoint.is_chat and tokenizer is not None:
+            requests = [as_text(request, tokenizer) for request in requests]
+        plan = create_plan(config.load, requests, config.workload.seed)
+        await _warm_up(config, endpoint, requests)
+        with Recorder(_shown_settings(config), owns_work=False) as recorder:
+            result = await send_load(endpoint, requests, plan, _counter(len(requests), progress))
+    finally:
+        await client.close()
+    if tokenizer is not None:
+        count_tokens(result.records, tokenizer)
+    return ServeResult(
+        report=create_report(
+            result.records,
+            is_open_loop=plan.is_open_loop,
+            percents=config.report.percents,
+            slo=Slo.from_texts(config.report.goodput),
+            steady_share=config.report.steady_state_share,
+            seed=config.workload.seed,
+        ),
+        summary=ServeSummary(
+            backend=target.backend,
+            model_id=model_name,
+            tokenizer_id=tokenizer_id,
+            num_prompts=len(requests),
+            request_rate=config.load.request_rate,
+            burstiness=config.load.burstiness,
+            max_concurrency=config.load.max_concurrency,
+            ramp_up=config.load.ramp_up,
+            label=config.report.label,
+            metadata=key_values("metadata", config.report.metadata),
+            date=recorder.started.astimezone(),
+        ),
+        run=recorder.as_json(),
+        config=config,
+        is_interrupted=result.is_interrupted,
+    )
+
+
+def _create_client(config: ServeBenchConfig) -> HttpClient:
+    target = config.target
+    headers = target.headers
+    if "Authorization" not in headers and (key := os.environ.get("OPENAI_API_KEY")):
+        headers["Authorization"] = f"Bearer {key}"
+    assert target.base_url is not None
+    try:
+        return HttpClient(target.base_url, headers=headers, verify=not target.insecure)
+    except ValueError as error:
+        raise ConfigError(f"base_url: {error}") from error
+
+
+def create_requests(workload: Workload, tokenizer: Tokenizer | None) -> list[BenchRequest]:
+    """What is asked, in order. Raises ConfigError, WorkloadFileError."""
+    name = workload.dataset_name
+    if tokenizer is None and name in ("random", "prefix_repetition"):
+        raise ConfigError(
+            f"the prompts of dataset {name!r} are made of a model's tokens: give MODEL or "
+            "--tokenizer MODEL"
+        )
+    lengths = {"random": workload.random_output_len}
+    lengths["prefix_repetition"] = workload.prefix_repetition_output_len
+    prefix_lens = {"random": workload.random_prefix_len}
+    prefix_lens["prefix_repetition"] = workload.prefix_repetition_prefix_len
+    return load_dataset(
+        name,
+        workload.dataset_path,
+        num=workload.num_prompts,
+        tokenizer=tokenizer,
+        input_len=workload.input_len or workload.random_input_len,
+        output_len=workload.output_len or lengths.get(name),
+        range_ratio=workload.random_range_ratio,
+        prefix_len=prefix_lens.get(name),
+        suffix_len=workload.prefix_repetition_suffix_len,
+        num_prefixes=workload.prefix_repetition_num_prefixes,
+        seed=workload.seed,
+        speedup=workload.speedup,
+        max_input_len=workload.max_input_len,
+        avoid=() if tokenizer is None else _special_tokens(tokenizer),
+    )
+
+
+def create_plan(settings: LoadSettings, requests: Sequence[BenchRequest], seed: int) -> LoadPlan:
+    """When the requests are sent: by a ramp, at a rate, as their trace says, or as others end."""
+    times: list[float] | None = None
+    if settings.ramp_up_strategy is not None or math.isfinite(settings.request_rate):
+        times = arrival_times(
+            len(requests),
+            settings.request_rate,
+            burstiness=settings.burstiness,
+            seed=seed,
+            ramp=_ramp(settings),
+            rescaled=settings.rescale_arrivals,
+        )
+    elif requests and all(request.arrival_s is not None for request in requests):
+        times = [request.arrival_s or 0.0 for request in requests]
+    elif settings.max_concurrency is None:
+        times = [0.0] * len(requests)
+    return LoadPlan(times, settings.max_concurrency, settings.duration)
+
+
+def _ramp(settings: LoadSettings) -> Ramp | None:
+    if settings.ramp_up_strategy is None:
+        return None
+    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
+    assert start is not None and end is not None
+    return Ramp(settings.ramp_up_strategy, start, end)  # type: ignore[arg-type]
+
+
+def as_text(request: BenchRequest, tokenizer: Tokenizer) -> BenchRequest:
+    """Token ids as text, which may be other tokens when it is read: the server counts them."""
+    if request.prompt_token_ids is None:
+        return request
+    text = tokenizer.decode(request.prompt_token_ids)
+    return replace(request, prompt=text, prompt_token_ids=None)
+
+
+def count_tokens(records: Sequence[RequestRecord], tokenizer: Tokenizer) -> None:
+    """Count the answers that the server did not: tokens of the text, if it has any."""
+    for record in records:
+        if record.completed and record.output_tokens_from == "events" and record.text:
+            record.output_tokens = len(tokenizer.encode(record.text))
+            record.output_tokens_from = "tokenizer"
+
+
+async def _warm_up(
+    config: ServeBenchConfig, endpoint: Endpoint, requests: Sequence[BenchRequest]
+) -> None:
+    """Prompts of the workload, backwards: no beginning of one that is measured gets cached."""
+    target = config.target
+    if not requests:
+        return
+    if target.ready_check_timeout_sec:
+        await wait_until_ready(endpoint, _backwards(requests[0]), target.ready_check_timeout_sec)
+    if target.num_warmups:
+        chosen = [_backwards(requests[i % len(requests)]) for i in range(target.num_warmups)]
+        places = config.load.max_concurrency or target.num_warmups
+        result = await send_load(endpoint, chosen, LoadPlan(None, places))
+        if result.is_interrupted:
+            raise asyncio.CancelledError
+
+
+def _backwards(request: BenchRequest) -> BenchRequest:
+    if request.prompt_token_ids is not None:
+        return replace(request, prompt_token_ids=request.prompt_token_ids[::-1])
+    if request.prompt is not None:
+        return replace(request, prompt=" ".join(reversed(request.prompt.split(" "))))
+    return request
+
+
+def _counter(total: int, progress: Progress | None) -> Callable[[RequestRecord], None]:
+    ended = 0
+
+    def count(record: RequestRecord) -> None:
+        nonlocal ended
+        ended += 1
+        if progress is not None:
+            progress(ended, total)
+
+    return count
+
+
+def _installed(name: str) -> str | None:
+    """``name``, if a model of this name is here: nothing is fetched for a guess."""
+    from octavo.hub import store
+
+    return name if store.find(name) is not None else None
+
+
+def _load_tokenizer(name: str) -> Tokenizer:
+    from octavo.build import load_tokenizer
+
+    return load_tokenizer(hub.resolve(name))
+
+
+def _special_tokens(tokenizer: Tokenizer) -> set[int]:
+    return {token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token)}
+
+
+def _shown_settings(config: ServeBenchConfig) -> dict[str, Any]:
+    """What a result says that was asked for: without keys, and as JSON has it."""
+    settings: dict[str, Any] = asdict(config)
+    settings["target"]["api_key"] = None if config.target.api_key is None else "(given)"
+    settings["target"]["header"] = [*key_values("header", config.target.header)]
+    return {name: _as_json(value) for name, value in settings.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

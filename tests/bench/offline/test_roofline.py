@@ -1,0 +1,203 @@
+"""Utilisation of a machine, by hand and on a small model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from octavo.bench.offline import roofline
+from octavo.bench.offline.roofline import Ceilings, Matrix, place
+from octavo.bench.offline.session import OfflineSession, StepChunk, StepTiming
+from octavo.bench.workload.requests import BenchRequest
+from octavo.config import EngineArgs
+from octavo.kernels.cpu.library import runnable
+from octavo.sim.cost_model import AttentionCost, ModelCost, Work
+
+COST = ModelCost(
+    linear_params=100,
+    linear_bytes=50,
+    head_params=30,
+    head_bytes=60,
+    attention=(AttentionCost(width=2, kv_bytes_per_token=4),),
+)
+CEILINGS = Ceilings(
+    bytes_per_s=10.0, linear=100.0, head=20.0, attention=8.0, arithmetic=("a", "b", "c")
+)
+NATIVE = pytest.param(
+    "native", marks=pytest.mark.skipif(not runnable(), reason="no native library was built")
+)
+
+
+def step(*chunks: tuple[int, int, bool], wall_s: float = 100.0, rounds: int = 1) -> StepTiming:
+    parts = tuple(StepChunk(*chunk) for chunk in chunks)
+    tokens = sum(part.num_tokens for part in parts)
+    is_decode = all(part.num_tokens == 1 for part in parts)
+    return StepTiming(len(parts), tokens, is_decode, rounds, wall_s, wall_s, 0.0, parts)
+
+
+def test_decode_by_hand():
+    drawn = place(COST, CEILINGS, [step((4, 1, True))])
+    assert drawn.prefill is None and drawn.decode is not None
+    decode = drawn.decode.as_json()
+    # weights 50 + 60, five keys read and one written
+    assert decode["bytes"] == 110 + 6 * 4
+    assert decode["ops"] == 2 * 100 + 2 * 30 + 4 * 2 * 5
+    memory, compute = 134 / 10, 200 / 100 + 60 / 20 + 40 / 8
+    assert decode["bound"] == "memory" and memory > compute
+    assert decode["mbu"] == pytest.approx(memory / 100)
+    assert decode["mfu"] == pytest.approx(compute / 100)
+    assert decode["achieved"] == pytest.approx(memory / 100)
+    assert decode["floor_ms"] == pytest.approx(memory * 1e3)
+    assert decode["step_ms"] == pytest.approx(100e3)
+    assert decode["gbytes_per_s"] == pytest.approx(134 / 100 / 1e9)
+    assert decode["gops"] == pytest.approx(300 / 100 / 1e9)
+
+
+def test_prefill_by_hand():
+    drawn = place(COST, CEILINGS, [step((0, 10, False)), step((10, 10, True))])
+    assert drawn.decode is None and drawn.prefill is not None
+    prefill = drawn.prefill.as_json()
+    assert prefill["steps"] == 2
+    assert prefill["bytes"] == 2 * 50 + 60 + (10 + 10 + 20 + 10) * 4
+    assert prefill["ops"] == 2 * 100 * 20 + 2 * 30 + 4 * 2 * (20 * 21 / 2)
+    assert prefill["bound"] == "compute"
+    compute = 4000 / 100 + 60 / 20 + 1680 / 8
+    assert prefill["floor_ms"] == pytest.approx(compute / 2 * 1e3)
+    assert prefill["achieved"] == prefill["mfu"] == pytest.approx(compute / 200)
+
+
+def test_rounds_read_the_weights_each_time():
+    one = place(COST, CEILINGS, [step((4, 1, True))]).decode
+    three = place(COST, CEILINGS, [step((4, 1, True), rounds=3)]).decode
+    assert one is not None and three is not None
+    assert three.work.linear == Work(3 * 50, 3 * 200) and three.work.head.bytes == 3 * 60
+    assert three.work.attention == Work((6 + 7 + 8) * 4, 8 * (5 + 6 + 7))
+
+
+def test_steps_of_both_kinds_are_kept_apart():
+    drawn = place(COST, CEILINGS, [step((0, 3, True), (9, 1, True)), step((3, 1, True))])
+    assert drawn.prefill is not None and drawn.prefill.num_steps == 1
+    assert drawn.decode is not None and drawn.decode.num_steps == 1
+    assert place(COST, CEILINGS, []).as_json()["decode"] is None
+
+
+def test_twice_the_time_is_half_the_use():
+    slow, fast = (
+        place(COST, CEILINGS, [step((4, 1, True), wall_s=wall_s)]).decode for wall_s in (2.0, 1.0)
+    )
+    assert slow is not None and fast is not None
+    assert fast.mbu == pytest.approx(2 * slow.mbu) and fast.mfu == pytest.approx(2 * slow.mfu)
+
+
+# ---- An engine
+
+HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 80, 260, 2, 6, 2, 16
+LINEAR = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * HIDDEN * INNER)
+
+
+@pytest.fixture(scope="module", params=["reference", NATIVE])
+def session(request, tiny_model):
+    args = EngineArgs(model=str(tiny_model), kernels=request.param, kv_cache_dtype="f32", threads=1)
+    with OfflineSession(args) as session:
+        yield session
+
+
+def test_weights_are_counted_as_a_step_reads_them(session):
+    matrices = roofline.find_matrices(session.loaded)
+    cost = roofline.model_cost(session.loaded, matrices)
+    assert cost.linear_params == LINEAR and cost.head_params == HIDDEN * VOCAB
+    # The embedding is tied: it is read once, as the head. Packed tiles are of 16 columns.
+    assert cost.linear_bytes == 4 * LINEAR
+    assert 4 * HIDDEN * VOCAB <= cost.head_bytes < 4 * HIDDEN * (VOCAB + 16)
+    (attention,) = cost.attention
+    assert attention == AttentionCost(
+        LAYERS * HEADS * HEAD_DIM, LAYERS * KV_HEADS * HEAD_DIM * 2 * 4, None
+    )
+
+
+def test_the_work_of_a_run_is_its_closed_form(session):
+    prompt, output = 40, 9
+    ids = tuple(range(1, prompt + 1))
+    timing = session.run([BenchRequest("a", prompt_token_ids=ids, output_len=output)])
+    matrices = roofline.find_matrices(session.loaded)
+    cost = roofline.model_cost(session.loaded, matrices)
+    drawn = place(cost, CEILINGS, timing.steps)
+    assert drawn.prefill is not None and drawn.decode is not None
+    total = drawn.prefill.work + drawn.decode.work
+    positions = prompt + output - 1  # the last token is not put in
+    assert total.linear == Work(output * cost.linear_bytes, 2 * LINEAR * positions)
+    assert total.head == Work(output * cost.head_bytes, 2 * HIDDEN * VOCAB * output)
+    assert total.attention.flops == 4 * LAYERS * HEADS * HEAD_DIM * positions * (positions + 1) / 2
+    keys = prompt + sum(range(prompt + 1, positions + 1)) + positions
+    assert total.attention.bytes == keys * cost.attention[0].kv_bytes_per_token
+
+
+def test_ceilings_are_measured_in_what_is_computed_in(session):
+    matrices = roofline.find_matrices(session.loaded)
+    ceilings = roofline.measure_ceilings(session.loaded, matrices)
+    assert min(ceilings.bytes_per_s, ceilings.linear, ceilings.head, ceilings.attention) > 1e6
+    kind = "float32" if session.info["kernels"] == "native" else "torch float32"
+    assert ceilings.arithmetic == (kind, kind, kind)
+    better = roofline.measure_ceilings(session.loaded, matrices, 1e15)
+    assert better.bytes_per_s == 1e15
+
+
+def test_a_whole_drawing_is_json(session):
+    timing = session.run([BenchRequest("a", prompt_token_ids=(1, 2, 3), output_len=3)])
+    document = roofline.draw(session, timing.steps, 1e9).as_json()
+    assert set(document) == {"ceilings", "prefill", "decode"}
+    for part in ("prefill", "decode"):
+        assert document[part]["bound"] in ("memory", "compute")
+        assert 0 < document[part]["achieved"] < 10
+        assert document[part]["achieved"] == max(document[part]["mbu"], document[part]["mfu"])
+
+
+def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch, session):
+    """Half of the weights at 10 a second, half at 30: 15 together."""
+    rates = {"slow": 10.0, "fast": 30.0, "float32": 5.0, "torch float32": 5.0}
+    monkeypatch.setattr(roofline, "_native_probe", lambda *_: rates.__getitem__)
+    monkeypatch.setattr(roofline, "_torch_probe", lambda *_: (rates.__getitem__, 1.0))
+    matrices = [
+        Matrix(False, 100, 1, "slow"), Matrix(False, 100, 1, "fast"), Matrix(True, 7, 1, "fast")
+    ]  # fmt: skip
+    ceilings = roofline.measure_ceilings(session.loaded, matrices)
+    assert ceilings.linear == pytest.approx(15.0) and ceilings.head == pytest.approx(30.0)
+    assert ceilings.arithmetic[0] == "slow, fast"
+
+
+def test_a_rate_is_the_best_of_several(monkeypatch):
+    now, speeds = [0.0], iter([*[1.0] * 5, 4.0, 2.0, *[1.0] * 1000])
+
+    def run(rounds: int) -> float:
+        now[0] += rounds / (next(speeds) * 1e6)
+        return float(rounds)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert roofline._best_rate(run) == pytest.approx(4e6)
+
+
+def test_windows_are_those_of_the_layers(session, monkeypatch):
+    class Config:
+        num_layers, num_heads, head_dim = 4, 3, 16
+        layer_windows = (512, None, 512, 512)
+
+    class Loaded:
+        model_config = Config
+        text_engine = session.loaded.text_engine
+        info = session.loaded.info
+
+    cost = roofline.model_cost(Loaded, [])
+    assert {(a.window, a.width) for a in cost.attention} == {(512, 3 * 48), (None, 48)}
+
+
+@pytest.mark.cuda
+def test_ceilings_of_a_gpu(tiny_model):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    with OfflineSession(EngineArgs(model=str(tiny_model), device="cuda")) as session:
+        matrices = roofline.find_matrices(session.loaded)
+        ceilings = roofline.measure_ceilings(session.loaded, matrices, 1.0)
+        assert ceilings.arithmetic[0] == "torch bfloat16"
+        assert ceilings.bytes_per_s > 50e9 and ceilings.linear > 1e12
