@@ -1,7 +1,7 @@
 """Guards that compare times of one run: the best of several tries each, taken in turns, on one
 thread, so that what a neighbour takes for a while is taken from both sides or from neither.
 
-Measured figures are from a virtual machine with two cores of Zen 5 that others used meanwhile.
+Measured figures are from a virtual machine with two cores of Zen 4 that others used meanwhile.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def test_what_was_measured_until_an_interruption_is_kept(fake_server, scripted):
     assert result.is_interrupted and len(result.records) == len(ended) == 2
     first, second = result.records
     assert first.completed and second.unfinished and not second.completed
-    assert second.ended == pytest.approx(0.3, abs=0.2)
+    assert first.ended <= second.ended < 0.5  # the clock starts a moment after the task
     metrics = summarize(result.records)
     assert (metrics.completed, metrics.failed, metrics.unfinished) == (1, 0, 1)
 
