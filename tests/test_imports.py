@@ -61,6 +61,19 @@ def test_the_server_needs_no_torch():
     assert "torch" not in loaded_modules("import octavo.server.run, octavo.server.app")
 
 
+def test_a_load_generator_needs_no_torch():
+    """It shares the machine with the server that it measures."""
+    assert "torch" not in loaded_modules("import octavo.bench.serving.serve")
+
+
+def test_measuring_stands_on_top():
+    """Nothing but the commands, and each other, knows of benchmarks and of quality."""
+    for file in PACKAGE.rglob("*.py"):
+        part = file.relative_to(PACKAGE).parts[0]
+        if part not in ("bench", "quality", "cli"):
+            assert not [name for name in imports_of(file) if name.startswith(("bench", "quality"))]
+
+
 def imports_of(file: Path) -> list[str]:
     """Dotted names of octavo modules that a file imports, anywhere in it."""
     found = []
