@@ -85,7 +85,7 @@ def how_fast(document: Document) -> str:
 
 def _doubts(document: Document) -> str:
     """One line; the stored document has every warning."""
-    noise = [run_of(each)["noise"] for each in document["measurements"].values()]
+    noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
     others = [each["other_processors"] for each in noise if each["other_processors"]]
     rates = [probe["read_gbytes_per_s"] for probe in probes]
@@ -99,12 +99,6 @@ def _doubts(document: Document) -> str:
 
 def _count(warnings: Sequence[str]) -> str:
     return f"{len(warnings)} warning{'' if len(warnings) == 1 else 's'}"
-
-
-def run_of(document: Document) -> Document:
-    """The Recorder's object, which in vLLM's format is among what that does not know."""
-    run: Document = document["run"] if "run" in document else document["octavo"]["run"]
-    return run
 
 
 def _startup(result: Document) -> Iterable[Sequence[str]]:

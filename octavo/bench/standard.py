@@ -62,7 +62,7 @@ def measure(arguments: Sequence[str], model: str) -> dict[str, Any]:
 def run_standard(model: str, extra: Sequence[str] = ()) -> dict[str, Any]:
     """The whole set. ``extra``: engine flags, for all of them."""
     found = {name: measure([*flags, *extra], model) for name, flags in STANDARD.items()}
-    runs = {name: readme.run_of(document) for name, document in found.items()}
+    runs = {name: document["run"] for name, document in found.items()}
     first = runs["latency"]
     warnings = [f"{name}: {text}" for name, run in runs.items() for text in run["warnings"]]
     return {

@@ -133,7 +133,7 @@ def measured(flags):
         },
     }[flags[0]]
     run = run_object("memory moved") if flags[0] == "prefix" else run_object()
-    return {**figures, **({"octavo": {"run": run}} if flags[0] == "serve" else {"run": run})}
+    return {**figures, "run": run}
 
 
 COMPARED = {

@@ -219,7 +219,7 @@ def to_json(
     *,
     is_detailed: bool = False,
 ) -> dict[str, Any]:
-    """The result with vLLM's keys, and ours under "octavo". Times with the suffix ``_ms`` are in
+    """The result with vLLM's keys; ours are attainment, send lag, "run", and all under "octavo". Times with the suffix ``_ms`` are in
     milliseconds, arrays in seconds. What could not be measured is null.
 
     Args:
@@ -256,7 +256,10 @@ def to_json(
         document |= _arrays(report)
     for name in _VLLM_LATENCIES:
         document |= _latency_keys(name, metrics.latencies.get(name))
-    document["octavo"] = _octavo_json(report, run)
+    document["goodput_attainment"] = report.goodput and report.goodput.attainment.share
+    document |= _latency_keys("send_lag", metrics.latencies.get("send_lag"))
+    document["octavo"] = _octavo_json(report)
+    document["run"] = run
     return document
 
 
@@ -287,7 +290,7 @@ def _arrays(report: LoadReport) -> dict[str, Any]:
     }
 
 
-def _octavo_json(report: LoadReport, run: Mapping[str, Any] | None) -> dict[str, Any]:
+def _octavo_json(report: LoadReport) -> dict[str, Any]:
     good, scheduled = report.goodput, report.goodput_from_scheduled
     latencies = report.metrics.latencies
     return {
@@ -309,7 +312,6 @@ def _octavo_json(report: LoadReport, run: Mapping[str, Any] | None) -> dict[str,
         "intervals": {name: list(edges) for name, edges in report.intervals.items()},
         "errors": dict(report.errors),
         "warnings": report.warnings,
-        "run": run,
     }
 
 

@@ -83,7 +83,7 @@ def test_a_load_test(fake_server, workload, tmp_path):
     assert document["median_ttft_ms"] == pytest.approx(20, abs=5)
     assert document["median_tpot_ms"] == pytest.approx(10, abs=5)
     assert document["median_itl_ms"] == pytest.approx(10, abs=5)
-    run = document["octavo"]["run"]
+    run = document["run"]
     assert run["settings"]["target"]["api_key"] == "(given)"
     assert run["settings"]["target"]["header"] == ["X-A"] and run["noise"]["before"]
     assert "Successful requests:                     20" in result.as_text()

@@ -134,7 +134,9 @@ def test_keys_are_those_of_vllm(report):
     assert "ttfts" not in document
 
     ours = document["octavo"]
-    assert ours["schema"] == 1 and ours["run"] == {"date": "x"}
+    assert ours["schema"] == 1 and document["run"] == {"date": "x"}
+    assert document["goodput_attainment"] == 0.5
+    assert all(f"{each}_send_lag_ms" in document for each in ("mean", "median", "std", "p90"))
     assert ours["slo"] == pytest.approx({"ttft_ms": 200, "e2el_ms": 450})
     assert ours["goodput"]["attainment"]["share"] == 0.5
     assert ours["ttft_from_scheduled_ms"]["mean"] == pytest.approx(250)
