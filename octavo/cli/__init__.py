@@ -13,8 +13,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from octavo.errors import OctavoError
 
@@ -135,8 +135,30 @@ def _run(args: argparse.Namespace) -> int:
         return 1
 
 
+# More optional flags than these are not listed in the line that tells the usage.
+_MANY_FLAGS = 12
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps a command and its help on one line: argparse forgets how far commands are indented."""
+    """Keeps the usage, and a command and its help, on one line each.
+
+    The dozens of flags of an engine would bury the message that follows the usage; and argparse
+    forgets how far commands are indented.
+    """
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        optional = [a for a in actions if a.option_strings and not a.required]
+        if len(optional) > _MANY_FLAGS:
+            flags = argparse.Action(["flags"], dest="flags", nargs=0)
+            actions = [flags, *(a for a in actions if a not in optional)]
+            groups = []
+        super().add_usage(usage, actions, groups, prefix)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)

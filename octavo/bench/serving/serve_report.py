@@ -219,8 +219,10 @@ def to_json(
     *,
     is_detailed: bool = False,
 ) -> dict[str, Any]:
-    """The result with vLLM's keys; ours are attainment, send lag, "run", and all under "octavo". Times with the suffix ``_ms`` are in
-    milliseconds, arrays in seconds. What could not be measured is null.
+    """The result with vLLM's keys; ours are attainment, send lag, "run", and all under "octavo".
+
+    Times with the suffix ``_ms`` are in milliseconds, arrays in seconds. What could not be measured
+    is null.
 
     Args:
         run: what surrounds the measurement; see `record.Recorder`.
