@@ -37,6 +37,7 @@ class _Side(NamedTuple):
 
 # Curves here rise to the right, and bend down: both sides are free.
 _ABOVE, _BELOW = _Side((-6, 8), "right"), _Side((8, -14), "left")
+_OVER = _Side((2, 8), "left")  # of a mark on a curve of points that are named below
 
 
 def check_can_plot(paths: Iterable[str | Path]) -> None:
@@ -156,7 +157,7 @@ def _draw_pareto(
             fontsize=9,
         )
     for point, place in zip(points, zip(p50, medians, strict=True), strict=True):
-        if not _mark(axes, point, place, knee, chosen, _BELOW):
+        if not _mark(axes, point, place, knee, chosen, _OVER):
             _annotate(axes, str(point.concurrency), place, _PALE, _BELOW)
 
 
@@ -224,6 +225,35 @@ def latency_distributions(
     return figure
 
 
+def time_bars(times: Mapping[str, Spread], *, title: str, unit: str) -> Figure:
+    """A bar for each time, from the top down, with a line from the least to the greatest."""
+    figure = _new_figure(title, width=8, height=1.2 + 0.42 * len(times))
+    axes = figure.subplots()
+    places = range(len(times), 0, -1)
+    axes.barh(places, [time.median for time in times.values()], color=_BLUE, height=0.6)
+    for place, time in zip(places, times.values(), strict=True):
+        axes.plot([time.min, time.max], [place, place], color=_INK, linewidth=1)
+        _name_bar(axes, f"{_short(time.median)} {unit}", time.max, place)
+    axes.set_yticks(places, list(times))
+    axes.set_xlim(0, 1.15 * max(time.max for time in times.values()))
+    _label_axes(axes, f"{unit} (line: min to max)", "")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def _name_bar(axes: Axes, text: str, end: float, place: float) -> None:
+    axes.annotate(
+        text,
+        (end, place),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color=_INK,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """What one optimisation is worth, and what that was measured by."""
@@ -245,15 +275,7 @@ def worth_bars(bars: Sequence[Bar], *, title: str) -> Figure:
     axes.barh(places, [median - 1 for median in medians], left=1, color=colors, height=0.6)
     for place, bar in zip(places, ordered, strict=True):
         axes.plot([bar.worth.min, bar.worth.max], [place, place], color=_INK, linewidth=1)
-        axes.annotate(
-            f"{_short(bar.worth.median)}×",
-            (max(bar.worth.max, 1.0), place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=_INK,
-        )
+        _name_bar(axes, f"{_short(bar.worth.median)}×", max(bar.worth.max, 1.0), place)
     axes.axvline(1, color=_INK, linewidth=0.8)
     axes.set_yticks(places, [f"{bar.name}  ({bar.figure})" for bar in ordered])
     lowest = min([1.0, *(bar.worth.min for bar in ordered)])

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.noise import OTHERS_BUSY
+from octavo.bench.peers.report import Ratio
 from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS
 from octavo.bench.results import write_bytes
 from octavo.errors import BenchmarkError
@@ -87,7 +89,7 @@ def _doubts(document: Document) -> str:
     """One line; the stored document has every warning."""
     noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
-    others = [each["other_processors"] for each in noise if each["other_processors"]]
+    others = [use for each in noise if (use := each["other_processors"] or 0.0) >= OTHERS_BUSY]
     rates = [probe["read_gbytes_per_s"] for probe in probes]
     said = []
     if rates:
@@ -180,19 +182,19 @@ def _versions(versions: Mapping[str, str | None]) -> str:
 def peers(document: Document) -> str:
     """Of a comparison: medians of every engine, and how octavo stands to the best other."""
     engines: Mapping[str, Document] = document["engines"]
-    by_workload: dict[str, dict[str, float]] = {}
+    by_workload: dict[str, dict[str, Document]] = {}
     for row in document["summary"]:
         if row["figure"] == FIGURES[WORKLOADS[row["workload"]].kind][0].name:
-            by_workload.setdefault(row["workload"], {})[row["contender"]] = row["median"]
-    names = [name for name in engines if any(name in medians for medians in by_workload.values())]
+            by_workload.setdefault(row["workload"], {})[row["contender"]] = row
+    names = [name for name in engines if any(name in found for found in by_workload.values())]
     head = [f"{name.partition(':')[0]}, {_weights(engines[name])}" for name in names]
     rows = [
         (
             _title(workload),
-            *(_number(medians.get(name)) for name in names),
-            _lead(workload, medians),
+            *(_number(found[name]["median"] if name in found else None) for name in names),
+            _lead(workload, found),
         )
-        for workload, medians in by_workload.items()
+        for workload, found in by_workload.items()
     ]
     run = document["run"]
     rounds = run["settings"]["rounds"]
@@ -221,16 +223,17 @@ def _title(workload: str) -> str:
     return f"{WORKLOADS[workload].title}, {unit}"
 
 
-def _lead(workload: str, medians: Mapping[str, float]) -> str:
-    """Of the weights as they are in the file, where octavo ran them."""
-    ours = [name for name in medians if name.startswith("octavo:")]
-    others = [median for name, median in medians.items() if name not in ours]
+def _lead(workload: str, rows: Mapping[str, Document]) -> str:
+    """Of the weights as they are in the file, where octavo ran them: by the medians, and the least
+    and the greatest of the rounds."""
+    ours = [name for name in rows if name.startswith("octavo:")]
+    others = {name: row["median"] for name, row in rows.items() if name not in ours}
     if not ours or not others:
         return ""
-    our = medians["octavo:file" if "octavo:file" in ours else ours[0]]
-    if FIGURES[WORKLOADS[workload].kind][0].higher_is_better:
-        return f"{our / max(others):.2f} ×"
-    return f"{min(others) / our:.2f} ×"
+    is_better = max if FIGURES[WORKLOADS[workload].kind][0].higher_is_better else min
+    best = is_better(others, key=lambda name: others[name])
+    our = "octavo:file" if "octavo:file" in ours else ours[0]
+    return str(Ratio(**rows[best]["ratios"][our]))
 
 
 def _weights(about: Document) -> str:

@@ -109,3 +109,13 @@ def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch):
     with pytest.raises(BenchmarkError, match=r'pip install "octavo\[plots\]"'):
         plots.check_can_plot(["a.png"])
     plots.check_can_plot([])
+
+
+def test_times_are_bars_from_the_top_down():
+    times = {"cold": Spread(2.0, 1.8, 2.4), "warm": Spread(1.0, 0.9, 1.1)}
+    figure = plots.time_bars(times, title="a start", unit="s")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cold", "warm"]
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 1.0]
+    assert axes.patches[0].get_y() > axes.patches[1].get_y()
+    assert [text.get_text() for text in axes.texts] == ["2 s", "1 s"]

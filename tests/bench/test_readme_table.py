@@ -143,16 +143,23 @@ COMPARED = {
         "vllm:bf16": {"weights": "bf16", "version": "0.32"},
     },
     "summary": [
-        {"workload": workload, "figure": figure, "contender": name, "median": median}
+        {
+            "workload": workload,
+            "figure": figure,
+            "contender": name,
+            "median": median,
+            "ratios": {"octavo:file": {"of_medians": lead, "by_round": [lead - 0.1, lead + 0.1]}},
+        }
         for workload, figure, *medians in (
             ("decode", "decode_tps", 306.0, 177.0, 41.0),
             ("batch-32", "output_tps", 776.0, 334.0, 395.4),
             ("batch-32", "decode_tps", 900.0, 1.0, 1.0),
-            ("start", "start_s", 1.6, 0.2, 43.0),
+            ("start", "start_s", 1.6, 0.4, 43.0),
         )
         for name, median in zip(
             ("octavo:file", "llama.cpp:q4_0", "vllm:bf16"), medians, strict=True
         )
+        for lead in (medians[0] / median if figure != "start_s" else median / medians[0],)
     ],
     "run": {
         **run_object("one", "two"),
@@ -220,10 +227,15 @@ def test_peers_are_compared_by_medians_with_the_best_other():
     assert rows["work"] == [
         *("octavo, Q4_1", "llama.cpp, Q4_0", "vllm, bf16", "octavo to the best other"),
     ]
-    assert rows["decode, 128 tokens after 128, tokens/s"] == ["306", "177", "41", "1.73 ×"]
+    assert rows["decode, 128 tokens after 128, tokens/s"] == [
+        "306",
+        "177",
+        "41",
+        "1.73 × (1.63 – 1.83)",
+    ]
     batch = rows["32 × (128 in, 128 out), output tokens/s"]
-    assert batch == ["776", "334", "395", "1.96 ×"]
-    assert rows["process start to first token, s"] == ["1.6", "0.2", "43", "0.12 ×"]
+    assert batch == ["776", "334", "395", "1.96 × (1.86 – 2.06)"]
+    assert rows["process start to first token, s"] == ["1.6", "0.4", "43", "0.25 × (0.15 – 0.35)"]
     words = " ".join(text.split())
     assert "medians of 3 rounds, octavo 0.1.0, llama.cpp abc, vllm 0.32" in words
     assert "27 to 60 GB/s meanwhile, with 2 warnings" in words

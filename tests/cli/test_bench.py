@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_json_on_stdout_and_in_a_file(bench, command, kernels, tmp_path):
     assert document["run"]["warnings"][0].startswith("memory bandwidth moved")
 
 
+@pytest.mark.parametrize("command", SMALL)
+def test_a_picture_of_the_latencies(bench, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "it.svg"
+    assert bench(command, *SMALL[command], "--plot", picture)[0] == 0
+    text = picture.read_text()
+    assert "TTFT, ms" in text and "TPOT, ms" in text
+
+
 def test_latency_as_a_table(bench):
     status, out, err = bench("latency", *SMALL["latency"])
     assert status == 0 and "warning: memory" in err
@@ -106,7 +116,7 @@ def test_a_bad_line_of_a_file_is_named(bench, tmp_path):
     assert "questions.jsonl:2: prompt is neither" in err
 
 
-def test_startup(bench, monkeypatch):
+def test_startup(bench, monkeypatch, tmp_path):
     times = iter([9.0, 1.0, 2.0, 3.0, 5.0])
 
     def start_once(arguments, variables=None):
@@ -121,7 +131,11 @@ def test_startup(bench, monkeypatch):
     assert "\ncold: packed weights not there" in out and "\nwarm: " in out
 
     times = iter([9.0, 1.0, 2.0, 3.0, 5.0])
+    picture = tmp_path / "starts.svg"
+    flags += ("--plot", picture) if importlib.util.find_spec("matplotlib") else ()
     document = json.loads(bench("startup", *flags, "--json")[1])
+    if "--plot" in flags:
+        assert "cold, first token" in picture.read_text()
     assert (document["cold_s"], document["warm_s"], document["first_token_s"]) == (5.0, 2.0, 7.0)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -145,6 +146,9 @@ def test_help_needs_nothing_heavy():
 def test_a_table_and_files(server, dataset, tmp_path, capsys):
     flags = ["--base-url", server.url, *dataset("a", "b", "c"), "--goodput", "ttft:5000"]
     files = ["--output", str(tmp_path / "out.json"), "--request-log", str(tmp_path / "log")]
+    picture = tmp_path / "latencies.svg"
+    if importlib.util.find_spec("matplotlib"):
+        files += ["--plot", str(picture)]
     assert cli.main(["bench", "serve", *flags, *files]) == 0
     said = capsys.readouterr()
     assert "Successful requests:                     3" in said.out
@@ -152,6 +156,8 @@ def test_a_table_and_files(server, dataset, tmp_path, capsys):
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["completed"] == 3 and document["total_output_tokens"] == 9
     assert len((tmp_path / "log").read_text().splitlines()) == 3
+    if "--plot" in files:
+        assert "TTFT, ms" in picture.read_text()
 
 
 def test_json(server, dataset, capsys):

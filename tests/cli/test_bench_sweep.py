@@ -83,7 +83,9 @@ def test_wrong_usage(argv, said, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["sweep", "ablation"])
+@pytest.mark.parametrize(
+    "command", ["latency", "throughput", "startup", "serve", "sweep", "ablation", "prefix"]
+)
 def test_missing_matplotlib_is_said_before_anything_is_loaded(command, monkeypatch, capsys):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

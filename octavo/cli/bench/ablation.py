@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from octavo.bench.statistics import Spread
 from octavo.cli import UsageError
 from octavo.cli.bench import common
-from octavo.cli.bench.sweep import add_plot_flag
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.ablation import AblationResult
@@ -43,16 +43,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="turns of each; medians are reported (default: 3, with --quick 1)",
     )
     parser.add_argument("--quick", action="store_true", help="half the work, one turn")
-    add_plot_flag(parser)
+    common.add_plot_flag(parser)
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.bench.plots import check_can_plot
-
-    check_can_plot(args.plot or ())
+    common.check_plots(args)
     from octavo.bench.offline.ablation import choose_ablations
     from octavo.bench.offline.ablation_study import AblationStudy, ablation_settings
     from octavo.bench.record import Recorder
@@ -97,17 +95,22 @@ def _tell(
         "skipped": [{"name": name, "reason": reason} for name, reason in skipped.items()],
         "run": recorder.as_json(),
     }
-    for path in args.plot or ():
-        from octavo.bench import plots
-
-        bars = [
-            plots.Bar(result.ablation.name, result.ablation.figure.label, result.worth)
-            for result in results
-        ]
-        title = f"{args.model}: what each optimisation is worth"
-        plots.save(plots.worth_bars(bars, title=title), path)
-    common.report(args, document, lambda console: _print(console, args, results, skipped))
+    common.report(
+        args,
+        document,
+        lambda console: _print(console, args, results, skipped),
+        lambda: _figure(args, results),
+    )
     return 0
+
+
+def _figure(args: argparse.Namespace, results: list[AblationResult]) -> Figure:
+    from octavo.bench.plots import Bar, worth_bars
+
+    bars = [
+        Bar(result.ablation.name, result.ablation.figure.label, result.worth) for result in results
+    ]
+    return worth_bars(bars, title=f"{args.model}: what each optimisation is worth")
 
 
 def _samples(result: AblationResult) -> dict[str, Any]:

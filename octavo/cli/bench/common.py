@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from octavo.cli import terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.config import EngineArgs
+from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.roofline import Roofline
@@ -66,6 +68,41 @@ def add_seed_flag(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of what is asked: the same seed, the same requests (default: %(default)s)",
     )
+
+
+def add_plot_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--plot FILE``, which may come several times: ``args.plot``, None without."""
+    parser.add_argument(
+        "--plot",
+        action="append",
+        type=_plot_path,
+        metavar="FILE",
+        help="draw a picture, as .png or .svg; may be given several times; needs matplotlib",
+    )
+
+
+def _plot_path(text: str) -> str:
+    from octavo.bench.plots import plot_format
+
+    try:
+        plot_format(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def check_plots(args: argparse.Namespace) -> None:
+    """BenchmarkError if what ``--plot`` asks for cannot be drawn: known before minutes of work."""
+    from octavo.bench.plots import check_can_plot
+
+    check_can_plot(args.plot or ())
+
+
+def save_plots(args: argparse.Namespace, draw: Callable[[], Figure]) -> None:
+    for path in args.plot or ():
+        from octavo.bench import plots
+
+        plots.save(draw(), path)
 
 
 def positive(text: str) -> int:
@@ -138,8 +175,10 @@ def report(
     args: argparse.Namespace,
     document: Mapping[str, Any],
     print_tables: Callable[[Console], None],
+    draw: Callable[[], Figure] | None = None,
 ) -> None:
-    """The end of every benchmark: the result to stdout and ``--output``, doubts to stderr.
+    """The end of every benchmark: the result to stdout, ``--output`` and ``--plot``, doubts to
+    stderr.
 
     ``document["run"]`` is the Recorder's object; its warnings are said, and the table ends with a
     line of what was measured where.
@@ -160,6 +199,8 @@ def report(
         from octavo.bench.results import write_json
 
         write_json(args.output, document)
+    if draw is not None:
+        save_plots(args, draw)
 
 
 def footer(run: Mapping[str, Any]) -> str:

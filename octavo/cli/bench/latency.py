@@ -10,6 +10,7 @@ from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.latency import LatencyResult
@@ -55,11 +56,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     common.add_repeat_flags(parser, repeat=5, warmup=1)
     common.add_seed_flag(parser)
+    common.add_plot_flag(parser)
     common.add_output_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    common.check_plots(args)
     given = engine_kwargs(args).get("max_num_seqs")
     if given is not None and given < args.batch_size:
         raise UsageError(f"--batch-size {args.batch_size} is more than --max-num-seqs {given}")
@@ -73,8 +76,23 @@ def run(args: argparse.Namespace) -> int:
         )
         with common.progress_over("measuring", args.warmup + args.repeat) as advance:
             result = measure_latency(session, plan, common.asked_for(args), advance)
-    common.report(args, result.as_json(), lambda console: print_result(result, console))
+    common.report(
+        args,
+        result.as_json(),
+        lambda console: print_result(result, console),
+        lambda: _figure(result),
+    )
     return 0
+
+
+def _figure(result: LatencyResult) -> Figure:
+    from octavo.bench.plots import latency_distributions
+
+    samples = {
+        label: [value for each in result.samples if (value := getattr(each, name)) is not None]
+        for label, name in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms"))
+    }
+    return latency_distributions(samples, title=f"{result.model}, batch {result.plan.batch_size}")
 
 
 def print_result(result: LatencyResult, console: Console) -> None:

@@ -11,6 +11,7 @@ from octavo.cli.bench import common
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.prefix import PrefixPlan, PrefixResult
@@ -47,12 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help=f"{what} (default: %(default)s)",
         )
     parser.add_argument("--text", metavar="FILE", help="the document (default: random tokens)")
+    common.add_plot_flag(parser)
     common.add_output_flags(parser)
     common.add_engine_arguments(parser, skip={"enable_prefix_caching"})
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    common.check_plots(args)
     settings = common.engine_args(args)
     text = _read(args.text) if args.text else None
     with (
@@ -69,8 +72,25 @@ def run(args: argparse.Namespace) -> int:
             result = measure_prefix(with_cache, without_cache, plan, advance)
     recorder.samples = {"documents": [sample.as_json() for sample in result.samples]}
     document = {**result.as_json(), "run": recorder.as_json()}
-    common.report(args, document, lambda console: _print(console, args, result))
+    common.report(
+        args,
+        document,
+        lambda console: _print(console, args, result),
+        lambda: _figure(args, result),
+    )
     return 0
+
+
+def _figure(args: argparse.Namespace, result: PrefixResult) -> Figure:
+    from octavo.bench.plots import time_bars
+
+    times = {
+        "first question": result.cold_ttft.scaled(1e3),
+        "later questions": result.warm_ttft.scaled(1e3),
+        "without the cache": result.no_cache_ttft.scaled(1e3),
+    }
+    title = f"{args.model}: time to first token, {result.plan.prefix_len} tokens in common"
+    return time_bars(times, title=title, unit="ms")
 
 
 def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -> PrefixPlan:

@@ -15,10 +15,13 @@ from octavo.bench.serving.serve_config import (
     Workload,
 )
 from octavo.cli import UsageError, terminal
+from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
 from octavo.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from octavo.bench.serving.serve import ServeResult
 
 EXAMPLES = """\
@@ -50,6 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
+    common.add_plot_flag(parser)
     add_flags(parser, "server", ServerTarget)
     add_flags(parser, "workload", Workload)
     add_flags(parser, "load", LoadSettings)
@@ -72,6 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = to_config(args)
+    common.check_plots(args)
     from octavo.bench.serving.serve import run_serve_bench
 
     if config.target.base_url is None:
@@ -127,6 +132,8 @@ def _tell(args: argparse.Namespace, result: ServeResult) -> int:
         write_json(args.output, document)
     for path in result.write_files():
         terminal.say(f"written to {path}")
+    if result.report.metrics.completed:
+        common.save_plots(args, lambda: _figure(result))
     for warning in result.run["warnings"]:
         terminal.say(f"warning: {warning}")
     if result.is_interrupted:
@@ -135,6 +142,23 @@ def _tell(args: argparse.Namespace, result: ServeResult) -> int:
         terminal.say("octavo: error: no request was answered")
         return 1
     return 0
+
+
+def _figure(result: ServeResult) -> Figure:
+    """TTFT, TPOT and ITL, with the limits of the SLO."""
+    from octavo.bench.plots import latency_distributions
+    from octavo.bench.serving.metrics import latency_values
+
+    values = latency_values(result.report.records)
+    slo = result.report.goodput.slo.as_json() if result.report.goodput else {}
+    samples = {
+        name: [seconds * 1e3 for seconds in values[name]] for name in ("ttft", "tpot", "itl")
+    }
+    return latency_distributions(
+        {name.upper(): each for name, each in samples.items()},
+        title=f"{result.summary.model_id}: {result.report.metrics.completed} requests",
+        bounds_ms={name.removesuffix("_ms").upper(): limit for name, limit in slo.items()},
+    )
 
 
 class _Progress:

@@ -10,6 +10,7 @@ from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.startup import StartupResult
@@ -42,11 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{name} starts; medians are reported (default: %(default)s)",
         )
+    common.add_plot_flag(parser)
     common.add_output_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    common.check_plots(args)
     given = engine_kwargs(args)
     terminal.resolve(args.model)
     from octavo.bench.offline.startup import StartupPlan, measure_startup
@@ -54,8 +57,25 @@ def run(args: argparse.Namespace) -> int:
     plan = StartupPlan(args.num_iters_cold, args.num_iters_warm)
     with common.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
         result = measure_startup(args.model, given, plan, common.asked_for(args), advance)
-    common.report(args, result.as_json(), lambda console: print_result(result, console))
+    common.report(
+        args,
+        result.as_json(),
+        lambda console: print_result(result, console),
+        lambda: _figure(result),
+    )
     return 0
+
+
+def _figure(result: StartupResult) -> Figure:
+    from octavo.bench.offline.startup import spread
+    from octavo.bench.plots import time_bars
+
+    times = {
+        f"{kind}, {until}": spread(starts, name)
+        for kind, starts in (("cold", result.cold), ("warm", result.warm))
+        for until, name in (("ready", "ready_s"), ("first token", "first_token_s"))
+    }
+    return time_bars(times, title=f"{result.model}: from the start of the process", unit="s")
 
 
 def print_result(result: StartupResult, console: Console) -> None:

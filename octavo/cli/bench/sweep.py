@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
-from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _add_bounds(parser)
     _add_server(parser)
-    add_plot_flag(parser)
+    common.add_plot_flag(parser)
     parser.add_argument("--csv", metavar="FILE", help="write the points as a table")
     common.add_output_flags(parser)
     common.add_engine_arguments(parser)
@@ -97,21 +96,8 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plot_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--plot FILE``, which may come several times: ``args.plot``, None without."""
-    parser.add_argument(
-        "--plot",
-        action="append",
-        type=_plot_path,
-        metavar="FILE",
-        help="write a picture, as .png or .svg; may be given several times; needs matplotlib",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
-    from octavo.bench.plots import check_can_plot
-
-    check_can_plot(args.plot or ())
+    common.check_plots(args)
     return _sweep_server(args) if args.base_url else _sweep_engine(args)
 
 
@@ -187,11 +173,12 @@ def _tell(args: argparse.Namespace, result: SweepResult, recorder: Any) -> int:
         from octavo.bench.results import write_text
 
         write_text(args.csv, to_csv(result.points))
-    for path in args.plot or ():
-        from octavo.bench import plots
-
-        plots.save(_figure(args, result), path)
-    common.report(args, document, lambda console: _print(console, args, result))
+    common.report(
+        args,
+        document,
+        lambda console: _print(console, args, result),
+        lambda: _figure(args, result),
+    )
     return 0
 
 
@@ -289,13 +276,3 @@ def _percent(text: str) -> float:
     if value > 100:
         raise argparse.ArgumentTypeError(f"{text!r} is no percentile: give 1 to 100")
     return value
-
-
-def _plot_path(text: str) -> str:
-    from octavo.bench.plots import plot_format
-
-    try:
-        plot_format(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text

@@ -10,6 +10,7 @@ from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.throughput import ThroughputResult
@@ -57,11 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     common.add_repeat_flags(parser, repeat=3, warmup=1)
     common.add_seed_flag(parser)
+    common.add_plot_flag(parser)
     common.add_output_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    common.check_plots(args)
     if args.dataset is None and args.dataset_name not in (None, "random"):
         raise UsageError(f"--dataset-name {args.dataset_name} needs the file: --dataset FILE")
     if args.dataset is not None and args.input_len is not None:
@@ -84,8 +87,23 @@ def run(args: argparse.Namespace) -> int:
         )
         with common.progress_over("measuring", args.warmup + args.repeat) as advance:
             result = measure_throughput(session, plan, common.asked_for(args), advance)
-    common.report(args, result.as_json(), lambda console: print_result(result, console))
+    common.report(
+        args,
+        result.as_json(),
+        lambda console: print_result(result, console),
+        lambda: _figure(result),
+    )
     return 0
+
+
+def _figure(result: ThroughputResult) -> Figure:
+    from octavo.bench.plots import latency_distributions
+
+    samples = {
+        label: [seconds * 1e3 for seconds in values]
+        for label, values in (("TTFT", result.ttft_s), ("TPOT", result.tpot_s))
+    }
+    return latency_distributions(samples, title=f"{result.model}, {result.num_requests} requests")
 
 
 def print_result(result: ThroughputResult, console: Console) -> None:
