@@ -40,6 +40,8 @@ class FakeServer:
     def document(self, path):
         if path.endswith("/log"):
             return {"requests": self.log, "in_flight": self.in_flight}
+        if path.startswith("/nameless/"):
+            return {"data": []}
         return {"data": [{"id": "fake/model"}]}
 
     def answer(self, writer, document, status=200, extra=""):

@@ -83,8 +83,29 @@ def _prompt(request: BenchRequest) -> str | list[int]:
     return request.prompt
 
 
-async def served_model(client: HttpClient) -> str:
-    """The first model of ``/v1/models``. Raises ServerError."""
+def server_url(base_url: str) -> str:
+    """``base_url`` without the ``/v1`` that OpenAI's clients end theirs with: paths have it."""
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+async def served_model(client: HttpClient, otherwise: str | None = None) -> str:
+    """The first model of ``/v1/models``.
+
+    Args:
+        otherwise: the name to use if the server has no such list.
+
+    Raises:
+        ServerError: there is no name.
+    """
+    try:
+        return await _first_model(client)
+    except ServerError:
+        if otherwise is None:
+            raise
+        return otherwise
+
+
+async def _first_model(client: HttpClient) -> str:
     advice = "give --model-name"
     try:
         status, body = await asyncio.wait_for(client.fetch("GET", "/v1/models"), 30)

@@ -15,6 +15,7 @@ from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import (
     Endpoint,
     served_model,
+    server_url,
     wait_until_listening,
     wait_until_ready,
 )
@@ -112,7 +113,7 @@ async def _measure(config: ServeBenchConfig, progress: Progress | None) -> Serve
     client = _create_client(config)
     try:
         await wait_until_listening(client, target.ready_check_timeout_sec)
-        model_name = target.model_name or await served_model(client)
+        model_name = target.model_name or await served_model(client, config.model)
         tokenizer_id = target.tokenizer or config.model or _installed(model_name)
         tokenizer = _load_tokenizer(tokenizer_id) if tokenizer_id else None
         requests = create_requests(config.workload, tokenizer)
@@ -124,7 +125,7 @@ async def _measure(config: ServeBenchConfig, progress: Progress | None) -> Serve
             config.workload.fields,
             target.request_timeout,
         )
-        if endpoint.is_chat and tokenizer is not None:
+        if tokenizer is not None and (endpoint.is_chat or target.prompt_format == "text"):
             requests = [as_text(request, tokenizer) for request in requests]
         plan = create_plan(config.load, requests, config.workload.seed)
         await _warm_up(config, endpoint, requests)
@@ -168,8 +169,10 @@ def _create_client(config: ServeBenchConfig) -> HttpClient:
     if "Authorization" not in headers and (key := os.environ.get("OPENAI_API_KEY")):
         headers["Authorization"] = f"Bearer {key}"
     assert target.base_url is not None
+    has_version = target.path.startswith("/v1/")
+    url = server_url(target.base_url) if has_version else target.base_url
     try:
-        return HttpClient(target.base_url, headers=headers, verify=not target.insecure)
+        return HttpClient(url, headers=headers, verify=not target.insecure)
     except ValueError as error:
         raise ConfigError(f"base_url: {error}") from error
 

@@ -36,6 +36,12 @@ class ServerTarget:
     tokenizer: str | None = option(
         None, "model whose tokenizer makes and counts prompts; default: MODEL"
     )
+    prompt_format: str = option(
+        "ids",
+        "how made-up prompts are sent to completions: as token ids, or as the text of these for "
+        "servers that take no ids",
+        ("ids", "text"),
+    )
     api_key: str | None = option(None, "key of the server; default: $OPENAI_API_KEY")
     header: tuple[str, ...] = option((), "a further header, NAME=VALUE; may be repeated")
     insecure: bool = option(False, "do not check the certificate of an https server")

@@ -130,13 +130,14 @@ def _sweep_server(args: argparse.Namespace) -> int:
     from octavo.bench.offline.load_sources import ServerUnderLoad
     from octavo.bench.offline.sweep import powers_of_two
     from octavo.bench.record import Recorder
+    from octavo.bench.serving.endpoint import server_url
     from octavo.bench.serving.http_client import HttpClient
     from octavo.build import load_tokenizer
 
     vocab_size = load_tokenizer(terminal.resolve(args.model)).vocab_size
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    create_client = partial(HttpClient, args.base_url, headers=headers)
+    create_client = partial(HttpClient, server_url(args.base_url), headers=headers)
     try:
         source = ServerUnderLoad(create_client, args.model_name, vocab_size)
         plan = _plan(args, args.concurrency or powers_of_two(MOST_IN_FLIGHT), 0)
