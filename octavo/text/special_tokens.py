@@ -34,8 +34,9 @@ class TokenMatcher:
         """The end of the longest token that begins at ``start``; ``start`` itself if none does."""
         for head in (text[start : start + 2], text[start : start + 1]):
             for length in self._lengths.get(head, ()):
-                if text[start : start + length] in self.ids:
-                    return start + length
+                found = text[start : start + length]  # shorter, where the text ends before
+                if found in self.ids:
+                    return start + len(found)
         return start
 
     def finditer(self, text: str) -> Iterator[tuple[int, int, int]]:

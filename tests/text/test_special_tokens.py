@@ -13,6 +13,8 @@ def test_the_leftmost_and_of_those_the_longest():
     assert list(matcher.finditer("x<a>bb<a> <")) == [(1, 5, 2), (6, 9, 1), (10, 11, 4)]
     assert list(TokenMatcher({}).finditer("abc")) == []
     assert list(TokenMatcher({"": 1}).finditer("abc")) == []
+    # The text ends where a longer token would go on.
+    assert list(TokenMatcher({"<a": 1, "<ab": 2}).finditer("<a")) == [(0, 2, 1)]
 
 
 @given(
