@@ -90,10 +90,11 @@ def _doubts(document: Document) -> str:
     noise = [each["run"]["noise"] for each in document["measurements"].values()]
     probes = [each[when] for each in noise for when in ("before", "after") if each[when]]
     others = [use for each in noise if (use := each["other_processors"] or 0.0) >= OTHERS_BUSY]
-    rates = [probe["read_gbytes_per_s"] for probe in probes]
+    figures = (("memory reads at", "read_gbytes_per_s", "GB/s"), ("GEMM", "gemm_gflops", "GFLOP/s"))
     said = []
-    if rates:
-        said.append(f"memory reads at {min(rates):.0f} to {max(rates):.0f} GB/s")
+    for what, name, unit in figures if probes else ():
+        rates = [probe[name] for probe in probes]
+        said.append(f"{what} {min(rates):.0f} to {max(rates):.0f} {unit}")
     if others:
         said.append(f"up to {max(others):.1f} processors in use by others")
     return f"The machine was not quiet ({_count(document['warnings'])}): {', '.join(said)}."

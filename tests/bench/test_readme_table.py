@@ -204,7 +204,10 @@ def test_the_table_says_what_was_measured_where(asked):
     assert rows["TTFT, a question about 1,024 tokens, further ones"][0] == "27.5 ms"
     assert rows["32 streams over HTTP, output"][0] == "776 tokens/s"
     assert len({len(row) for row in cells(text)}) == 1
-    assert "not quiet (1 warning): memory reads at 30 to 30 GB/s, up to 0.4" in words
+    assert (
+        "not quiet (1 warning): memory reads at 30 to 30 GB/s, GEMM 100 to 100 GFLOP/s, up to 0.4"
+        in words
+    )
 
 
 def test_a_quiet_machine_is_not_doubted(asked):
