@@ -11,9 +11,9 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -114,6 +114,11 @@ class Recorder:
         if others is not None and others > OTHERS_BUSY:
             found.append(f"other processes kept {others:.1f} processors busy")
         return found
+
+
+def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Samples, instances of one dataclass, as a list for each of its fields."""
+    return {field.name: [getattr(row, field.name) for row in rows] for field in fields(rows[0])}
 
 
 def versions() -> dict[str, str | None]:

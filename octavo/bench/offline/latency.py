@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.offline.roofline import Roofline, draw
-from octavo.bench.record import Recorder, peak_rss_bytes
+from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.bench.statistics import Spread, percentile
 from octavo.bench.workload.datasets import random_requests
 from octavo.errors import ConfigError
@@ -135,10 +135,7 @@ def measure_latency(
         )
     samples = tuple(map(_sample, timings))
     recorder.engine = session.info
-    recorder.samples = {
-        name: [getattr(sample, name) for sample in samples]
-        for name in LatencySample.__dataclass_fields__
-    }
+    recorder.samples = columns(samples)
     steps = [step for timing in timings for step in timing.steps]
     roofline = draw(session, steps, recorder.read_bandwidth)
     return LatencyResult(

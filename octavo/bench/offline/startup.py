@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from octavo import hub
-from octavo.bench.record import Recorder
+from octavo.bench.record import Recorder, columns
 from octavo.bench.statistics import Spread
 from octavo.errors import BenchmarkError
 
@@ -125,15 +125,11 @@ def measure_startup(
         warm = tuple(start({}) for _ in range(plan.num_warm))
         cold = tuple(cold_start() for _ in range(plan.num_cold))
     recorder.engine = engine
-    recorder.samples = {
-        name: {field: [getattr(start, field) for start in starts] for field in _FIELDS}
-        for name, starts in (("cold", cold), ("warm", warm))
-    }
+    recorder.samples = {"cold": columns(cold), "warm": columns(warm)}
     means = COLD + (_DROPPED if _CAN_DROP else _KEPT)
     return StartupResult(model, cold, warm, means, engine, recorder.as_json())
 
 
-_FIELDS = tuple(Start.__dataclass_fields__)
 _CAN_DROP = hasattr(os, "posix_fadvise")
 
 

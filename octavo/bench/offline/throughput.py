@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
-from octavo.bench.record import Recorder, peak_rss_bytes
+from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.bench.statistics import Spread, percentile
 from octavo.bench.workload.datasets import load_dataset
 from octavo.bench.workload.requests import BenchRequest
@@ -140,10 +140,7 @@ def measure_throughput(
         )
     samples = tuple(map(_sample, timings))
     recorder.engine = session.info
-    recorder.samples = {
-        name: [getattr(sample, name) for sample in samples]
-        for name in ThroughputSample.__dataclass_fields__
-    }
+    recorder.samples = columns(samples)
     stats = [stats for timing in timings for stats in timing.requests]
     steps = [step for timing in timings for step in timing.steps]
     roofline = draw(session, steps, recorder.read_bandwidth)

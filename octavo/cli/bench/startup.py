@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
@@ -57,12 +58,7 @@ def run(args: argparse.Namespace) -> int:
     plan = StartupPlan(args.num_iters_cold, args.num_iters_warm)
     with common.progress_over("starting", 1 + plan.num_cold + plan.num_warm) as advance:
         result = measure_startup(args.model, given, plan, common.asked_for(args), advance)
-    common.report(
-        args,
-        result.as_json(),
-        lambda console: print_result(result, console),
-        lambda: _figure(result),
-    )
+    common.report(args, result.as_json(), partial(print_result, result), partial(_figure, result))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,12 +88,7 @@ def run(args: argparse.Namespace) -> int:
         )
         with common.progress_over("measuring", args.warmup + args.repeat) as advance:
             result = measure_throughput(session, plan, common.asked_for(args), advance)
-    common.report(
-        args,
-        result.as_json(),
-        lambda console: print_result(result, console),
-        lambda: _figure(result),
-    )
+    common.report(args, result.as_json(), partial(print_result, result), partial(_figure, result))
     return 0
 
 
