@@ -80,7 +80,7 @@ class _Entry:
     is_sent: bool = False  # to the engine that runs now
     has_begun: bool = False  # that engine has computed something of it
     last_times: dict[int, float] = field(default_factory=dict)  # of tokens, by sample
-    timer: asyncio.Handle | None = None
+    timer: asyncio.TimerHandle | None = None
 
     @property
     def num_samples(self) -> int:
@@ -177,13 +177,14 @@ class ProcessEngine:
         self._check_queue(entry)
         self._entries[request.request_id] = entry
         self._count_waiting(entry, 1)
-        if request.deadline is not None:
-            loop, delay = asyncio.get_running_loop(), request.deadline - time.monotonic()
-            if delay > 0:
-                entry.timer = loop.call_later(delay, self._time_out, entry)
-            else:  # a timer could come after the answer
-                entry.timer = loop.call_soon(self._time_out, entry)
         self._observer.on_submitted(entry.generation)
+        if request.deadline is not None:
+            delay = request.deadline - time.monotonic()
+            if delay <= 0:  # a timer could come after the answer
+                self._time_out(entry)
+                return entry.generation
+            loop = asyncio.get_running_loop()
+            entry.timer = loop.call_later(delay, self._time_out, entry)
         if deaths:
             self._suspects.append(entry)
             self._send_next_suspect()
