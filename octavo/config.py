@@ -17,6 +17,10 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
 
 GIB = 2**30
+# Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make
+# others wait longer.
+CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
+CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -206,7 +210,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     choices: list[str] = []
     on_gpu = capacity.device.startswith("cuda")
     block_bytes = args.block_size * capacity.kv_bytes_per_token
-    max_num_seqs = args.max_num_seqs or (256 if on_gpu else 64)
+    max_num_seqs = args.max_num_seqs or (CUDA_MAX_NUM_SEQS if on_gpu else CPU_MAX_NUM_SEQS)
     wanted_len = args.max_model_len or capacity.model_max_len
     if wanted_len > capacity.model_max_len:
         raise ConfigError(
@@ -246,8 +250,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(
             f"max_model_len: {pool_tokens} of the model's {wanted_len}, as the KV pool allows"
         )
-    # On a CPU, more rows at once are no faster, take more memory, and make others wait longer.
-    budget = args.max_num_batched_tokens or (2048 if on_gpu else 512)
+    budget = args.max_num_batched_tokens or (
+        CUDA_MAX_NUM_BATCHED_TOKENS if on_gpu else CPU_MAX_NUM_BATCHED_TOKENS
+    )
     if not args.enable_chunked_prefill and args.max_num_batched_tokens is None:
         budget = max(budget, max_model_len)
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 from octavo import __version__, machine
 from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
+from octavo.doctor import find_cuda, package_version
 
 _PACKAGES = ("torch", "numpy", "transformers")
 # They decide how threads run, and which kernels.
@@ -124,12 +124,7 @@ def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:
 def versions() -> dict[str, str | None]:
     """Of octavo, Python, and the packages that do work; None where one is not installed."""
     found: dict[str, str | None] = {"octavo": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    return found | {name: package_version(name) for name in _PACKAGES}
 
 
 def machine_facts() -> dict[str, Any]:
@@ -143,8 +138,6 @@ def machine_facts() -> dict[str, Any]:
         "gpus": [],
     }
     if "torch" in sys.modules:
-        from octavo.doctor import find_cuda
-
         facts["gpus"] = [asdict(device) for device in find_cuda().devices]
     return facts
 
@@ -154,7 +147,8 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
 
 
-def peak_rss_bytes() -> int:
-    """The most memory that this process has had so far, mapped model files included."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_rss_bytes(usage: resource.struct_rusage | None = None) -> int:
+    """The most memory that a process has had, mapped model files included; None is this one, so
+    far."""
+    peak = (usage or resource.getrusage(resource.RUSAGE_SELF)).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

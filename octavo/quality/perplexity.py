@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.config import EngineArgs
+from octavo.config import CPU_MAX_NUM_BATCHED_TOKENS, EngineArgs
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -94,7 +94,7 @@ def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
         if settings.setdefault(name, value) != value:
             raise ConfigError(f"{name} is {value} for windows of {ctx} tokens, leave it out")
     if settings.get("max_num_seqs") is None:
-        budget = settings.get("max_num_batched_tokens") or 512
+        budget = settings.get("max_num_batched_tokens") or CPU_MAX_NUM_BATCHED_TOKENS
         settings["max_num_seqs"] = min(256, 1 + -(-budget // ctx))
     return EngineArgs.from_kwargs(model, **settings)
 

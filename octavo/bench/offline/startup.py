@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from octavo import hub
-from octavo.bench.record import Recorder, columns
+from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.bench.statistics import Spread
 from octavo.errors import BenchmarkError
 
@@ -181,7 +181,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for the end of a process; the bytes of memory that it has had at most."""
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss if sys.platform == "darwin" else usage.ru_maxrss * 1024
+    return peak_rss_bytes(usage)
 
 
 def model_files(path: Path) -> list[Path]:

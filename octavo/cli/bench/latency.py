@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
+from octavo.config import CPU_MAX_NUM_SEQS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +28,6 @@ examples:
   octavo bench latency --output results/latency.json
 """
 
-# Without a word from the user, as many requests run at once on a CPU.
-_USUAL_MAX_NUM_SEQS = 64
 
 _ROWS = (
     ("time to first token (TTFT)", "ms", "ttft_ms"),
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     given = engine_kwargs(args).get("max_num_seqs")
     if given is not None and given < args.batch_size:
         raise UsageError(f"--batch-size {args.batch_size} is more than --max-num-seqs {given}")
-    roomier = {"max_num_seqs": args.batch_size} if args.batch_size > _USUAL_MAX_NUM_SEQS else {}
+    roomier = {"max_num_seqs": args.batch_size} if args.batch_size > CPU_MAX_NUM_SEQS else {}
     settings = common.engine_args(args, seed=args.seed, **roomier)
     with common.open_session(settings) as session:
         from octavo.bench.offline.latency import LatencyPlan, measure_latency
