@@ -80,6 +80,7 @@ class Work:
                 ldv=width,
                 kv=(layer.ctypes.data + 63) // 64 * 64,
                 out=self.out.ctypes.data,
+                num_blocks=seqs * blocks,
             )
             for layer in self.kv
         ]

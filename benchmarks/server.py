@@ -18,20 +18,20 @@ from collections.abc import Sequence
 from octavo.bench.offline.session import OfflineSession
 from octavo.bench.serving.http_stream import StreamResult, stream_request
 from octavo.bench.serving.server_process import running_server
-from octavo.bench.statistics import Spread, percentile
-from octavo.bench.workload.datasets import random_requests
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
+from octavo.measure.statistics import Spread, percentile
+from octavo.workload.datasets import random_requests
+from octavo.workload.requests import WorkloadRequest
 
 
-def run_offline(session: OfflineSession, requests: Sequence[BenchRequest]) -> float:
+def run_offline(session: OfflineSession, requests: Sequence[WorkloadRequest]) -> float:
     """Output tokens a second."""
     timing = session.run(requests)
     return timing.num_output_tokens / timing.elapsed_s
 
 
 async def run_streams(
-    url: str, requests: Sequence[BenchRequest]
+    url: str, requests: Sequence[WorkloadRequest]
 ) -> tuple[float, list[StreamResult]]:
     """Output tokens a second, and what each stream saw."""
     begin = time.perf_counter()
@@ -43,7 +43,7 @@ async def run_streams(
     return sum(result.num_output_tokens for result in results) / elapsed, results
 
 
-def body_of(request: BenchRequest) -> dict[str, object]:
+def body_of(request: WorkloadRequest) -> dict[str, object]:
     assert request.prompt_token_ids is not None
     return {
         "prompt": list(request.prompt_token_ids),

@@ -247,11 +247,14 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
   const int32_t* blocks = seqs.block_table + int64_t{s} * seqs.table_stride;
   const int first = first_seen(args.window, end - length) / seqs.block_size;
   const int last = (end - 1) / seqs.block_size;
-  int32_t lowest = 0;
-  for (int i = first; i <= last; i++) lowest = std::min(lowest, blocks[i]);
-  if (lowest < 0) {
-    return fail(OCT_ERR_ARGUMENT, "attention: sequence %d needs block %d, which does not exist", s,
-                lowest);
+  int32_t lowest = 0, highest = 0;
+  for (int i = first; i <= last; i++) {
+    lowest = std::min(lowest, blocks[i]);
+    highest = std::max(highest, blocks[i]);
+  }
+  if (lowest < 0 || highest >= args.num_blocks) {
+    return fail(OCT_ERR_ARGUMENT, "attention: sequence %d needs block %d, which does not exist: "
+                "there are %d", s, lowest < 0 ? lowest : highest, args.num_blocks);
   }
   return OCT_OK;
 }

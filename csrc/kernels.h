@@ -18,6 +18,9 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
 int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);
 void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
 
+// Whether a row's logits depend on the tokens before it; on anything but the model.
+bool has_penalties(const oct_sample& params);
+bool changes_logits(const oct_sample& params);
 // One row of logits to a token, by one worker.
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& params, const Worker& worker,
                    int32_t* token);

@@ -91,14 +91,21 @@ class Linear {
     return num_encoded_++;
   }
 
-  // Room for all rows in all encodings.
-  size_t place_blocks(uint8_t* memory) {
-    size_t at = 0;
+  size_t encoded_bytes(int e) const {
+    return (encoded_[e].encoding.block_bytes(args_.rows) + kLine - 1) / kLine * kLine;
+  }
+  // Of all rows in all encodings.
+  size_t blocks_bytes() const {
+    size_t bytes = 0;
+    for (int e = 0; e < num_encoded_; e++) bytes += encoded_bytes(e);
+    return bytes;
+  }
+  void place_blocks(void* memory) {
+    uint8_t* at = static_cast<uint8_t*>(memory);
     for (int e = 0; e < num_encoded_; e++) {
-      encoded_[e].blocks = memory + at;
-      at = (at + encoded_[e].encoding.block_bytes(args_.rows) + kLine - 1) / kLine * kLine;
+      encoded_[e].blocks = at;
+      at += encoded_bytes(e);
     }
-    return at;
   }
 
   void encode_rows(int begin, int end, bool store_sum) {
@@ -115,8 +122,7 @@ class Linear {
   }
 
   void few_rows() {
-    uint8_t* memory = static_cast<uint8_t*>(worker_.scratch(kBlocksSlot, place_blocks(nullptr)));
-    place_blocks(memory);
+    place_blocks(worker_.scratch(kBlocksSlot, blocks_bytes()));
     const int begin = first_unit_from(worker_.rank), end = first_unit_from(worker_.rank + 1);
     if (begin < end) fetch_beginning(unit(begin));
     encode_rows(0, args_.rows, worker_.rank == 0);
@@ -124,9 +130,7 @@ class Linear {
   }
 
   void many_rows() {
-    uint8_t* memory =
-        static_cast<uint8_t*>(worker_.shared(kSharedBlocksSlot, place_blocks(nullptr)));
-    place_blocks(memory);
+    place_blocks(worker_.shared(kSharedBlocksSlot, blocks_bytes()));
     const Range rows = share(args_.rows, worker_.rank, worker_.size);
     encode_rows(rows.begin, rows.end, true);
     if (!worker_.barrier()) return;

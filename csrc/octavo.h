@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 1
+#define OCT_ABI_VERSION 2
 
 #if defined(__cplusplus)
 extern "C" {
@@ -28,6 +28,12 @@ enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED =
 int32_t oct_abi_version(void);
 const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon" */
 const char* oct_last_error(void); /* of the calling thread; valid until its next failing call */
+/* sizeof of each struct below, in the order of its declaration, and how many there are: whoever
+ * loads a library compares them with its own, as one of another build would read past its structs. */
+int32_t oct_struct_sizes(const int32_t** sizes);
+/* From now on, a SIGBUS says on standard error which mapped file has lost what was in it, and then
+ * does what it did before: it ends the process, unless another handler was there. */
+void oct_report_bus_errors(void);
 
 /* ---- Threads ------------------------------------------------------------------------------- */
 
@@ -164,6 +170,7 @@ typedef struct oct_attention_args {
   int64_t ldq, ldk, ldv;
   void* kv;            /* this layer's chunks */
   float* out;          /* [T, H, D], contiguous; may not overlap q */
+  int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
 } oct_attention_args;
 
 /* Norm and rotate q and k, store k and v at their positions, attend: in one go. */
@@ -178,11 +185,13 @@ enum {
   OCT_TOKEN_OK = 0,
   OCT_TOKEN_BAD_LOGITS = 1,
   OCT_TOKEN_OVERFLOW = 2,
-  OCT_TOKEN_NONE = 3 /* of a round that was not run, see oct_batch */
+  OCT_TOKEN_NONE = 3,  /* of a round that was not run, see oct_batch */
+  OCT_TOKEN_NO_CHOICE = 4 /* the mask leaves no token */
 };
 
 /* How one row of logits becomes a token; octavo/runtime/sampler.py is the oracle. temperature 0 is
- * greedy. Penalties count tokens of prompt_ids and output_ids; ids outside of [0, V) are ignored.
+ * greedy. The mask comes first, then biases, then penalties, which count tokens of prompt_ids and
+ * output_ids; ids outside of [0, V) are ignored. A row has no bias for one id twice.
  * The random number of a row is a function of seed, sample_index and position (the number of tokens
  * generated before), the one of octavo/runtime/random.py. */
 typedef struct oct_sample {
@@ -196,6 +205,10 @@ typedef struct oct_sample {
   const int32_t* output_ids;
   uint64_t seed;
   uint64_t position;
+  const uint32_t* mask;    /* a bit for each token, the lowest first, 0: never; NULL: all may come */
+  const int32_t* bias_ids; /* [num_biases] */
+  const float* biases;     /* [num_biases], added to logits */
+  int64_t num_biases;
 } oct_sample;
 
 /* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above. */
@@ -266,8 +279,8 @@ typedef struct oct_program {
  * A row whose logits are asked for is not sampled: its token is the most likely one.
  *
  * With N rounds, the step is followed by N - 1 others, each of the tokens that the one before chose.
- * Then every sequence has one token, which is row s of the head, and is sampled without penalties,
- * and its block table reaches to kv_len + N - 1. Rounds after one in which a row failed are not run. */
+ * Then every sequence has one token, which is row s of the head, and is sampled without penalties
+ * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. Rounds after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */

@@ -2,12 +2,16 @@
 //
 // Workers meet at gates. A gate is a number that only grows, and a way to wait until it has:
 //
-//     caller     begin.open()   work ... | meet | work ... | meet | work    wait until all are done
-//     workers    wait for begin work ... | meet | work ... | meet | work    done.open()
+//     caller     begin.open()   work ... | meet | work ... | meet | work | meet   wait until done
+//     workers    wait for begin work ... | meet | work ... | meet | work | meet   done.open()
 //
 // At a meeting (a barrier) each worker counts itself in; the last one decides whether the call goes
 // on, resets the tickets, and opens the gate. All others find it open some 50 ns later: they spin.
 // Who has spun for long gives its core to whoever else wants it, and in the end sleeps.
+//
+// A worker that finds no memory has to leave its task in the middle of it, while others wait for it
+// at a barrier. It goes to the next meeting as it is, says there that the call has failed, and all
+// return. That is what the meeting at the end is for: there is always a next one.
 #include "pool.h"
 
 #include <pthread.h>
@@ -147,13 +151,13 @@ class DefaultFloats {
 #endif
 };
 
+struct NoMemory {
+  size_t bytes;
+};
+
 void* allocate(size_t bytes) {
   void* memory = nullptr;
-  if (posix_memalign(&memory, kLine, bytes) != 0) {
-    // In the middle of a step, with other threads in it: there is no way back from here.
-    std::fprintf(stderr, "octavo: no memory for %zu bytes of scratch\n", bytes);
-    std::abort();
-  }
+  if (posix_memalign(&memory, kLine, bytes) != 0) throw NoMemory{bytes};
   return memory;
 }
 
@@ -200,6 +204,7 @@ struct Team {
 
   bool start();  // false, with an error set, if there are no threads to be had
   void work(int rank);
+  void perform(int rank);
   bool meet();
   int32_t run(Task what, void* with);
 
@@ -216,6 +221,7 @@ struct Team {
   alignas(kLine) std::atomic<uint64_t> call{0};   // odd while one runs
   std::atomic<uint64_t> aborted{0};               // the number of the call that shall stop
   std::atomic<bool> stopping{false};              // what the last worker at a barrier decided
+  std::atomic<size_t> lacking{0};                 // bytes that a worker of this call did not get
   bool quit = false;
   Task task = nullptr;
   void* context = nullptr;
@@ -232,6 +238,9 @@ bool Team::start() {
   // Signals are for the threads of the program; a thread inherits the mask of its maker.
   sigset_t all, before;
   sigfillset(&all);
+  // What an instruction of the thread itself causes can go to no other; blocked, it would end the
+  // process without a word of any handler.
+  for (int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) sigdelset(&all, own);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   bool started = true;
   try {
@@ -265,13 +274,24 @@ void Team::work(int rank) {
   pthread_setname_np(name);
 #endif
   const DefaultFloats floats;
-  const Worker worker{rank, size, pool};
   for (uint32_t calls = 0;; calls++) {
     begin.wait(calls, spin_ns);
     if (quit) return;
-    task(worker, context);
+    perform(rank);
     done.open();
   }
+}
+
+// One worker's part of a call, up to the meeting at its end: unless one before has stopped it.
+void Team::perform(int rank) {
+  try {
+    task(Worker{rank, size, pool}, context);
+  } catch (const NoMemory& missing) {
+    lacking.store(missing.bytes, std::memory_order_relaxed);
+  } catch (const std::bad_alloc&) {
+    lacking.store(1, std::memory_order_relaxed);
+  }
+  if (!stopping.load(std::memory_order_relaxed)) meet();
 }
 
 // Meetings do not overlap: nobody counts itself in for the next before it has left this one, so
@@ -283,7 +303,8 @@ bool Team::meet() {
   } else {
     arrived.store(0, std::memory_order_relaxed);
     tickets.store(0, std::memory_order_relaxed);
-    if (aborted.load(std::memory_order_relaxed) == call.load(std::memory_order_relaxed)) {
+    if (aborted.load(std::memory_order_relaxed) == call.load(std::memory_order_relaxed) ||
+        lacking.load(std::memory_order_relaxed) > 0) {
       stopping.store(true, std::memory_order_relaxed);
     }
     phase.open();
@@ -297,18 +318,22 @@ int32_t Team::run(Task what, void* with) {
   context = with;
   tickets.store(0, std::memory_order_relaxed);
   stopping.store(false, std::memory_order_relaxed);
+  lacking.store(0, std::memory_order_relaxed);
   call.fetch_add(1, std::memory_order_release);
   const uint32_t before = done.value();
   const uint32_t all = before + static_cast<uint32_t>(size) - 1;
   {
     const DefaultFloats floats;
     begin.open();
-    task(Worker{0, size, pool}, context);
+    perform(0);
   }
   for (uint32_t seen = done.value(); seen != all; seen = done.value()) done.wait(seen, kSleepNs);
   call.fetch_add(1, std::memory_order_release);
   for (void* memory : outgrown) std::free(memory);
   outgrown.clear();
+  if (const size_t bytes = lacking.load(std::memory_order_relaxed)) {
+    return fail(OCT_ERR_MEMORY, "no memory for %zu bytes of scratch", bytes);
+  }
   return stopping.load(std::memory_order_relaxed) ? OCT_ERR_ABORTED : OCT_OK;
 }
 
@@ -353,8 +378,9 @@ void* Worker::scratch(int slot, size_t bytes) const {
   Scratch& mine = pool->team.load(std::memory_order_relaxed)->scratch[rank].of[slot];
   if (mine.capacity < bytes) {
     std::free(mine.memory);
+    mine = {};
+    mine.memory = allocate(grown(bytes));
     mine.capacity = grown(bytes);
-    mine.memory = allocate(mine.capacity);
   }
   return mine.memory;
 }
@@ -365,10 +391,12 @@ void* Worker::shared(int slot, size_t bytes) const {
   if (all.capacity.load(std::memory_order_acquire) < bytes) {
     const std::lock_guard<std::mutex> lock(team.growing);
     if (all.capacity.load(std::memory_order_relaxed) < bytes) {
+      const size_t capacity = grown(bytes);
+      team.outgrown.reserve(team.outgrown.size() + 1);
+      void* const larger = allocate(capacity);
       // A slower worker may still read what it was given before the last barrier.
       if (void* old = all.memory.load(std::memory_order_relaxed)) team.outgrown.push_back(old);
-      const size_t capacity = grown(bytes);
-      all.memory.store(allocate(capacity), std::memory_order_relaxed);
+      all.memory.store(larger, std::memory_order_relaxed);
       all.capacity.store(capacity, std::memory_order_release);
     }
   }

@@ -25,7 +25,9 @@ struct Worker {
   // The next number from 0 on that no worker has taken since the last barrier.
   int ticket() const;
   // At least `bytes` of this worker's own memory, 64-byte aligned. Its contents last for the call;
-  // asking again may move it. Slots are independent: `slot` in 0..7, a fixed number per use.
+  // asking again may move it. Slots are independent: `slot` in 0..7, a fixed number per use. Where
+  // there is no memory it throws, which ends the call with OCT_ERR_MEMORY: what the caller holds by
+  // then must need no destructor.
   void* scratch(int slot, size_t bytes) const;
   // The same, but one for all workers: to be asked for by all of them, with the same size, between
   // the same barriers. Slots 0..3. What an earlier request of this call returned stays readable to
@@ -44,7 +46,8 @@ inline Range share(int n, int rank, int size) {
 
 using Task = void (*)(const Worker&, void*);
 // Run task(worker, context) on all workers; the calling thread is worker 0. OCT_OK, OCT_ERR_ABORTED,
-// or an error if there are no threads to be had. A task may not call run() itself, nor throw.
+// or an error if there are no threads or no memory to be had. A task may not call run() itself, and
+// throws nothing but what scratch() and shared() do.
 int32_t run(Pool* pool, Task task, void* context);
 
 // Run a callable on all workers.

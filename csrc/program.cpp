@@ -19,13 +19,9 @@ namespace {
 constexpr int32_t kMaxRounds = 1024;
 constexpr float kGreedyTemperature = 1e-5f;  // a lower temperature is treated as 0
 
-bool has_penalties(const oct_sample& s) {
-  return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
-}
-
 // Whether more than the maximum of a row of logits is needed for its token.
 bool needs_logits(const oct_sample& s) {
-  return s.temperature >= kGreedyTemperature || has_penalties(s);
+  return s.temperature >= kGreedyTemperature || changes_logits(s);
 }
 
 // Worker w's memory for the whole head: row pointers and maxima of R rows, and the logits of those
@@ -184,9 +180,9 @@ int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
   }
   for (int32_t s = 0; s < seqs; s++) {
     if (batch.seqs.q_start[s] != s || batch.out_rows[s] != s || batch.logits[s] ||
-        has_penalties(batch.samples[s])) {
-      return fail(OCT_ERR_ARGUMENT, "%d rounds, but sequence %d wants logits or penalties, or is not "
-                  "row %d of the head", batch.num_rounds, s, s);
+        batch.samples[s].mask || has_penalties(batch.samples[s])) {
+      return fail(OCT_ERR_ARGUMENT, "%d rounds, but sequence %d wants logits, a mask or penalties, or "
+                  "is not row %d of the head", batch.num_rounds, s, s);
     }
   }
   // At their last lengths; those of the first round have been checked with its nodes.

@@ -1,7 +1,7 @@
 // From a row of logits to a token, without sorting the vocabulary.
 //
-//   logits ---- penalties ---- maximum ----> greedy: the lowest id that has it
-//                                 |
+//   logits -- mask, biases, penalties -- maximum ----> greedy: the lowest id that has it
+//                                 .-----------'
 //        distance = (maximum - logit) / temperature        0 is the most likely token
 //                                 |                         +inf what min_p cuts
 //        weight   = 2^44 exp(-distance), an integer
@@ -113,8 +113,26 @@ int32_t first_with(const float* x, int n, float peak) {
   return i;
 }
 
-bool has_penalties(const oct_sample& s) {
-  return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
+// -inf for every token whose bit is 0.
+void apply_mask(float* x, int n, const uint32_t* mask) {
+  for (int start = 0; start < n; start += 32) {
+    const uint32_t word = mask[start / 32];
+    if (word == UINT32_MAX) continue;
+    const int end = std::min(n - start, 32);
+    if (word == 0) {
+      std::fill_n(x + start, end, -kInfinity);
+    } else {
+      for (int i = 0; i < end; i++)
+        if (!(word >> i & 1)) x[start + i] = -kInfinity;
+    }
+  }
+}
+
+void add_biases(float* x, int n, const oct_sample& s) {
+  for (int64_t i = 0; i < s.num_biases; i++) {
+    const int32_t id = s.bias_ids[i];
+    if (id >= 0 && id < n) x[id] += s.biases[i];
+  }
 }
 
 // Makes tokens that have been seen less likely; `marks` is room for n integers.
@@ -419,6 +437,14 @@ constexpr int kScratchSlot = 6;
 
 }  // namespace
 
+bool has_penalties(const oct_sample& s) {
+  return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
+}
+
+bool changes_logits(const oct_sample& s) {
+  return s.mask || s.num_biases > 0 || has_penalties(s);
+}
+
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Worker& worker,
                    int32_t* token) {
   *token = 0;
@@ -426,10 +452,15 @@ int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Work
   if (!std::isfinite(peak)) return OCT_TOKEN_BAD_LOGITS;
   // One entry more: pick() writes before it knows whether to keep.
   const size_t room = (static_cast<size_t>(vocab) + 1 + 15) / 16 * 16;
-  if (has_penalties(s)) {
-    penalize(logits, vocab, s,
-             static_cast<int32_t*>(worker.scratch(kScratchSlot, room * sizeof(int32_t))));
+  if (changes_logits(s)) {
+    if (s.mask) apply_mask(logits, vocab, s.mask);
+    add_biases(logits, vocab, s);
+    if (has_penalties(s)) {
+      penalize(logits, vocab, s,
+               static_cast<int32_t*>(worker.scratch(kScratchSlot, room * sizeof(int32_t))));
+    }
     peak = maximum(logits, vocab);
+    if (peak == -kInfinity) return OCT_TOKEN_NO_CHOICE;
     if (!std::isfinite(peak)) return OCT_TOKEN_OVERFLOW;
   }
   if (s.temperature < kGreedyTemperature) {
@@ -470,6 +501,8 @@ int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* 
     if (s.num_prompt_ids < 0 || (s.num_prompt_ids && !s.prompt_ids) || s.num_output_ids < 0 ||
         (s.num_output_ids && !s.output_ids))
       return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the history of row %d is NULL", r);
+    if (s.num_biases < 0 || (s.num_biases && (!s.bias_ids || !s.biases)))
+      return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the biases of row %d are NULL", r);
   }
   return run(pool, [&](const Worker& worker) {
     for (int r = worker.ticket(); r < num_rows; r = worker.ticket())

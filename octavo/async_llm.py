@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from octavo.build import load_engine
 from octavo.config import EngineArgs
+from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import EngineError, InvalidRequestError
+from octavo.driver import EngineDriver
+from octavo.errors import ENDINGS, EngineError, InvalidRequestError, OctavoError
+from octavo.output_builder import OutputBuilder
 from octavo.outputs import RequestOutput
-from octavo.text_engine import Prompt, TextDelta, TextEngine
+from octavo.text_engine import Prompt, TextDelta
 
 _log = logging.getLogger("octavo")
 
@@ -23,22 +27,66 @@ AsyncEngineArgs = EngineArgs
 
 
 class _Mailbox:
-    """Outputs of one request, handed from the engine's thread to an event loop."""
+    """What is new of one request, handed from the engine's thread to a coroutine.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+    However slow the coroutine is, each delta waits here once, and it is woken once for all of them.
+    """
 
-    def put(self, item: RequestOutput | BaseException) -> None:
-        """From any thread. A loop that is closed has nobody left who waits."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.is_aborted = False  # whether somebody asked for it, so far
+        self.loop = asyncio.get_running_loop()
+        self._news: deque[TextDelta] = deque()
+        self._error: BaseException | None = None
+        self._has_news = asyncio.Event()
+        self._is_wake_due = False
 
-    async def get(self) -> RequestOutput:
-        item = await self._queue.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    # -- the engine's thread -----------------------------------------------------------------
+
+    def put(self, delta: TextDelta) -> bool:
+        """Whether the coroutine is to be woken, by ``wake``."""
+        self._news.append(delta)
+        return self._must_wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the coroutine, after it has read what is there."""
+        self._error = error
+        if self._must_wake():
+            wake(self.loop, [self])
+
+    def _must_wake(self) -> bool:
+        # Only we set it, when the news are there; only the other thread resets it, before it reads
+        # them: none is overlooked.
+        if self._is_wake_due:
+            return False
+        self._is_wake_due = True
+        return True
+
+    # -- the event loop's thread -------------------------------------------------------------
+
+    def wake_now(self) -> None:
+        self._is_wake_due = False
+        self._has_news.set()
+
+    async def read(self) -> list[TextDelta]:
+        """All that is new; waits until there is something. Raises what the engine said last."""
+        while not self._news:
+            if self._error is not None:
+                raise self._error
+            self._has_news.clear()
+            await self._has_news.wait()
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+
+def wake(loop: asyncio.AbstractEventLoop, mailboxes: Iterable[_Mailbox]) -> None:
+    """Wake the coroutines of one event loop, all at once."""
+
+    def wake_all() -> None:
+        for mailbox in mailboxes:
+            mailbox.wake_now()
+
+    with contextlib.suppress(RuntimeError):  # it has been closed
+        loop.call_soon_threadsafe(wake_all)
 
 
 class AsyncLLM:
@@ -66,9 +114,8 @@ class AsyncLLM:
         self._loaded = load_engine(args)
         self.config = self._loaded.config
         self._mailboxes: dict[str, _Mailbox] = {}
-        # What the engine's thread is to do between steps; None ends it.
-        self._commands: queue.SimpleQueue[Callable[[TextEngine], None] | None]
-        self._commands = queue.SimpleQueue()
+        self._text_engine = self._loaded.text_engine
+        self._driver = EngineDriver(self._text_engine, self._deliver)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
@@ -78,7 +125,7 @@ class AsyncLLM:
         return self._loaded.info
 
     def get_tokenizer(self) -> Any:
-        return self._loaded.text_engine.tokenizer
+        return self._text_engine.tokenizer
 
     async def generate(
         self,
@@ -91,100 +138,122 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Complete a prompt; yields the whole output so far whenever it has grown.
 
+        Who is slow to ask for the next output gets the latest one then, and misses those between.
+
         Raises:
             RequestError: the prompt or the parameters cannot be served.
             EngineError: the engine was shut down.
 
         A request that fails inside the engine ends with the finish_reason "error".
         """
-        if self._closed:
-            raise EngineError("the engine was shut down")
-        if request_id in self._mailboxes:
+        mailbox = _Mailbox(request_id)
+        if self._mailboxes.setdefault(request_id, mailbox) is not mailbox:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
-        mailbox = self._mailboxes[request_id] = _Mailbox()
         try:
+            if self._closed:  # asked only now: whoever closes it tells the mailboxes that are there
+                raise EngineError("the engine was shut down")
             # Tokenizing a long prompt takes its time: not on the event loop, nor between steps.
-            text, ids = await asyncio.to_thread(self._loaded.text_engine.tokenize, prompt)
-
-            def add(engine: TextEngine) -> None:
-                try:
-                    engine.add(
-                        request_id,
-                        text,
-                        ids,
-                        sampling_params,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                    )
-                except Exception as error:
-                    mailbox.put(error)
-
-            self._commands.put(add)
+            text, ids, bad_words = await asyncio.to_thread(self._encode, prompt, sampling_params)
+            self._driver.tell(
+                lambda: self._add(
+                    mailbox, text, ids, bad_words, sampling_params, priority, cache_salt
+                )
+            )
+            deltas = await mailbox.read()
+            builder = OutputBuilder(deltas[0].group, self._text_engine.tokenizer)
             while True:
-                output = await mailbox.get()
+                for delta in deltas:
+                    builder.take(delta)
+                output = builder.output()
                 yield output
                 if output.finished:
                     return
+                deltas = await mailbox.read()
         finally:
+            self._driver.tell(lambda: self._text_engine.abort(request_id))
             del self._mailboxes[request_id]
-            self._commands.put(lambda engine: _abort(engine, request_id))
 
     async def abort(self, request_id: str) -> None:
         """End a request at any moment; its ``generate`` yields a last output with "abort"."""
         mailbox = self._mailboxes.get(request_id)
-
-        def abort(engine: TextEngine) -> None:
-            generation = engine.abort(request_id)
-            if generation is not None and mailbox is not None:
-                mailbox.put(engine.output(generation))
-
-        self._commands.put(abort)
+        if mailbox is not None:
+            mailbox.is_aborted = True
+            self._driver.tell(lambda: self._abort(mailbox))
 
     def shutdown(self) -> None:
-        """Abort everything and end the engine's thread."""
-        if not self._closed:
-            self._closed = True
-            self._commands.put(None)
-            self._thread.join()
+        """Abort everything and end the engine's thread. May be repeated."""
+        self._closed = True
+        self._driver.stop()
+        self._thread.join()
+
+    def _encode(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[str | None, list[int], Sequence[Sequence[int]]]:
+        """What takes a tokenizer; in a thread of its own."""
+        try:
+            bad_words = self._text_engine.tokenizer.encode_words(params.bad_words)
+            return *self._text_engine.tokenize(prompt), bad_words
+        except (OctavoError, *ENDINGS):
+            raise
+        except BaseException as error:
+            raise InvalidRequestError(f"cannot be tokenized: {error!r}", "prompt") from error
 
     # -- the engine's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
-        engine = self._loaded.text_engine
         reason = "the engine was shut down"
         try:
-            while self._obey(engine):
-                deltas, _ = engine.step()
-                self._deliver(engine, deltas)
-            engine.engine.close()
-        except Exception as error:  # a bug of ours; nobody may wait for ever because of it
+            self._driver.run()
+        except BaseException as error:  # a bug of ours; nobody may wait for ever because of it
             _log.exception("the engine's thread failed")
-            self._closed = True
             reason = f"the engine failed: {type(error).__name__}: {error}"
+        self._closed = True
         for mailbox in list(self._mailboxes.values()):
-            mailbox.put(EngineError(reason))
+            mailbox.fail(EngineError(reason))
 
-    def _obey(self, engine: TextEngine) -> bool:
-        """Carry out all commands that are there, and wait for one if there is no other work."""
-        while True:
-            try:
-                command = self._commands.get(block=not engine.has_unfinished_requests)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command(engine)
+    def _add(
+        self,
+        mailbox: _Mailbox,
+        text: str | None,
+        ids: list[int],
+        bad_words: Sequence[Sequence[int]],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str,
+    ) -> None:
+        try:
+            self._text_engine.add(
+                mailbox.request_id,
+                text,
+                ids,
+                params,
+                priority=priority,
+                cache_salt=cache_salt,
+                bad_words_token_ids=bad_words,
+            )
+        except BaseException as error:
+            mailbox.fail(error)
+            return
+        if mailbox.is_aborted:  # before it was there
+            self._abort(mailbox)
 
-    def _deliver(self, engine: TextEngine, deltas: list[TextDelta]) -> None:
-        grown = {delta.generation.request_id: delta.generation for delta in deltas}
-        for request_id, generation in grown.items():
-            mailbox = self._mailboxes.get(request_id)
-            if mailbox is not None:
-                mailbox.put(engine.output(generation))
+    def _abort(self, mailbox: _Mailbox) -> None:
+        for delta in self._text_engine.abort(mailbox.request_id):
+            if mailbox.put(delta):
+                wake(mailbox.loop, [mailbox])
 
-
-def _abort(engine: TextEngine, request_id: str) -> None:
-    engine.abort(request_id)
+    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
+        to_wake: dict[asyncio.AbstractEventLoop, list[_Mailbox]] = {}
+        for delta in deltas:
+            mailbox = self._mailboxes.get(delta.group.request_id)
+            if mailbox is None:
+                continue
+            if mailbox.loop.is_closed():  # nobody is left who could wait
+                self._text_engine.abort(mailbox.request_id)
+            elif mailbox.put(delta):
+                to_wake.setdefault(mailbox.loop, []).append(mailbox)
+        for loop, mailboxes in to_wake.items():
+            wake(loop, mailboxes)
 
 
 AsyncLLMEngine = AsyncLLM

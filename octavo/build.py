@@ -1,12 +1,13 @@
-"""From settings to an engine: find the model, load it, size the KV pool, wire everything up."""
+"""From settings to an engine: find the model, have a rank load it, size the pool, wire it up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import GIB, Capacity, EngineArgs, EngineConfig, resolve
+from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import Clock
@@ -15,6 +16,7 @@ from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError
+from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
@@ -26,9 +28,6 @@ _ADMISSION: dict[str, type[AdmissionPolicy]] = {
     "continuous": ContinuousAdmission,
     "static": StaticAdmission,
 }
-
-# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
-_CPU_KV_BYTES = 4 * GIB
 
 
 class LoadedEngine:
@@ -64,62 +63,67 @@ def load_engine(
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     from octavo import hub
-    from octavo.machine import keep_openmp_patient, memory
+    from octavo.machine import keep_openmp_patient
 
     keep_openmp_patient()
-    import torch
 
-    from octavo.backends import choose_backend
     from octavo.executor.local import LocalExecutor
     from octavo.models.checkpoint import open_checkpoint
-    from octavo.models.loader import check_tokenizer, load_checkpoint, weights_bytes
-    from octavo.runtime.kv_cache import TORCH_DTYPES
+    from octavo.models.loader import check_tokenizer
+    from octavo.runtime.rank import Rank
 
     path = hub.resolve(args.model)
-    device = torch.device(_choose_device(args.device))
-    dtype_name = args.dtype
-    if dtype_name == "auto":
-        dtype_name = "bfloat16" if device.type == "cuda" else "float32"
-    dtype = TORCH_DTYPES[dtype_name]
-
     checkpoint = open_checkpoint(path)
     _check_quantization(args.quantization, checkpoint)
     model_config = checkpoint.config()
     tokenizer = load_tokenizer(path)
     check_tokenizer(model_config, tokenizer.vocab_size, path)
-    model = load_checkpoint(checkpoint, model_config, device=device, dtype=dtype, progress=progress)
-    files = sorted({entry.path for entry in checkpoint.tensors.values()})
-    backend = choose_backend(args, model, model_config, files, device, dtype, progress)
 
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        kv_memory = int(free - (1 - args.gpu_memory_utilization) * total)
-    else:
-        kv_memory = min(_CPU_KV_BYTES, memory().available // 2)
-    capacity = Capacity(
-        device=str(device),
-        dtype=dtype_name,
-        model_max_len=model_config.max_position,
-        kv_bytes_per_token=backend.kv_bytes_per_token,
-        kv_memory_bytes=max(0, kv_memory),
-        kv_dtype=backend.kv_dtype,
-        max_rounds=backend.max_rounds,
-    )
-    config = resolve(args, capacity)
-    runner = backend.create_runner(config)
-    engine = build_engine(config, LocalExecutor(runner))
+    spec = _rank_spec(args, path, hub.home() / "packed")
+    rank = Rank.load(spec, checkpoint, progress)
+    config = resolve(args, rank.capacity)
+    rank.start(_rank_limits(config))
+    engine = build_engine(config, LocalExecutor(rank))
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
-        "device": str(device),
-        "dtype": dtype_name,
-        "kernels": backend.name,
-        "isa": backend.isa,
-        "weights_bytes": weights_bytes(model),
+        "device": spec.device,
+        "dtype": spec.dtype,
+        "kernels": rank.kernels,
+        "isa": rank.isa,
+        "weights_bytes": rank.weights_bytes,
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info)
+
+
+def _rank_spec(args: EngineArgs, path: Path, packed_folder: Path) -> RankSpec:
+    """What one rank is asked for. There is one."""
+    device, dtype = _choose_device(args.device), args.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    return RankSpec(
+        path,
+        device,
+        dtype,
+        kernels=args.kernels,
+        kv_cache_dtype=args.kv_cache_dtype,
+        block_size=args.block_size,
+        threads=args.threads,
+        packed_folder=packed_folder,
+        memory_utilization=args.gpu_memory_utilization,
+    )
+
+
+def _rank_limits(config: EngineConfig) -> RankLimits:
+    scheduler = config.scheduler
+    return RankLimits(
+        num_blocks=config.cache.num_blocks,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=scheduler.max_model_len,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+    )
 
 
 def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None = None) -> Engine:
@@ -128,7 +132,8 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
     cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
     block_manager = BlockManager(executor.kv_capacity(), size, cache)
     admission = _ADMISSION[config.batching]()
-    return Engine(Scheduler(config.scheduler, block_manager, admission), executor, clock)
+    limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
+    return Engine(Scheduler(limits, block_manager, admission), executor, clock)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

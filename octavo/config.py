@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
+from octavo.options import option
+from octavo.runtime.capacity import Capacity
 
 GIB = 2**30
 # Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make
@@ -32,10 +34,6 @@ def parse_bytes(text: str | int) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size in bytes: write 4GiB, 500MB or a plain number")
     return int(float(match[1]) * _UNITS[match[2]])
-
-
-def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
 
 
 @dataclass(frozen=True)
@@ -99,11 +97,11 @@ class EngineArgs:
     trust: str = option("none", "there is no remote code", ("none",))
 
     def __post_init__(self) -> None:
-        for option in dataclasses.fields(self):
-            choices = option.metadata["choices"]
-            value = getattr(self, option.name)
+        for each in dataclasses.fields(self):
+            choices = each.metadata["choices"]
+            value = getattr(self, each.name)
             if choices and value not in choices:
-                raise ConfigError(f"{option.name} must be one of {', '.join(choices)}: {value!r}")
+                raise ConfigError(f"{each.name} must be one of {', '.join(choices)}: {value!r}")
         for name, least in (
             ("max_model_len", 2),
             ("max_num_seqs", 1),
@@ -186,19 +184,6 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the machine and the model allow, as far as settings depend on it."""
-
-    device: str
-    dtype: str
-    model_max_len: int
-    kv_bytes_per_token: int
-    kv_memory_bytes: int  # that the pool may use if nothing else is said
-    kv_dtype: str
-    max_rounds: int = 1  # tokens that a lone request may decode in one step
 
 
 def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:

@@ -25,6 +25,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+# What ends a program on purpose, and gets through where every other fault is kept to the request
+# that caused it. That is more than ``except Exception`` keeps: a library in Rust that panics raises
+# a bare BaseException.
+ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
 
 class OctavoError(Exception):
     """Root of the tree; ``except OctavoError`` catches everything octavo raises on purpose."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.build import load_engine
 from octavo.config import EngineArgs, EngineConfig
+from octavo.core.engine import EngineStep
 from octavo.core.sampling_params import SamplingParams
+from octavo.driver import EngineDriver
 from octavo.errors import InvalidRequestError, QueueFullError, RequestError
+from octavo.output_builder import OutputBuilder
 from octavo.outputs import CompletionOutput, RequestOutput, StreamChunk
-from octavo.text_engine import Generation, Prompt, TextDelta
+from octavo.text_engine import Prompt, SampleGroup, TextDelta
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
@@ -46,9 +51,10 @@ class LLM:
         self.args = EngineArgs.from_kwargs(model, **engine_args)
         self._loaded = load_engine(self.args, progress)
         self._text_engine = self._loaded.text_engine
+        self._driver = EngineDriver(self._text_engine, self._deliver)
         self._ids = itertools.count()
-        # Streams under way, by request id. Whoever steps the engine fills them all.
-        self._streams: dict[str, deque[TextDelta]] = {}
+        # Who takes the deltas of a request. Whoever drives the engine brings those of all.
+        self._takers: dict[str, Callable[[TextDelta], None]] = {}
 
     # -- what it is --------------------------------------------------------------------------
 
@@ -138,7 +144,10 @@ class LLM:
         *,
         parse_special: bool = False,
     ) -> Iterator[StreamChunk]:
-        """Complete one prompt, piece by piece. Closing the iterator ends the generation."""
+        """Complete one prompt, piece by piece.
+
+        It ends before its time when the iterator is closed, or forgotten.
+        """
         text, ids = self._text_engine.tokenize(prompt, parse_special=parse_special)
         return self._stream(text, ids, sampling_params)
 
@@ -154,7 +163,7 @@ class LLM:
 
     def close(self) -> None:
         """Abort what runs and release the model. The object cannot be used afterwards."""
-        self._text_engine.engine.close()
+        self._driver.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -177,40 +186,40 @@ class LLM:
         params: Sequence[SamplingParams],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        generations: dict[int, Generation] = {}
+        builders: dict[int, OutputBuilder] = {}
         refused: dict[int, RequestError] = {}
         progress = _Progress(count) if use_tqdm else None
         try:
             for index in range(count):
                 try:
-                    text, ids = tokenize(index)
-                    generations[index] = self._add_when_possible(text, ids, params[index])
+                    group = self._add_when_possible(*tokenize(index), params[index])
                 except RequestError as error:
                     refused[index] = error
-            if not generations and refused:
+                else:
+                    builders[index] = OutputBuilder(group, self.get_tokenizer())
+                    self._takers[group.request_id] = builders[index].take
+            if not builders and refused:
                 raise refused[min(refused)]
-            while not all(generation.is_finished for generation in generations.values()):
-                self._step()
+            while not all(builder.group.is_finished for builder in builders.values()):
+                self._driver.step()
                 if progress is not None:
-                    done = sum(generation.is_finished for generation in generations.values())
+                    done = sum(builder.group.is_finished for builder in builders.values())
                     progress.update(done + len(refused))
-        except BaseException:
-            for generation in generations.values():
-                self._text_engine.abort(generation.request_id)
-            raise
         finally:
+            for builder in builders.values():
+                self._forget(builder.group.request_id)
             if progress is not None:
                 progress.close()
         return [
-            self._text_engine.output(generations[index])
-            if index in generations
+            builders[index].output()
+            if index in builders
             else _refused_output(index, refused[index])
             for index in range(count)
         ]
 
     def _add_when_possible(
         self, text: str | None, ids: list[int], params: SamplingParams
-    ) -> Generation:
+    ) -> SampleGroup:
         """Queue a prompt; while the queue is full, run the engine."""
         while True:
             try:
@@ -218,14 +227,18 @@ class LLM:
             except QueueFullError:
                 if not self._text_engine.has_unfinished_requests:
                     raise
-                self._step()
+                self._driver.step()
 
-    def _step(self) -> None:
-        deltas, _ = self._text_engine.step()
+    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
         for delta in deltas:
-            stream = self._streams.get(delta.generation.request_id)
-            if stream is not None:
-                stream.append(delta)
+            take = self._takers.get(delta.group.request_id)
+            if take is not None:
+                take(delta)
+
+    def _forget(self, request_id: str) -> None:
+        """Nobody takes its deltas any more: if it still runs, it ends."""
+        self._takers.pop(request_id, None)
+        self._text_engine.abort(request_id)
 
     def _stream(
         self, text: str | None, ids: list[int], sampling_params: SamplingParams | None
@@ -234,31 +247,59 @@ class LLM:
         if params.num_samples > params.n:
             raise InvalidRequestError("cannot be streamed: the best is known at the end", "best_of")
         # Queued now and not at the first next(), so that a refusal is raised where it is caused.
-        generation = self._add_when_possible(text, ids, params)
-        pending = self._streams[generation.request_id] = deque()
+        group = self._add_when_possible(text, ids, params)
+        pending: deque[TextDelta] = deque()
+        self._takers[group.request_id] = pending.append
+        builder = OutputBuilder(group, self.get_tokenizer())
+        return _Stream(self._driver, pending, builder, partial(self._forget, group.request_id))
 
-        def chunks() -> Iterator[StreamChunk]:
-            try:
-                while pending or not generation.is_finished:
-                    if pending:
-                        yield self._chunk(pending.popleft())
-                    else:
-                        self._step()
-            finally:
-                del self._streams[generation.request_id]
-                self._text_engine.abort(generation.request_id)
 
-        return chunks()
+class _Stream(Iterator[StreamChunk]):
+    """The chunks of one answer, of which ``pending`` is filled by whoever drives the engine.
 
-    def _chunk(self, delta: TextDelta) -> StreamChunk:
-        reason = delta.sample.request.finish_reason
+    Calls ``forget`` at its end, whichever that is: the last chunk, ``close``, an exception, or
+    that nobody holds it any more.
+    """
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        pending: deque[TextDelta],
+        builder: OutputBuilder,
+        forget: Callable[[], None],
+    ):
+        self._driver = driver
+        self._pending = pending
+        self._builder = builder
+        self._forget = forget
+        # A garbage collection may come in the middle of a step: the driver does it after that.
+        self._finalizer = weakref.finalize(self, driver.tell, forget)
+        self._finalizer.atexit = False
+
+    def __next__(self) -> StreamChunk:
+        try:
+            while not self._pending:
+                if not self._finalizer.alive or self._builder.group.is_finished:
+                    raise StopIteration
+                self._driver.step()
+        except BaseException:
+            self.close()
+            raise
+        delta = self._pending.popleft()
+        self._builder.take(delta)
         return StreamChunk(
             delta.sample.index,
             delta.text,
             delta.token_ids,
-            reason.value if reason else None,
-            self._text_engine.output(delta.generation),
+            delta.finish_reason.value if delta.finish_reason else None,
+            partial(self._builder.output, self._builder.extents),
         )
+
+    def close(self) -> None:
+        """End the answer here. May be repeated."""
+        if self._finalizer.detach() is not None:
+            self._pending.clear()
+            self._forget()
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

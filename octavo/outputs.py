@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -68,10 +69,15 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What is new since the last chunk of one completion. ``output`` is the whole so far."""
+    """What is new since the last chunk of one completion."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    output: RequestOutput
+    _build_output: Callable[[], RequestOutput] = field(repr=False, compare=False)
+
+    @property
+    def output(self) -> RequestOutput:
+        """All completions up to this chunk, put together when it is asked for."""
+        return self._build_output()

@@ -1,7 +1,7 @@
 """Prompts in, text out: the engine with a tokenizer around it.
 
-Used by `LLM` (which calls `step` in a loop) and by `AsyncLLM` (which does so in a thread). Here a
-prompt becomes one request for each of its samples, tokens become text, and stop strings end them.
+Here a prompt becomes one request for each of its samples, tokens become text, and stop strings end
+them. `EngineDriver` (driver.py) is the loop around it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from typing import Any
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.engine import Engine, EngineStep
+from octavo.core.limits import check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
-from octavo.errors import InvalidRequestError
-from octavo.outputs import (
-    CompletionOutput,
-    Logprob,
-    PositionLogprobs,
-    RequestMetrics,
-    RequestOutput,
-)
+from octavo.core.token_mask import create_mask
+from octavo.errors import ENDINGS, InvalidRequestError
+from octavo.outputs import RequestMetrics
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
@@ -41,44 +37,40 @@ class Sample:
     index: int
     request: Request
     detokenizer: IncrementalDetokenizer | None
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return self.detokenizer.text if self.detokenizer else ""
 
 
 @dataclass(slots=True)
-class Generation:
+class SampleGroup:
     """One prompt with its samples."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    samples: list[Sample]
-    prompt_logprobs: list[PositionLogprobs | None] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:
         return all(sample.request.is_finished for sample in self.samples)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
-    """What a step added to one sample."""
+    """What a step added to one sample. Its own fields may be read in any thread and at any time;
+    what group and sample have come to by then, only with the last delta of all."""
 
-    generation: Generation
+    group: SampleGroup
     sample: Sample
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]  # of the tokens, if they were asked for
-    prompt_logprobs: list[TokenLogprobs]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # if they were asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None  # with the last one
 
 
 class TextEngine:
-    """Generations over one engine. Not thread-safe, like the engine."""
+    """Prompts and their samples over one engine. Not thread-safe, like the engine."""
 
     def __init__(
         self,
@@ -92,8 +84,8 @@ class TextEngine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
-        self.generations: dict[str, Generation] = {}
-        self._samples: dict[str, tuple[Generation, Sample]] = {}
+        self.groups: dict[str, SampleGroup] = {}
+        self._samples: dict[str, tuple[SampleGroup, Sample]] = {}
         self._seeds = random.Random(seed)
 
     @property
@@ -125,17 +117,28 @@ class TextEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        runs_alone: bool = False,
         arrival_time: float | None = None,
-    ) -> Generation:
+        bad_words_token_ids: Sequence[Sequence[int]] | None = None,
+    ) -> SampleGroup:
         """Queue a prompt, or refuse it: a ``RequestError`` leaves nothing behind.
 
-        ``arrival_time``: on the engine's clock; None is now.
+        Args:
+            arrival_time: on the engine's clock; None is now.
+            bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``.
+                None has it made here: not for those whose engine serves others meanwhile.
         """
+        if request_id in self.groups:
+            raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
         check_vocabulary(params, self.vocab_size)
+        check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        bad_words = self._bad_words(params)
+        if bad_words_token_ids is None:
+            bad_words_token_ids = self.tokenizer.encode_words(params.bad_words)
+        stop_token_ids = (*self.eos_token_ids, *params.stop_token_ids)
+        mask = create_mask(params, self.vocab_size, stop_token_ids, bad_words_token_ids)
         now = self.engine.clock.now() if arrival_time is None else arrival_time
-        generation = Generation(request_id, prompt, prompt_token_ids, params, [])
+        group = SampleGroup(request_id, prompt, prompt_token_ids, params)
         leader: Request | None = None
         for index in range(params.num_samples):
             request = Request(
@@ -147,45 +150,42 @@ class TextEngine:
                 seed=seed,
                 sample_index=index,
                 eos_token_ids=self.eos_token_ids,
-                bad_words_token_ids=bad_words,
+                mask=mask.fork() if mask is not None else None,
                 cache_salt=cache_salt,
+                runs_alone=runs_alone,
                 fork_of=leader,
             )
             try:
+                sample = Sample(index, request, self._detokenizer(params, prompt_token_ids))
                 self.engine.add(request)
-            except Exception:
-                self._withdraw(generation)
+            except BaseException:
+                self._withdraw(group)
                 raise
             leader = leader or request
-            sample = Sample(index, request, self._detokenizer(params, prompt_token_ids))
-            generation.samples.append(sample)
-            self._samples[request.request_id] = (generation, sample)
-        if params.prompt_logprobs is not None:
-            generation.prompt_logprobs.append(None)  # nothing comes before the first token
-        self.generations[request_id] = generation
-        return generation
+            group.samples.append(sample)
+            self._samples[request.request_id] = (group, sample)
+        self.groups[request_id] = group
+        return group
 
-    def abort(self, request_id: str) -> Generation | None:
-        """End a generation at any moment. Unknown and ended ids are no error."""
-        generation = self.generations.pop(request_id, None)
-        if generation is not None:
-            self._withdraw(generation)
-        return generation
+    def abort(self, request_id: str) -> list[TextDelta]:
+        """End a prompt and all its samples at any moment; the last delta of each that still ran.
 
-    def _withdraw(self, generation: Generation) -> None:
-        for sample in generation.samples:
+        Unknown and ended ids are no error.
+        """
+        group = self.groups.pop(request_id, None)
+        if group is None:
+            return []
+        running = [sample for sample in group.samples if not sample.request.is_finished]
+        self._withdraw(group)
+        return [
+            TextDelta(group, sample, finish_reason=sample.request.finish_reason)
+            for sample in running
+        ]
+
+    def _withdraw(self, group: SampleGroup) -> None:
+        for sample in group.samples:
             self.engine.abort(sample.request.request_id)
             self._samples.pop(sample.request.request_id, None)
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Bad words as tokens, at the start of a text and after a space."""
-        words: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            for text in (word, " " + word.lstrip()):
-                ids = self.tokenizer.encode(text, add_special_tokens=False)
-                if ids:
-                    words[tuple(ids)] = None
-        return tuple(words)
 
     def _detokenizer(
         self, params: SamplingParams, prompt_token_ids: list[int]
@@ -206,41 +206,43 @@ class TextEngine:
     def step(self) -> tuple[list[TextDelta], EngineStep | None]:
         """Run one engine step; what it added, sample by sample.
 
-        A generation whose samples have all ended is forgotten; its deltas still refer to it.
+        A prompt whose samples have all ended is forgotten; its deltas still refer to it.
         """
         step = self.engine.step()
         deltas = [self._advance_or_fail(update) for update in step.updates] if step else []
         for delta in deltas:
-            if delta.generation.is_finished:
-                self.generations.pop(delta.generation.request_id, None)
+            if delta.group.is_finished:
+                self.groups.pop(delta.group.request_id, None)
         return deltas, step
 
     def _advance_or_fail(self, update: RequestUpdate) -> TextDelta:
         """A request whose text cannot be made ends, and no other."""
-        generation, sample = self._samples[update.request.request_id]
+        group, sample = self._samples[update.request.request_id]
         try:
-            delta = self._advance(generation, sample, update)
-        except Exception as error:
+            delta = self._advance(group, sample, update)
+        except ENDINGS:
+            raise
+        except BaseException as error:
             request = update.request
             _log.exception("the text of request %s failed", request.request_id)
             self.engine.fail(request, f"{type(error).__name__}: {error}")
-            delta = TextDelta(generation, sample, "", [], [], [])
+            delta = TextDelta(group, sample, finish_reason=request.finish_reason)
         if update.request.is_finished:
             del self._samples[update.request.request_id]
         return delta
 
-    def _advance(self, generation: Generation, sample: Sample, update: RequestUpdate) -> TextDelta:
-        for entry in update.prompt_logprobs:
-            generation.prompt_logprobs.append(self._logprobs(entry))
-        asked = generation.params.logprobs is not None
+    def _advance(self, group: SampleGroup, sample: Sample, update: RequestUpdate) -> TextDelta:
         for entry in update.logprobs:
             sample.cumulative_logprob += entry.logprob
-            if asked:
-                sample.logprobs.append(self._logprobs(entry))
         text = self._detokenize(sample, update.new_token_ids)
-        logprobs = update.logprobs if asked else []
         return TextDelta(
-            generation, sample, text, update.new_token_ids, logprobs, update.prompt_logprobs
+            group,
+            sample,
+            text,
+            update.new_token_ids,
+            update.logprobs if group.params.logprobs is not None else [],
+            update.prompt_logprobs,
+            update.request.finish_reason,
         )
 
     def _detokenize(self, sample: Sample, token_ids: list[int]) -> str:
@@ -265,65 +267,6 @@ class TextEngine:
             text += detokenizer.finish()
         return text
 
-    def _logprobs(self, entry: TokenLogprobs) -> PositionLogprobs:
-        position = {
-            token_id: Logprob(logprob, rank, self.tokenizer.token_text(token_id))
-            for rank, (token_id, logprob) in enumerate(entry.top, start=1)
-        }
-        own = Logprob(entry.logprob, entry.rank, self.tokenizer.token_text(entry.token_id))
-        return {entry.token_id: own, **position} | {entry.token_id: own}
-
-    def output(self, generation: Generation) -> RequestOutput:
-        """The whole generation as it stands."""
-        samples = generation.samples
-        if generation.params.num_samples > generation.params.n and generation.is_finished:
-            best = sorted(samples, key=lambda sample: -sample.cumulative_logprob)
-            samples = best[: generation.params.n]
-        errors = [sample.request.error for sample in samples if sample.request.error]
-        return RequestOutput(
-            generation.request_id,
-            generation.prompt,
-            generation.prompt_token_ids,
-            [_completion(generation, sample, rank) for rank, sample in enumerate(samples)],
-            generation.is_finished,
-            metrics_of(generation),
-            generation.prompt_logprobs if generation.params.prompt_logprobs is not None else None,
-            errors[0] if errors else None,
-        )
-
-
-def checked_token_ids(
-    token_ids: Any, vocab_size: int, field: str = "prompt_token_ids"
-) -> list[int]:
-    """The ids of a prompt as a list; InvalidRequestError names the first that is none."""
-    ids = list(token_ids)
-    for position, token_id in enumerate(ids):
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise InvalidRequestError(
-                f"must be integers; position {position} holds {token_id!r}", field
-            )
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"{token_id} at position {position} is outside the vocabulary "
-                f"of {vocab_size} tokens",
-                field,
-            )
-    return ids
-
-
-def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequestError if parameters name a token that the model does not have."""
-    for name, ids in (
-        ("logit_bias", params.logit_bias or ()),
-        ("allowed_token_ids", params.allowed_token_ids or ()),
-        ("stop_token_ids", params.stop_token_ids),
-    ):
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(
-                    f"{token_id} is outside the vocabulary of {vocab_size} tokens", name
-                )
-
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     """What differs between the samples of a prompt."""
@@ -335,23 +278,9 @@ def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:
     return params.with_changes(**changes) if changes else params
 
 
-def _completion(generation: Generation, sample: Sample, index: int) -> CompletionOutput:
-    wants_logprobs = generation.params.logprobs is not None
-    request = sample.request
-    return CompletionOutput(
-        index=index,
-        text=sample.text,
-        token_ids=request.output_token_ids,
-        finish_reason=request.finish_reason.value if request.finish_reason else None,
-        stop_reason=request.stop_reason,
-        cumulative_logprob=sample.cumulative_logprob if wants_logprobs else None,
-        logprobs=sample.logprobs if wants_logprobs else None,
-    )
-
-
-def metrics_of(generation: Generation) -> RequestMetrics:
+def metrics_of(group: SampleGroup) -> RequestMetrics:
     """Of a single sample, its own; of several, from the first token of any to the last of all."""
-    stats = [sample.request.stats for sample in generation.samples]
+    stats = [sample.request.stats for sample in group.samples]
     first = stats[0]
     if len(stats) == 1:
         e2e, tpot, decode_tps = first.e2e, first.tpot, first.decode_tps

@@ -1,13 +1,34 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
-from octavo.machine import keep_openmp_patient
+from octavo import machine
 
-keep_openmp_patient()  # before any test imports torch
+pytest_plugins = ["lanes"]
+
+machine.keep_openmp_patient()  # before any test imports torch
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, and so do all they start
+    share = machine.cpu().usable_cores // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+
+# The same examples every time, and no time limits of their own on a machine that does other things.
+hypothesis.settings.register_profile("octavo", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("octavo")
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--record", action="store_true", help="with -m long: record what transformers answers anew"
+    )
+
 
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,10 +109,53 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
     return folder
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts this process and those that it starts. Without this it would not where a
+    shell has put the tests in the background: they, and all that they start, then ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """The folder of a tiny random Llama."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def runner_of() -> Callable[[Any], Any]:
+    """The runner inside an engine, for the tests that take it apart; others ask its probe."""
+    return lambda engine: engine.executor.rank.runner
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tiny_model) -> Any:
+    """A token is a byte, though not that of its number; 256 is <eos>, 257 <bos>."""
+    from octavo.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_folder(tiny_model)
+
+
+@pytest.fixture
+def hash_engine(byte_tokenizer) -> Callable[..., Any]:
+    """Makes a text engine over the hash model, which knows 97 tokens and no end of text; keyword
+    arguments are the scheduler's."""
+    from octavo.build import build_engine
+    from octavo.config import CacheConfig, EngineConfig
+    from octavo.core.scheduler import SchedulerConfig
+    from octavo.executor.hashing import HashExecutor
+    from octavo.text_engine import TextEngine
+
+    def create(**limits: Any) -> TextEngine:
+        limits = {"max_model_len": 256, "max_num_seqs": 8, **limits}
+        scheduler, cache = SchedulerConfig(**limits), CacheConfig(4, 512, "hash", True)
+        config = EngineConfig("hash", "cpu", "hash", 0, "continuous", cache, scheduler)
+        executor = HashExecutor(cache.num_blocks, cache.block_size, 97)
+        return TextEngine(build_engine(config, executor), byte_tokenizer, 97, ())
+
+    return create
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from octavo import LLM, AsyncEngineArgs, AsyncLLMEngine, SamplingParams
-from octavo.errors import EngineError, InvalidRequestError
+from octavo import LLM, AsyncEngineArgs, AsyncLLMEngine, SamplingParams, async_llm
+from octavo.errors import EngineError, InvalidRequestError, QueueFullError
+from octavo.executor.hashing import expected_tokens
+from octavo.output_builder import OutputBuilder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 # With native kernels, 150 tokens of the tiny model would be over before they can be cancelled.
@@ -20,6 +25,30 @@ def engine(tiny_model):
     yield engine
     engine.shutdown()
     engine.shutdown()
+
+
+class Panic(BaseException):
+    """What a library in Rust raises when it panics: no Exception."""
+
+
+@pytest.fixture
+def start(hash_engine, monkeypatch):
+    """Starts an engine over the hash model; keyword arguments are the scheduler's."""
+    started = []
+
+    def start_one(**limits):
+        loaded = SimpleNamespace(text_engine=hash_engine(**limits), config=None, info={})
+        monkeypatch.setattr(async_llm, "load_engine", lambda args: loaded)
+        started.append(AsyncLLMEngine("hash"))
+        return started[-1]
+
+    yield start_one
+    for engine in started:
+        engine.shutdown()
+
+
+def tokens(count, **fields):
+    return SamplingParams(max_tokens=count, ignore_eos=True, **fields)
 
 
 def used_blocks(engine: AsyncLLMEngine) -> int:
@@ -118,10 +147,10 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards(engine):
 
 
 def test_a_request_that_raises_tells_its_caller(engine, monkeypatch):
-    runner = engine._loaded.text_engine.engine.executor.runner
+    executor = engine._loaded.text_engine.engine.executor
 
     async def main():
-        monkeypatch.setattr(runner, "run", lambda batch: 1 / 0)
+        monkeypatch.setattr(executor, "submit", lambda batch: 1 / 0)
         unlucky = (await collect(engine, "abc", GREEDY, "unlucky"))[-1]
         assert unlucky.outputs[0].finish_reason == "error" and "ZeroDivision" in unlucky.error
         monkeypatch.undo()
@@ -144,14 +173,178 @@ def test_shutdown_tells_those_who_wait(tiny_model):
     asyncio.run(main())
 
 
-def test_a_bug_of_ours_leaves_nobody_waiting(tiny_model, monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_a_bug_of_ours_leaves_nobody_waiting(start, error):
+    def fail():
+        raise error
+
     async def main():
-        engine = AsyncLLMEngine(str(tiny_model), num_blocks=64, **SLOW)
-        monkeypatch.setattr(engine._loaded.text_engine, "step", lambda: 1 / 0)
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
-            await collect(engine, "abc", GREEDY, "r")
+        engine = start()
+        engine._text_engine.step = fail
+        with pytest.raises(EngineError, match=error.__name__):
+            await collect(engine, [1], GREEDY, "r")
         with pytest.raises(EngineError, match="shut down"):
-            await collect(engine, "abc", GREEDY, "late")
-        engine.shutdown()
+            await collect(engine, [1], GREEDY, "late")
 
     asyncio.run(main())
+
+
+# -- slow readers ------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_gets_the_latest_state_once(start):
+    engine = start()
+
+    async def main():
+        answer = engine.generate([1, 2], tokens(200), request_id="r")
+        first = await anext(answer)
+        await until(lambda: not engine._text_engine.has_unfinished_requests)
+        assert len(first.outputs[0].token_ids) < 200  # what was read does not change
+        return [output async for output in answer]
+
+    (last,) = asyncio.run(main())
+    assert last.finished and last.outputs[0].token_ids == expected_tokens([1, 2], 200, 97)
+
+
+def test_an_event_loop_that_is_busy_is_woken_once(start, monkeypatch):
+    """And outputs are put together by who reads them, so that a step costs what is new in it."""
+    engine = start()
+    wakes, threads = [], set()
+    wake, output = async_llm.wake, OutputBuilder.output
+    monkeypatch.setattr(async_llm, "wake", lambda *args: (wakes.append(args), wake(*args))[1])
+
+    def output_here(*args):
+        threads.add(threading.get_ident())
+        return output(*args)
+
+    monkeypatch.setattr(OutputBuilder, "output", output_here)
+
+    async def main():
+        task = asyncio.create_task(collect(engine, [1, 2], tokens(200), "r"))
+        while not wakes:
+            await asyncio.sleep(0.001)
+        num_wakes = len(wakes)
+        while engine._text_engine.has_unfinished_requests:
+            time.sleep(0.001)  # not asyncio's
+        assert len(wakes) <= num_wakes + 1
+        return await task
+
+    assert asyncio.run(main())[-1].finished
+    assert threads == {threading.get_ident()}
+
+
+def test_logprobs_and_samples_add_up_however_they_are_read(engine):
+    params = SamplingParams(
+        n=2, temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=0
+    )
+    *before, last = asyncio.run(collect(engine, "abc", params, "r"))
+    for completion in last.outputs:
+        assert len(completion.logprobs) == len(completion.token_ids) == 12
+        pairs = zip(completion.logprobs, completion.token_ids, strict=True)
+        total = sum(position[token_id].logprob for position, token_id in pairs)
+        assert completion.cumulative_logprob == pytest.approx(total)
+    assert [entry and len(entry) for entry in last.prompt_logprobs] == [None, 1, 1]
+    for output in before:
+        for completion, whole in zip(output.outputs, last.outputs, strict=True):
+            length = len(completion.token_ids)
+            assert completion.token_ids == whole.token_ids[:length]
+            assert completion.logprobs == whole.logprobs[:length]
+
+
+# -- beside the engine's thread ----------------------------------------------------------------
+
+
+def test_an_abort_while_the_prompt_is_tokenized_is_not_lost(start, monkeypatch):
+    engine = start()
+    entered, released = threading.Event(), threading.Event()
+    tokenize = engine._text_engine.tokenize
+
+    def slow(prompt):
+        entered.set()
+        assert released.wait(10)
+        return tokenize(prompt)
+
+    monkeypatch.setattr(engine._text_engine, "tokenize", slow)
+
+    async def main():
+        task = asyncio.create_task(collect(engine, [1, 2], tokens(200), "r"))
+        await asyncio.to_thread(entered.wait, 10)
+        await engine.abort("r")
+        released.set()
+        return await task
+
+    (output,) = asyncio.run(main())
+    assert output.finished and output.outputs[0].finish_reason == "abort"
+    assert not engine._text_engine.has_unfinished_requests and not engine._mailboxes
+
+
+def test_bad_words_are_not_tokenized_between_steps(start, monkeypatch):
+    engine = start()
+    tokenizer = engine.get_tokenizer()
+    threads, encode = set(), type(tokenizer).encode
+
+    def encode_here(self, *args, **options):
+        threads.add(threading.current_thread().name)
+        return encode(self, *args, **options)
+
+    monkeypatch.setattr(type(tokenizer), "encode", encode_here)
+    params = tokens(3, bad_words=["no", "never"])
+    assert asyncio.run(collect(engine, [1], params, "r"))[-1].finished
+    assert threads and "octavo-engine" not in threads
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_a_tokenizer_that_gives_up_is_one_callers_trouble(start, monkeypatch, error):
+    engine = start()
+    tokenize = engine._text_engine.tokenize
+
+    def fail(prompt):
+        if prompt == [1]:
+            raise error("as asked")
+        return tokenize(prompt)
+
+    monkeypatch.setattr(engine._text_engine, "tokenize", fail)
+
+    async def main():
+        good = asyncio.create_task(collect(engine, [2], tokens(50), "good"))
+        with pytest.raises(InvalidRequestError, match="cannot be tokenized"):
+            await collect(engine, [1], tokens(3), "bad")
+        return await good
+
+    assert asyncio.run(main())[-1].finished
+
+
+def test_a_full_queue_is_told_to_its_caller(start):
+    engine = start(max_num_seqs=1, max_queued_requests=1)
+    held = threading.Event()
+
+    async def main():
+        engine._driver.tell(held.wait)
+        tasks = [asyncio.create_task(collect(engine, [i], tokens(3), f"r{i}")) for i in range(1, 4)]
+        await asyncio.sleep(0.05)
+        held.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(main())
+    refused = [one for one in answers if isinstance(one, QueueFullError)]
+    assert len(refused) == 2 and sum(isinstance(one, list) for one in answers) == 1
+
+
+def test_an_event_loop_that_was_closed_has_nobody_who_waits(start):
+    engine = start()
+    loop = asyncio.new_event_loop()
+    answer = engine.generate([1, 2], tokens(200), request_id="left")
+    submit, steps = engine._text_engine.engine.executor.submit, []
+
+    def slow(batch):
+        time.sleep(0.002)
+        steps.append(batch)
+        return submit(batch)
+
+    engine._text_engine.engine.executor.submit = slow
+    loop.run_until_complete(anext(answer))
+    loop.close()
+    while engine._text_engine.has_unfinished_requests:
+        time.sleep(0.001)
+    assert len(steps) < 100
+    assert asyncio.run(collect(engine, [1], tokens(3), "next"))[-1].finished

@@ -58,12 +58,69 @@ def test_streams_may_be_interleaved(llm):
         assert "".join(chunk.text for chunk in chunks) == whole
 
 
+def test_a_stream_that_is_read_late_says_the_same(llm):
+    """Its chunks were made while others drove the engine, each as things stood then."""
+    late = llm.stream("abc", GREEDY)
+    llm.generate("xyz", GREEDY)
+    chunks = list(late)
+    whole = llm.generate("abc", GREEDY)[0].outputs[0]
+    assert len(chunks) > 1
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    for number, chunk in enumerate(chunks, 1):
+        (completion,) = chunk.output.outputs
+        so_far = [token_id for one in chunks[:number] for token_id in one.token_ids]
+        assert completion.token_ids == so_far == whole.token_ids[: len(so_far)]
+        assert completion.text == "".join(one.text for one in chunks[:number])
+        assert chunk.output.finished == (number == len(chunks))
+
+
+def test_a_stream_that_nobody_reads_is_ended_when_it_is_forgotten(llm):
+    scheduler = llm._text_engine.engine.scheduler
+    stream = llm.stream("abc", GREEDY)
+    other = llm.stream("xyz", GREEDY)
+    next(other)
+    forgotten, _ = scheduler.requests
+    del stream
+    next(other)
+    assert forgotten not in scheduler.requests and forgotten not in llm._takers
+    del other
+    assert len(llm.generate("abc", GREEDY)[0].outputs[0].token_ids) == 8
+    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+    assert scheduler.block_manager.num_used_blocks == 0
+
+
+def test_a_stream_may_be_closed_more_than_once_and_then_ends(llm):
+    stream = llm.stream("abc", GREEDY)
+    stream.close()
+    stream.close()
+    assert list(stream) == []
+    assert not llm._text_engine.has_unfinished_requests and not llm._takers
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_gets_through_and_leaves_nothing_behind(llm, monkeypatch, ending):
+    def interrupt(batch):
+        raise ending
+
+    for run in (
+        lambda: llm.generate(["abc", "xyz"], GREEDY),
+        lambda: next(llm.stream("abc", GREEDY)),
+    ):
+        monkeypatch.setattr(llm._text_engine.engine.executor, "submit", interrupt)
+        with pytest.raises(ending):
+            run()
+        monkeypatch.undo()
+        assert not llm._text_engine.groups and not llm._takers
+        assert llm.generate("abc", GREEDY)[0].finished
+        assert llm._text_engine.engine.scheduler.block_manager.num_used_blocks == 0
+
+
 def test_a_stream_that_is_left_frees_its_blocks(llm):
     stream = llm.stream("abc", GREEDY)
     next(stream)
     stream.close()
     engine = llm._text_engine.engine
-    assert not engine.has_unfinished_requests and not llm._streams
+    assert not engine.has_unfinished_requests and not llm._takers
     assert engine.scheduler.block_manager.num_used_blocks == 0
 
 
@@ -124,13 +181,13 @@ def test_more_prompts_than_the_queue_holds(tiny_model):
 
 def test_a_request_that_raises_fails_and_no_later_ones(tiny_model, monkeypatch):
     with LLM(str(tiny_model), num_blocks=64) as llm:
-        runner = llm._text_engine.engine.executor.runner
-        monkeypatch.setattr(runner, "run", lambda batch: 1 / 0)
+        executor = llm._text_engine.engine.executor
+        monkeypatch.setattr(executor, "submit", lambda batch: 1 / 0)
         (output,) = llm.generate("a", GREEDY)
         assert output.outputs[0].finish_reason == "error" and "ZeroDivision" in output.error
         monkeypatch.undo()
         assert llm.generate("a", GREEDY)[0].outputs[0].finish_reason == "length"
-        assert not llm._text_engine._samples and not llm._text_engine.generations
+        assert not llm._text_engine._samples and not llm._text_engine.groups
 
 
 def test_static_and_continuous_batching_agree(tiny_model, llm):

@@ -7,9 +7,11 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.executor import FinishedStep
 from octavo.core.prefix_cache import RadixPrefixCache
+from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from octavo.output_builder import OutputBuilder
 from octavo.text.decoders import ByteDecoder
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer
@@ -41,6 +43,10 @@ def byte_tokenizer() -> Tokenizer:
         eos_token_id=EOS,
         stop_token_ids=[EOS],
     )
+
+
+class Panic(BaseException):
+    """What a library in Rust raises when it panics: no Exception."""
 
 
 class Parrot:
@@ -87,13 +93,16 @@ def make_engine(answer: str | bytes = "hello world", **config) -> TextEngine:
 def answer_to(engine: TextEngine, prompt="say", params=None, **fields):
     """The output, and the pieces of text as they came."""
     params = params or SamplingParams(**{"max_tokens": 32, **fields})
-    generation = engine.add("r", *engine.tokenize(prompt), params)
+    group = engine.add("r", *engine.tokenize(prompt), params)
+    builder = OutputBuilder(group, engine.tokenizer)
     pieces = []
     while engine.has_unfinished_requests:
         deltas, _ = engine.step()
+        for delta in deltas:
+            builder.take(delta)
         pieces += [delta.text for delta in deltas if delta.sample.index == 0]
-    assert not engine.generations and not engine._samples
-    return engine.output(generation), pieces
+    assert not engine.groups and not engine._samples
+    return builder.output(), pieces
 
 
 def test_an_answer_ends_at_the_end_of_text():
@@ -141,8 +150,9 @@ def test_half_a_character_is_never_shown():
     output, pieces = answer_to(make_engine("naïve 🙂!"))
     assert output.outputs[0].text == "naïve 🙂!" == "".join(pieces)
     assert all("\ufffd" not in piece for piece in pieces)
-    output, _ = answer_to(make_engine("🙂"), max_tokens=2)
-    assert output.outputs[0].text == "\ufffd"
+    output, pieces = answer_to(make_engine("ab🙂"), max_tokens=4)
+    assert output.outputs[0].text == "ab" == "".join(pieces)
+    assert output.outputs[0].finish_reason == "length"
 
 
 def test_samples_of_a_prompt():
@@ -155,12 +165,14 @@ def test_samples_of_a_prompt():
 def test_best_of_returns_the_likeliest_and_hides_how_it_chose():
     engine = make_engine()
     params = SamplingParams(n=2, best_of=4, max_tokens=32)
-    generation = engine.add("r", *engine.tokenize("say"), params)
+    group = engine.add("r", *engine.tokenize("say"), params)
+    builder = OutputBuilder(group, engine.tokenizer)
     while engine.has_unfinished_requests:
-        engine.step()
-    output = engine.output(generation)
+        for delta in engine.step()[0]:
+            builder.take(delta)
+    output = builder.output()
     assert len(output.outputs) == 2 and output.outputs[0].logprobs is None
-    best = sorted(generation.samples, key=lambda sample: sample.cumulative_logprob)[-1]
+    best = sorted(group.samples, key=lambda sample: sample.cumulative_logprob)[-1]
     assert best.index == 3 and output.outputs[0].token_ids == best.request.output_token_ids
 
 
@@ -203,7 +215,7 @@ def test_so_are_ids_in_parameters(params):
     engine = make_engine()
     with pytest.raises(InvalidRequestError, match=next(iter(params))):
         engine.add("r", "a", [97], SamplingParams(**params))
-    assert not engine.has_unfinished_requests and not engine.generations
+    assert not engine.has_unfinished_requests and not engine.groups
 
 
 @pytest.mark.parametrize(
@@ -213,7 +225,20 @@ def test_a_refused_prompt_leaves_nothing_behind(prompt, error):
     engine = make_engine()
     with pytest.raises(error):
         engine.add("r", None, prompt, SamplingParams(n=3, max_tokens=None))
-    assert not engine.generations and not engine._samples and not engine.has_unfinished_requests
+    assert not engine.groups and not engine._samples and not engine.has_unfinished_requests
+
+
+def test_log_probabilities_of_a_prompt_are_bounded_before_anything_is_computed():
+    engine = make_engine()
+    with pytest.raises(
+        InvalidRequestError, match=r"prompt_logprobs: 20 at each of 12484 pos.*262,1"
+    ):
+        engine.add("r", None, [1] * 12_484, SamplingParams(prompt_logprobs=20))
+    assert not engine.groups and not engine.has_unfinished_requests
+    with pytest.raises(PromptTooLongError):  # as far as log-probabilities go, it might
+        engine.add("r", None, [1] * 12_483, SamplingParams(prompt_logprobs=20))
+    with pytest.raises(PromptTooLongError):
+        engine.add("r", None, [1] * 131_072, SamplingParams(prompt_logprobs=0))
 
 
 def test_a_queue_that_fills_up_between_samples_takes_none_of_them():
@@ -225,8 +250,76 @@ def test_a_queue_that_fills_up_between_samples_takes_none_of_them():
 
 def test_bad_words_are_banned_with_and_without_a_space():
     engine = make_engine()
-    generation = engine.add("r", None, [1], SamplingParams(bad_words=["no"]))
-    assert generation.samples[0].request.bad_words_token_ids == ((*b"no",), (*b" no",))
+    group = engine.add("r", None, [1], SamplingParams(bad_words=["no"]))
+    for begun, banned in ((b"a n", True), (b"n", True), (b"no n", True), (b"na", False)):
+        mask = group.samples[0].request.mask.fork()
+        mask.advance(begun)
+        bits = mask.bitmask()
+        assert (bits is not None and not bits[ord("o") >> 5] >> (ord("o") & 31) & 1) == banned
+
+
+def test_bad_words_that_come_as_tokens_are_not_tokenized(monkeypatch):
+    engine = make_engine()
+    monkeypatch.setattr(engine.tokenizer, "encode_words", lambda words: 1 / 0)
+    params = SamplingParams(bad_words=["no"])
+    group = engine.add("r", None, [1], params, bad_words_token_ids=[[ord("h")]])
+    assert group.samples[0].request.is_masked
+
+
+def test_an_id_in_use_is_refused_however_many_samples_there_are():
+    engine = make_engine()
+    engine.add("r", None, [1], SamplingParams(n=2))
+    with pytest.raises(InvalidRequestError, match="in use"):
+        engine.add("r", None, [1], SamplingParams())
+    engine.abort("r")
+    assert not engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_a_sample_that_cannot_be_made_leaves_nothing_behind(monkeypatch, error):
+    engine = make_engine()
+    made = []
+
+    def fail_at_second(params, prompt_token_ids):
+        made.append(params)
+        if len(made) == 2:
+            raise error
+
+    monkeypatch.setattr(engine, "_detokenizer", fail_at_second)
+    with pytest.raises(error):
+        engine.add("r", None, [1], SamplingParams(n=3))
+    assert not engine.groups and not engine._samples and not engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
+def test_a_text_that_cannot_be_made_ends_its_request(error):
+    engine = make_engine()
+    group = engine.add("bad", None, [1], SamplingParams(max_tokens=9))
+    engine.add("good", None, [2], SamplingParams(max_tokens=9))
+
+    def fail(token_ids):
+        raise error("as asked")
+
+    group.samples[0].detokenizer.push = fail
+    last = {}
+    while engine.has_unfinished_requests:
+        for delta in engine.step()[0]:
+            last[delta.group.request_id] = delta
+    assert last["bad"].finish_reason is FinishReason.ERROR
+    assert "as asked" in group.samples[0].request.error
+    assert last["good"].finish_reason is FinishReason.LENGTH
+
+
+def test_what_ends_the_program_gets_through():
+    engine = make_engine()
+    group = engine.add("r", None, [1], SamplingParams(max_tokens=9))
+
+    def interrupt(token_ids):
+        raise KeyboardInterrupt
+
+    group.samples[0].detokenizer.push = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
 
 
 def test_seeds_are_drawn_from_the_engines_own():
@@ -243,9 +336,10 @@ def test_seeds_are_drawn_from_the_engines_own():
 
 def test_abort_ends_all_samples():
     engine = make_engine()
-    generation = engine.add("r", None, [1], SamplingParams(n=2))
+    engine.add("r", None, [1], SamplingParams(n=2))
     engine.step()
-    engine.abort("r")
-    engine.abort("r")
+    last = engine.abort("r")
+    assert [delta.sample.index for delta in last] == [0, 1]
+    assert {delta.finish_reason for delta in last} == {FinishReason.ABORT}
+    assert engine.abort("r") == []
     assert not engine.has_unfinished_requests
-    assert {c.finish_reason for c in engine.output(generation).outputs} == {"abort"}

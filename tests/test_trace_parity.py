@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-import torch
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine
+from octavo.core.lookahead import MAX_ROUNDS
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -17,10 +18,9 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hashing import HashExecutor, expected_tokens
 from octavo.executor.local import LocalExecutor
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.kernels.dispatch import create_ops
 from octavo.models.loader import load_model
-from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.model_runner import ModelRunner
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.rank import Rank
 
 NUM_BLOCKS, BLOCK_SIZE = 28, 2
 CONFIG = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=64)
@@ -49,10 +49,17 @@ def workload(seed: int) -> list[tuple[int, dict]]:
     return sorted(arrivals, key=lambda arrival: (arrival[0], arrival[1]["request_id"]))
 
 
-def trace(executor, clock, arrivals) -> tuple[list, dict[str, list[int]]]:
+class AllRounds(HashExecutor):
+    """Takes every round that it may, as a fast model does."""
+
+    def _num_rounds(self, work) -> int:
+        return work.num_sampled
+
+
+def trace(executor, clock, arrivals, config=CONFIG) -> tuple[list, dict[str, list[int]]]:
     """Every step as (request, start, tokens), with what was preempted, copied and held."""
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE))
-    engine = Engine(Scheduler(CONFIG, blocks), executor, clock)
+    engine = Engine(Scheduler(config, blocks), executor, clock)
     pending = list(arrivals)
     steps, answers = [], {}
     for number in range(2000):
@@ -76,36 +83,39 @@ def trace(executor, clock, arrivals) -> tuple[list, dict[str, list[int]]]:
     return steps, answers
 
 
-def simulate(arrivals, answers: dict[str, list[int]]):
+def simulate(arrivals, answers: dict[str, list[int]], config=CONFIG, depth: int = 1):
     """The same work in virtual time, with the tokens that the model gave."""
 
-    def replay(request: Request) -> int:
+    def replay(request: Request, position: int) -> int:
         known = answers.get(request.request_id)
-        return known[request.num_output_tokens] if known else 0
+        return known[position - request.num_prompt_tokens] if known else 0
 
     clock = VirtualClock()
-    executor = SimulatedExecutor(lambda batch: 0.001 * batch.num_tokens, clock, NUM_BLOCKS, replay)
-    return trace(executor, clock, arrivals)
+    executor = SimulatedExecutor(
+        lambda batch: 0.001 * batch.num_tokens,
+        clock,
+        NUM_BLOCKS,
+        replay,
+        depth,
+        feeds_tokens=depth > 1,
+    )
+    return trace(executor, clock, arrivals, config)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
     model, config = load_model(tiny_model)
-    device = torch.device("cpu")
-    kv_cache = KVCache(
-        config.num_layers,
-        NUM_BLOCKS,
-        BLOCK_SIZE,
-        config.num_kv_heads,
-        config.head_dim,
-        torch.float32,
-        device,
-    )
-    runner = ModelRunner(
-        model, kv_cache, create_ops(device), device, CONFIG.max_num_seqs, CONFIG.max_model_len
+    rank = Rank(RankSpec(tiny_model, kernels="reference", block_size=BLOCK_SIZE), model, config)
+    rank.start(
+        RankLimits(
+            NUM_BLOCKS,
+            CONFIG.max_num_seqs,
+            CONFIG.max_model_len,
+            CONFIG.max_num_batched_tokens,
+        )
     )
     arrivals = workload(seed)
-    real, answers = trace(LocalExecutor(runner), None, arrivals)
+    real, answers = trace(LocalExecutor(rank), None, arrivals)
     simulated, replayed = simulate(arrivals, answers)
     assert len(real) > 40 and any(preempted for _, _, preempted, *_ in real)
     assert simulated == real and replayed == answers
@@ -121,3 +131,31 @@ def test_so_do_the_hash_model_and_its_simulation(seed):
                 fields["prompt_token_ids"], fields["params"].max_tokens, 97
             )
     assert simulate(arrivals, answers)[0] == real
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_also_in_rounds_which_are_production_s_default(seed):
+    config = replace(CONFIG, max_rounds=MAX_ROUNDS)
+    arrivals = workload(200 + seed)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    last = {"request_id": "last", "prompt_token_ids": [1, 2], "params": params, "arrival_time": 0.0}
+    arrivals.append((500, last))  # when nobody else is there
+    real, answers = trace(AllRounds(NUM_BLOCKS, BLOCK_SIZE), None, arrivals, config)
+    simulated, _ = simulate(arrivals, answers, config)
+    assert simulated == real
+    assert len(real) < len(trace(AllRounds(NUM_BLOCKS, BLOCK_SIZE), None, arrivals)[0])
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_also_when_steps_overlap(seed, depth):
+    config = replace(CONFIG, runs_ahead=True)
+    arrivals = workload(300 + seed)
+    executor = HashExecutor(NUM_BLOCKS, BLOCK_SIZE, depth=depth)
+    real, answers = trace(executor, None, arrivals, config)
+    for _, fields in arrivals:
+        if fields["request_id"] in answers:
+            assert answers[fields["request_id"]] == expected_tokens(
+                fields["prompt_token_ids"], fields["params"].max_tokens, 97
+            )
+    assert simulate(arrivals, answers, config, depth)[0] == real

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from octavo.bench.results import write_bytes
-from octavo.bench.statistics import Spread
 from octavo.errors import BenchmarkError, ConfigError
+from octavo.measure.results import write_bytes
+from octavo.measure.statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -203,7 +203,7 @@ def latency_distributions(
     The median and the 99th percentile are marked; ``bounds_ms`` are drawn as lines. What has no
     values is left out.
     """
-    from octavo.bench.statistics import percentile
+    from octavo.measure.statistics import percentile
 
     shown = {name: sorted(values) for name, values in samples_ms.items() if values}
     if not shown:

@@ -14,8 +14,8 @@ from typing import Any
 from octavo.bench.noise import OTHERS_BUSY
 from octavo.bench.peers.report import Ratio
 from octavo.bench.peers.workers.workloads import FIGURES, WORKLOADS
-from octavo.bench.results import write_bytes
 from octavo.errors import BenchmarkError
+from octavo.measure.results import write_bytes
 
 Document = Mapping[str, Any]
 

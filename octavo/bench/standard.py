@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench import readme
-from octavo.bench.results import write_json
 from octavo.errors import BenchmarkError, OctavoError
 from octavo.hub import DEFAULT_MODEL
+from octavo.measure.results import write_json
 
 STANDARD: dict[str, tuple[str, ...]] = {
     "startup": ("startup", "--num-iters-cold=2", "--num-iters-warm=3"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, results, terminal
 from octavo.cli.engine_flags import add_engine_flags, add_model_argument, engine_kwargs
 from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_fields
+from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
 
@@ -84,7 +84,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     files = [*args.prompt_file, *([args.stdin] if args.stdin else [])]
     if files.count("-") > 1:
         raise UsageError("stdin can be read only once")
-    prompts = [*args.prompt, *map(_read_prompt, files)]
+    prompts = [*args.prompt, *(read_text(path, "--prompt-file") for path in files)]
     if not prompts:
         raise UsageError("no prompt: give --prompt TEXT, --prompt-file FILE, or - for stdin")
     return prompts
@@ -99,16 +99,6 @@ def load(model: str, kwargs: dict[str, Any]) -> LLM:
         return LLM(model=model, **kwargs)
     with terminal.progress_bar("loading", model) as progress:
         return LLM(model=model, progress=progress, **kwargs)
-
-
-def _read_prompt(path: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"--prompt-file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--prompt-file {path}: not UTF-8 text: {error}") from error
 
 
 def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:

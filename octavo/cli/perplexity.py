@@ -6,12 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import engine_kwargs
+from octavo.cli.text_file import read_text
 from octavo.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     engine = engine_kwargs(args)
-    text = read_text(args.text)
+    text = read_text(args.text, "--text")
     from octavo.bench.record import Recorder
     from octavo.quality.logit_file import LogitFile
     from octavo.quality.perplexity import engine_args, measure
@@ -106,18 +106,6 @@ def run(args: argparse.Namespace) -> int:
         }
     common.report(args, document, lambda console: print_result(document, console))
     return 0
-
-
-def read_text(path: str) -> str:
-    """The whole text of a file, with its BOM and line ends as they are."""
-    try:
-        return Path(path).expanduser().read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"--text {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"--text {path}: not UTF-8 text, at byte {error.start}: {error.reason}"
-        ) from error
 
 
 def choose_settings(args: argparse.Namespace, base: LogitFile | None) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from octavo.server.settings import ServerSettings
 EXAMPLES = """\
 examples:
   octavo serve
-  octavo serve smollm2-135m --port 9000 --api-key "$KEY"
-  octavo serve ./model --host 0.0.0.0 --api-key-file keys.txt --max-num-seqs 32
+  octavo serve smollm2-135m --port 9000 --max-num-seqs 32
+  octavo serve ./model --host 0.0.0.0 --api-key-file keys.txt
 
 then, from anywhere on this machine:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\

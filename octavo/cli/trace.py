@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from octavo.cli import Command, UsageError, terminal
 
 if TYPE_CHECKING:
-    from octavo.bench.workload.traces import TraceStatistics
+    from octavo.workload.traces import TraceStatistics
 
-# As in octavo.bench.workload.trace_formats, which a test checks; --help need not import it.
+# As in octavo.workload.trace_formats, which a test checks; --help need not import it.
 KINDS = ("octavo", "mooncake", "bailian", "azure", "burstgpt", "vidur", "splitwise")
 
 COMMANDS = {
@@ -76,7 +76,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def convert(args: argparse.Namespace) -> int:
-    from octavo.bench.workload.traces import lost_fields, read_trace, write_trace
+    from octavo.workload.traces import lost_fields, read_trace, write_trace
 
     _check_limit(args)
     if args.to is None and Path(args.output).suffix == ".csv":
@@ -96,7 +96,7 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def stats(args: argparse.Namespace) -> int:
-    from octavo.bench.workload.traces import read_trace, statistics
+    from octavo.workload.traces import read_trace, statistics
 
     _check_limit(args)
     entries = read_trace(args.input, args.kind, limit=args.limit, keep_failures=args.keep_failures)

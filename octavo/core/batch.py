@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,20 +11,104 @@ from octavo.core.request import Request
 # What is said in ``StepOutput.errors`` when the model's numbers, and not a request, are wrong.
 DAMAGED = "the model produced NaN or infinite values for this request"
 BAD_LOGITS = "the model's logits are NaN, +inf, or all -inf"
+# And when it is what the request asks for.
+OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
+NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses at the tokens that follow a request's known ones: a chain, or a tree of them.
+
+    ``parents`` has for each token the index of the one that it follows, or -1 for the last known
+    token. Parents come before their children, and siblings differ, so that the tokens which turn
+    out to be right lead down one path::
+
+        token_ids   7   8   3   9          (known) ── 7 ── 8 ── 9
+        parents    -1   0   0   1                     └── 3
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.token_ids) or not all(
+            -1 <= parent < index for index, parent in enumerate(self.parents)
+        ):
+            raise ValueError(f"parents come before their children: {self.parents}")
+        if len(set(zip(self.parents, self.token_ids, strict=True))) < len(self.token_ids):
+            raise ValueError("tokens that follow the same one differ")
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int]) -> Draft:
+        """Each token follows the one before."""
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def first(self, count: int) -> Draft:
+        """The first ``count`` tokens, which are a tree too."""
+        return self if count >= len(self) else Draft(self.token_ids[:count], self.parents[:count])
+
+    def depths(self) -> list[int]:
+        """How far each token is from the last known one: 0 for those that follow it."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    def path(self, token_ids: Iterable[int]) -> list[int]:
+        """The indices along which the draft says what ``token_ids`` say, as far as it does."""
+        children = {
+            (parent, token_id): index
+            for index, (parent, token_id) in enumerate(
+                zip(self.parents, self.token_ids, strict=True)
+            )
+        }
+        path: list[int] = []
+        for token_id in token_ids:
+            index = children.get((path[-1] if path else -1, token_id))
+            if index is None:
+                break
+            path.append(index)
+        return path
+
+
+@dataclass(slots=True)  # not frozen, only because one is made for every token: it takes a third
 class ScheduledRequest:
-    """Tokens ``[start, start + num_tokens)`` of a request, to be computed in one step."""
+    """Tokens of a request, from position ``start`` on, to be computed in one step::
+
+        | known tokens ................ | draft ....... |
+        start                           end             start + num_tokens
+
+    ``num_sampled`` is how many tokens the executor may sample: none where the step stops short of
+    the last known token, else one, or up to that many:
+
+    - with a ``draft``, as many of it as are right, along one path, and the one that follows;
+    - without, in rounds: it may go on by itself, each round from the token of the one before.
+
+    There are slots for all of them. A draft takes one for each of its tokens, in their order,
+    whatever the positions they stand for; those of the path that was right have to be where their
+    positions say before the next step reads them, which is the executor's business.
+    """
 
     request: Request
     start: int
     num_tokens: int
+    num_sampled: int
+    draft: Draft | None = None
 
     @property
     def samples(self) -> bool:
         """Whether the step reaches the last known token, so that a next one is sampled."""
-        return self.start + self.num_tokens >= len(self.request.token_ids)
+        return self.num_sampled > 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last known token that is computed: the draft's, if it has one."""
+        end = self.start + self.num_tokens
+        return end if self.draft is None else end - len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +118,6 @@ class Batch:
     ``block_copies`` are (source, destination) block ids, to be copied before anything else of the
     step runs. Block tables are read from ``item.request.block_ids`` during ``Executor.submit``,
     and not after it.
-
-    With ``max_rounds`` above 1, all items decode, and there are slots for that many tokens of
-    each: the executor may go on by itself, up to so many rounds, each from the tokens of the one
-    before. What it computes beyond the end of a request is dropped.
     """
 
     step_id: int
@@ -44,15 +125,26 @@ class Batch:
     finished_ids: tuple[str, ...] = ()
     preempted_ids: tuple[str, ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
-    max_rounds: int = 1
 
     @property
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
     @property
+    def num_known_tokens(self) -> int:
+        """Without those that are guesses."""
+        drafts = (item.draft for item in self.items if item.draft is not None)
+        return self.num_tokens - sum(map(len, drafts))
+
+    @property
     def num_seqs(self) -> int:
         return len(self.items)
+
+    @property
+    def num_rounds(self) -> int:
+        """The tokens that a lone request may decode; 1 where there is more, or only a chunk."""
+        alone = len(self.items) == 1 and self.items[0].draft is None
+        return max(1, self.items[0].num_sampled) if alone else 1
 
     @property
     def is_pure_decode(self) -> bool:
@@ -72,11 +164,13 @@ class TokenLogprobs(NamedTuple):
 class StepOutput:
     """What a step produced, by request id.
 
-    ``token_ids`` holds a list for each item that samples, of one token a round. A request in
-    ``errors`` has none: its row could not be sampled, and it alone ends.
+    ``token_ids`` holds a list for each item that samples, of one token up to ``num_sampled``. A
+    request in ``errors`` has none: its row could not be sampled, and it alone ends. ``drafts`` may
+    bring guesses at what follows these tokens; the next step verifies as many as there is room for.
     """
 
     token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    drafts: dict[str, Draft] = field(default_factory=dict)

@@ -11,10 +11,11 @@ three states, and their counts always add up to the size of the pool::
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
+from octavo.errors import EngineError
 
 
 class BlockManager:
@@ -114,7 +115,8 @@ class BlockManager:
         (copy-on-write). The copies are due before the next step: see ``take_copies``.
         """
         table = request.block_ids
-        first_written = request.num_computed_tokens // self.block_size
+        first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
+        first_written = first_unscheduled // self.block_size
         copy = first_written < len(table) and self.ref_counts[table[first_written]] > 1
         needed = self.blocks_for(num_tokens) - len(table)
         if max(needed, 0) + copy > len(self.free_blocks):
@@ -127,6 +129,12 @@ class BlockManager:
         for _ in range(needed):
             table.append(self._take())
         return True
+
+    def trim(self, request: Request, num_tokens: int) -> None:
+        """Give back the blocks of a table that are not needed for its first ``num_tokens``."""
+        table, needed = request.block_ids, self.blocks_for(num_tokens)
+        while len(table) > needed:
+            self._release(table.pop())
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The (source, destination) copies since the last call, to be done in this order."""
@@ -190,23 +198,28 @@ class BlockManager:
     # -- audit -------------------------------------------------------------------------------
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Walk everything and assert that it is consistent.
+        """Walk everything; raises an EngineError that names all that is inconsistent.
 
-        ``requests`` are all that may hold blocks. Costs time in proportion to the pool: for tests
-        and for an engine that has become idle.
+        ``requests`` are all that may hold blocks. Costs time in proportion to the pool.
         """
+        violations = list(self._violations(requests))
+        if violations:
+            raise EngineError(f"the block pool is damaged: {'; '.join(violations)}")
+
+    def _violations(self, requests: Iterable[Request]) -> Iterator[str]:
         held = [0] * self.num_blocks
         for request in requests:
-            assert request.num_computed_tokens <= len(request.block_ids) * self.block_size
-            assert request.num_published_blocks <= len(request.block_ids)
+            name = request.request_id
+            if request.num_computed_tokens > len(request.block_ids) * self.block_size:
+                yield f"{name} has computed more tokens than it has slots"
+            if request.num_published_blocks > len(request.block_ids):
+                yield f"{name} has published more blocks than it has"
             for block_id in request.block_ids:
                 held[block_id] += 1
-        assert held == self.ref_counts, "reference counts and block tables disagree"
-        unreferenced = {block for block, count in enumerate(held) if count == 0}
-        assert unreferenced == set(self.free_blocks), "a held block is free, or a block is lost"
-        order = list(self.free_blocks)
-        cached = [block_id in self.prefix_cache for block_id in order]
-        assert sum(cached) == self.num_cached_blocks
-        assert self.num_free_blocks + self.num_cached_blocks + self.num_used_blocks == (
-            self.num_blocks
-        )
+        if held != self.ref_counts:
+            yield "reference counts and block tables disagree"
+        if {block for block, count in enumerate(held) if count == 0} != set(self.free_blocks):
+            yield "a held block is free, or a block is lost"
+        num_cached = sum(block_id in self.prefix_cache for block_id in self.free_blocks)
+        if num_cached != self.num_cached_blocks:
+            yield f"{num_cached} blocks are cached, not {self.num_cached_blocks}"

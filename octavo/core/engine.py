@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from octavo import faults
-from octavo.core.batch import Batch, StepOutput
+from octavo.core.audit import IdleAudit
+from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, FailedStep, StepHandle
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
+from octavo.errors import EngineError
 
 _log = logging.getLogger("octavo")
 
@@ -26,6 +29,14 @@ class EngineStep:
     stats: StepStats
 
 
+class _Submitted(NamedTuple):
+    """A step whose result is awaited. Not whole: it may fail because of what was taken out."""
+
+    batch: Batch
+    handle: StepHandle
+    is_whole: bool = True
+
+
 class Engine:
     """Drives a scheduler and an executor. Not thread-safe: one thread calls it.
 
@@ -37,16 +48,20 @@ class Engine:
     request that makes it raise stands alone and ends with an error. Among n requests that takes
     2 log2(n) further steps, and since no result depends on what else is in a batch, the others
     do not notice.
+
+    In the same way a request that ``runs_alone`` gets steps of its own, between those of the rest.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock | None = None):
         self.scheduler = scheduler
         self.executor = executor
         self.clock: Clock = clock or WallClock()
-        self._submitted: deque[tuple[Batch, StepHandle]] = deque()
+        self._submitted: deque[_Submitted] = deque()
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
-        # Times that the audit found the block pool damaged: a bug of ours, and never expected.
+        self._loners: set[str] = set()  # unfinished requests that run alone
+        # Damage to the block pool that was seen: a bug of ours, and never expected.
         self.num_invariant_violations = 0
+        self._idle_audit = IdleAudit(scheduler.block_manager)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -55,6 +70,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; raises a ``RequestError`` if it can never be served."""
         self.scheduler.add(request)
+        if request.runs_alone:
+            self._loners.add(request.request_id)
 
     def abort(self, request_id: str) -> Request | None:
         """End a request at any moment, in any state. Unknown or ended ids are no error."""
@@ -81,10 +98,15 @@ class Engine:
 
     def begin_step(self) -> bool:
         """Schedule a batch and submit it. False if no request has anything to compute now."""
-        batch = self._halves.popleft() if self._halves else self.scheduler.schedule()
+        if self._submitted and self._loners:
+            return False  # a step beside it would be company
+        batch = self._next_batch()
         if not batch.items:
-            assert self._submitted or not self.scheduler.requests, "the scheduler is stuck"
+            if self.scheduler.requests and not self._submitted:
+                raise EngineError("the scheduler is stuck: nothing can run, and nothing is running")
+            self._report_again(batch)  # of a step that is not run nobody hears
             return False
+        self._idle_audit.restart()
         now = self.clock.now()
         for item in batch.items:
             stats = item.request.stats
@@ -92,26 +114,42 @@ class Engine:
                 stats.first_scheduled_time = now
         handle: StepHandle
         try:
-            if faults.hit("executor.submit"):
-                raise RuntimeError("a fault was asked for")
             handle = self.executor.submit(batch)
         except Exception as error:
             handle = FailedStep(error)
-        self._submitted.append((batch, handle))
+        except BaseException:  # an interruption: its requests are in flight, and wait for its end
+            self._halves.appendleft(batch)
+            raise
+        self._submitted.append(_Submitted(batch, handle))
         return True
+
+    def _next_batch(self) -> Batch:
+        while self._halves:
+            batch = self._halves.popleft()
+            if batch.items:
+                return batch
+            self._report_again(batch)
+        batch = self.scheduler.schedule()
+        if not self._loners:
+            return batch
+        self._loners &= self.scheduler.requests.keys()
+        first, *further = _apart(batch)
+        self._halves.extend(further)
+        return first
 
     def finish_step(self) -> EngineStep:
         """Wait for the oldest submitted batch and take in its results."""
-        batch, handle = self._submitted.popleft()
+        batch, handle, is_whole = self._submitted.popleft()
         try:
             output = handle.result()
         except Exception as error:
-            if batch.num_seqs > 1 or batch.block_copies:
+            if batch.num_seqs != 1 or batch.block_copies or not is_whole:
                 self._cut(batch)
-                return EngineStep(batch, [], self._stats(batch, []))
+                nothing = replace(batch, items=())  # what it computed counts when it is run again
+                return EngineStep(nothing, [], self._stats(nothing, []))
             output = self._blame(batch, error)
         updates = self.scheduler.update(batch, output)
-        self._audit()
+        self._check_counts()
         now = self.clock.now()
         for update in updates:
             if update.new_token_ids:
@@ -131,6 +169,7 @@ class Engine:
 
     def _cut(self, batch: Batch) -> None:
         """Have a batch that raised run again, in two halves."""
+        self._withdraw_what_ran_ahead(batch)
         # Whether its block copies were made cannot be known, and by now their sources may have
         # been written to: those who wait for copies begin anew.
         copied = {target for _, target in batch.block_copies}
@@ -140,36 +179,87 @@ class Engine:
                 items.append(item)
             else:
                 self.scheduler.retract(item.request)
+        gone = self._report_again(batch)
         middle = (len(items) + 1) // 2
         for part in (items[middle:], items[:middle]):
             if part:
-                half = replace(batch, items=tuple(part), block_copies=())
-                self._halves.appendleft(half)
-        self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
+                self._halves.appendleft(Batch(batch.step_id, tuple(part), gone))
+
+    def _withdraw_what_ran_ahead(self, batch: Batch) -> None:
+        """Take the requests of a step that raised out of later ones: they went on from its tokens.
+
+        What those steps write of them is written over when their turn comes again.
+        """
+        cut = {item.request for item in batch.items}
+        for index, (later, handle, _) in enumerate(self._submitted):
+            kept = self._without(later, cut)
+            if kept is not later:
+                self._submitted[index] = _Submitted(kept, handle, is_whole=False)
+        self._halves = deque(self._without(later, cut) for later in self._halves)
+
+    def _without(self, batch: Batch, requests: Collection[Request]) -> Batch:
+        """A batch less the items of some requests, which are no longer in flight in it."""
+        kept = tuple(item for item in batch.items if item.request not in requests)
+        if len(kept) == batch.num_seqs:
+            return batch
+        for item in batch.items:
+            if item.request in requests:
+                self.scheduler.withdraw(item)
+        return replace(batch, items=kept)
 
     def _blame(self, batch: Batch, error: Exception) -> StepOutput:
         """The output of a step that raised because of its only request."""
         (item,) = batch.items
         request_id = item.request.request_id
-        _log.error("request %s failed in step %d", request_id, batch.step_id, exc_info=error)
-        # The executor may not have come to hear of those that left before this step.
-        self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
+        if not item.request.is_finished:
+            _log.error("request %s failed in step %d", request_id, batch.step_id, exc_info=error)
+        self._report_again(batch)
         return StepOutput({}, errors={request_id: f"{type(error).__name__}: {error}"})
 
-    def _audit(self) -> None:
-        """Check the block pool: its counts after every step, all of it when nothing runs.
+    def _report_again(self, batch: Batch) -> tuple[str, ...]:
+        """The executor may not have come to hear of those that left before this step."""
+        return self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
 
-        A leak shows at the first quiet moment. It is counted and logged, not raised: the results
-        of the step are good.
+    # -- audit -------------------------------------------------------------------------------
+
+    def audit(self) -> bool:
+        """Look over a part of the block pool while nothing runs. Whether there is more of it.
+
+        For a driver that has delivered everything and has nothing else to do: a part takes about a
+        millisecond. Damage is counted and logged, not raised.
         """
+        if self.has_unfinished_requests or self._idle_audit.is_done:
+            return False
+        self._note(self._idle_audit.advance())
+        return not self._idle_audit.is_done
+
+    def check_integrity(self) -> None:
+        """Walk the whole block pool, whatever runs; raises an EngineError if it is damaged."""
+        batches = [submitted.batch for submitted in self._submitted]
+        in_flight = {item.request for batch in (*batches, *self._halves) for item in batch.items}
+        # Those that have ended too hold their blocks, until the step that they are in is over.
+        self.scheduler.block_manager.check_integrity(in_flight.union(self.scheduler.running))
+
+    def _check_counts(self) -> None:
+        """After every step: what can be seen at once. A leak shows when nothing is left to do."""
         blocks = self.scheduler.block_manager
-        try:
-            assert 0 <= blocks.num_cached_blocks <= blocks.num_available_blocks
-            if not self.has_unfinished_requests:
-                blocks.check_integrity([])
-        except AssertionError as violation:
-            self.num_invariant_violations += 1
+        if not 0 <= blocks.num_cached_blocks <= blocks.num_available_blocks:
+            self._note(
+                [f"{blocks.num_cached_blocks} of {blocks.num_available_blocks} blocks are cached"]
+            )
+        if blocks.num_used_blocks and not self.has_unfinished_requests:
+            self._note([f"{blocks.num_used_blocks} blocks are used by nobody"])
+
+    def _note(self, violations: list[str]) -> None:
+        self.num_invariant_violations += len(violations)
+        for violation in violations:
             _log.error("the block pool is damaged, please report this: %s", violation)
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def stats(self) -> StepStats:
+        """As it stands between two steps."""
+        return self._stats(Batch(self.scheduler.num_steps, ()), [])
 
     def _stats(self, batch: Batch, updates: list[RequestUpdate]) -> StepStats:
         scheduler, blocks = self.scheduler, self.scheduler.block_manager
@@ -177,18 +267,45 @@ class Engine:
             step_id=batch.step_id,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_waiting_tokens=scheduler.num_waiting_tokens,
             num_seqs=batch.num_seqs,
-            num_tokens=batch.num_tokens + sum(map(_tokens_of_further_rounds, updates)),
+            num_tokens=batch.num_known_tokens + sum(map(_tokens_of_further_rounds, updates)),
             num_preempted=len(batch.preempted_ids),
             num_finished=sum(update.request.is_finished for update in updates),
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
             num_used_blocks=blocks.num_used_blocks,
             kv_waste=blocks.waste(scheduler.running),
+            num_preemptions=scheduler.num_preemptions,
             prefix_tokens_queried=scheduler.prefix_tokens_queried,
             prefix_tokens_hit=scheduler.prefix_tokens_hit,
+            draft_tokens=scheduler.draft_tokens,
+            draft_tokens_accepted=scheduler.draft_tokens_accepted,
             num_invariant_violations=self.num_invariant_violations,
         )
+
+
+def _apart(batch: Batch) -> list[Batch]:
+    """A batch as one for each prompt that runs alone, and one for the rest.
+
+    Copies of blocks are between samples of one prompt, so each goes with who waits for it. Who has
+    left is said with the first.
+    """
+    parts: dict[str, list[ScheduledRequest]] = {}
+    for item in batch.items:
+        leader = item.request.fork_of or item.request
+        parts.setdefault(leader.request_id if leader.runs_alone else "", []).append(item)
+    if len(parts) < 2:
+        return [batch]
+    batches = []
+    for items in parts.values():
+        blocks = {block_id for item in items for block_id in item.request.block_ids}
+        copies = tuple(copy for copy in batch.block_copies if copy[1] in blocks)
+        batches.append(Batch(batch.step_id, tuple(items), block_copies=copies))
+    batches[0] = replace(
+        batches[0], finished_ids=batch.finished_ids, preempted_ids=batch.preempted_ids
+    )
+    return batches
 
 
 def _tokens_of_further_rounds(update: RequestUpdate) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.core.batch import Batch, StepOutput
+from octavo.core.request import Request
+from octavo.errors import EngineError
 
 
 class StepHandle(Protocol):
@@ -49,11 +52,24 @@ class Executor(Protocol):
 
     ``submit`` reads all it needs from the batch (block tables too) before it returns, because the
     scheduler may change them afterwards.
+
+    With tokens of its own (``feeds_tokens``) an executor is given steps that go on from a token
+    which the step before has yet to sample: then ``request.token_ids`` ends one token short of
+    ``item.end``, and the executor takes the one it sampled. The place of what it samples is
+    ``item.end``, whatever the request knows by then, and penalties have to count that token too.
+    If a step raises, later ones that would go on from it are given up: what comes of them does not
+    matter, for these requests, and they may raise as well.
     """
 
     @property
     def depth(self) -> int:
-        """How many batches may be in flight: 1, or the number of pipeline stages."""
+        """How many batches may be in flight, the one that is being run included."""
+        ...
+
+    @property
+    def feeds_tokens(self) -> bool:
+        """Whether a request may be in several of them. Of no use to a pipeline of ranks, whose
+        first stage would stand still until the last one has sampled."""
         ...
 
     def kv_capacity(self) -> int:
@@ -62,4 +78,115 @@ class Executor(Protocol):
 
     def submit(self, batch: Batch) -> StepHandle: ...
 
+    def probe(self) -> Probe:
+        """The door for those who look into an executor and do not run it: benchmarks, quality."""
+        ...
+
     def close(self) -> None: ...
+
+
+class LogitsObserver(Protocol):
+    """Sees whole rows of logits at positions of prompts."""
+
+    def wants(self, request: Request) -> range:
+        """The positions still to be shown; asked for each request of a step.
+
+        A preempted request computes its positions again: those that it does not name again are
+        shown once.
+        """
+        ...
+
+    def observe(self, request: Request, first: int, logits: Any) -> None:
+        """Logits [R, V] of R positions from ``first`` on; the row of p judges the token at p + 1.
+
+        They are a tensor of PyTorch's, which the core does not know; not to be changed, nor kept
+        after the call.
+        """
+        ...
+
+
+class WeightMatrix(Protocol):
+    """A weight that a step reads whole, as it lies in memory.
+
+    ``is_head``: it makes logits, and is read only where something is sampled. ``arithmetic``: what
+    its products are computed in, by a name that :meth:`Probe.products` knows.
+    """
+
+    @property
+    def is_head(self) -> bool: ...
+    @property
+    def num_params(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def arithmetic(self) -> str: ...
+
+
+class Probe(Protocol):
+    """What an executor says of itself. It stays valid as long as the executor, and its figures move
+    on with it."""
+
+    @property
+    def isa(self) -> str | None:
+        """The instruction set of native CPU kernels, None without them."""
+        ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Time spent in the model so far: what is left of a step's time is the engine's."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Keys and values of one token, in all layers."""
+        ...
+
+    @property
+    def attention_arithmetic(self) -> str: ...
+
+    def matrices(self) -> Sequence[WeightMatrix]:
+        """The weights that a step reads. An embedding is not one: a step takes rows of it."""
+        ...
+
+    def products(self, arithmetic: str) -> Callable[[int], float]:
+        """A probe of the device: ``run(rounds)`` multiplies as the model's kernels do, and returns
+        the operations that it did."""
+        ...
+
+    def reads(self) -> Callable[[], float]:
+        """A probe of the device: ``run()`` reads more memory than any cache holds, and returns the
+        bytes."""
+        ...
+
+    def observe_logits(self, observer: LogitsObserver | None) -> None:
+        """Show the logits of prompts to ``observer``, from the next step on; None ends it."""
+        ...
+
+
+class NoModel:
+    """The probe of an executor in which no model runs."""
+
+    isa: str | None = None
+    num_threads = 0
+    kernel_seconds = 0.0
+    kv_bytes_per_token = 0.0
+    attention_arithmetic = ""
+
+    def matrices(self) -> Sequence[WeightMatrix]:
+        return ()
+
+    def products(self, arithmetic: str) -> Callable[[int], float]:
+        raise self._nothing("products")
+
+    def reads(self) -> Callable[[], float]:
+        raise self._nothing("reads")
+
+    def observe_logits(self, observer: LogitsObserver | None) -> None:
+        if observer is not None:
+            raise self._nothing("logits")
+
+    def _nothing(self, wanted: str) -> EngineError:
+        return EngineError(f"there are no {wanted} to see: no model runs in this executor")

@@ -8,6 +8,7 @@ from enum import Enum
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.stats import RequestStats
+from octavo.core.token_mask import Bits, TokenMask
 
 
 class RequestStatus(Enum):
@@ -35,11 +36,12 @@ class Request:
     of these the first ``num_computed_tokens`` have their KV in the blocks of ``block_ids``::
 
         token_ids   [ prompt ............... | output ... ]
-        computed    [ KV exists ....... )
+        computed    [ KV exists ... )[ in flight )
         block_ids   [ b0 ][ b1 ][ b2 ][ b3 ]   the last one may be partly empty
 
     A step computes some of the tokens that are still missing; when it reaches the last known
-    token, the model's answer to it is sampled and becomes the next one.
+    token, the model's answer to it is sampled and becomes the next one. Where steps overlap, the
+    next one may be planned before that answer has come: it is awaited, and counts as known.
     """
 
     request_id: str
@@ -50,18 +52,25 @@ class Request:
     seed: int = 0
     sample_index: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    # What it may not generate. Nobody else has it: it follows this request's tokens.
+    mask: TokenMask | None = field(default=None, repr=False)
     # Tenants with different salts never share a cached block.
     cache_salt: str = ""
     # The request whose prompt this one shares, for n > 1.
     fork_of: Request | None = field(default=None, repr=False)
+    # It has no company in its steps but the other samples of its prompt: whatever happens in them
+    # is its doing.
+    runs_alone: bool = False
 
     token_ids: list[int] = field(init=False)
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     num_computed_tokens: int = field(init=False, default=0)
     block_ids: list[int] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
-    in_flight: bool = field(init=False, default=False)
+    # Of the steps that are under way: tokens that they compute, drafts too, and tokens that they
+    # will certainly sample (where their number is open, none is certain).
+    num_tokens_in_flight: int = field(init=False, default=0)
+    num_awaited_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
     # Set by the scheduler: the number of tokens at which the generation ends by length.
     max_total_tokens: int = field(init=False, default=0)
@@ -94,9 +103,33 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     @property
+    def is_masked(self) -> bool:
+        """Whether a token may depend on those before it by the mask: they come one by one then."""
+        return self.mask is not None and not self._up_to_date(self.mask).is_over
+
+    def bitmask(self) -> Bits | None:
+        """Which tokens may come after the known ones; None if all may. See ``TokenMask``."""
+        return None if self.mask is None else self._up_to_date(self.mask).bitmask()
+
+    def _up_to_date(self, mask: TokenMask) -> TokenMask:
+        """The mask, when it has followed the known tokens."""
+        behind = self.num_output_tokens - mask.num_tokens
+        if behind > 0:
+            mask.advance(self.token_ids[-behind:])
+        elif behind < 0:
+            mask.rollback(-behind)
+        return mask
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens without KV: 1 for a request that decodes, more for one that prefills."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Known and awaited tokens that no step has computed or is computing: 1 for a request that
+        decodes, more for one that prefills."""
+        return (
+            len(self.token_ids)
+            + self.num_awaited_tokens
+            - self.num_computed_tokens
+            - self.num_tokens_in_flight
+        )
 
     @property
     def is_finished(self) -> bool:

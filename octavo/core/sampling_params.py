@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,12 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BAD_WORDS = 128
+MAX_BAD_WORDS_CHARS = 4096  # of all together
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64
+# Of all positions of a prompt together: each takes kilobytes where it goes, and a hundred bytes an
+# entry in an answer.
+MAX_PROMPT_LOGPROBS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,10 @@ class SamplingParams:
 
         store("stop", _strings("stop", self.stop, MAX_STOP_STRINGS))
         store("bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        if sum(map(len, self.bad_words)) > MAX_BAD_WORDS_CHARS:
+            raise InvalidRequestError(
+                f"at most {MAX_BAD_WORDS_CHARS} characters in all", "bad_words"
+            )
         store("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             store("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
@@ -134,6 +143,24 @@ class SamplingParams:
         return replace(self, **changes)
 
 
+def check_prompt_logprobs(params: SamplingParams, num_prompt_tokens: int) -> None:
+    """Raise InvalidRequestError if the log-probabilities of a prompt would be too many.
+
+    They are counted with the prompt's own tokens, which come with the most likely ones.
+    """
+    if params.prompt_logprobs is None:
+        return
+    each = params.prompt_logprobs + 1
+    if num_prompt_tokens * each > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"{params.prompt_logprobs} at each of {num_prompt_tokens} positions, and the tokens' "
+            f"own, are {num_prompt_tokens * each:,} log-probabilities; at most "
+            f"{MAX_PROMPT_LOGPROBS:,} can be had in one request: ask for fewer, or for a part of "
+            "the prompt",
+            "prompt_logprobs",
+        )
+
+
 def _integer(field: str, value: Any, low: int, high: int) -> None:
     # bool is an int to Python, but never what a caller means by a count.
     if isinstance(value, bool) or not isinstance(value, int):
@@ -146,7 +173,7 @@ def _number(field: str, value: Any, low: float, high: float, *, above_low: bool 
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError(f"must be a number, not {value!r}", field)
     inside = (value > low if above_low else value >= low) and value <= high
-    if not inside or not math.isfinite(value):  # a NaN is never inside
+    if not inside or value > sys.float_info.max:  # a NaN is never inside
         bracket = "(" if above_low else "["
         raise InvalidRequestError(f"must be in {bracket}{low:g}, {high:g}], not {value}", field)
 
@@ -165,6 +192,8 @@ def _strings(field: str, value: str | Iterable[str] | None, most: int) -> tuple[
 
 def _token_ids(field: str, value: Iterable[int] | None) -> tuple[int, ...]:
     ids = () if value is None else tuple(value)
+    if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31:
+        return ids  # as nearly always, and without a loop in Python: there may be thousands
     for token_id in ids:
         _integer(field, token_id, 0, 2**31 - 1)
     return ids

@@ -9,15 +9,16 @@ already holds, everything again for one that was preempted. The idea is vLLM's (
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from octavo import faults
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
+from octavo.core.limits import QueueLimits, total_tokens_of
+from octavo.core.lookahead import Lookahead
 from octavo.core.request import FinishReason, Request, RequestStatus
-from octavo.errors import ConfigError, InvalidRequestError, PromptTooLongError, QueueFullError
+from octavo.errors import ConfigError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,12 @@ class SchedulerConfig:
             fit the budget.
         max_queued_requests, max_queued_tokens: bounds of the waiting queue; None is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
+        runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
             priority can starve another.
+        max_priority: levels above and below 0. Beyond them a priority counts as the last level, so
+            that nobody is overtaken by those who come more than 2 x max_priority x ageing_steps
+            steps later.
     """
 
     max_num_batched_tokens: int = 2048
@@ -43,7 +48,9 @@ class SchedulerConfig:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     max_rounds: int = 1
+    runs_ahead: bool = False
     ageing_steps: int = 128
+    max_priority: int = 64
 
     def __post_init__(self) -> None:
         for field in (
@@ -52,6 +59,7 @@ class SchedulerConfig:
             "max_model_len",
             "max_rounds",
             "ageing_steps",
+            "max_priority",
         ):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
@@ -85,6 +93,8 @@ class Scheduler:
         self.config = config
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
+        self.lookahead = Lookahead(block_manager, config.max_rounds, runs_ahead=config.runs_ahead)
+        self.queue_limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # sorted by queue_key
         self.running: list[Request] = []  # in order of admission
@@ -92,9 +102,12 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_tokens_queried = 0
         self.prefix_tokens_hit = 0
-        self._step_id = 0
+        self.draft_tokens = 0
+        self.draft_tokens_accepted = 0
+        self.num_steps = 0
         self._num_added = 0
         self._finished_ids: list[str] = []
+        self._is_short_of_blocks = False  # in the last step
 
     # -- the door ----------------------------------------------------------------------------
 
@@ -102,25 +115,22 @@ class Scheduler:
         """Queue a request, or refuse it at once if it could never be served.
 
         Raises:
-            InvalidRequestError: the prompt is empty or the id is in use.
+            InvalidRequestError: the prompt is empty or could not wait in any queue, or the id is
+                in use.
             PromptTooLongError: it needs more tokens than the context or the pool can hold.
             QueueFullError: the waiting queue is at its bound.
         """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
         request.max_total_tokens = self._total_tokens_of(request)
-        config = self.config
-        if config.max_queued_requests is not None and (
-            len(self.waiting) >= config.max_queued_requests
-        ):
-            raise QueueFullError(f"{len(self.waiting)} requests are waiting already")
-        if config.max_queued_tokens is not None and (
-            self.num_waiting_tokens + len(request.token_ids) > config.max_queued_tokens
-        ):
-            raise QueueFullError(f"{self.num_waiting_tokens} tokens are waiting already")
+        config, num_tokens = self.config, len(request.token_ids)
+        self.queue_limits.check(1, num_tokens)
+        self.queue_limits.check_requests(len(self.waiting))
+        self.queue_limits.check_tokens(self.num_waiting_tokens, num_tokens)
         # Waiting improves all keys alike, so an aged order needs no clock and no re-sorting: a
         # level of priority is worth ageing_steps steps of arrival time.
-        key = request.priority * config.ageing_steps + self._step_id
+        level = max(-config.max_priority, min(config.max_priority, request.priority))
+        key = level * config.ageing_steps + self.num_steps
         request.queue_key = (key, self._num_added)
         self._num_added += 1
         self.requests[request.request_id] = request
@@ -162,12 +172,13 @@ class Scheduler:
         request.fork_of = None
         del self.requests[request.request_id]
         self._finished_ids.append(request.request_id)
-        if not request.in_flight:
+        self.lookahead.forget(request)
+        if not request.num_tokens_in_flight:
             self.block_manager.free(request)
 
     def retract(self, request: Request) -> None:
         """Take a request out of a step that raised, to be computed anew from its first token."""
-        request.in_flight = False
+        request.num_tokens_in_flight = request.num_awaited_tokens = 0
         if request.is_finished:
             self.block_manager.free(request)
             return
@@ -175,9 +186,23 @@ class Scheduler:
         self._preempt(request)
         self.report_again([request.request_id])
 
-    def report_again(self, request_ids: Iterable[str]) -> None:
-        """Name these as finished in the next batch too: the last one may not have got through."""
-        self._finished_ids.extend(request_ids)
+    def withdraw(self, item: ScheduledRequest) -> None:
+        """Forget that an item was submitted: the step that it went on from raised."""
+        item.request.num_tokens_in_flight -= item.num_tokens
+        item.request.num_awaited_tokens -= item.num_sampled == 1
+
+    def report_again(self, request_ids: Iterable[str]) -> tuple[str, ...]:
+        """Name these as finished in the next batch too: the last one may not have got through.
+
+        But not those that have been admitted in the meantime. Returns whom that leaves.
+        """
+        gone = tuple(request_id for request_id in request_ids if not self._is_running(request_id))
+        self._finished_ids.extend(gone)
+        return gone
+
+    def _is_running(self, request_id: str) -> bool:
+        request = self.requests.get(request_id)
+        return request is not None and request.status is RequestStatus.RUNNING
 
     # -- schedule ----------------------------------------------------------------------------
 
@@ -186,6 +211,7 @@ class Scheduler:
 
         1. Running requests, those that decode first, so that none waits behind a prompt. One that
            needs a block when none is left preempts the cheapest request that comes after it.
+           One whose last step has not ended yet runs ahead of it, if what it lacks is certain.
         2. Then waiting requests in queue order, while budget, seats and blocks last, and only if
            nobody had to be preempted. The first that does not fit ends the admission: nobody is
            overtaken for being big. An admitted request gets the blocks of all its known tokens at
@@ -195,74 +221,70 @@ class Scheduler:
         preempted: list[str] = []
         short_of_blocks = False
         budget = self.config.max_num_batched_tokens
-        if faults.hit("scheduler.preempt"):
-            preempted += self._preempt_for_no_reason()
         for request in self._running_in_order():
-            num_tokens = self._chunk(request, budget)
-            if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
+            item = self._next_item(request, budget)
+            if item is None or request.status is not RequestStatus.RUNNING:
                 continue  # nothing left to give, or preempted a moment ago
-            has_room, victims = self._make_room(request, request.num_computed_tokens + num_tokens)
+            has_room, victims = self._make_room(request, item.start + item.num_tokens)
             for victim in victims:
                 preempted.append(victim.request_id)
                 if victim in planned:
                     budget += planned.pop(victim).num_tokens
             if has_room:
-                start = request.num_computed_tokens
-                planned[request] = ScheduledRequest(request, start, num_tokens)
-                budget -= num_tokens
+                planned[request] = item
+                budget -= item.num_tokens
             short_of_blocks |= not has_room or bool(victims)
         if not short_of_blocks:
             for item in self._admit(budget):
                 planned[item.request] = item
                 budget -= item.num_tokens
 
-        max_rounds = self._max_rounds(planned.values())  # before the copies: it takes slots too
+        self._is_short_of_blocks = short_of_blocks
+        is_alone = len(self.requests) == 1
         batch = Batch(
-            self._step_id,
-            tuple(planned.values()),
+            self.num_steps,
+            self.lookahead.plan(planned.values(), budget, is_alone=is_alone),
             tuple(self._finished_ids),
             tuple(preempted),
             self.block_manager.take_copies(),
-            max_rounds,
         )
-        self._step_id += 1
+        self.num_steps += 1
         self._finished_ids.clear()
         for item in batch.items:
-            item.request.in_flight = True
-        assert 0 <= budget == self.config.max_num_batched_tokens - batch.num_tokens
+            request = item.request
+            request.num_tokens_in_flight += item.num_tokens
+            request.num_awaited_tokens += item.num_sampled == 1
+        assert batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(self.running) <= self.config.max_num_seqs
         return batch
 
-    def _max_rounds(self, planned: Collection[ScheduledRequest]) -> int:
-        """How many tokens may be decoded at once, with slots for them: see ``Batch.max_rounds``.
-
-        Only while nobody else is there, who would have to wait for it; and without stop strings,
-        because whether a text contains one is only known between steps.
-        """
-        if self.config.max_rounds == 1 or len(self.requests) != 1 or len(planned) != 1:
-            return 1
-        (item,) = planned
-        request = item.request
-        if request.num_uncomputed_tokens != 1 or request.params.stop:
-            return 1
-        rounds = min(self.config.max_rounds, request.max_total_tokens - len(request.token_ids))
-        has_slots = self.block_manager.allocate(request, len(request.token_ids) + rounds - 1)
-        return rounds if has_slots else 1
-
     def _running_in_order(self) -> list[Request]:
-        """Those that need a single token first; within that, in order of admission."""
-        ready = [request for request in self.running if not request.in_flight]
+        """Those that need a single token first; within that, in order of admission.
+
+        Who runs ahead comes after those of its kind who are in no step. Nobody does while somebody
+        is short of blocks, because only those that are not in flight can be preempted.
+        """
+        ready = [request for request in self.running if not request.num_tokens_in_flight]
+        if self.lookahead.runs_ahead and not self._is_short_of_blocks:
+            in_flight = (request for request in self.running if request.num_tokens_in_flight)
+            ready += filter(self.lookahead.may_run_ahead, in_flight)
         decoding = [request for request in ready if request.num_uncomputed_tokens == 1]
         if len(decoding) == len(ready):
             return decoding
         return decoding + [request for request in ready if request.num_uncomputed_tokens > 1]
 
-    def _chunk(self, request: Request, budget: int) -> int:
-        """How many tokens of a request a budget pays for."""
-        missing = request.num_uncomputed_tokens
+    def _next_item(self, request: Request, budget: int) -> ScheduledRequest | None:
+        """The next tokens of a request that a budget pays for, None if there are none.
+
+        And the one that they lead to, if they are all that is known.
+        """
+        start = request.num_computed_tokens + request.num_tokens_in_flight
+        missing = len(request.token_ids) + request.num_awaited_tokens - start
         if missing <= budget:
-            return missing
-        return budget if self.config.enable_chunked_prefill else 0
+            return ScheduledRequest(request, start, missing, num_sampled=1)
+        if budget > 0 and self.config.enable_chunked_prefill:
+            return ScheduledRequest(request, start, budget, num_sampled=0)
+        return None
 
     def _make_room(self, request: Request, num_tokens: int) -> tuple[bool, list[Request]]:
         """Allocate slots up to ``num_tokens``, preempting where it must. Also returns whom."""
@@ -287,19 +309,21 @@ class Scheduler:
         """
         behind = [other for other in self.running if other.queue_key > request.queue_key]
         if not behind:
-            return request
+            return None if request.num_tokens_in_flight else request
         return min(
-            (
-                other
-                for other in behind
-                if not other.in_flight and len(other.token_ids) > other.num_tokens_at_admission
-            ),
+            (other for other in behind if self.may_preempt(other)),
             key=lambda other: (other.num_computed_tokens, -other.queue_key[1]),
             default=None,
         )
 
+    def may_preempt(self, request: Request) -> bool:
+        """Whether its blocks may be taken: not in flight, and not before it has made progress."""
+        return not request.num_tokens_in_flight and (
+            len(request.token_ids) > request.num_tokens_at_admission
+        )
+
     def _preempt(self, request: Request) -> None:
-        assert not request.in_flight
+        assert not request.num_tokens_in_flight
         self.running.remove(request)
         self.block_manager.free(request)
         request.status = RequestStatus.WAITING
@@ -307,14 +331,6 @@ class Scheduler:
         request.stats.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(request)
-
-    def _preempt_for_no_reason(self) -> list[str]:
-        """The fault that shows that preemption changes no answer."""
-        for request in self.running:
-            if not request.in_flight and len(request.token_ids) > request.num_tokens_at_admission:
-                self._preempt(request)
-                return [request.request_id]
-        return []
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -345,9 +361,10 @@ class Scheduler:
                 request.stats.num_cached_tokens = num_shared
                 self.prefix_tokens_queried += num_tokens
                 self.prefix_tokens_hit += num_shared
-            chunk = self._chunk(request, budget)
-            budget -= chunk
-            yield ScheduledRequest(request, num_shared, chunk)
+            item = self._next_item(request, budget)
+            assert item is not None  # some of the budget is left, or all of it fits
+            budget -= item.num_tokens
+            yield item
 
     def _shared_prefix(self, request: Request) -> tuple[list[int], int]:
         """Blocks that hold the KV of the request's first tokens, and of how many tokens.
@@ -383,9 +400,11 @@ class Scheduler:
         updates: list[RequestUpdate] = []
         for item in batch.items:
             request = item.request
-            request.in_flight = False
-            if request.is_finished:  # aborted in the meantime; its blocks were still written to
-                self.block_manager.free(request)
+            request.num_tokens_in_flight -= item.num_tokens
+            request.num_awaited_tokens -= item.num_sampled == 1
+            if request.is_finished:  # in the meantime; its blocks were still written to
+                if not request.num_tokens_in_flight:
+                    self.block_manager.free(request)
                 continue
             request_id = request.request_id
             if request_id in output.errors:
@@ -394,7 +413,7 @@ class Scheduler:
                 self._finish(request, FinishReason.ERROR)
                 updates.append(RequestUpdate(request, [], [], []))
                 continue
-            request.num_computed_tokens += item.num_tokens
+            request.num_computed_tokens = item.end
             self.block_manager.commit(request)
             prompt_logprobs = output.prompt_logprobs.get(request_id, [])
             request.num_prompt_logprobs += len(prompt_logprobs)
@@ -402,14 +421,24 @@ class Scheduler:
             if new_token_ids or prompt_logprobs:
                 logprobs = output.logprobs.get(request_id, [])[: len(new_token_ids)]
                 updates.append(RequestUpdate(request, new_token_ids, logprobs, prompt_logprobs))
+            if item.num_sampled > 1:
+                self._take_back(item, len(new_token_ids))
+        self.lookahead.take(batch, output)
         return updates
+
+    def _take_back(self, item: ScheduledRequest, num_taken: int) -> None:
+        """Slots of tokens that a step might have brought, and did not."""
+        self.block_manager.trim(item.request, len(item.request.token_ids))
+        if item.draft is not None:
+            self.draft_tokens += len(item.draft)
+            self.draft_tokens_accepted += num_taken - 1
 
     def _append(self, request: Request, token_ids: Iterable[int]) -> list[int]:
         """Append sampled tokens up to the first that ends the request; returns those taken."""
         taken: list[int] = []
         params = request.params
         for token_id in token_ids:
-            if taken:  # then the executor went on to compute the one before
+            if taken:  # then the executor has computed the one before too
                 request.num_computed_tokens += 1
                 self.block_manager.commit(request)
             request.token_ids.append(token_id)
@@ -426,41 +455,6 @@ class Scheduler:
                 break
         request.stats.num_output_tokens = request.num_output_tokens
         return taken
-
-
-def total_tokens_of(
-    num_prompt: int, max_tokens: int | None, max_model_len: int, pool_tokens: int
-) -> int:
-    """Tokens at which a request ends by length.
-
-    Raises:
-        InvalidRequestError: the prompt is empty.
-        PromptTooLongError: the context, or a pool of so many slots, can never hold it.
-    """
-    if num_prompt == 0:
-        raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
-    # The last token is sampled and never computed, so it needs no slot.
-    for limit, what, remedy in (
-        (max_model_len, "context", "raise max_model_len if the model allows it"),
-        (pool_tokens + 1, "KV pool", "raise num_blocks or kv_cache_memory"),
-    ):
-        if num_prompt + 1 > limit:
-            raise PromptTooLongError(
-                f"the prompt has {num_prompt} tokens and the {what} holds {limit}, one of "
-                f"them to be generated: shorten the prompt or {remedy}",
-                num_prompt,
-                limit,
-            )
-        if max_tokens is not None and num_prompt + max_tokens > limit:
-            raise PromptTooLongError(
-                f"prompt ({num_prompt} tokens) + max_tokens ({max_tokens}) exceed the "
-                f"{limit} tokens of the {what}: lower max_tokens to {limit - num_prompt}, "
-                f"leave it None, or {remedy}",
-                num_prompt,
-                limit,
-            )
-    total = min(max_model_len, pool_tokens + 1)
-    return total if max_tokens is None else num_prompt + max_tokens
 
 
 def _awaits_fork(request: Request) -> bool:

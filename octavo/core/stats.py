@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(slots=True)
@@ -60,13 +60,18 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """The engine at the end of one step. Blocks obey free + cached + used == total."""
+    """The engine at the end of one step. Blocks obey free + cached + used == total.
+
+    All that watch the engine read this record, whole as it is: a server sends it on without
+    knowing what is in it. A figure more is a field here, and a line where it is shown.
+    """
 
     step_id: int
     num_running: int
     num_waiting: int
+    num_waiting_tokens: int  # that are known of those who wait
     num_seqs: int
-    num_tokens: int  # that were computed and count
+    num_tokens: int  # that were computed and count; none of a step that raised
     num_preempted: int
     num_finished: int
     num_free_blocks: int
@@ -75,9 +80,18 @@ class StepStats:
     # Slots that running requests hold and that carry no token, of all the slots they hold.
     kv_waste: float
     # Totals since the engine began; the hit rate is hit / queried.
+    num_preemptions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
-    num_invariant_violations: int = 0
+    draft_tokens: int  # that were verified
+    draft_tokens_accepted: int
+    num_invariant_violations: int  # of the block pool, which is to have none
+
+    @classmethod
+    def idle(cls, num_blocks: int = 0) -> StepStats:
+        """Of an engine with that many blocks that has done nothing yet."""
+        nothing = cls(*(0 for _ in fields(cls)))
+        return replace(nothing, num_free_blocks=num_blocks)
 
     @property
     def kv_utilisation(self) -> float:

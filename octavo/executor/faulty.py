@@ -1,37 +1,129 @@
-"""An executor that misbehaves on demand, to show that nobody else is hurt."""
+"""What misbehaves on demand, to show that nobody is hurt.
+
+engine.executor = FaultyExecutor(engine.executor, raises=sometimes(0.1, seed=1))
+engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
+runner.forward = FaultyForward(runner.forward, damages=every(9))
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from octavo.core.admission import AdmissionPolicy
 from octavo.core.batch import DAMAGED, Batch, StepOutput
-from octavo.core.executor import Executor, FinishedStep, StepHandle
+from octavo.core.block_manager import BlockManager
+from octavo.core.executor import Executor, Probe, StepHandle
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo.runtime.forward import Blocks, Forward, Observed, Rows
+
+# Says whether a fault happens this time.
+Trigger = Callable[[], bool]
+
+
+def never() -> bool:
+    return False
+
+
+def every(count: int) -> Trigger:
+    """Each ``count``-th time."""
+    calls = 0
+
+    def trigger() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls % count == 0
+
+    return trigger
+
+
+def sometimes(rate: float, seed: int) -> Trigger:
+    """With probability ``rate``, from ``seed``."""
+    rng = random.Random(seed)
+    return lambda: rng.random() < rate
+
+
+class FaultyScheduler(Scheduler):
+    """A scheduler that takes blocks from requests without need.
+
+    Args:
+        preempts: whether a running request loses its blocks before a step. Like in earnest, only
+            one that has produced a token since it was admitted, and that is not in flight.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        block_manager: BlockManager,
+        admission: AdmissionPolicy | None = None,
+        *,
+        preempts: Trigger,
+    ):
+        super().__init__(config, block_manager, admission)
+        self._preempts = preempts
+
+    @classmethod
+    def in_place_of(cls, scheduler: Scheduler, *, preempts: Trigger) -> FaultyScheduler:
+        """A scheduler of the same parts, for an engine without requests."""
+        return cls(
+            scheduler.config, scheduler.block_manager, scheduler.admission, preempts=preempts
+        )
+
+    def schedule(self) -> Batch:
+        if self._preempts():
+            for request in self.running:
+                if self.may_preempt(request):
+                    self.retract(request)
+                    break
+        return super().schedule()
 
 
 class FaultyExecutor:
-    """Another executor, with prompts that it cannot stand.
+    """Another executor, with steps that fail and prompts that it cannot stand.
 
     Args:
         poison: what happens in a step with a request whose prompt holds a token, by kind:
             ``raise`` (an exception), ``exit`` (the process ends), ``kill`` (as if by the system),
             ``hang`` (the step never ends), ``slow`` (it takes 0.2 s longer), ``nan`` (its row has
             no valid numbers). A token id each.
+        raises: whether a step raises, asked when it is submitted, before anything is done, and
+            again when all of it is done.
+        damages: whether the first row of a step has no valid numbers.
     """
 
-    def __init__(self, executor: Executor, poison: Mapping[str, int]):
+    def __init__(
+        self,
+        executor: Executor,
+        poison: Mapping[str, int] | None = None,
+        *,
+        raises: Trigger = never,
+        damages: Trigger = never,
+    ):
+        poison = dict(poison or {})
         unknown = set(poison) - {"raise", "exit", "kill", "hang", "slow", "nan"}
         if unknown:
             raise ValueError(f"no such faults: {sorted(unknown)}")
         self._executor = executor
-        self._poison = dict(poison)
+        self._poison = poison
+        self._raises = raises
+        self._damages = damages
 
     @property
     def depth(self) -> int:
         return self._executor.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self._executor.feeds_tokens
 
     def kv_capacity(self) -> int:
         return self._executor.kv_capacity()
@@ -48,13 +140,68 @@ class FaultyExecutor:
                 damaged = dict.fromkeys(guilty, DAMAGED)
             elif guilty:
                 _misbehave(kind)
-        handle = self._executor.submit(batch)
-        if damaged:
-            handle = FinishedStep(_damage(handle.result(), damaged))
-        return handle
+        if self._raises():
+            raise RuntimeError("a step that raises, as was asked for")
+        if self._damages():
+            damaged[batch.items[0].request.request_id] = DAMAGED
+        return _FaultyStep(self._executor.submit(batch), damaged, self._raises)
+
+    def probe(self) -> Probe:
+        return self._executor.probe()
 
     def close(self) -> None:
         self._executor.close()
+
+
+class FaultyForward:
+    """Another forward pass, whose numbers are sometimes none.
+
+    Args:
+        damages: whether the first row of a batch has turned to NaN.
+    """
+
+    def __init__(self, forward: Forward, damages: Trigger):
+        self._forward = forward
+        self._damages = damages
+
+    @property
+    def kv_cache(self) -> Blocks:
+        return self._forward.kv_cache
+
+    @property
+    def kernel_seconds(self) -> float:
+        return self._forward.kernel_seconds
+
+    def run(self, batch: Batch) -> Rows:
+        rows = self._forward.run(batch)
+        if self._damages():
+            rows.damaged = sorted({0, *rows.damaged})
+        return rows
+
+    def logits(self, rows: range) -> Tensor:
+        return self._forward.logits(rows)
+
+    def probe(self, runner: Observed) -> Probe:
+        return self._forward.probe(runner)
+
+
+@dataclass(frozen=True, slots=True)
+class _FaultyStep:
+    """A step whose result comes late, damaged, or not at all."""
+
+    step: StepHandle
+    damaged: dict[str, str]
+    raises: Trigger
+
+    @property
+    def ready_at(self) -> float | None:
+        return self.step.ready_at
+
+    def result(self) -> StepOutput:
+        output = self.step.result()
+        if self.raises():
+            raise RuntimeError("a step that raises when it is done, as was asked for")
+        return _damage(output, self.damaged) if self.damaged else output
 
 
 def _damage(output: StepOutput, damaged: dict[str, str]) -> StepOutput:

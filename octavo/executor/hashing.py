@@ -8,10 +8,15 @@ be computed without an engine (``expected_tokens``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from octavo.core.batch import Batch, StepOutput
-from octavo.core.executor import FinishedStep
+from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
+from octavo.core.executor import NoModel, StepHandle
+
+# Guesses at what follows a prompt from a position on.
+Propose = Callable[[Sequence[int], int], Draft | None]
 
 _MASK = 2**61 - 1
 _FREED = -1
@@ -36,77 +41,222 @@ def expected_tokens(prompt_token_ids: Sequence[int], num_tokens: int, vocab_size
     return output
 
 
+class HashDrafts:
+    """Guesses at what the hash model will say: chains and trees, right here and wrong there."""
+
+    def __init__(self, rng: random.Random, max_tokens: int = 6, vocab_size: int = 97):
+        self._rng = rng
+        self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
+
+    def __call__(self, prompt_token_ids: Sequence[int], position: int) -> Draft | None:
+        rng = self._rng
+        count = rng.randint(0, self._max_tokens)
+        num_output = position - len(prompt_token_ids)
+        truth = expected_tokens(prompt_token_ids, num_output + count, self._vocab_size)[num_output:]
+        is_chain = rng.random() < 0.5
+        token_ids: list[int] = []
+        parents: list[int] = []
+        right = {-1: 0}  # the nodes of the right path, and how far they are down it
+        for index in range(count):
+            parent = index - 1 if is_chain else rng.randint(-1, index - 1)
+            siblings = {token_ids[i] for i in range(index) if parents[i] == parent}
+            token_id = rng.randrange(self._vocab_size)
+            if parent in right and rng.random() < 0.8:
+                token_id = truth[right[parent]]
+            if token_id in siblings:
+                break
+            if parent in right and token_id == truth[right[parent]]:
+                right[index] = right[parent] + 1
+            token_ids.append(token_id)
+            parents.append(parent)
+        return Draft(tuple(token_ids), tuple(parents)) if token_ids else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """An item as it stood when it was submitted."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    block_ids: list[int]
+    token_ids: list[int]  # from ``start`` on; those that no step has brought yet are not there
+    start: int
+    end: int
+    num_sampled: int
+    draft: Draft | None
+
+    @classmethod
+    def of(cls, item: ScheduledRequest) -> _Work:
+        request = item.request
+        return cls(
+            request.request_id,
+            request.prompt_token_ids,
+            request.block_ids.copy(),
+            request.token_ids[item.start : item.end],
+            item.start,
+            item.end,
+            item.num_sampled,
+            item.draft,
+        )
+
+
+class _Step:
+    """A step that is run when its result is asked for, and not before."""
+
+    ready_at = None
+
+    def __init__(self, run: Callable[[], StepOutput]):
+        self._run = run
+
+    def result(self) -> StepOutput:
+        return self._run()
+
+
 class HashExecutor:
     """Runs the hash model on an array of slots, one number per token.
 
     The fold is kept with the KV of each position, so that a step costs no more than its own
     tokens, and yet depends on the whole chain below it. Every ``audit_every``-th item is also
     folded from the start through the block table, which reads every slot.
+
+    Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
+    one that is when later steps have been planned, and a sampled token is fed to the next step
+    here, before the scheduler has heard of it. ``propose`` makes the drafts of the next steps.
     """
 
-    depth = 1
-
     def __init__(
-        self, num_blocks: int, block_size: int, vocab_size: int = 97, audit_every: int = 1
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = 97,
+        audit_every: int = 1,
+        depth: int = 1,
+        propose: Propose | None = None,
     ):
+        self.depth = depth
+        self.feeds_tokens = depth > 1
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._audit_every = audit_every
+        self._propose = propose
         self._num_items = 0
         # slot -> (KV of the position, fold up to and including it)
         self._slots = [(_FREED, _FREED)] * (num_blocks * block_size)
+        # The token that was sampled last of each request, and its position.
+        self._sampled: dict[str, tuple[int, int]] = {}
 
     def kv_capacity(self) -> int:
         return self._num_blocks
 
-    def submit(self, batch: Batch) -> FinishedStep:
-        size = self._block_size
-        for source, target in batch.block_copies:
-            self._slots[target * size : (target + 1) * size] = self._slots[
-                source * size : (source + 1) * size
-            ]
-        tokens: dict[str, list[int]] = {}
-        for item in batch.items:
-            request, start, end = item.request, item.start, item.start + item.num_tokens
-            state = self._forward(request.block_ids, request.token_ids[start:end], start)
-            if not item.samples:
-                continue
-            chosen = [state % self._vocab_size]
-            for position in range(end, end + self._num_rounds(batch) - 1):
-                state = self._forward(request.block_ids, chosen[-1:], position)
-                chosen.append(state % self._vocab_size)
-            tokens[request.request_id] = chosen
-        return FinishedStep(StepOutput(tokens))
+    def submit(self, batch: Batch) -> StepHandle:
+        works = [_Work.of(item) for item in batch.items]
+        gone = batch.finished_ids + batch.preempted_ids
+        copies = batch.block_copies
+        return _Step(lambda: self._run(works, copies, gone))
+
+    def probe(self) -> NoModel:
+        return NoModel()
 
     def close(self) -> None:
         pass
 
-    def _num_rounds(self, batch: Batch) -> int:
+    def _run(
+        self,
+        works: Iterable[_Work],
+        block_copies: Iterable[tuple[int, int]],
+        gone: Iterable[str],
+    ) -> StepOutput:
+        size = self._block_size
+        for source, target in block_copies:
+            self._slots[target * size : (target + 1) * size] = self._slots[
+                source * size : (source + 1) * size
+            ]
+        for request_id in gone:
+            self._sampled.pop(request_id, None)
+        output = StepOutput({})
+        for work in works:
+            sampled = self._compute(work)
+            if not sampled:
+                continue
+            next_position = work.end + len(sampled)
+            self._sampled[work.request_id] = (next_position - 1, sampled[-1])
+            output.token_ids[work.request_id] = sampled
+            if self._propose is not None:
+                draft = self._propose(work.prompt_token_ids, next_position)
+                if draft is not None:
+                    output.drafts[work.request_id] = draft
+        return output
+
+    def _compute(self, work: _Work) -> list[int]:
+        """Run an item; the tokens that it samples."""
+        table, token_ids = work.block_ids, work.token_ids
+        if len(token_ids) < work.end - work.start:
+            position, token_id = self._sampled.get(work.request_id, (-1, -1))
+            if position != work.end - 1 or len(token_ids) < work.end - work.start - 1:
+                raise RuntimeError(f"{work.request_id} goes on from a token that never came")
+            token_ids = [*token_ids, token_id]
+        state = self._forward(table, token_ids, work.start)
+        if work.num_sampled == 0:
+            return []
+        if work.draft is not None:
+            return self._verify(table, work.draft, state, work.end)
+        sampled = [state % self._vocab_size]
+        for position in range(work.end, work.end + self._num_rounds(work) - 1):
+            state = self._forward(table, sampled[-1:], position)
+            sampled.append(state % self._vocab_size)
+        return sampled
+
+    def _num_rounds(self, work: _Work) -> int:
         """Of those that are allowed now more, now fewer."""
-        return 1 + self._num_items % batch.max_rounds
+        return 1 + self._num_items % work.num_sampled
+
+    def _verify(self, table: Sequence[int], draft: Draft, state: int, base: int) -> list[int]:
+        """The drafted tokens that are right, down one path, and the one that follows them.
+
+        ``state`` is the fold before the draft, which takes the slots from ``base`` on. The KV of
+        the path moves to the slots of its positions; what is left of the rest is wrong for them.
+        """
+        states: list[int] = []
+        for index, depth in enumerate(draft.depths()):
+            parent = draft.parents[index]
+            kv = _mix(draft.token_ids[index], base + depth)
+            states.append(_mix(states[parent] if parent >= 0 else state, kv))
+            self._slots[self._slot(table, base + index)] = (kv, states[-1])
+        sampled = [state % self._vocab_size]
+        while len(path := draft.path(sampled)) == len(sampled):
+            sampled.append(states[path[-1]] % self._vocab_size)
+        self._move(table, path, base)
+        if self._is_audit():
+            sampled[-1] = self._fold(table, base + len(path)) % self._vocab_size
+        return sampled
+
+    def _move(self, table: Sequence[int], path: Sequence[int], base: int) -> None:
+        """Put the KV of a path to the slots of its positions. None is written before it is read."""
+        for place, index in enumerate(path):
+            moved = self._slots[self._slot(table, base + index)]
+            self._slots[self._slot(table, base + place)] = moved
 
     def _forward(self, table: Sequence[int], token_ids: Sequence[int], start: int) -> int:
         """Write the KV of tokens from position ``start`` on; the fold after the last of them."""
-        size = self._block_size
-        state = 0
-        if start:
-            before = start - 1
-            state = self._slots[table[before // size] * size + before % size][1]
-        end = start + len(token_ids)
+        state = self._slots[self._slot(table, start - 1)][1] if start else 0
         for position, token_id in enumerate(token_ids, start):
             kv = _mix(token_id, position)
             state = _mix(state, kv)
-            self._slots[table[position // size] * size + position % size] = (kv, state)
+            self._slots[self._slot(table, position)] = (kv, state)
+        return self._fold(table, start + len(token_ids)) if self._is_audit() else state
+
+    def _is_audit(self) -> bool:
         self._num_items += 1
-        if self._num_items % self._audit_every == 0:
-            return self._fold(table, end)
-        return state
+        return self._num_items % self._audit_every == 0
 
     def _fold(self, table: Sequence[int], num_tokens: int) -> int:
         """The fold over all KV of a sequence, slot by slot through its block table."""
-        size = self._block_size
         state = 0
         for position in range(num_tokens):
-            state = _mix(state, self._slots[table[position // size] * size + position % size][0])
+            state = _mix(state, self._slots[self._slot(table, position)][0])
         return state
+
+    def _slot(self, table: Sequence[int], position: int) -> int:
+        return table[position // self._block_size] * self._block_size + position % self._block_size

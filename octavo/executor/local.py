@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from octavo.core.batch import Batch, StepOutput
-from octavo.core.executor import FinishedStep
-
-if TYPE_CHECKING:
-    from octavo.runtime.prompt_logits import LogitsObserver
+from octavo.core.executor import FinishedStep, Probe
 
 
-class _Blocks(Protocol):
+class Rank(Protocol):
+    """What computes batches; see ``runtime/rank.py``."""
+
     @property
     def num_blocks(self) -> int: ...
 
-
-class Runner(Protocol):
-    """What computes batches; see ``runtime/model_runner.py`` and ``runtime/native_runner.py``."""
-
-    @property
-    def kv_cache(self) -> _Blocks: ...
-    @property
-    def kernel_seconds(self) -> float:
-        """Time spent in the model so far: what is left of a step's time is the engine's."""
-        ...
-
-    logits_observer: LogitsObserver | None  # sees the prompts' logits from the next step on
-
     def run(self, batch: Batch) -> StepOutput: ...
+
+    def probe(self) -> Probe: ...
+
+    def close(self) -> None: ...
 
 
 class LocalExecutor:
-    """One process, one device, one batch at a time."""
+    """One process, one rank that has been started, one batch at a time."""
 
     depth = 1
+    feeds_tokens = False
 
-    def __init__(self, runner: Runner):
-        self.runner = runner
+    def __init__(self, rank: Rank):
+        self.rank = rank
 
     def kv_capacity(self) -> int:
-        return self.runner.kv_cache.num_blocks
+        return self.rank.num_blocks
 
     def submit(self, batch: Batch) -> FinishedStep:
-        return FinishedStep(self.runner.run(batch))
+        return FinishedStep(self.rank.run(batch))
+
+    def probe(self) -> Probe:
+        return self.rank.probe()
 
     def close(self) -> None:
-        del self.runner
+        self.rank.close()

@@ -6,17 +6,19 @@ It runs the production scheduler and block manager, so what is simulated is thei
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
-from octavo.core.batch import Batch, StepOutput
+from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.clock import VirtualClock
+from octavo.core.executor import NoModel
+from octavo.core.lookahead import rounds_in_time
 from octavo.core.request import Request
 
 
-def filler_token(request: Request) -> int:
-    """A next token that no prompt contains and that differs between requests and positions."""
-    return -1 - crc32(f"{request.request_id} {len(request.token_ids)}".encode())
+def filler_token(request: Request, position: int) -> int:
+    """A token that no prompt contains and that differs between requests and positions."""
+    return -1 - crc32(f"{request.request_id} {position}".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,13 @@ class SimulatedExecutor:
         cost: seconds of a batch; see :mod:`octavo.sim.cost_model`.
         clock: the clock of the engine, which a step's result moves to the step's end.
         num_blocks: the size of the simulated KV pool.
-        next_token: the token that a request gets. The default makes up tokens; a replay can
-            return those that a real run produced.
-        depth: batches in flight. Each begins when the one before it is through the first of
-            ``depth`` equal stages, as in a pipeline.
+        next_token: the token of a request at a position. The default makes up tokens; a replay
+            can return those that a real run produced.
+        depth: batches in flight.
+        feeds_tokens: a request may be in several of them; they are run one after the other.
+            Otherwise each begins when the one before it is through the first of ``depth`` equal
+            stages, as in a pipeline.
+        host_seconds: what it takes to plan and submit a batch, whatever is running meanwhile.
     """
 
     def __init__(
@@ -50,33 +55,50 @@ class SimulatedExecutor:
         cost: Callable[[Batch], float],
         clock: VirtualClock,
         num_blocks: int,
-        next_token: Callable[[Request], int] = filler_token,
+        next_token: Callable[[Request, int], int] = filler_token,
         depth: int = 1,
+        *,
+        feeds_tokens: bool = False,
+        host_seconds: float = 0.0,
     ):
+        self.depth = depth
+        self.feeds_tokens = feeds_tokens
         self._cost = cost
         self._clock = clock
         self._num_blocks = num_blocks
         self._next_token = next_token
-        self._depth = depth
+        self._host_seconds = host_seconds
+        self._num_stages = 1 if feeds_tokens else depth
         self._first_stage_free_at = 0.0
-
-    @property
-    def depth(self) -> int:
-        return self._depth
 
     def kv_capacity(self) -> int:
         return self._num_blocks
 
     def submit(self, batch: Batch) -> SimulatedStep:
+        self._clock.advance_to(self._clock.now() + self._host_seconds)
+        batch = self._in_rounds(batch)
         cost = self._cost(batch)
         start = max(self._clock.now(), self._first_stage_free_at)
-        self._first_stage_free_at = start + cost / self._depth
+        self._first_stage_free_at = start + cost / self._num_stages
         tokens = {
-            item.request.request_id: [self._next_token(item.request)]
-            for item in batch.items
-            if item.samples
+            item.request.request_id: self._tokens(item) for item in batch.items if item.samples
         }
         return SimulatedStep(start + cost, StepOutput(tokens), self._clock)
 
+    def probe(self) -> NoModel:
+        return NoModel()
+
     def close(self) -> None:
         pass
+
+    def _in_rounds(self, batch: Batch) -> Batch:
+        """A batch that takes as many of its rounds as the native kernels would."""
+        if batch.num_rounds == 1:
+            return batch
+        single = replace(batch, items=tuple(replace(item, num_sampled=1) for item in batch.items))
+        rounds = rounds_in_time(batch.num_rounds, self._cost(single))
+        return replace(batch, items=tuple(replace(i, num_sampled=rounds) for i in batch.items))
+
+    def _tokens(self, item: ScheduledRequest) -> list[int]:
+        positions = range(item.end, item.end + item.num_sampled)
+        return [self._next_token(item.request, position) for position in positions]

@@ -1,6 +1,7 @@
 """Fetch models from the Hugging Face hub: ``org/name``, ``org/name@revision``, ``…:file.gguf``.
 
-Only weights, configuration, tokenizer and templates are fetched; never code, never pickles.
+Only weights, configuration, tokenizer and templates are fetched; never code, never pickles. Of a
+GGUF file that was split, any part stands for all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from octavo.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
 from octavo.hub.store import StoredFile, sha256_of
 from octavo.hub.watch import watch
+from octavo.model_files import split_parts
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
 
@@ -85,17 +87,25 @@ def fetch(
     if progress is not None:
         progress(total, total)
     license = getattr(getattr(info, "card_data", None), "license", None)
-    return Fetched(hub_id.file or ".", files, info.sha, license)
+    entry = "." if hub_id.file is None else files[0].path
+    return Fetched(entry, files, info.sha, license)
 
 
 def _choose(hub_id: HubId, siblings: dict[str, Any]) -> list[Any]:
-    """The repository's files that are wanted."""
+    """The repository's files that are wanted; of a split GGUF file all parts, in order."""
     if hub_id.file is not None:
         if hub_id.file not in siblings:
             raise ModelNotFoundError(
                 f"{hub_id.repo} has no file {hub_id.file!r}. " + _gguf_hint(hub_id, siblings)
             )
-        return [siblings[hub_id.file]]
+        parts = split_parts(hub_id.file)
+        missing = [part for part in parts if part not in siblings]
+        if missing:
+            raise ModelNotFoundError(
+                f"{hub_id.repo}: {hub_id.file} is one of {len(parts)} parts, and the repository "
+                f"does not have {', '.join(missing[:5])}"
+            )
+        return [siblings[part] for part in parts]
     names = [n for n in siblings if "/" not in n and any(fnmatch(n, p) for p in PATTERNS)]
     weights = [n for n in names if n.endswith(".safetensors")]
     if not weights:

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from octavo.model_files import split_parts
+
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
 
@@ -190,9 +192,12 @@ def _read_manifest(folder: Path) -> InstalledModel | None:
         )
         if any((folder / f.path).stat().st_size != f.num_bytes for f in files):
             return None
+        entry = _inner_path(raw["entry"])
+        if entry.endswith(".gguf") and not {f.path for f in files}.issuperset(split_parts(entry)):
+            return None
         return InstalledModel(
             name=str(raw["name"]),
-            path=folder / _inner_path(raw["entry"]),
+            path=folder / entry,
             folder=folder,
             license=raw["license"],
             source=str(raw["source"]),

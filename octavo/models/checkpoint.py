@@ -6,8 +6,6 @@ classes to import is not looked at, and an index can only name files beside it.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +15,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.fields import Fields
+from octavo.model_files import ModelFolder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.base import QuantizedWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_formats import DEQUANTIZERS
-
-# The index of the largest checkpoints is of a few MB.
-_MAX_JSON_BYTES = 64 << 20
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -33,7 +30,7 @@ _GGML_DTYPES = {
     GGMLType.F16: torch.float16,
     GGMLType.BF16: torch.bfloat16,
 }
-_SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,7 @@ class TensorEntry:
     """One tensor of a checkpoint, of which no data has been read."""
 
     shape: tuple[int, ...]
+    type: GGMLType
     num_bytes: int
     path: Path  # the file that it is in
 
@@ -91,23 +89,22 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self._folder = ModelFolder(path)
         self._files: dict[Path, Any] = {}
         self.tensors: dict[str, TensorEntry] = {}
-        index_path = path / "model.safetensors.index.json"
-        if (path / "model.safetensors").exists():
-            self._open(_inside(path, "model.safetensors", path))
-        elif index_path.exists():
-            self._open_shards(index_path)
+        if (whole := self._folder.find("model.safetensors")) is not None:
+            self._open(whole)
+        elif (index := self._folder.read_json(_INDEX)) is not None:
+            self._open_shards(index, path / _INDEX)
         else:
             self._refuse_without_weights()
 
     def config(self) -> ModelConfig:
-        config_path = self.path / "config.json"
-        if not config_path.exists():
+        config = self._folder.read_json("config.json")
+        if config is None:
             raise ModelFileError(self.path, "the folder has no config.json")
-        generation_path = self.path / "generation_config.json"
-        generation = read_json(generation_path) if generation_path.exists() else None
-        return ModelConfig.from_hf(read_json(config_path), generation, path=config_path.absolute())
+        generation = self._folder.read_json("generation_config.json")
+        return ModelConfig.from_hf(config, generation, path=self.path.absolute() / "config.json")
 
     def read(self, name: str) -> torch.Tensor:
         return self._files[self.tensors[name].path].get_tensor(name)
@@ -115,12 +112,13 @@ class SafetensorsFolder:
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.hf_name
 
-    def _open_shards(self, index_path: Path) -> None:
-        shard_of = read_json(index_path).get("weight_map")
-        if not isinstance(shard_of, dict) or not shard_of:
-            raise ModelFileError(index_path, "is not a table of tensors", field="weight_map")
+    def _open_shards(self, index: Mapping[str, Any], index_path: Path) -> None:
+        fields = Fields(index_path, index)
+        shard_of = fields.table("weight_map")
+        if not shard_of:
+            raise fields.error("weight_map", "names no tensors")
         for shard in sorted(set(map(str, shard_of.values()))):
-            self._open(_inside(self.path, shard, index_path))
+            self._open(self._find_shard(shard, index_path))
         for name, shard in shard_of.items():
             entry = self.tensors.get(name)
             if entry is None or entry.path.name != shard:
@@ -133,6 +131,16 @@ class SafetensorsFolder:
             raise ModelFileError(
                 index_path, f"shards have tensors that the index has not: {_list(extra)}"
             )
+
+    def _find_shard(self, name: str, index_path: Path) -> Path:
+        if "/" in name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
+            raise ModelFileError(
+                index_path, f"{name!r:.100} is not the name of a safetensors file beside it"
+            )
+        path = self._folder.find(name, named_in=index_path)
+        if path is None:
+            raise ModelFileError(index_path, f"the file {name} is missing")
+        return path
 
     def _open(self, path: Path) -> None:
         """Add the tensors of one safetensors file; its data is mapped, not read."""
@@ -158,7 +166,9 @@ class SafetensorsFolder:
             num_values = 1
             for size in shape:
                 num_values *= size
-            self.tensors[name] = TensorEntry(shape, num_values * dtype.itemsize, path)
+            self.tensors[name] = TensorEntry(
+                shape, GGMLType[part.get_dtype()], num_values * dtype.itemsize, path
+            )
 
     def _refuse_without_weights(self) -> NoReturn:
         pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
@@ -184,7 +194,7 @@ class GGUFFiles:
                     raise ModelFileError(
                         part, f"also in {self.tensors[name].path.name}", field=name
                     )
-                self.tensors[name] = TensorEntry(tensor.shape, tensor.num_bytes, part)
+                self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
         self.metadata = next(iter(self._files.values())).metadata
 
     def config(self) -> ModelConfig:
@@ -211,50 +221,16 @@ class GGUFFiles:
         return model.gguf_name
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file; ModelFileError if it is anything else."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelFileError(path, f"is larger than {_MAX_JSON_BYTES >> 20} MiB")
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "is not a JSON object")
-    return value
-
-
-def _inside(folder: Path, name: str, named_in: Path) -> Path:
-    """The file ``name`` of ``folder``; ModelFileError for a name that leads anywhere else.
-
-    Links are followed only within the folder, or into the blobs of a Hugging Face cache, whose
-    snapshot folders hold nothing but links.
-    """
-    if not re.fullmatch(r"[^/\\\0]+\.safetensors", name):
-        raise ModelFileError(named_in, f"{name!r} is not the name of a safetensors file beside it")
-    path = folder / name
-    if not path.is_file():
-        raise ModelFileError(named_in, f"the file {name} is missing")
-    allowed = [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        allowed.append(folder.parent.parent.resolve() / "blobs")
-    if not any(path.resolve().is_relative_to(place) for place in allowed):
-        raise ModelFileError(named_in, f"{name} is a link that leads out of the folder")
-    return path
-
-
 def _split_parts(path: Path) -> list[Path]:
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None:
-        return [path]
-    stem, part, count = match[1], int(match[2]), int(match[3])
-    if part != 1:
-        raise ModelFileError(path, f"part {part} of a split file; give the first, 00001")
-    paths = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    missing = [p.name for p in paths if not p.is_file()]
+    names = split_parts(path.name)
+    if path.name != names[0]:
+        raise ModelFileError(path, f"a part of a split file; give the first, {names[0]}")
+    folder = ModelFolder(path.parent, path.resolve().parent)
+    found = {name: folder.find(name) for name in names[1:]}
+    missing = [name for name, part in found.items() if part is None]
     if missing:
         raise ModelFileError(path, f"parts are missing: {_list(missing)}")
-    return paths
+    return [path, *filter(None, found.values())]
 
 
 def _refuse_pickle(path: Path) -> NoReturn:

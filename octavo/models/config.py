@@ -6,19 +6,25 @@ Every variant of naming, in ``config.json`` and in GGUF metadata, is resolved in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError, ModelFileError
+from octavo.fields import Fields
 from octavo.layers.rope_config import RopeConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 # Far beyond any model; they keep a damaged file from asking for endless work.
 MAX_LAYERS = 1024
+MAX_POSITION = 1 << 31
 _MAX_SIZE = 1 << 24
+
+_log = logging.getLogger("octavo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +116,11 @@ class ModelConfig:
                 "partial_rotary_factor",
                 f"{rope.rotary_dim} of {self.head_dim} values of a head cannot be rotated",
             )
+            require(
+                rope.scaling != "dynamic" or rope.rotary_dim > 2,
+                "rope_type",
+                "dynamic scaling needs heads of more than 2 values that are rotated",
+            )
         for name, ids in (
             ("eos_token_id", self.eos_token_ids),
             ("bos_token_id", () if self.bos_token_id is None else (self.bos_token_id,)),
@@ -123,70 +134,30 @@ class ModelConfig:
         return self
 
 
-class Fields:
-    """Typed access to a mapping that came from a file; what is wrong raises ModelFileError.
+def sampling_defaults(fields: Fields, names: Mapping[str, str]) -> dict[str, float]:
+    """Recommended values by the names of SamplingParams; ``names`` has them by the file's names.
 
-    A missing field takes its default, and without one is an error.
+    One that no request could have is left out, with a warning: a model is more than its manners.
     """
+    found: dict[str, float] = {}
+    for theirs, ours in names.items():
+        value = fields.raw(theirs)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{ours: value})
+        except InvalidRequestError as error:
+            _log.warning(
+                "%s; the model is used without this recommendation",
+                fields.error(theirs, f"{error!s:.200}"),
+            )
+        else:
+            found[ours] = value
+    return found
 
-    _REQUIRED: Any = object()
 
-    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = ""):
-        self.path = path
-        self._values = values
-        self._prefix = prefix
-
-    def __contains__(self, name: str) -> bool:
-        return self._values.get(self._prefix + name) is not None
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        """The value as it is; a null counts as missing."""
-        value = self._values.get(self._prefix + name)
-        return default if value is None else value
-
-    def integer(
-        self, name: str, default: Any = _REQUIRED, minimum: int = 1, maximum: int = 1 << 31
-    ) -> Any:
-        value = self._get(name, default)
-        if value is default:
-            return value
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.error(name, f"{value!r} is not a whole number of at least {minimum}")
-        if value > maximum:
-            raise self.error(name, f"{value} is more than any model has ({maximum})")
-        return value
-
-    def number(self, name: str, default: Any = _REQUIRED, above: float = 0.0) -> Any:
-        value = self._get(name, default)
-        if value is default:
-            return value
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise self.error(name, f"{value!r} is not a number")
-        if not above < value < float("inf"):
-            raise self.error(name, f"{value!r} is not a finite number above {above:g}")
-        return float(value)
-
-    def boolean(self, name: str, default: Any = _REQUIRED) -> Any:
-        value = self._get(name, default)
-        if value is not default and not isinstance(value, bool):
-            raise self.error(name, f"{value!r} is neither true nor false")
-        return value
-
-    def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` positive numbers."""
-        value = self._get(name, self._REQUIRED)
-        if not isinstance(value, list) or len(value) != count:
-            raise self.error(name, f"a list of {count} numbers is needed")
-        entries = Fields(self.path, {f"{name}[{i}]": entry for i, entry in enumerate(value)})
-        return tuple(entries.number(f"{name}[{i}]") for i in range(count))
-
-    def error(self, name: str, reason: str) -> ModelFileError:
-        return ModelFileError(self.path, reason, field=self._prefix + name)
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.raw(name, default)
-        if value is self._REQUIRED:
-            raise self.error(name, "is missing")
-        return value
+def extended_length(fields: Fields, name: str, length: float) -> int:
+    """The positions that are served once the field ``name`` has extended those in training."""
+    if not 1 <= length <= MAX_POSITION:
+        raise fields.error(name, f"makes a context of {length:g} tokens")
+    return int(length)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.fields import Fields
 from octavo.layers.rope_config import RopeConfig
-from octavo.models.config import MAX_LAYERS, Fields, ModelConfig
+from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.registry import resolve_gguf_architecture
 
 _SAMPLING_FIELDS = {
@@ -42,11 +43,10 @@ _GEMMA_LOCAL_THETA = 10_000.0
 def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_gguf``."""
     general = Fields(path, metadata, "general.")
-    kind = general.raw("architecture")
-    if not isinstance(kind, str):
-        raise general.error("architecture", "is missing")
+    kind = general.text("architecture")
     architecture = resolve_gguf_architecture(kind, str(path))
     fields = Fields(path, metadata, f"{kind}.")
+    vocabulary = Fields(path, metadata, "tokenizer.ggml.")
     if "expert_count" in fields and fields.integer("expert_count", minimum=0) > 0:
         raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported")
 
@@ -64,14 +64,14 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         scale_by = hidden_size // num_heads
     return ModelConfig(
         architecture=architecture,
-        name=str(general.raw("name") or path.stem),
+        name=general.text("name", "") or path.stem,
         num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=_uniform(fields, "feed_forward_length"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_vocab_size(fields, metadata, tensors),
+        vocab_size=_vocab_size(fields, vocabulary, tensors),
         max_position=rope.max_position,
         rope=rope,
         local_rope=_local_rope(fields, rope) if is_gemma else None,
@@ -87,55 +87,55 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         attention_softcap=fields.number("attn_logit_softcapping", None),
         logit_softcap=fields.number("final_logit_softcapping", None),
         embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
-        bos_token_id=Fields(path, metadata, "tokenizer.ggml.").integer("bos_token_id", None, 0),
-        eos_token_ids=_eos_token_ids(path, metadata),
-        sampling_defaults=_sampling_defaults(path, metadata),
+        bos_token_id=vocabulary.integer("bos_token_id", None, 0),
+        eos_token_ids=_eos_token_ids(vocabulary),
+        sampling_defaults=sampling_defaults(
+            Fields(path, metadata, "general.sampling."), _SAMPLING_FIELDS
+        ),
     ).check(path)
 
 
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
     """A number that some files give per layer; all layers must agree."""
-    value = fields.raw(name)
-    if isinstance(value, list) or hasattr(value, "tolist"):
-        entries = {int(entry) for entry in value}
-        if len(entries) != 1:
+    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+        values = set(fields.each(name, Fields.integer))
+        if len(values) != 1:
             raise UnsupportedModelError(f"{fields.path}: {name} differs between layers")
-        return Fields(fields.path, {name: entries.pop()}).integer(name)
+        return values.pop()
     return fields.integer(name) if default is None else fields.integer(name, default)
 
 
-def _vocab_size(fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> int:
+def _vocab_size(fields: Fields, vocabulary: Fields, tensors: Mapping[str, Any]) -> int:
     """Rows of the embedding, which the tokenizer's list must not exceed."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(fields.path, "the tensor token_embd.weight is missing")
     rows = int(embedding.shape[0])
-    stated = fields.integer("vocab_size", rows)
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    for field, count in (
-        (f"{metadata['general.architecture']}.vocab_size", stated),
-        ("tokenizer.ggml.tokens", rows if tokens is None else len(tokens)),
+    count = len(vocabulary.entries("tokens")) if "tokens" in vocabulary else 0
+    for source, name, size in (
+        (fields, "vocab_size", fields.integer("vocab_size", rows)),
+        (vocabulary, "tokens", count),
     ):
-        if count > rows:
-            raise ModelFileError(
-                fields.path, f"{count} tokens, but the embedding has {rows} rows", field=field
-            )
+        if size > rows:
+            raise source.error(name, f"{size} tokens, but the embedding has {rows} rows")
     return rows
 
 
 def _rope(fields: Fields, kind: str, head_dim: int, has_freq_factors: bool) -> RopeConfig:
-    max_position = fields.integer("context_length")
-    scaling = fields.raw("rope.scaling.type", "none")
+    max_position = fields.integer("context_length", minimum=2)
+    scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
     factor = fields.number("rope.scaling.factor", None) or fields.number("rope.scale_linear", 1.0)
     if scaling == "none" and "rope.scale_linear" in fields and factor != 1.0:
         scaling = "linear"
     rope = RopeConfig(
-        theta=fields.number("rope.freq_base", 10_000.0),
+        theta=fields.number("rope.freq_base", 10_000.0, above=1.0),
         rotary_dim=fields.integer("rope.dimension_count", head_dim),
         # llama files have the rows of q and k reordered for pairs of neighbours.
         interleaved=kind == "llama",
-        original_max_position=fields.integer("rope.scaling.original_context_length", max_position),
+        original_max_position=fields.integer(
+            "rope.scaling.original_context_length", max_position, minimum=2
+        ),
         max_position=max_position,
         has_freq_factors=has_freq_factors,
     )
@@ -149,19 +149,23 @@ def _rope(fields: Fields, kind: str, head_dim: int, has_freq_factors: bool) -> R
             rope,
             scaling="yarn",
             factor=factor,
-            max_position=max(max_position, int(rope.original_max_position * factor)),
+            max_position=extended_length(
+                fields,
+                "rope.scaling.factor",
+                max(max_position, rope.original_max_position * factor),
+            ),
             attention_factor=strength * fields.number("rope.scaling.attn_factor", 1.0),
             beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
         )
     raise UnsupportedModelError(
-        f"{fields.path}: rope scaling {scaling!r} is not supported in GGUF files, but none, "
+        f"{fields.path}: rope scaling {scaling!r:.80} is not supported in GGUF files, but none, "
         "linear and yarn are"
     )
 
 
 def _local_rope(fields: Fields, rope: RopeConfig) -> RopeConfig:
-    theta = fields.number("rope.freq_base_swa", _GEMMA_LOCAL_THETA)
+    theta = fields.number("rope.freq_base_swa", _GEMMA_LOCAL_THETA, above=1.0)
     return replace(rope, theta=theta, scaling="default", factor=1.0, attention_factor=1.0)
 
 
@@ -169,36 +173,25 @@ def _layer_windows(fields: Fields, is_gemma: bool, num_layers: int) -> tuple[int
     window = fields.integer("attention.sliding_window", None, minimum=0) or None
     if not is_gemma:
         return (window,) * num_layers
-    pattern = fields.raw("attention.sliding_window_pattern", _GEMMA_PATTERN)
-    if isinstance(pattern, (list, tuple)) or hasattr(pattern, "tolist"):
-        if len(pattern) != num_layers:
-            raise fields.error("attention.sliding_window_pattern", "needs one entry per layer")
-        return tuple(window if is_local else None for is_local in pattern)
-    pattern = fields.integer("attention.sliding_window_pattern", _GEMMA_PATTERN)
+    name = "attention.sliding_window_pattern"
+    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+        is_local = fields.each(name, Fields.boolean, num_layers)
+        return tuple(window if local else None for local in is_local)
+    pattern = fields.integer(name, _GEMMA_PATTERN)
     return tuple(None if (i + 1) % pattern == 0 else window for i in range(num_layers))
 
 
-def _eos_token_ids(path: Path, metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    fields = Fields(path, metadata, "tokenizer.ggml.")
+def _eos_token_ids(vocabulary: Fields) -> tuple[int, ...]:
     ids = [
-        fields.integer(name, minimum=0)
+        vocabulary.integer(name, minimum=0)
         for name in ("eos_token_id", "eot_token_id", "eom_token_id")
-        if name in fields
+        if name in vocabulary
     ]
-    tokens, kinds = fields.raw("tokens"), fields.raw("token_type")
-    if tokens is not None and kinds is not None and len(kinds) == len(tokens):
+    if "tokens" in vocabulary and "token_type" in vocabulary:
+        tokens, kinds = vocabulary.texts("tokens"), vocabulary.entries("token_type")
         ids += [
             index
-            for index, text in enumerate(tokens)
-            if text in _END_TOKENS and kinds[index] in (_CONTROL_TOKEN, _USER_TOKEN)
+            for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+            if kind in (_CONTROL_TOKEN, _USER_TOKEN) and text in _END_TOKENS
         ]
     return tuple(dict.fromkeys(ids))
-
-
-def _sampling_defaults(path: Path, metadata: Mapping[str, Any]) -> dict[str, float]:
-    fields = Fields(path, metadata, "general.sampling.")
-    return {
-        ours: fields.raw(theirs)
-        for theirs, ours in _SAMPLING_FIELDS.items()
-        if isinstance(fields.raw(theirs), (int, float))
-    }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
 from octavo.layers.rope_config import SCALINGS, RopeConfig
-from octavo.models.config import MAX_LAYERS, Fields, ModelConfig
+from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.registry import resolve_architecture
 
 # What a field means when it is absent, where that differs between architectures; published configs
@@ -58,17 +60,19 @@ _ACTIVATIONS = {
 }
 
 # From generation_config.json, by the names of SamplingParams, which are the same.
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_FIELDS = {
+    name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+}
 
 
 def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_hf``."""
-    architecture = resolve_architecture(_architecture(config, path), str(path))
-    outer = config
-    if isinstance(config.get("text_config"), Mapping):
-        # A multi-modal model: the text part has its own section, what that omits is in the outer.
-        config = {**outer, **{k: v for k, v in config["text_config"].items() if v is not None}}
-    _refuse_quantized(outer, path)
+    outer = Fields(path, config)
+    architecture = resolve_architecture(_architecture(outer), str(path))
+    _refuse_quantized(outer)
+    # A multi-modal model: the text part has its own section, what that omits is in the outer.
+    inner = outer.table("text_config", {})
+    config = {**config, **{k: v for k, v in inner.items() if v is not None}}
     fields = Fields(path, {**_DEFAULTS[architecture], **_without_nulls(config)})
     is_gemma = architecture == "Gemma3ForCausalLM"
 
@@ -76,11 +80,12 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
-    max_position = fields.integer("max_position_embeddings")
+    max_position = fields.integer("max_position_embeddings", minimum=2)
     rope, local_rope = _ropes(fields, head_dim, max_position, is_gemma)
     act_field = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
     attention_bias = fields.boolean("attention_bias", False)
     scalar = fields.number("query_pre_attn_scalar", head_dim) if is_gemma else head_dim
+    generation_fields = Fields(path.with_name("generation_config.json"), generation)
     return ModelConfig(
         architecture=architecture,
         name=path.parent.name or architecture,
@@ -109,8 +114,8 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
         logit_softcap=fields.number("final_logit_softcapping", None),
         embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
         bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-        eos_token_ids=_eos_token_ids(fields, generation),
-        sampling_defaults=_sampling_defaults(generation),
+        eos_token_ids=_eos_token_ids(generation_fields, fields),
+        sampling_defaults=_sampling_defaults(generation_fields),
     ).check(path)
 
 
@@ -119,44 +124,41 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
 
 
-def _architecture(config: Mapping[str, Any], path: Path) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise ModelFileError(path, "does not name the model's architecture", field="architectures")
+def _architecture(fields: Fields) -> str:
+    names = fields.each("architectures", Fields.text)
+    if not names:
+        raise fields.error("architectures", "does not name the model's architecture")
     return names[0]
 
 
-def _refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
+def _refuse_quantized(fields: Fields) -> None:
     for name in ("quantization_config", "compression_config"):
-        quantization = config.get(name)
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if fields.table(name, {}):
+            method = fields.section(name).text("quant_method", "an unnamed method")
             raise UnsupportedModelError(
-                f"{path}: the weights are quantized with {method or 'an unnamed method'}; octavo "
-                "reads unquantized safetensors and GGUF files: use one of those of this model"
+                f"{fields.path}: the weights are quantized with {method:.80}; octavo reads "
+                "unquantized safetensors and GGUF files: use one of those of this model"
             )
 
 
 def _activation(fields: Fields, name: str) -> str:
-    value = fields.raw(name)
+    value = fields.text(name)
     if value not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"{fields.path}: the activation {value!r} is not one of {', '.join(_ACTIVATIONS)}"
+            f"{fields.path}: the activation {value!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[value]
 
 
 def _layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     window = fields.integer("sliding_window", None)
-    types = fields.raw("layer_types")
     if architecture.startswith("Qwen") and not fields.boolean("use_sliding_window", False):
         window = None
     if window is None or architecture == "LlamaForCausalLM":
         return (None,) * num_layers
-    if types is not None:
-        if not isinstance(types, list) or len(types) != num_layers:
-            raise fields.error("layer_types", f"a list of {num_layers} entries is needed")
-        unknown = set(map(str, types)) - {"sliding_attention", "full_attention"}
+    if "layer_types" in fields:
+        types = fields.each("layer_types", Fields.text, num_layers)
+        unknown = set(types) - {"sliding_attention", "full_attention"}
         if unknown:
             raise UnsupportedModelError(
                 f"{fields.path}: layers of type {', '.join(sorted(unknown))} are not supported"
@@ -188,13 +190,13 @@ def _ropes(
         for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
         if name in fields
     }
-    given = fields.raw("rope_parameters") or fields.raw("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise fields.error("rope_parameters", "is not a table of parameters")
+    new, old = fields.table("rope_parameters", {}), fields.table("rope_scaling", {})
+    given = new or old
     local = {"rope_theta": fields.raw("rope_local_base_freq")} if is_gemma else None
     if "full_attention" in given or "sliding_attention" in given:
-        local = {**(local or shared), **_without_nulls(given.get("sliding_attention") or {})}
-        given = given.get("full_attention") or {}
+        by_type = Fields(fields.path, given)
+        local = {**(local or shared), **_without_nulls(by_type.table("sliding_attention", {}))}
+        given = by_type.table("full_attention", {})
     rope = _rope(fields.path, {**shared, **_without_nulls(given)}, head_dim, max_position)
     if local is None:
         return rope, None
@@ -206,18 +208,19 @@ def _ropes(
 
 def _rope(path: Path, values: Mapping[str, Any], head_dim: int, max_position: int) -> RopeConfig:
     fields = Fields(path, values)
-    scaling = fields.raw("rope_type") or fields.raw("type") or "default"
+    scaling = fields.text("rope_type", None) or fields.text("type", "default")
     scaling = {"su": "longrope", "none": "default"}.get(scaling, scaling)
     if scaling not in SCALINGS:
         raise UnsupportedModelError(
-            f"{path}: rope scaling {scaling!r} is not supported, but {', '.join(SCALINGS)} are"
+            f"{path}: rope scaling {scaling!r:.80} is not supported, but {', '.join(SCALINGS)} are"
         )
-    rotary_dim = int(head_dim * fields.number("partial_rotary_factor", 1.0))
     rope = RopeConfig(
-        theta=fields.number("rope_theta"),
-        rotary_dim=rotary_dim,
+        theta=fields.number("rope_theta", above=1.0),
+        rotary_dim=int(head_dim * fields.number("partial_rotary_factor", 1.0)),
         scaling=scaling,
-        original_max_position=fields.integer("original_max_position_embeddings", max_position),
+        original_max_position=fields.integer(
+            "original_max_position_embeddings", max_position, minimum=2
+        ),
         max_position=max_position,
     )
     if scaling in ("linear", "llama3", "dynamic"):
@@ -228,7 +231,7 @@ def _rope(path: Path, values: Mapping[str, Any], head_dim: int, max_position: in
             raise fields.error("high_freq_factor", f"{high} is not above low_freq_factor {low}")
         return replace(rope, low_freq_factor=low, high_freq_factor=high)
     if scaling == "dynamic":
-        longest = int(rope.factor * max_position)
+        longest = extended_length(fields, "factor", rope.factor * max_position)
         return replace(rope, original_max_position=max_position, max_position=longest)
     if scaling == "yarn":
         return _yarn(rope, fields)
@@ -249,7 +252,9 @@ def _yarn(rope: RopeConfig, fields: Fields) -> RopeConfig:
         rope,
         factor=factor,
         # Some configs give the extended length, some the trained one.
-        max_position=max(rope.max_position, int(rope.original_max_position * factor)),
+        max_position=extended_length(
+            fields, "factor", max(rope.max_position, rope.original_max_position * factor)
+        ),
         attention_factor=fields.number("attention_factor", attention),
         beta_fast=fields.number("beta_fast", 32.0),
         beta_slow=fields.number("beta_slow", 1.0),
@@ -265,29 +270,24 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
         rope,
         factor=factor,
         attention_factor=fields.number("attention_factor", attention),
-        short_factor=fields.numbers("short_factor", rope.rotary_dim // 2),
-        long_factor=fields.numbers("long_factor", rope.rotary_dim // 2),
+        short_factor=tuple(fields.each("short_factor", Fields.number, rope.rotary_dim // 2)),
+        long_factor=tuple(fields.each("long_factor", Fields.number, rope.rotary_dim // 2)),
     )
 
 
-def _eos_token_ids(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(*files: Fields) -> tuple[int, ...]:
     """Those of both files: chat models often name the end of a turn in only one of them."""
     ids: list[int] = []
-    for value in (generation.get("eos_token_id"), fields.raw("eos_token_id")):
-        for token_id in value if isinstance(value, list) else [value]:
-            if token_id is None:
-                continue
-            if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
-                raise fields.error("eos_token_id", f"{token_id!r} is not a token id")
-            ids.append(token_id)
+    name = "eos_token_id"
+    for fields in files:
+        if isinstance(fields.raw(name), list):
+            ids += fields.each(name, partial(Fields.integer, minimum=0))
+        elif name in fields:
+            ids.append(fields.integer(name, minimum=0))
     return tuple(dict.fromkeys(ids))
 
 
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    if generation.get("do_sample") is False:
+def _sampling_defaults(generation: Fields) -> dict[str, float]:
+    if generation.raw("do_sample") is False:
         return {}
-    return {
-        name: generation[name]
-        for name in _SAMPLING_FIELDS
-        if isinstance(generation.get(name), (int, float)) and not isinstance(generation[name], bool)
-    }
+    return sampling_defaults(generation, _SAMPLING_FIELDS)

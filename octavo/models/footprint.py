@@ -1,30 +1,147 @@
-"""Bytes that a model needs, before it is loaded: one arithmetic for all who ask."""
+"""Bytes that a model needs, before it is loaded: one arithmetic for all who ask.
+
+Which matrices a model has follows from its config; how many bytes each takes, from the type that it
+has in the file and from what the kernels make of it:
+
+    types = weight_types(checkpoint)      or one type for all, as GGMLType.Q4_K
+    matrices(config, types)               packed, for the native kernels
+    matrices(config, types, as_stored)    as they are in the file, for the reference ops
+    matrices_of_bits(config, 4.5)         where only that is known
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.models.checkpoint import open_checkpoint
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.kernels.cpu.layout import (
+    ARITHMETIC,
+    KV_CHUNK,
+    KV_FORMATS,
+    PACKED_FORMATS,
+    kv_chunk_bytes,
+    packed_bytes,
+)
 from octavo.models.config import ModelConfig
+from octavo.quantization.ggml_types import GGMLType, row_bytes
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Shape(NamedTuple):
+    """A matrix from ``k`` values to ``n``, by the name of its parameter."""
+
+    name: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight as a step uses it; see ``octavo.core.executor.WeightMatrix``."""
+
+    is_head: bool
+    num_params: int
+    num_bytes: int
+    arithmetic: str
+
+
+# How some kernels keep a matrix that has a type in its file.
+Keep = Callable[[Shape, GGMLType], Matrix]
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def shapes(config: ModelConfig) -> Iterator[Shape]:
+    """The matrices that a step reads whole. The embedding is not one, unless the head shares it."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
+    for index in range(config.num_layers):
+        layer = f"model.layers.{index}"
+        yield Shape(f"{layer}.self_attn.q_proj.weight", queries, hidden)
+        yield Shape(f"{layer}.self_attn.k_proj.weight", keys, hidden)
+        yield Shape(f"{layer}.self_attn.v_proj.weight", keys, hidden)
+        yield Shape(f"{layer}.self_attn.o_proj.weight", hidden, queries)
+        yield Shape(f"{layer}.mlp.gate_proj.weight", inner, hidden)
+        yield Shape(f"{layer}.mlp.up_proj.weight", inner, hidden)
+        yield Shape(f"{layer}.mlp.down_proj.weight", hidden, inner)
+    yield Shape(HEAD, config.vocab_size, hidden)
+
+
+def packed(shape: Shape, type: GGMLType) -> Matrix:
+    """As the native kernels keep it. UnsupportedModelError if they have no format for it."""
+    if type not in PACKED_FORMATS:
+        raise UnsupportedModelError(f"{shape.name}: the native kernels cannot run {type.name}")
+    format, group = PACKED_FORMATS[type]
+    num_bytes = packed_bytes(format, shape.n, shape.k, group)
+    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, ARITHMETIC[format])
+
+
+def as_stored(shape: Shape, type: GGMLType) -> Matrix:
+    """As the reference ops keep it on a CPU: the bytes of the file."""
+    num_bytes = shape.n * row_bytes(type, shape.k)
+    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, "torch float32")
+
+
+def matrices(
+    config: ModelConfig, types: GGMLType | Mapping[str, GGMLType], keep: Keep = packed
+) -> list[Matrix]:
+    """The weights that a step reads, as they will lie in memory.
+
+    Args:
+        types: of all, or of each by the name of its parameter, as ``weight_types`` has them.
+    """
+    type_of = (lambda _: types) if isinstance(types, GGMLType) else types.__getitem__
+    return [keep(shape, type_of(shape.name)) for shape in shapes(config)]
+
+
+def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
+    """The same where no more is known than the bits of a weight, with whatever scales it has."""
+    return [
+        Matrix(shape.name == HEAD, shape.n * shape.k, round(shape.n * shape.k * bits / 8), "")
+        for shape in shapes(config)
+    ]
+
+
+def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, GGMLType]:
+    """The type of each parameter, from the tables of a checkpoint: no weight is read."""
+    from octavo.models.loader import parameter_names
+
+    types = {
+        name: checkpoint.tensors[source].type
+        for source, name in parameter_names(checkpoint, config).items()
+        if name is not None
+    }
+    if config.tie_embeddings:
+        types[HEAD] = types[EMBEDDING]
+    return types
 
 
 def checkpoint_bytes(path: str | Path) -> int:
     """Bytes of all tensors of a checkpoint, from its tables: no weight is read."""
+    from octavo.models.checkpoint import open_checkpoint
+
     return sum(entry.num_bytes for entry in open_checkpoint(path).tensors.values())
 
 
-def kv_bytes_per_token_and_layer(config: ModelConfig, bytes_per_value: int) -> int:
-    """Bytes that one token's keys and values take in one layer."""
-    return 2 * config.num_kv_heads * config.head_dim * bytes_per_value
+# -- keys and values ------------------------------------------------------------------------------
 
 
 def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int) -> int:
     """Bytes that one token's keys and values take in all layers."""
-    return config.num_layers * kv_bytes_per_token_and_layer(config, bytes_per_value)
+    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * bytes_per_value
 
 
-def kv_blocks_that_fit(
-    config: ModelConfig, num_bytes: int, block_size: int, bytes_per_value: int
-) -> int:
-    """Blocks of ``block_size`` tokens that ``num_bytes`` hold."""
-    return num_bytes // (block_size * kv_bytes_per_token(config, bytes_per_value))
+def native_kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:
+    """The same as the native kernels keep them: ``bfloat16``, ``float32`` or ``int8``."""
+    if dtype not in KV_FORMATS:
+        raise ConfigError(f"there is no native KV cache of {dtype}: {', '.join(KV_FORMATS)}")
+    chunk = kv_chunk_bytes(KV_FORMATS[dtype], config.head_dim)
+    return config.num_layers * config.num_kv_heads * chunk // KV_CHUNK

@@ -103,7 +103,8 @@ class GGUFFile:
     the result can always be encoded again, and different tokens stay different.
 
     ModelFileError if the file cannot be opened or is damaged. The file must not be truncated while
-    it is open: the operating system answers with SIGBUS when a missing page is touched.
+    it is open: the operating system answers with SIGBUS when a missing page is touched, of which a
+    process dies (csrc/bus_error.cpp has it say why).
     """
 
     path: Path

@@ -13,12 +13,11 @@ from octavo.errors import ModelFileError
 from octavo.layers.parameter import ShapeMismatch, named_parameters
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
+from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM, model_class
 from octavo.quantization.base import Weight
 
 Progress = Callable[[int, int], None]
-
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class LoadedModel(NamedTuple):
@@ -100,9 +99,9 @@ def _load_parameters(
 ) -> None:
     parameters = dict(named_parameters(model))
     if config.tie_embeddings:
-        del parameters[_HEAD]
+        del parameters[HEAD]
     leftover = []
-    for source, name, weight in _stream(checkpoint, config, model, progress):
+    for source, name, weight in _stream(checkpoint, config, progress):
         parameter = parameters.get(name)
         if parameter is None:
             leftover.append(source)
@@ -123,18 +122,22 @@ def _load_parameters(
             f"tensors that a {config.architecture} does not have: {', '.join(leftover)}",
         )
     if config.tie_embeddings:
-        head = dict(named_parameters(model))[_HEAD]
-        head.share(parameters[_EMBEDDING])
+        head = dict(named_parameters(model))[HEAD]
+        head.share(parameters[EMBEDDING])
+
+
+def parameter_names(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, str | None]:
+    """The parameter that each tensor of a checkpoint is for, None for no one."""
+    rename = checkpoint.rename(model_class(config.architecture))
+    names = {source: rename(source) for source in checkpoint.tensors}
+    return _untangle_tied(names) if config.tie_embeddings else names
 
 
 def _stream(
-    checkpoint: Checkpoint, config: ModelConfig, model: nn.Module, progress: Progress | None
+    checkpoint: Checkpoint, config: ModelConfig, progress: Progress | None
 ) -> Iterator[tuple[str, str, Weight]]:
     """(name in the checkpoint, name of the parameter, weight) of each tensor that is needed."""
-    rename = checkpoint.rename(type(model))
-    names = {source: rename(source) for source in checkpoint.tensors}
-    if config.tie_embeddings:
-        names = _untangle_tied(names)
+    names = parameter_names(checkpoint, config)
     total = sum(checkpoint.tensors[source].num_bytes for source in names)
     done = 0
     for source, name in names.items():
@@ -147,6 +150,6 @@ def _stream(
 
 def _untangle_tied(names: dict[str, str | None]) -> dict[str, str | None]:
     """Of tied weights a file may have either or both; both are the embedding."""
-    if _EMBEDDING in names.values():
-        return {source: None if name == _HEAD else name for source, name in names.items()}
-    return {source: _EMBEDDING if name == _HEAD else name for source, name in names.items()}
+    if EMBEDDING in names.values():
+        return {source: None if name == HEAD else name for source, name in names.items()}
+    return {source: EMBEDDING if name == HEAD else name for source, name in names.items()}

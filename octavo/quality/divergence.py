@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.bench.statistics import percentile
+from octavo.measure.statistics import percentile
 from octavo.quality.estimate import Estimate, standard_error
 from octavo.quality.logit_file import LogitFile
 from octavo.quality.scoring import ScoredRow, log_sum_of

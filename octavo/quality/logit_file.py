@@ -26,11 +26,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import struct
-import tempfile
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from octavo.errors import BenchmarkError
+from octavo.files import NewFile
 from octavo.quality.scoring import ScoredRow
 from octavo.quality.windows import SCORES, Windows
 
@@ -121,7 +119,7 @@ class LogitFileWriter:
         self._nll_at = len(head) + 4 * windows.token_ids.size
         self._rows_at = self._nll_at + 4 * windows.num_scored
         self._is_there = np.zeros(windows.num_scored, dtype=bool)
-        self._file = self._create(len(head) + self._header.body_bytes)
+        self._new = self._create(len(head) + self._header.body_bytes)
         self._write(0, head)
         self._write(len(head), windows.token_ids.astype("<i4").tobytes())
 
@@ -137,11 +135,7 @@ class LogitFileWriter:
         """Put the file in its place."""
         assert self._is_there.all(), "a scored token has no row"
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.chmod(self._name, 0o644)
-            os.replace(self._name, self.path)
+            self._new.publish(sync=True)
         except OSError as error:
             raise self._failed(error) from error
 
@@ -150,12 +144,9 @@ class LogitFileWriter:
 
     def __exit__(self, *exception: object) -> None:
         """What is not finished leaves nothing behind."""
-        with suppress(OSError):
-            self._file.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self._name)
+        self._new.__exit__(*exception)
 
-    def _create(self, size: int) -> BinaryIO:
+    def _create(self, size: int) -> NewFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path.parent).free
@@ -164,16 +155,14 @@ class LogitFileWriter:
                     f"{self.path} would have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free "
                     "there: lower max_tokens, or save it elsewhere"
                 )
-            descriptor, name = tempfile.mkstemp(".part", self.path.name, self.path.parent)
-            self._name = name
-            return os.fdopen(descriptor, "wb")
+            return NewFile(self.path)
         except OSError as error:
             raise self._failed(error) from error
 
     def _write(self, offset: int, content: bytes) -> None:
         try:
-            self._file.seek(offset)
-            self._file.write(content)
+            self._new.file.seek(offset)
+            self._new.file.write(content)
         except OSError as error:
             raise self._failed(error) from error
 

@@ -21,7 +21,6 @@ from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, EngineError
-from octavo.executor.local import LocalExecutor
 from octavo.quality.divergence import Comparison, Divergence
 from octavo.quality.estimate import Estimate
 from octavo.quality.logit_file import LogitFile, LogitFileWriter
@@ -146,14 +145,12 @@ def score_windows(
         RequestError: a window does not fit the engine's context or KV pool.
         EngineError: the model's numbers are no numbers. What a sink raises.
     """
-    executor = engine.executor
-    if not isinstance(executor, LocalExecutor):
-        raise ConfigError("perplexity needs an engine in this process")
+    probe = engine.executor.probe()
     scorer = Scorer(windows, sinks)
     requests = deque(map(_request, range(len(windows)), windows.token_ids))
     at_once = 2 * engine.scheduler.config.max_num_seqs
     preemptions = engine.scheduler.num_preemptions
-    executor.runner.logits_observer = scorer
+    probe.observe_logits(scorer)
     begin = time.perf_counter()
     try:
         while requests or engine.has_unfinished_requests:
@@ -163,7 +160,7 @@ def score_windows(
             if progress is not None:
                 progress(scorer.num_seen, windows.num_scored, scorer.perplexity)
     finally:
-        executor.runner.logits_observer = None
+        probe.observe_logits(None)
         for request_id in list(engine.scheduler.requests):
             engine.abort(request_id)
     elapsed = time.perf_counter() - begin

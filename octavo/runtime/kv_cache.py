@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from octavo.kernels.cpu.layout import KV_CHUNK
+
 TORCH_DTYPES = {
     "f32": torch.float32,
     "float32": torch.float32,
@@ -16,7 +18,6 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 
-NATIVE_CHUNK = 16  # tokens whose keys the native kernels keep together
 _LINE_BYTES = 64
 
 
@@ -70,10 +71,10 @@ class NativeKVCache:
     def __init__(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, chunk_bytes: int
     ):
-        assert block_size % NATIVE_CHUNK == 0, block_size
+        assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
-        block_bytes = num_kv_heads * (block_size // NATIVE_CHUNK) * chunk_bytes
+        block_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         self._data = _zeros((num_layers, num_blocks, block_bytes), torch.uint8, torch.device("cpu"))
 
     @property

@@ -29,27 +29,27 @@ class RankedLogits(NamedTuple):
     token_ids: Tensor
 
 
-# ---- Constraints. M (row, token id) pairs name the logits that change; all others are kept.
+# ---- Constraints. M rows, or (row, token id) pairs, name the logits that change; others are kept.
 
 
-def apply_allowed(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """-inf for every token but the named ones, in the rows that are named at all.
+def apply_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> Tensor:
+    """-inf for every token whose bit is 0, in the named rows.
 
-    Args: logits float32 [R, V]; rows, token_ids int64 [M]. Returns a new [R, V].
+    Args: logits float32 [R, V]; rows int64 [M]; bits uint8 [M, at least V / 8], as those of
+    ``core/token_mask.py``. Returns a new [R, V].
     """
-    is_limited = torch.zeros(logits.shape[0], 1, dtype=torch.bool, device=logits.device)
-    is_limited[rows] = True
-    masked = logits.masked_fill(is_limited, -math.inf)
-    return masked.index_put((rows, token_ids), logits[rows, token_ids])
-
-
-def ban_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """-inf for the named tokens. Shapes as for ``apply_allowed``."""
-    return logits.index_put((rows, token_ids), logits.new_tensor(-math.inf))
+    vocab_size = logits.shape[1]
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    bits = bits[:, : (vocab_size + 7) // 8]
+    is_allowed = (bits.unsqueeze(-1) >> shifts & 1).flatten(1)[:, :vocab_size].bool()
+    return logits.index_copy(0, rows, logits[rows].masked_fill(~is_allowed, -math.inf))
 
 
 def apply_logit_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> Tensor:
-    """Adds ``bias`` (float32 [M]) to the named logits. No pair may be named twice."""
+    """Adds ``bias`` (float32 [M]) to the named logits. No pair may be named twice.
+
+    Args: logits float32 [R, V]; rows, token_ids int64 [M]. Returns a new [R, V].
+    """
     return logits.index_put((rows, token_ids), logits[rows, token_ids] + bias)
 
 

@@ -11,20 +11,32 @@ import ctypes
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from octavo.core.batch import BAD_LOGITS
+from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampler import GREEDY_TEMPERATURE, OVERFLOW, SamplingRow
+from octavo.runtime.sampler import GREEDY_TEMPERATURE, SamplingRow
 
-# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 14 assignments.
-_STRUCT = struct.Struct("@4f2d3iI2P2Q")
+# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 18 assignments.
+_STRUCT = struct.Struct("@4f2d3iI2P2Q3Pq")
 assert _STRUCT.size == ctypes.sizeof(abi.Sample)
 
-_REASONS = {abi.OCT_TOKEN_BAD_LOGITS: BAD_LOGITS, abi.OCT_TOKEN_OVERFLOW: OVERFLOW}
+_REASONS = {
+    abi.OCT_TOKEN_BAD_LOGITS: BAD_LOGITS,
+    abi.OCT_TOKEN_OVERFLOW: OVERFLOW,
+    abi.OCT_TOKEN_NO_CHOICE: NO_TOKEN_LEFT,
+}
 _LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 _MASK = 2**64 - 1
+
+
+class _Biases(NamedTuple):
+    of: Mapping[int, float]
+    ids: array[int]
+    amounts: array[float]
+
 
 # A request will do: to make a row of it copies its output.
 Row = SamplingRow | Request
@@ -32,15 +44,7 @@ Row = SamplingRow | Request
 
 def is_native(row: Row) -> bool:
     """Whether the native sampler gives this row all that it asks for."""
-    params = row.params
-    return (
-        params.logprobs is None
-        and params.typical_p >= 1.0
-        and not params.logit_bias
-        and params.allowed_token_ids is None
-        and not row.bad_words_token_ids
-        and (params.min_tokens == 0 or row.num_output_tokens >= params.min_tokens)
-    )
+    return row.params.logprobs is None and row.params.typical_p >= 1.0
 
 
 def status_error(status: int) -> str:
@@ -54,16 +58,18 @@ class SampleArray:
     def __init__(self, capacity: int):
         self.array = (abi.Sample * capacity)()
         self.address = ctypes.addressof(self.array)
-        # What the structs point to, alive until the next write. A prompt does not change, so that
-        # its array is kept from step to step, found by the identity of the sequence it was made of.
+        # What the structs point to, alive until the next write. Prompts and biases do not change,
+        # so that their arrays are kept from step to step, found by the identity of what they were
+        # made of.
         self._prompts: dict[int, tuple[Sequence[int], array[int]]] = {}
-        self._outputs: list[array[int]] = []
+        self._biases: dict[int, _Biases] = {}
+        self._of_this_step: list[array[int]] = []
 
     def write(self, rows: Sequence[Row]) -> None:
         """Describe ``rows`` in the first entries. What only Python can do is left out of them."""
         structs, pack, size = self.array, _STRUCT.pack_into, _STRUCT.size
-        prompts = self._prompts
-        self._prompts, self._outputs = {}, []
+        prompts, biases = self._prompts, self._biases
+        self._prompts, self._biases, self._of_this_step = {}, {}, []
         offset = 0
         for row in rows:
             params = row.params
@@ -74,7 +80,13 @@ class SampleArray:
                     # Beyond float32 is infinite, as in a conversion by torch.
                     repetition = repetition if repetition <= _LARGEST_FLOAT else math.inf
                     prompt, num_prompt = self._prompt(row.prompt_token_ids, prompts)
-                output, num_output = self._output(row.output_token_ids)
+                output, num_output = self._alive(array("i", row.output_token_ids))
+            bias_ids = amounts = num_biases = mask = 0
+            if params.logit_bias:
+                bias_ids, amounts, num_biases = self._bias(params.logit_bias, biases)
+            bits = row.bitmask()
+            if bits is not None:
+                mask, _ = self._alive(bits)
             pack(
                 structs,
                 offset,
@@ -92,6 +104,10 @@ class SampleArray:
                 output,
                 row.seed & _MASK,
                 row.num_output_tokens,
+                mask,
+                bias_ids,
+                amounts,
+                num_biases,
             )
             offset += size
 
@@ -106,8 +122,17 @@ class SampleArray:
         self._prompts[key] = entry
         return entry[1].buffer_info()
 
-    def _output(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Address and length of what a request has generated."""
-        copy = array("i", token_ids)
-        self._outputs.append(copy)
-        return copy.buffer_info()
+    def _bias(self, bias: Mapping[int, float], known: dict[int, _Biases]) -> tuple[int, int, int]:
+        """Addresses of the ids and of the amounts, and how many they are."""
+        key = id(bias)
+        entry = self._biases.get(key) or known.get(key)
+        if entry is None:
+            entry = _Biases(bias, array("i", bias), array("f", bias.values()))
+        self._biases[key] = entry
+        (ids, count), (amounts, _) = entry.ids.buffer_info(), entry.amounts.buffer_info()
+        return ids, amounts, count
+
+    def _alive(self, values: array[int]) -> tuple[int, int]:
+        """Address and length of an array of this step, which lives as long as it."""
+        self._of_this_step.append(values)
+        return values.buffer_info()

@@ -57,7 +57,7 @@ def pack_weights(
     pool: Pool,
     *,
     files: Sequence[Path] = (),
-    fallback: Path | None = None,
+    home: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[PackedWeights, dict[int, str]]:
     """Every matrix that the phases use, packed, and its name by the id of the weight."""
@@ -66,7 +66,7 @@ def pack_weights(
     for name, parameter in named_parameters(model):
         names.setdefault(id(parameter.value), name)
     used = {names[id(weight)]: weight for weight in _weights(phases)}
-    packed = open_or_pack(used, files, library, pool, fallback=fallback, progress=progress)
+    packed = open_or_pack(used, files, library, pool, home=home, progress=progress)
     return packed, names
 
 

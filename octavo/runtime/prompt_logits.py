@@ -7,12 +7,11 @@ them alone; here is said which, and what becomes of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 
 from octavo.core.batch import ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.request import Request
+from octavo.core.executor import LogitsObserver
 from octavo.runtime.sampler import compute_logprobs
 
 # So many rows at a time bound the memory.
@@ -20,25 +19,6 @@ LOGITS_ROWS = 64
 
 # Logits [R, V] at at most LOGITS_ROWS positions of an item; valid until the next call.
 LogitsAt = Callable[[range], torch.Tensor]
-
-
-class LogitsObserver(Protocol):
-    """Sees whole rows of logits at positions of prompts."""
-
-    def wants(self, request: Request) -> range:
-        """The positions still to be shown; asked for each request of a step.
-
-        A preempted request computes its positions again: those that it does not name again are
-        shown once.
-        """
-        ...
-
-    def observe(self, request: Request, first: int, logits: torch.Tensor) -> None:
-        """Logits [R, V] of R positions from ``first`` on; the row of p judges the token at p + 1.
-
-        They are not to be changed, nor kept after the call.
-        """
-        ...
 
 
 def judge_prompt(

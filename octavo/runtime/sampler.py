@@ -1,7 +1,7 @@
 """From logits to tokens: a chain of small pure functions, batched over rows.
 
     logits [R, V]        NaN, +inf or nothing but -inf: an error, of that row alone
-      | allowed_token_ids, bad_words, min_tokens, logit_bias, penalties
+      | a mask (allowed_token_ids, bad_words, min_tokens, ...), logit_bias, penalties
       |-- temperature 0: the most likely token, of equals the lowest id
       `-- temperature, min_p, typical_p, top_k, top_p, then one draw by inverse CDF
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,19 +24,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.core.batch import BAD_LOGITS, TokenLogprobs
+from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.token_mask import Bits
 from octavo.runtime.logits import (
     WEIGHT_ONE,
-    apply_allowed,
     apply_logit_bias,
+    apply_mask,
     apply_min_p,
     apply_penalties,
     apply_temperature,
     apply_top_k,
     apply_top_p,
     apply_typical_p,
-    ban_tokens,
     draw,
     highest,
     most_likely,
@@ -50,9 +50,6 @@ GREEDY_TEMPERATURE = 1e-5
 # Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
 _CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
 
-_NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
-OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
-
 
 @dataclass(slots=True)
 class SamplingRow:
@@ -63,8 +60,7 @@ class SamplingRow:
     sample_index: int  # which of the n samples this is
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
-    stop_token_ids: Collection[int]  # banned while len(output_token_ids) < params.min_tokens
-    bad_words_token_ids: Sequence[tuple[int, ...]]  # tokenized, maybe several variants of a word
+    bits: Bits | None = None  # which tokens may come; None: all
 
     @property
     def is_greedy(self) -> bool:
@@ -74,21 +70,14 @@ class SamplingRow:
     def num_output_tokens(self) -> int:
         return len(self.output_token_ids)
 
-    @property
-    def must_not_stop(self) -> bool:
-        return self.num_output_tokens < self.params.min_tokens
+    def bitmask(self) -> Bits | None:
+        return self.bits
 
     @property
     def is_constrained(self) -> bool:
         """Whether anything but the model has a say in this row's logits."""
         params = self.params
-        return bool(
-            self.bad_words_token_ids
-            or params.logit_bias
-            or params.allowed_token_ids is not None
-            or params.has_penalties
-            or self.must_not_stop
-        )
+        return self.bits is not None or bool(params.logit_bias) or params.has_penalties
 
 
 class SamplerOutput(NamedTuple):
@@ -166,12 +155,7 @@ def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int
     plain: list[int] = []
     constrained: list[int] = []
     for i, row in enumerate(rows):
-        if not row.is_constrained:
-            plain.append(i)
-        elif reason := _unknown_token(row, logits.shape[1]):
-            errors[i] = reason
-        else:
-            constrained.append(i)
+        (constrained if row.is_constrained else plain).append(i)
     for choose, indices in ((_choose_plain, plain), (_choose_constrained, constrained)):
         if indices:
             chosen, reasons = choose(_select(logits, indices), [rows[i] for i in indices])
@@ -181,19 +165,10 @@ def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int
     return token_ids, errors
 
 
-def _unknown_token(row: SamplingRow, vocab_size: int) -> str | None:
-    """Why a constraint of this row cannot be applied to ``vocab_size`` logits, if so."""
-    for name in ("allowed_token_ids", "logit_bias"):
-        token_ids = getattr(row.params, name)
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            return f"{name} names a token outside the vocabulary of {vocab_size}"
-    return None
-
-
 def _choose_constrained(
     logits: Tensor, rows: Sequence[SamplingRow]
 ) -> tuple[list[int], dict[int, str]]:
-    token_ids, reasons = _choose_plain(_constrain(logits, rows), rows, OVERFLOW, _NO_TOKEN_LEFT)
+    token_ids, reasons = _choose_plain(_constrain(logits, rows), rows, OVERFLOW, NO_TOKEN_LEFT)
     is_usable = logits.amax(-1).isfinite().tolist()
     return token_ids, reasons | {i: BAD_LOGITS for i, ok in enumerate(is_usable) if not ok}
 
@@ -221,23 +196,27 @@ def _choose_plain(
 
 
 def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Applies what the rows' params and histories demand, in the order of vLLM's sampler."""
+    """Applies what the rows' params and histories demand, in the order of vLLM's sampler.
+
+    Tokens that the vocabulary does not have are no concern of it.
+    """
     device, vocab_size = logits.device, logits.shape[1]
-    allowed = [row.params.allowed_token_ids or () for row in rows]
-    banned = [[t for t in banned_token_ids(row) if 0 <= t < vocab_size] for row in rows]
-    biases = [row.params.logit_bias or {} for row in rows]
-
-    def pairs(token_ids_by_row: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        index, token_ids = _flatten(token_ids_by_row)
-        return torch.from_numpy(index).to(device), torch.from_numpy(token_ids).to(device)
-
-    if any(allowed):
-        logits = apply_allowed(logits, *pairs(allowed))
-    if any(banned):
-        logits = ban_tokens(logits, *pairs(banned))
+    masked = [i for i, row in enumerate(rows) if row.bits is not None]
+    if masked:
+        bits = np.stack([np.frombuffer(row.bits, np.uint8) for row in rows if row.bits is not None])
+        logits = apply_mask(
+            logits, torch.tensor(masked, device=device), torch.from_numpy(bits).to(device)
+        )
+    biases = [
+        {t: amount for t, amount in (row.params.logit_bias or {}).items() if 0 <= t < vocab_size}
+        for row in rows
+    ]
     if any(biases):
+        index, token_ids = (
+            torch.from_numpy(array).to(device) for array in _flatten([list(b) for b in biases])
+        )
         amounts = _floats([amount for bias in biases for amount in bias.values()], device)
-        logits = apply_logit_bias(logits, *pairs([list(bias) for bias in biases]), amounts)
+        logits = apply_logit_bias(logits, index, token_ids, amounts)
 
     params = [row.params for row in rows]
     if any(p.has_penalties for p in params):
@@ -254,18 +233,6 @@ def _constrain(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             _floats([p.presence_penalty for p in params], device),
         )
     return logits
-
-
-def banned_token_ids(row: SamplingRow) -> list[int]:
-    """Stop tokens that would come too early, and tokens that would complete a bad word."""
-    banned = list(row.stop_token_ids) if row.must_not_stop else []
-    output = row.output_token_ids
-    for word in filter(None, row.bad_words_token_ids):
-        *prefix, last = word
-        # Of an output shorter than the prefix, any slice is shorter too, and no match.
-        if list(output[len(output) - len(prefix) :]) == prefix:
-            banned.append(last)
-    return banned
 
 
 def _seen_tokens(

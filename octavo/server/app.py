@@ -1,35 +1,53 @@
 """The routes, and the layers around them, put together.
 
-MeasuredApp ─► Gate ─► FastAPI ─► a router for each kind of API
+Aliases ─► MeasuredApp ─► Gate ─► FastAPI ─► a router for each kind of API
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, metrics, native, openai_models, page, tgi, tokenization
-from octavo.server.gate import App, Gate
-from octavo.server.http_errors import HttpError, error_response, to_http_error
-from octavo.server.metrics import MeasuredApp
-from octavo.server.service import Service
-from octavo.server.tenants import Tenants
+from octavo.server.api.llama_server import routes as llama_server
+from octavo.server.api.octavo import generate, metrics, operation, tokenization
+from octavo.server.api.openai import chat_completions, completions, models
+from octavo.server.api.service import Service
+from octavo.server.api.tgi import routes as tgi
+from octavo.server.http.aliases import Aliases
+from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.gate import App, Gate
+from octavo.server.http.measured import MeasuredApp
+from octavo.server.http.tenants import Tenants
+from octavo.server.page import routes as page
 
-# Where a POST makes the engine work: limits and overload are checked before its body is read.
-COSTLY_PATHS = frozenset(
-    {"/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions"}
+_ROOMS = (
+    chat_completions,
+    completions,
+    models,
+    generate,
+    operation,
+    tgi,
+    llama_server,
+    tokenization,
+    metrics,
+    page,
 )
 
-_ROUTERS = (chat, completions, openai_models, native, tgi, tokenization, metrics, page)
+
+def create_routers(service: Service) -> list[APIRouter]:
+    """All routes, by kind of API."""
+    return [module.create_router(service) for module in _ROOMS]
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(routers: Sequence[APIRouter]) -> FastAPI:
     """The routes alone, without the gate before them."""
     app = FastAPI(
         title="octavo",
@@ -39,8 +57,8 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # it would answer with a location made from the Host header
     )
-    for module in _ROUTERS:
-        app.include_router(module.create_router(service))
+    for router in routers:
+        app.include_router(router)
     for kind in (HttpError, OctavoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     return app
@@ -48,7 +66,8 @@ def create_app(service: Service) -> FastAPI:
 
 def create_server_app(service: Service, tenants: Tenants) -> App:
     """Everything that stands between the socket and the engine."""
-    app = create_app(service)
+    routers = create_routers(service)
+    app = create_app(routers)
     gate = Gate(
         app,
         service.settings,
@@ -56,11 +75,22 @@ def create_server_app(service: Service, tenants: Tenants) -> App:
         service.engine,
         service.lifecycle,
         service.observer,
-        COSTLY_PATHS,
+        # Limits and overload are checked before a body is read: wherever a POST brings one.
+        costly_paths=frozenset(post_routes(routers)),
     )
     paths = {*app.openapi()["paths"], "/"}
     measured: Any = MeasuredApp(gate, service.metrics, paths)
-    return measured
+    return Aliases(measured)
+
+
+def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
+    """The routes that take a body, by their path."""
+    routes = [route for router in routers for route in router.routes]
+    return {
+        route.path: route
+        for route in routes
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+    }
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -22,25 +22,34 @@ import uvicorn
 from octavo import hub
 from octavo.build import load_tokenizer
 from octavo.config import EngineArgs, parse_bytes
+from octavo.core.limits import QueueLimits
 from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
+from octavo.server.api.prompts import PromptRenderer
+from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
-from octavo.server.engine_client import DEFAULT_MAX_QUEUED_TOKENS, ProcessEngine, QueueLimits
-from octavo.server.engine_process import Launcher, ProcessLauncher
-from octavo.server.gate import App
-from octavo.server.generation import EngineClient
-from octavo.server.http import listen, uvicorn_config
-from octavo.server.logs import RequestLog, configure_logging, log_event
-from octavo.server.metrics import Metrics
-from octavo.server.observers import Observers
-from octavo.server.prompts import PromptRenderer
-from octavo.server.response_cache import ResponseCache
-from octavo.server.service import Lifecycle, Service
+from octavo.server.engine.client import ProcessEngine
+from octavo.server.engine.generation import EngineClient
+from octavo.server.engine.process import Launcher, ProcessLauncher
+from octavo.server.engine.response_cache import ResponseCache
+from octavo.server.engine.waiting_room import DEFAULT_LIMITS
+from octavo.server.http.connection import listen, uvicorn_config
+from octavo.server.http.gate import App, Lifecycle
+from octavo.server.http.tenants import Tenants
+from octavo.server.log_lines import log_event
 from octavo.server.settings import ServerSettings
-from octavo.server.status import StatusLine
-from octavo.server.tenants import Tenants
+from octavo.server.watch.logs import RequestLog, configure_logging
+from octavo.server.watch.metrics import Metrics
+from octavo.server.watch.observers import Observers
+from octavo.server.watch.status import StatusLine
 from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo.server")
+
+# Said of keys among the arguments.
+KEY_IN_SIGHT = (
+    "--api-key stands in the list of processes, where all users of this machine can read it: "
+    "--api-key-file, or the variable OCTAVO_API_KEY, keeps it to yourself"
+)
 
 # After the engine has stopped, streams have this long to tell their clients.
 _LAST_WORDS_SECONDS = 1.0
@@ -53,6 +62,8 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
         ConfigError, ModelError: the server could not start.
     """
     configure_logging(settings)
+    if settings.api_key:
+        _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
     with listen(settings) as listener:
         server = OctavoServer(args, settings, path, listener)
@@ -84,7 +95,9 @@ class OctavoServer:
         self.lifecycle = Lifecycle()
         self._path = path
         self._listener = listener
-        self._names = settings.served_model_name or model_names(args.model)
+        given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
+        self._names = given or (model_name(args.model),)
+        self._model_argument = None if given else args.model
         self._metrics = Metrics(self._names[0])
         self._status = StatusLine(settings.status_interval)
         self._tenants = Tenants(settings)
@@ -92,7 +105,7 @@ class OctavoServer:
         request_log = RequestLog(self._decode if settings.log_prompts else None)
         self._observers = Observers(self._metrics, self._status, request_log)
         limits = QueueLimits(
-            args.max_queued_requests, args.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS
+            args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
         self.engine = ProcessEngine(
             launcher or ProcessLauncher(args, settings.log_format),
@@ -113,25 +126,36 @@ class OctavoServer:
         started = time.monotonic()
         with self._signals():
             starting = asyncio.create_task(self.engine.start())
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
-            app = self._create_app(self._tokenizer)
-            server = _Uvicorn(uvicorn_config(app, self.settings))
-            serving = asyncio.create_task(server.serve(sockets=[self._listener]))
-            status_line = asyncio.create_task(self._status.run())
             try:
-                with contextlib.suppress(EngineUnavailableError):  # stopped before it began
-                    await starting
-                    await self._warm_up()
-                    gc.collect()
-                    gc.freeze()  # to look at all modules and tokens takes longer than a token may
-                    self._announce(time.monotonic() - started)
-                await self._wait_for_the_end(serving)
-                return 1 if self.engine.has_given_up else 0
+                self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
+                app = self._create_app(self._tokenizer)
+                await self._check_template()
+                async with self._served(app) as serving:
+                    with contextlib.suppress(EngineUnavailableError):  # stopped before it began
+                        await starting
+                        gc.collect()
+                        gc.freeze()  # to look at all modules and tokens takes longer than a token
+                        self._announce(time.monotonic() - started)
+                    await self._wait_for_the_end(serving)
+                    return 1 if self.engine.has_given_up else 0
             finally:
                 await self.engine.stop()
-                server.should_exit = server.force_exit = True
-                status_line.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
+                await asyncio.gather(starting, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _served(self, app: App) -> AsyncIterator[asyncio.Task[None]]:
+        """Answer HTTP; the task ends when that does. At the end of the block, so does the engine,
+        before the connections: those who are still there are told."""
+        server = _Uvicorn(uvicorn_config(app, self.settings))
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        status_line = asyncio.create_task(self._status.run())
+        try:
+            yield serving
+        finally:
+            await self.engine.stop()
+            server.should_exit = server.force_exit = True
+            status_line.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
 
     async def _wait_for_the_end(self, serving: asyncio.Task[None]) -> None:
         stopped = asyncio.create_task(self._stopped.wait())
@@ -148,10 +172,23 @@ class OctavoServer:
         assert self._tokenizer is not None
         return self._tokenizer.decode(token_ids)
 
-    async def _warm_up(self) -> None:
-        """Render a conversation, so that the first client does not wait for imports."""
-        with contextlib.suppress(OctavoError):  # there may be no chat template
+    async def _check_template(self) -> None:
+        """Render a conversation: what is wrong with the template is said now, not to every client.
+
+        Nor does the first one wait for imports.
+
+        Raises:
+            ConfigError: the template that was asked for does not work. A model whose own does not
+                can still complete texts.
+        """
+        try:
             await self._prompts.chat([{"role": "user", "content": "Hello"}])
+        except OctavoError as error:
+            if self.settings.chat_template is not None:
+                raise ConfigError(
+                    f"chat_template {self.settings.chat_template} does not work: {error}"
+                ) from None
+            _log.warning("chats will be refused: %s", error)
 
     def _create_app(self, tokenizer: Tokenizer) -> App:
         engine: EngineClient = self.engine
@@ -173,6 +210,7 @@ class OctavoServer:
             self._names,
             int(time.time()),
             self._observers,
+            model_argument=self._model_argument,
         )
         return create_server_app(service, self._tenants)
 
@@ -192,7 +230,7 @@ class OctavoServer:
             {"url": url, "model": self._names[0], "seconds": round(seconds, 3), **info},
         )
         if self._tenants.is_open and not self.settings.is_loopback:
-            _log.warning("anybody who reaches %s may use it: --api-key asks for a key", url)
+            _log.warning("%s", without_a_key(url))
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -240,10 +278,19 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def model_names(model: str) -> tuple[str, ...]:
-    """What clients may call a model: the argument, and of a path its last part first."""
+def model_name(model: str) -> str:
+    """What clients call a model: the argument, or of a path the last part, not where it lies."""
     path = Path(model)
-    return (path.name, model) if path.exists() and path.name != model else (model,)
+    return path.resolve().name if path.exists() else model
+
+
+def without_a_key(url: str) -> str:
+    """What to know of a server that a network can reach and that asks for no key."""
+    return (
+        f"NO API KEY: whoever can reach {url} may use it; --api-key-file asks for a key, and "
+        "--host 127.0.0.1 keeps it to this machine. Clients may ask by address, as "
+        f"{socket.gethostname()} or as localhost; --allowed-host lets them ask by another name"
+    )
 
 
 def _read_template(path: str | None) -> str | None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.config import option
 from octavo.errors import ConfigError
+from octavo.options import option
+
+# Environment: one more key that clients may send.
+KEY_VARIABLE = "OCTAVO_API_KEY"
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -26,6 +29,9 @@ MAX_SAMPLES = 1024  # of all prompts together
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_ID_CHARS = 128  # of a client's request id
 
+# A level is worth many steps of waiting: with more of them the lowest would hardly ever begin.
+MAX_PRIORITY_RANGE = 100
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -37,20 +43,28 @@ class ServerSettings:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every network")
     port: int = option(8000, "port to listen on; 0 takes a free one and says which")
-    api_key: tuple[str, ...] = option((), "a key that clients must send; may be repeated")
+    api_key: tuple[str, ...] = option(
+        (), "a key that clients must send, in sight of all users here; may be repeated"
+    )
     api_key_file: str | None = option(None, "file of keys, one a line; # begins a comment")
     served_model_name: tuple[str, ...] = option(
-        (), "what clients may call the model; the first is what answers say"
+        (), "what clients may call the model, * is anything; the first is what answers say"
     )
     allowed_origin: tuple[str, ...] = option(
         (), "a web page's origin that may call from a browser, such as https://example.org"
     )
     allowed_host: tuple[str, ...] = option(
-        (), "a further Host header to accept while listening on loopback"
+        (), "a further name by which clients may ask, as in their Host header; * is any"
+    )
+    strict_fields: bool = option(
+        False, "refuse fields of requests that have no effect here, rather than drop them"
     )
     max_concurrent_per_key: int | None = option(None, "requests of one key at once")
     rate_limit_requests: float | None = option(None, "requests a minute of one key")
     rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
+    priority_range: int = option(
+        0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
+    )
     max_body_bytes: int = option(8 << 20, "largest request body")
     max_connections: int = option(4096, "connections at once")
     request_timeout: float | None = option(
@@ -61,7 +75,7 @@ class ServerSettings:
         15.0, "seconds without data after which a stream sends a comment"
     )
     slow_reader_timeout: float = option(
-        30.0, "seconds for which a client may leave its stream unread"
+        30.0, "seconds for which a client may take nothing of its answer"
     )
     engine_timeout: float = option(
         300.0, "seconds without a sign of life after which the engine is restarted"
@@ -96,6 +110,10 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
+            raise ConfigError(
+                f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
+            )
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
 

@@ -6,11 +6,13 @@ a step would take, and a benchmark how close a measured one came to what the dev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.core.batch import Batch
+from octavo.core.executor import WeightMatrix
 from octavo.sim.hardware import HardwareSpec
 
 
@@ -26,6 +28,19 @@ class Chunk(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def samples(self) -> bool: ...
+
+
+class ModelShape(Protocol):
+    """What attention costs follows from these fields of a ``ModelConfig``."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +126,49 @@ class ModelCost:
     head_bytes: float
     attention: tuple[AttentionCost, ...]
 
+    @classmethod
+    def of(
+        cls, config: ModelShape, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
+    ) -> ModelCost:
+        """Of a model by its config, before it is loaded, or as an engine has it.
+
+        Args:
+            matrices, kv_bytes_per_token: planned (`octavo.models.footprint`), or those of an
+                engine's `Executor.probe()`.
+        """
+        layers: list[WeightMatrix] = []
+        heads: list[WeightMatrix] = []
+        for matrix in matrices:
+            (heads if matrix.is_head else layers).append(matrix)
+        windows = Counter(config.layer_windows or (None,) * config.num_layers)
+        per_layer = kv_bytes_per_token / config.num_layers
+        width = config.num_heads * config.head_dim
+        return cls(
+            sum(matrix.num_params for matrix in layers),
+            sum(matrix.num_bytes for matrix in layers),
+            sum(matrix.num_params for matrix in heads),
+            sum(matrix.num_bytes for matrix in heads),
+            tuple(
+                AttentionCost(count * width, count * per_layer, window)
+                for window, count in windows.items()
+            ),
+        )
+
+    @property
+    def weights_bytes(self) -> float:
+        """What a step reads of the weights."""
+        return self.linear_bytes + self.head_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return sum(layers.kv_bytes_per_token for layers in self.attention)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of the matrix products, for a token from which another one is sampled; attention's depend
+        on where it stands."""
+        return 2.0 * (self.linear_params + self.head_params)
+
     def work(self, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepWork:
         """The least that a step with these chunks does: every weight is read once, the head where
         something is sampled; embeddings, norms and activations do not count.
@@ -146,7 +204,7 @@ class RooflineCost:
     hardware: HardwareSpec
 
     def __call__(self, batch: Batch) -> float:
-        work = self.model.work(batch.items)
+        work = self.model.work(batch.items, batch.num_rounds)
         products = self.hardware.seconds(
             work.linear.bytes + work.head.bytes, work.linear.flops + work.head.flops
         )

@@ -18,7 +18,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class TextStream(Protocol):
-    """Decodes token by token; the pieces, put together, are what ``decode`` gives for all."""
+    """Decodes token by token; the pieces, put together, are what ``decode`` gives for all, but for
+    a character that the last tokens only begin: it is no text, and ``finish`` drops it.
+
+    Output that is cut off by its number of tokens often ends so; a character that breaks off in
+    the middle was garbled by the model, and is U+FFFD.
+    """
 
     def push(self, token_id: int) -> str: ...
 
@@ -111,16 +116,14 @@ class _ByteStream:
             self._utf8.decode(decoder.token_bytes(token_id))
 
     def push(self, token_id: int) -> str:
-        return self._shown(self._utf8.decode(self._decoder.token_bytes(token_id)))
-
-    def finish(self) -> str:
-        return self._shown(self._utf8.decode(b"", final=True))
-
-    def _shown(self, text: str) -> str:
+        text = self._utf8.decode(self._decoder.token_bytes(token_id))
         if self._at_start and text:
             self._at_start = False
             return text.removeprefix(" ")
         return text
+
+    def finish(self) -> str:
+        return ""  # all that the codec still holds is the beginning of a character
 
 
 class WindowDecoder:
@@ -130,9 +133,13 @@ class WindowDecoder:
         self._token = token
         self.decode = decode
 
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary has it."""
+        return self._token(token_id) or ""
+
     def token_bytes(self, token_id: int) -> bytes:
         """About what the token contributes: continuation marks and spaces vary."""
-        return sentencepiece_bytes((self._token(token_id) or "").removeprefix("##"))
+        return sentencepiece_bytes(self.token_text(token_id).removeprefix("##"))
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         return _WindowStream(self, before)
@@ -142,6 +149,7 @@ class _WindowStream:
     """What a token adds is what decoding a few tokens with it gives more than without it."""
 
     def __init__(self, decoder: WindowDecoder, before: Sequence[int]):
+        self._decoder = decoder
         self._decode = decoder.decode
         self._ids = list(before[-_WINDOW:])
         self._shown = self._decode(self._ids)
@@ -156,7 +164,11 @@ class _WindowStream:
         return self._show(text)
 
     def finish(self) -> str:
-        return self._show(self._decode(self._ids))
+        if not self._pending:
+            return ""
+        text = self._show(self._decode(self._ids))
+        is_character = _REPLACEMENT in self._decoder.token_text(self._ids[-1])
+        return text if is_character else text.rstrip(_REPLACEMENT)
 
     def _show(self, text: str) -> str:
         new = text[len(self._shown) :]

@@ -18,7 +18,8 @@ class IncrementalDetokenizer:
     """The text of one output, token by token.
 
     Pushing everything and finishing gives ``tokenizer.decode`` of all the tokens, up to the stop
-    string that was found, if one was. Time per token does not grow with the output.
+    string that was found, if one was, and without a character of which only the beginning came.
+    Time per token does not grow with the output.
 
     ``stop``: ends the text; of several, the one that is complete first counts (of two complete at
     the same character, the longer), however the text is spread over tokens. A stop string that is

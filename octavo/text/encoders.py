@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from octavo.errors import ENDINGS, InvalidRequestError, ModelFileError, OctavoError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -22,6 +26,21 @@ class Encoder(Protocol):
     """
 
     def encode(self, pieces: Sequence[str | int]) -> list[int]: ...
+
+
+@contextmanager
+def library_errors(path: Path) -> Iterator[None]:
+    """What the ``tokenizers`` library cannot do with the contents of ``path``: a ModelFileError."""
+    try:
+        yield
+    except OctavoError:
+        raise
+    except Exception as error:
+        raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # how the library's own bugs arrive
+            raise
+        raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from None
 
 
 class LibraryEncoder:
@@ -54,10 +73,15 @@ class LibraryEncoder:
 
     def _encode_marked(self, pieces: Sequence[str | int | None]) -> list[int]:
         text = "".join(piece if isinstance(piece, str) else self._mark for piece in pieces)
-        if len(text) > _LARGE:
-            # Lets other threads run meanwhile, which `encode` does not always do.
-            return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return self._library.encode(text, add_special_tokens=False).ids
+        try:
+            if len(text) > _LARGE:
+                # Lets other threads run meanwhile, which `encode` does not always do.
+                return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return self._library.encode(text, add_special_tokens=False).ids
+        except (Exception, *ENDINGS):
+            raise
+        except BaseException as panic:  # which would get past all who expect an Exception
+            raise InvalidRequestError(f"the tokenizer gave up on this text: {panic}") from panic
 
     def _put_specials(self, ids: list[int], pieces: Sequence[str | int | None]) -> list[int]:
         marks = [piece for piece in pieces if not isinstance(piece, str)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelFileError
+from octavo.fields import Fields
+from octavo.model_files import ModelFolder, read_text
 from octavo.text.decoders import (
     ByteDecoder,
     Decoder,
@@ -15,7 +18,8 @@ from octavo.text.decoders import (
     byte_level_bytes,
     sentencepiece_bytes,
 )
-from octavo.text.encoders import LibraryEncoder
+from octavo.text.encoders import LibraryEncoder, library_errors
+from octavo.text.pretokenizers import in_linear_time
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.tokenizer import Tokenizer, end_of_turn_ids
 
@@ -24,30 +28,33 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
 MAX_TOKENIZER_BYTES = 256 << 20
-MAX_CONFIG_BYTES = 16 << 20
+MAX_TEMPLATE_BYTES = 16 << 20
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
     """See ``Tokenizer.from_folder``."""
-    library = _load_library(folder / "tokenizer.json")
+    files = ModelFolder(folder)
     config = {
-        **_read_object(folder / "special_tokens_map.json"),
-        **_read_object(folder / "tokenizer_config.json"),
+        **(files.read_json("special_tokens_map.json") or {}),
+        **(files.read_json("tokenizer_config.json") or {}),
     }
-    _add_configured_tokens(library, config, folder / "tokenizer_config.json")
     keys = [f"{name}_token" for name in _NAMES]
     named = {key: text for key in keys if (text := _content(config.get(key))) is not None}
-    ids = {name: library.token_to_id(text) for name, text in named.items()}
-    added = library.get_added_tokens_decoder()
-    specials = _special_tokens(added)
-    vocab_size = _vocab_size(library)
-    prefix_ids, suffix_ids = _surroundings(library)
+    with library_errors(folder / "tokenizer.json"):
+        library = _load_library(files)
+        _add_configured_tokens(library, Fields(folder / "tokenizer_config.json", config))
+        ids = {name: library.token_to_id(text) for name, text in named.items()}
+        added = library.get_added_tokens_decoder()
+        vocab_size = _vocab_size(library)
+        prefix_ids, suffix_ids = _surroundings(library)
+        decoder = _create_decoder(library, vocab_size, frozenset(added))
+        specials = _special_tokens(added)
+        encoder = LibraryEncoder(library, specials, ids.get("unk_token"))
     eos_id = ids.get("eos_token")
     stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
-    decoder = _create_decoder(library, vocab_size, frozenset(added))
     return Tokenizer(
-        encoder=LibraryEncoder(library, specials, ids.get("unk_token")),
+        encoder=encoder,
         decoder=decoder,
         specials=specials,
         vocab_size=vocab_size,
@@ -57,58 +64,44 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
         named_tokens=named,
-        chat_templates=_chat_templates(folder, config),
+        chat_templates=_chat_templates(files, config),
     )
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path, limit: int) -> str:
-    try:
-        size = path.stat().st_size
-        if size > limit:
-            raise ModelFileError(path, f"{size:,} bytes; {limit:,} are allowed")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelFileError(path, "not UTF-8", offset=error.start) from error
-    except OSError as error:
-        raise ModelFileError(path, f"cannot read: {error.strerror or error}") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read_text(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "expected a JSON object")
-    return value
-
-
-def _load_library(path: Path) -> LibraryTokenizer:
+def _load_library(files: ModelFolder) -> LibraryTokenizer:
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    if not path.exists():
+    path = files.path / "tokenizer.json"
+    text = files.read_text(path.name, MAX_TOKENIZER_BYTES)
+    if text is None:
         hint = ""
-        if (path.parent / "tokenizer.model").exists():
+        if (files.path / "tokenizer.model").exists():
             hint = ": convert tokenizer.model to tokenizer.json, or use a GGUF file of the model"
         raise ModelFileError(path, f"there is no such file{hint}")
-    text = _read_text(path, MAX_TOKENIZER_BYTES)
-    try:
-        library = LibraryTokenizer.from_str(text)
-    except Exception as error:
-        raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # how the library's own bugs arrive
-            raise
-        raise ModelFileError(path, f"not a tokenizer: {error!s:.300}") from None
+    library = LibraryTokenizer.from_str(text)
     library.no_truncation()
     library.no_padding()
+    for part in ("normalizer", "pre_tokenizer"):
+        _rewrite_patterns(library, part)
     return library
+
+
+def _rewrite_patterns(library: LibraryTokenizer, part: str) -> None:
+    """Replaces regular expressions that are slow on some texts; see ``in_linear_time``."""
+    if (own := getattr(library, part)) is None:
+        return
+    state = json.loads(own.__getstate__(), object_hook=_with_linear_pattern)
+    if state != json.loads(own.__getstate__()):
+        own.__setstate__(json.dumps(state).encode())
+        setattr(library, part, own)
+
+
+def _with_linear_pattern(entry: dict[str, Any]) -> dict[str, Any]:
+    pattern = entry.get("Regex")
+    return {"Regex": in_linear_time(pattern)} if isinstance(pattern, str) else entry
 
 
 def _content(value: Any) -> str | None:
@@ -118,56 +111,45 @@ def _content(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+def _chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]:
     """By name. Files win over the config, as in transformers."""
+    fields = Fields(files.path / "tokenizer_config.json", config)
     templates: dict[str, str] = {}
-    configured = config.get("chat_template")
+    configured = fields.raw("chat_template")
     if isinstance(configured, str):
         templates["default"] = configured
-    elif isinstance(configured, list):
-        for i, entry in enumerate(configured):
-            entry = entry if isinstance(entry, dict) else {}
-            name, template = entry.get("name"), entry.get("template")
-            if not isinstance(name, str) or not isinstance(template, str):
-                field = f"chat_template[{i}]"
-                raise ModelFileError(
-                    folder / "tokenizer_config.json", "expected a name and a template", field=field
-                )
-            templates[name] = template
     elif configured is not None:
-        raise ModelFileError(
-            folder / "tokenizer_config.json", "expected text or a list", field="chat_template"
-        )
-    if (folder / "chat_template.jinja").exists():
-        templates = {"default": _read_text(folder / "chat_template.jinja", MAX_CONFIG_BYTES)}
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path, MAX_CONFIG_BYTES)
+        for entry in fields.each("chat_template", Fields.section):
+            templates[entry.text("name")] = entry.text("template")
+    whole = files.read_text("chat_template.jinja", MAX_TEMPLATE_BYTES)
+    if whole is not None:
+        templates = {"default": whole}
+    for path in files.find_all("additional_chat_templates", "*.jinja"):
+        templates[path.stem] = read_text(path, MAX_TEMPLATE_BYTES)
     return templates
 
 
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-def _add_configured_tokens(library: LibraryTokenizer, config: dict[str, Any], path: Path) -> None:
+def _add_configured_tokens(library: LibraryTokenizer, config: Fields) -> None:
     """Adds the tokens of ``added_tokens_decoder`` that tokenizer.json lacks or has otherwise."""
     from tokenizers import AddedToken
 
-    field = "added_tokens_decoder"
-    entries = config.get(field, {})
-    if not isinstance(entries, dict):
-        raise ModelFileError(path, "expected an object", field=field)
+    entries = config.section("added_tokens_decoder", {})
     known = {i: repr(token) for i, token in library.get_added_tokens_decoder().items()}
     flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-    for key, entry in sorted(entries.items(), key=lambda item: item[0].zfill(12)):
-        content = _content(entry)
-        if not key.isdecimal() or content is None:
-            raise ModelFileError(path, f"entry {key!r:.20} is not a token", field=field)
-        token = AddedToken(content, **{f: entry[f] is True for f in flags if f in entry})
+    for key in sorted(entries, key=lambda key: key.zfill(12)):
+        entry = entries.section(key)
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise entries.error(key, "is not the id of a token")
+        content = entry.text("content")
+        token = AddedToken(content, **{f: entry.raw(f) is True for f in flags if f in entry})
         if known.get(int(key)) == repr(token):
             continue
         library.add_tokens([token])
         if library.token_to_id(content) != int(key):
-            raise ModelFileError(path, f"token {content!r:.60} cannot have id {key}", field=field)
+            raise entries.error(key, f"the token {content!r:.60} cannot have this id")
 
 
 def _special_tokens(added: dict[int, AddedToken]) -> SpecialTokens:

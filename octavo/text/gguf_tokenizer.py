@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
 from octavo.text.decoders import ByteDecoder, byte_level_bytes, sentencepiece_bytes
-from octavo.text.encoders import LibraryEncoder
+from octavo.text.encoders import LibraryEncoder, library_errors
 from octavo.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.text.special_tokens import SpecialTokens
 from octavo.text.spm_encoder import SpmEncoder
@@ -26,7 +27,6 @@ from octavo.text.tokenizer import END_OF_TURN, Tokenizer, end_of_turn_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
-_KEY = "tokenizer.ggml."
 _NAMED = ("bos", "eos", "unknown", "padding", "seperator", "mask", "cls")  # GGUF's own spelling
 _TEMPLATE_NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
 _STOPS = ("eos", "eot", "eom")
@@ -48,7 +48,7 @@ def load_gguf(
 ) -> Tokenizer:
     """See ``Tokenizer.from_gguf``."""
     vocabulary = _Vocabulary(metadata, path)
-    model = vocabulary.text("model")
+    model = vocabulary.fields.text("model")
     if model == "gpt2":
         parts = _byte_level_parts(vocabulary)
     elif model == "llama":
@@ -84,66 +84,37 @@ class _Vocabulary:
     def __init__(self, metadata: Mapping[str, Any], path: Path):
         self.metadata = metadata
         self.path = path
-        self.tokens = self.texts("tokens")
+        self.fields = Fields(path, metadata, "tokenizer.ggml.")
+        self.tokens = self.fields.texts("tokens")
         if not self.tokens:
-            raise self.error("tokens", "the vocabulary is empty")
+            raise self.fields.error("tokens", "the vocabulary is empty")
         self.types = self._types()
         self.ids = {
             name: self._token_id(f"{name}_token_id")
             for name in (*_NAMED, "eot", "eom")
-            if self.has(f"{name}_token_id")
+            if f"{name}_token_id" in self.fields
         }
         self.specials = self.by_type(TokenType.UNKNOWN, TokenType.CONTROL)
-
-    def error(self, key: str, reason: str) -> ModelFileError:
-        return ModelFileError(self.path, reason, field=_KEY + key)
-
-    def has(self, key: str) -> bool:
-        return self.metadata.get(_KEY + key) is not None
 
     def by_type(self, *types: TokenType) -> dict[str, int]:
         """Text -> id of the tokens of some types."""
         found = np.flatnonzero(np.isin(self.types, types))
         return {self.tokens[i]: i for i in found.tolist()}
 
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.metadata.get(_KEY + key, default)
-        if not isinstance(value, str):
-            raise self.error(key, "missing" if value is None else "expected text")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(_KEY + key, default)
-        if not isinstance(value, (bool, np.bool_)):
-            raise self.error(key, f"expected true or false, got {value!r:.40}")
-        return bool(value)
-
-    def texts(self, key: str) -> list[str]:
-        value = self.metadata.get(_KEY + key)
-        if value is None:
-            raise self.error(key, "missing")
-        if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {str}:
-            raise self.error(key, "expected a list of texts")
-        return list(value)
-
     def numbers(self, key: str, kinds: str) -> np.ndarray:
         """The list ``key``, one number for each token, as numpy has it (``kinds``: dtype kinds)."""
-        value = self.metadata.get(_KEY + key)
-        if value is None:
-            raise self.error(key, "missing")
-        array = np.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else None
-        if array is None or array.ndim != 1 or array.dtype.kind not in kinds:
-            raise self.error(key, "expected a list of numbers")
-        if len(array) != len(self.tokens):
-            raise self.error(key, f"{len(array)} entries for {len(self.tokens)} tokens")
+        self.fields.entries(key, len(self.tokens))
+        array = np.asarray(self.fields.raw(key))
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise self.fields.error(key, "expected a list of numbers")
         return array
 
     def _types(self) -> np.ndarray:
-        if not self.has("token_type"):
+        if "token_type" not in self.fields:
             return np.full(len(self.tokens), TokenType.NORMAL, np.int8)
         types = self.numbers("token_type", "iu")
         if types.min() < 0 or types.max() > max(TokenType):
-            raise self.error("token_type", "a token type is out of range")
+            raise self.fields.error("token_type", "a token type is out of range")
         types = types.astype(np.int8)
         # Some files forget that what ends a turn is a control token.
         ends_turn = set(END_OF_TURN)
@@ -154,12 +125,10 @@ class _Vocabulary:
         return types
 
     def _token_id(self, key: str) -> int:
-        value = self.metadata[_KEY + key]
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise self.error(key, f"expected a token id, got {value!r:.40}")
-        if not 0 <= value < len(self.tokens):
-            raise self.error(key, f"token id {value} of {len(self.tokens)} tokens")
-        return int(value)
+        token_id: int = self.fields.integer(key, minimum=0)
+        if token_id >= len(self.tokens):
+            raise self.fields.error(key, f"token id {token_id} of {len(self.tokens)} tokens")
+        return token_id
 
 
 def _added_ids(vocabulary: _Vocabulary, *, add_bos: bool) -> dict[str, list[int]]:
@@ -167,17 +136,17 @@ def _added_ids(vocabulary: _Vocabulary, *, add_bos: bool) -> dict[str, list[int]
     added: dict[str, list[int]] = {}
     for name, default, place in (("bos", add_bos, "prefix_ids"), ("eos", False, "suffix_ids")):
         key = f"add_{name}_token"
-        wanted = vocabulary.flag(key, default)
-        if wanted and name not in vocabulary.ids and vocabulary.has(key):
-            raise vocabulary.error(key, f"true, but {name}_token_id is missing")
+        wanted = vocabulary.fields.boolean(key, default)
+        if wanted and name not in vocabulary.ids and key in vocabulary.fields:
+            raise vocabulary.fields.error(key, f"true, but {name}_token_id is missing")
         added[place] = [vocabulary.ids[name]] if wanted and name in vocabulary.ids else []
     return added
 
 
 def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
-    name = vocabulary.metadata.get("general.name")
+    name = Fields(vocabulary.path, vocabulary.metadata).text("general.name", "")
     strip_right: list[int] = []
-    if isinstance(name, str) and any(phi in name.lower() for phi in ("phi-3", "phi3")):
+    if any(phi in name.lower() for phi in ("phi-3", "phi3")):
         # Phi 3's tokenizer says so, but GGUF has no place for it.
         keep = ("<unk>", "<s>", "<|endoftext|>")
         strip_right = [i for text, i in vocabulary.specials.items() if text not in keep]
@@ -186,25 +155,19 @@ def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
 
 def _chat_templates(vocabulary: _Vocabulary) -> dict[str, str]:
     """``tokenizer.chat_template`` is the default; further ones have their name behind a dot."""
-    templates: dict[str, str] = {}
-    for key, value in vocabulary.metadata.items():
-        if key == "tokenizer.chat_template":
-            name = "default"
-        elif key.startswith("tokenizer.chat_template."):
-            name = key.removeprefix("tokenizer.chat_template.")
-        else:
-            continue
-        if not isinstance(value, str):
-            raise ModelFileError(vocabulary.path, "expected text", field=key)
-        templates[name] = value
-    return templates
+    fields = Fields(vocabulary.path, vocabulary.metadata, "tokenizer.chat_template")
+    return {
+        name.removeprefix(".") or "default": fields.text(name)
+        for name in fields
+        if name == "" or name.startswith(".")
+    }
 
 
 # -- byte-level BPE -------------------------------------------------------------------------------
 
 
 def _byte_level_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
-    name = vocabulary.text("pre", "default")
+    name = vocabulary.fields.text("pre", "default")
     family = PRE_TOKENIZERS.get(name)
     if family is None:
         raise UnsupportedModelError(
@@ -214,11 +177,13 @@ def _byte_level_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
     if not family.has_bos:
         vocabulary.ids.pop("bos", None)
     user_defined = vocabulary.by_type(TokenType.USER_DEFINED)
-    library = _library_tokenizer(vocabulary, family, user_defined)
     specials = _special_tokens(vocabulary)
+    with library_errors(vocabulary.path):
+        library = _library_tokenizer(vocabulary, family, user_defined)
+        encoder = LibraryEncoder(library, specials, vocabulary.ids.get("unknown"))
     tokens = vocabulary.tokens
     return {
-        "encoder": LibraryEncoder(library, specials, vocabulary.ids.get("unknown")),
+        "encoder": encoder,
         "decoder": ByteDecoder(
             lambda i: tokens[i] if 0 <= i < len(tokens) else None,
             byte_level_bytes,
@@ -249,11 +214,13 @@ def _library_tokenizer(
 def _merges(vocabulary: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges as pairs, in the order of their priority."""
     merges: list[tuple[str, str]] = []
-    for i, merge in enumerate(vocabulary.texts("merges")):
+    for i, merge in enumerate(vocabulary.fields.texts("merges")):
         left, space, right = merge[1:].partition(" ")  # a merge cannot begin with its separator
         left = merge[:1] + left
         if not space or left not in ids or right not in ids or left + right not in ids:
-            raise vocabulary.error("merges", f"merge {i} ({merge!r:.60}) is not of two tokens")
+            raise vocabulary.fields.error(
+                "merges", f"merge {i} ({merge!r:.60}) is not of two tokens"
+            )
         merges.append((left, right))
     return merges
 
@@ -266,7 +233,7 @@ def _sentencepiece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
     for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
         if name not in ids and default < len(vocabulary.tokens):
             ids[name] = default  # what this kind of tokenizer has unless it says otherwise
-    add_space_prefix = vocabulary.flag("add_space_prefix", True)
+    add_space_prefix = vocabulary.fields.boolean("add_space_prefix", True)
     tokens = vocabulary.tokens
     normal = vocabulary.types == TokenType.NORMAL
     encoder = SpmEncoder(
@@ -275,7 +242,7 @@ def _sentencepiece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
         _byte_ids(vocabulary),
         vocabulary.by_type(TokenType.USER_DEFINED),
         add_space_prefix=add_space_prefix,
-        remove_extra_whitespaces=vocabulary.flag("remove_extra_whitespaces", False),
+        remove_extra_whitespaces=vocabulary.fields.boolean("remove_extra_whitespaces", False),
     )
     specials = _special_tokens(vocabulary)
     return {
@@ -303,5 +270,5 @@ def _byte_ids(vocabulary: _Vocabulary) -> list[int]:
     unknown = vocabulary.ids.get("unknown")
     byte_ids = [found.get(f"<0x{byte:02X}>", unknown) for byte in range(256)]
     if None in byte_ids:
-        raise vocabulary.error("tokens", "no token for some bytes, and no unknown_token_id")
+        raise vocabulary.fields.error("tokens", "no token for some bytes, and no unknown_token_id")
     return [i for i in byte_ids if i is not None]

@@ -3,11 +3,30 @@
 A GGUF file names its pre-tokenizer instead of carrying it. The patterns here are those of the
 models' own ``tokenizer.json`` files, under the names that llama.cpp gives them. Each pattern cuts
 every piece that the patterns before it left; what a pattern does not match stays a piece.
+
+Text comes from anybody, so a pattern must take a time that grows with the text's length and not
+with its square, whatever the text is.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+# A run of one class of characters up to an end: of the text, or with ``$`` of a line.
+_RUN_TO_END = re.compile(r"(\\s|\\p\{\^?\w+\}|\[(?:[^\[\]\\&]|\\.)+\])\+(?:\$|\\z|\\Z)")
+
+
+def in_linear_time(pattern: str) -> str:
+    """An equal pattern, if ``pattern`` would take the square of the length of a text.
+
+    ``\\s+$`` looks at all of a run of spaces that does not end the text, in vain, and then again
+    from its second space, and from its third. What begins inside a run can match no more than what
+    begins at its first character, which is therefore asked for.
+    """
+    run = _RUN_TO_END.fullmatch(pattern)
+    return pattern if run is None else f"(?<!{run[1]}){pattern}"
+
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = (
@@ -77,7 +96,7 @@ _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED}]+",
     "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
+    in_linear_time(r"\s+$"),
     _CJK_OR_HANGUL,
     _DIGIT,
 )

@@ -132,6 +132,15 @@ class Tokenizer:
         ids = self.encoder.encode(pieces)
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
+    def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of words, each as it is at the start of a text and after a space."""
+        encoded: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                if ids := self.encode(text, add_special_tokens=False):
+                    encoded[tuple(ids)] = None
+        return tuple(encoded)
+
     # -- ids to text ------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -201,7 +210,7 @@ class Tokenizer:
         chat_template: str | None = None,
         **user_variables: Any,
     ) -> tuple[str, Disguise]:
-        from octavo.text.chat import render_chat  # Jinja is loaded when first needed
+        from octavo.text.chat_rendering import render_chat  # Jinja is loaded when first needed
 
         return render_chat(
             self._compiled_template(chat_template, tools),

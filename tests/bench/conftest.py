@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.serving.request_record import RequestRecord
-from octavo.bench.workload.requests import BenchRequest
+from octavo.workload.requests import WorkloadRequest
 
 
 class FakeServer:
@@ -55,33 +54,8 @@ def fake_server() -> Iterator[FakeServer]:
 def scripted():
     """A request that makes the fake server do something; see fake_server.py."""
 
-    def create(index: int, **script: Any) -> BenchRequest:
+    def create(index: int, **script: Any) -> WorkloadRequest:
         script = {"first": 0.0, "gaps": [], **script}
-        return BenchRequest(str(index), prompt=json.dumps(script), output_len=8)
-
-    return create
-
-
-@pytest.fixture
-def record():
-    """A record by hand: times in seconds; the events are the tokens, unless said otherwise."""
-
-    def create(
-        sent: float, *events: float, scheduled: float | None = None, **fields: Any
-    ) -> RequestRecord:
-        fields = {"ended": events[-1] if events else sent, **fields}
-        if events:
-            fields = {
-                "first_token": events[0],
-                "last_token": events[-1],
-                "event_times": list(events),
-                "event_tokens": [None] * len(events),
-                "output_tokens": len(events),
-                **fields,
-            }
-        else:
-            fields = {"error": "refused", "status": 429, **fields}
-        begin = sent if scheduled is None else scheduled
-        return RequestRecord(fields.pop("id", "x"), begin, sent, **fields)
+        return WorkloadRequest(str(index), prompt=json.dumps(script), output_len=8)
 
     return create

@@ -78,6 +78,7 @@ def test_a_group_is_found_whatever_its_processes_are_called(tmp_path):
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="needs /proc/stat")
 
 
+@pytest.mark.timing
 @needs_proc
 def test_what_this_process_and_its_children_use_is_not_others():
     with watch_cpu() as use:
@@ -92,6 +93,7 @@ def test_what_this_process_and_its_children_use_is_not_others():
     assert use.others == pytest.approx(max(0.0, use.machine - use.measured))
 
 
+@pytest.mark.timing
 @needs_proc
 def test_what_others_use_is_seen():
     """A child that lives on is not counted as this process's: it stands for somebody else."""

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from octavo.bench import plots
-from octavo.bench.statistics import Spread
 from octavo.errors import BenchmarkError, ConfigError
+from octavo.measure.statistics import Spread
 
 pytest.importorskip("matplotlib")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ class FakeLLM:
             for i, text in enumerate(ANSWER):
                 if self.on_chunk is not None:
                     self.on_chunk(i)
-                output = self._output(prompt, params, i + 1)
-                yield StreamChunk(0, text, [i], output.outputs[0].finish_reason, output)
+                build_output = partial(self._output, prompt, params, i + 1)
+                reason = build_output().outputs[0].finish_reason
+                yield StreamChunk(0, text, [i], reason, build_output)
         finally:
             self.stream_closed = True
 

@@ -176,7 +176,7 @@ def test_no_answer_at_all_is_a_failure(server, dataset, capsys):
     assert "a first request to /v1/completions failed: HTTP 400: no" in capsys.readouterr().err
 
 
-def test_ctrl_c_reports_what_there_is(server, dataset):
+def test_ctrl_c_reports_what_there_is(server, dataset, ctrl_c):
     flags = [
         "--base-url",
         server.url,

@@ -74,7 +74,7 @@ def test_sweep_refuses_prompts_that_do_not_fit_before_measuring(engine, capsys):
         (["sweep", "--model-name", "x"], "--base-url"),
         (["ablation", "--only", "nonsense"], "no ablation 'nonsense'"),
         (["ablation", "--plot", "a.gif"], ".png or .svg"),
-        (["prefix", "--text", "/nowhere"], "/nowhere cannot be read"),
+        (["prefix", "--text", "/nowhere"], "--text /nowhere: No such file"),
         (["prefix", "--questions", "0"], "'0' is no integer"),
     ],
 )

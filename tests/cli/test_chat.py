@@ -130,7 +130,7 @@ def test_stats(talk) -> None:
     assert out.startswith("no answer yet\n") and out.endswith("20.0 tokens/s\n")
 
 
-def test_ctrl_c_stops_the_answer_not_the_program(fake_llm, talk) -> None:
+def test_ctrl_c_stops_the_answer_not_the_program(fake_llm, talk, ctrl_c) -> None:
     def press(self: object, i: int) -> None:
         if i == 1 and len(fake_llm.made[0].calls) == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -143,7 +143,7 @@ def test_ctrl_c_stops_the_answer_not_the_program(fake_llm, talk) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_second_ctrl_c_ends_the_program(fake_llm, talk) -> None:
+def test_second_ctrl_c_ends_the_program(fake_llm, talk, ctrl_c) -> None:
     def press_twice(self: object, i: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)

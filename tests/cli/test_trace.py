@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from octavo import cli
-from octavo.bench.workload.traces import KINDS, read_trace
 from octavo.cli import trace
+from octavo.workload.traces import KINDS, read_trace
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

@@ -24,15 +24,17 @@ def make_engine(
     *,
     prefix_caching: bool = True,
     admission=None,
+    depth: int = 1,
+    propose=None,
     **config,
 ) -> Engine:
     """An engine over the hash model."""
-    config.setdefault("max_model_len", 64)
+    config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
     scheduler = Scheduler(
         SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission
     )
-    return Engine(scheduler, HashExecutor(num_blocks, block_size))
+    return Engine(scheduler, HashExecutor(num_blocks, block_size, depth=depth, propose=propose))
 
 
 def run(engine: Engine, limit: int = 10_000) -> list[Request]:
@@ -43,7 +45,7 @@ def run(engine: Engine, limit: int = 10_000) -> list[Request]:
         if step is None:
             return finished
         finished += [update.request for update in step.updates if update.request.is_finished]
-        engine.scheduler.block_manager.check_integrity(engine.scheduler.running)
+        engine.check_integrity()
     raise AssertionError("the engine does not come to an end")
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -27,7 +29,7 @@ class FaultyExecutor(HashExecutor):
         poisoned = any(item.request.request_id in self.poison for item in batch.items)
         if poisoned and self.num_steps % 2:  # before it has done anything
             raise RuntimeError("out of luck")
-        step = super().submit(batch)
+        output = super().submit(batch).result()
         if poisoned:  # or when all is done
             raise RuntimeError("out of luck")
         self.seen_finished.update(batch.finished_ids)
@@ -36,7 +38,7 @@ class FaultyExecutor(HashExecutor):
             for item in batch.items
             if item.request.request_id in self.bad_requests
         }
-        tokens = {key: ids for key, ids in step.output.token_ids.items() if key not in errors}
+        tokens = {key: ids for key, ids in output.token_ids.items() if key not in errors}
         return FinishedStep(StepOutput(tokens, errors=errors))
 
 
@@ -78,6 +80,28 @@ def test_a_request_that_raises_alone_ends_and_the_next_one_works(engine, make_re
     run(engine)
     assert second.output_token_ids == expected_tokens([3, 4], 4, 97)
     assert "first" in engine.executor.seen_finished
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_step_that_was_interrupted_is_run_again(engine, make_request, run, goes_on):
+    """Or does no more than to give back the blocks of those who are aborted because of it."""
+    request = make_request("r", [1, 2, 3])
+    engine.add(request)
+    submit = engine.executor.submit
+
+    def interrupt(batch):
+        engine.executor.submit = submit
+        raise KeyboardInterrupt
+
+    engine.executor.submit = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    if not goes_on:
+        engine.abort("r")
+    run(engine)
+    expected = expected_tokens([1, 2, 3], 4, 97)
+    assert request.output_token_ids == (expected if goes_on else [])
+    assert engine.scheduler.block_manager.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 17, 32])
@@ -161,6 +185,78 @@ def test_an_abort_while_a_step_is_being_cut(make_engine, make_request):
     engine.scheduler.block_manager.check_integrity([])
 
 
+@pytest.mark.parametrize("poison", [set(), {"alone#1"}, {"r1"}])
+def test_what_runs_alone_has_no_company_but_its_samples(make_engine, make_request, run, poison):
+    """And the rest go on beside it as ever: the same tokens, in one step for each of its own."""
+    engine = make_engine(64, 4, max_num_seqs=8)
+    executor = engine.executor = FaultyExecutor(64, 4)
+    executor.poison = poison
+    companies, submit = [], executor.submit
+
+    def watched(batch):
+        companies.append({item.request.request_id.split("#")[0] for item in batch.items})
+        return submit(batch)
+
+    executor.submit = watched
+    prompt = [5, 6, 7, 8, 9, 10]  # ends inside a block, which its samples copy
+    leader = make_request("alone", prompt, runs_alone=True)
+    samples = [leader] + [
+        make_request(f"alone#{i}", prompt, fork_of=leader, runs_alone=True) for i in (1, 2)
+    ]
+    others = [make_request(f"r{i}", [i, i + 1, i + 2]) for i in range(3)]
+    for request in (others[0], *samples, *others[1:]):
+        engine.add(request)
+    run(engine)
+    for request in (*samples, *others):
+        if request.request_id in poison:
+            assert request.finish_reason is FinishReason.ERROR
+        else:
+            assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 4, 97)
+    assert {"alone"} in companies
+    assert all(company == {"alone"} for company in companies if "alone" in company)
+    if not poison:
+        first = companies.index({"alone"})
+        assert companies[first : first + 6].count({"alone"}) == 3
+        assert len(companies) <= 2 * 5  # as many again as without company
+
+
+def test_beside_the_step_of_what_runs_alone_there_is_no_other(make_engine, make_request, run):
+    engine = make_engine(64, 4, depth=2)
+    beside, submit = [], engine.executor.submit
+
+    def watched(batch):
+        if any(item.request.runs_alone for item in batch.items):
+            beside.append(len(engine._submitted))
+        return submit(batch)
+
+    engine.executor.submit = watched
+    requests = [make_request(f"r{i}", [i, 1], runs_alone=i == 2) for i in range(4)]
+    for request in requests[:2]:
+        engine.add(request)
+    engine.step()
+    for request in requests[2:]:
+        engine.add(request)
+    run(engine)
+    assert beside == [0] * 4
+    for request in requests:
+        assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 4, 97)
+
+
+def test_an_abort_of_what_runs_alone(make_engine, make_request, run):
+    engine = make_engine()
+    requests = [make_request(f"r{i}", [i, 1], runs_alone=i == 1) for i in range(3)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    engine.abort("r1")
+    run(engine)
+    assert [request.num_output_tokens for request in requests] == [4, 0, 4]
+    engine.add(make_request("next", [1, 2]))
+    engine.add(make_request("beside", [1, 2]))
+    assert engine.step().batch.num_seqs == 2  # it is forgotten
+    run(engine)
+
+
 def test_an_idle_engine_has_nothing_to_step(engine):
     assert engine.step() is None and not engine.begin_step()
 
@@ -181,7 +277,58 @@ def test_timestamps_follow_the_clock(make_engine, make_request):
     assert stats.prefill_tps == 1.0 and stats.num_output_tokens == 3
 
 
-def test_a_leak_shows_when_the_engine_becomes_idle(engine, make_request, run, caplog):
+def test_who_has_left_is_named_in_the_next_batch_that_is_run(make_engine, make_request):
+    """An idle step runs none, and must not take the names along: rows of tables would leak."""
+    engine = make_engine()
+    engine.add(make_request("a", [1, 2]))
+    engine.step()
+    engine.abort("a")
+    assert engine.step() is None and engine.step() is None
+    engine.add(make_request("b", [1, 2]))
+    assert engine.step().batch.finished_ids == ("a",)
+
+
+def test_who_preempted_itself_is_named_in_the_next_batch(make_engine, make_request):
+    """It was the last in order, and nothing else could run in that step."""
+    engine = make_engine(
+        5, 2, depth=2, prefix_caching=False, runs_ahead=False, max_num_batched_tokens=1
+    )
+    for name in ("first", "last"):
+        engine.add(make_request(name, [1] * 3, max_tokens=6))
+    batches = []
+    while not engine.scheduler.num_preemptions:
+        batches.append(engine.step().batch)
+    assert not any(batch.preempted_ids for batch in batches)  # so it was a step that was not run
+    while "last" not in batches[-1].finished_ids:
+        batches.append(engine.step().batch)
+    assert not any(item.request.request_id == "last" for item in batches[-1].items)
+
+
+def test_tokens_of_a_step_that_raised_count_once(make_engine, make_request):
+    def count(poison) -> tuple[int, int, int]:
+        engine = make_engine(7, 2, max_num_seqs=8, prefix_caching=False)
+        engine.executor = FaultyExecutor(7, 2)
+        for index in range(3):
+            engine.add(make_request(f"r{index}", [index] * 3, max_tokens=6))
+        steps = []
+        while (step := engine.step()) is not None:
+            steps.append(step.stats)
+            engine.executor.poison = poison if len(steps) in (1, 4) else set()
+            if step.stats.num_seqs == 0:
+                assert step.batch.items == () and step.stats.num_tokens == 0
+        assert sum(stats.num_preempted for stats in steps) == steps[-1].num_preemptions > 0
+        return sum(s.num_tokens for s in steps), sum(s.num_seqs for s in steps), len(steps)
+
+    tokens, seqs, num_steps = count(set())
+    again = count({"r1"})
+    assert again[2] > num_steps
+    assert again[:2] == (tokens, seqs)
+
+
+# -- the audit -------------------------------------------------------------------------------
+
+
+def test_a_leak_shows_with_the_last_token(engine, make_request, run, caplog):
     engine.add(make_request("a", [1, 2]))
     run(engine)
     assert engine.num_invariant_violations == 0
@@ -189,8 +336,78 @@ def test_a_leak_shows_when_the_engine_becomes_idle(engine, make_request, run, ca
     engine.add(make_request("b", [1, 2]))
     while (step := engine.step()) is not None:
         last = step
+    assert last.updates[0].new_token_ids  # which is good, and comes all the same
     assert engine.num_invariant_violations == last.stats.num_invariant_violations == 1
-    assert "damaged" in caplog.text
+    assert "1 blocks are used by nobody" in caplog.text
+
+
+def test_counts_that_cannot_be_show_at_once(engine, make_request):
+    engine.scheduler.block_manager.num_cached_blocks = -1
+    engine.add(make_request("a", [1, 2]))
+    assert engine.step().stats.num_invariant_violations == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("reference", "references from nobody, block 9000 first"),
+        ("lost", "1 blocks are lost, block 9000 first"),
+        ("cached", "1 blocks are cached, not 2"),
+    ],
+)
+def test_an_idle_pool_is_looked_over_in_parts(
+    make_engine, make_request, run, caplog, damage, words
+):
+    engine = make_engine(10_000, 4)
+    engine.add(make_request("a", [1, 2]))
+    assert not engine.audit()  # not while there is something to do
+    run(engine)
+    blocks = engine.scheduler.block_manager
+    if damage == "reference":
+        blocks.ref_counts[9_000] = 1
+    elif damage == "lost":
+        del blocks.free_blocks[9_000]
+        blocks.free_blocks[-1] = None
+    else:
+        blocks.num_cached_blocks += 1
+    assert engine.audit() and engine.audit() and engine.num_invariant_violations == 0
+    assert not engine.audit() and engine.num_invariant_violations == 1
+    assert words in caplog.text
+    assert not engine.audit() and engine.num_invariant_violations == 1  # nothing new since
+
+
+def test_the_audit_begins_anew_when_the_pool_was_used(make_engine, make_request, run):
+    engine = make_engine(10_000, 4)
+    for name in "ab":
+        engine.add(make_request(name, [1, 2]))
+        run(engine)
+        assert [engine.audit() for _ in range(4)] == [True, True, False, False]
+    assert engine.num_invariant_violations == 0
+
+
+def test_the_audit_needs_no_asserts():
+    """Under ``python -O`` there are none."""
+    code = """
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.executor.hashing import HashExecutor
+from octavo.errors import EngineError
+
+blocks = BlockManager(8, 4)
+engine = Engine(Scheduler(SchedulerConfig(), blocks), HashExecutor(8, 4))
+blocks.ref_counts[3] = 2
+engine.audit()
+try:
+    engine.check_integrity()
+except EngineError as error:
+    print(engine.num_invariant_violations, error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True
+    )
+    words = "reference counts and block tables disagree"
+    assert result.stdout == f"1 the block pool is damaged: {words}\n"
 
 
 class RoundsExecutor(HashExecutor):
@@ -200,9 +417,9 @@ class RoundsExecutor(HashExecutor):
         super().__init__(*args)
         self.rounds = []
 
-    def _num_rounds(self, batch):
-        self.rounds.append(batch.max_rounds)
-        return batch.max_rounds
+    def _num_rounds(self, item):
+        self.rounds.append(item.num_sampled)
+        return item.num_sampled
 
 
 def rounds_of(engine, run, *requests):

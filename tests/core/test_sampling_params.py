@@ -41,7 +41,7 @@ def test_lists_and_single_strings_are_accepted():
         ("stop_token_ids", [[-1], [1.5], [True]]),
         ("allowed_token_ids", [[], [-1]]),
         ("logit_bias", [{1: 101}, {1: float("nan")}, {"x": 1}, {-1: 1}]),
-        ("bad_words", [["a"] * 129, [""]]),
+        ("bad_words", [["a"] * 129, [""], ["a" * 4097], ["a" * 100] * 41]),
     ],
 )
 def test_each_bound_is_enforced_and_named(field, values):

@@ -165,6 +165,22 @@ def test_a_flood_of_urgent_requests_starves_nobody(make_engine, make_request):
     assert patient.is_finished
 
 
+@pytest.mark.parametrize("priority", [6, 2**31, 10**30])
+def test_no_priority_is_so_high_that_it_starves_others_for_long(
+    make_engine, make_request, priority
+):
+    """However far apart two priorities are, the later one overtakes for a bounded time only."""
+    engine = make_engine(max_num_seqs=1, ageing_steps=4, max_priority=5)
+    patient = make_request("patient", [1, 2], priority=priority, max_tokens=2)
+    engine.add(patient)
+    for index in range(2 * 5 * 4 + 4):
+        if not patient.is_finished:
+            urgent = make_request(f"urgent{index}", [3], priority=-priority, max_tokens=1)
+            engine.add(urgent)
+            engine.step()
+    assert patient.num_output_tokens > 0
+
+
 def test_static_batches_do_not_mix(make_engine, make_request, run):
     engine = make_engine(admission=StaticAdmission(), max_num_seqs=2)
     for index, length in enumerate([2, 6, 3]):

@@ -1,26 +1,36 @@
 """The press: random workloads on the hash model, audited at every step.
 
 A seed fixes everything: the geometry of the pool, the limits, arrivals, aborts, priorities, forks,
-faults.
+faults, drafts, and how many steps are in flight at once.
 First a safety phase (everything happens at once), then a liveness phase (arrivals stop, all must
 end within a bound, and the pool must be empty).
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 
 import pytest
 
-from octavo import faults
 from octavo.core.admission import StaticAdmission
+from octavo.core.batch import DAMAGED
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestError
-from octavo.executor.hashing import expected_tokens
+from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
+from octavo.executor.hashing import HashDrafts, expected_tokens
 
 VOCAB = 97
+
+
+@pytest.fixture(autouse=True)
+def _silence():
+    """Thousands of faults would be written down with their frames, and with them all engines."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 class Press:
@@ -35,9 +45,14 @@ class Press:
         # From pools that barely hold one request to pools that never preempt.
         least = -(-self.max_model_len // block_size)
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
+        depth = rng.choice([1, 1, 1, 2, 3])
         self.engine = make_engine(
             self.num_blocks,
             block_size,
+            depth=depth,
+            propose=HashDrafts(rng) if rng.random() < 0.3 else None,
+            # Without it, a pipeline: no request is in two steps at once.
+            runs_ahead=depth > 1 and rng.random() < 0.8,
             prefix_caching=rng.random() < 0.8,
             admission=StaticAdmission() if rng.random() < 0.1 else None,
             max_num_batched_tokens=(
@@ -50,20 +65,30 @@ class Press:
             max_queued_requests=rng.choice([None, 4, 50]),
             max_rounds=rng.choice([1, 1, 4]),
         )
-        self.engine.executor._audit_every = 8
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
             for _ in range(3)
         ]
-        # Half of the engines meet faults: preemptions for no reason, and steps that break.
-        rate = rng.choice([0.0, 0.02])
-        self.faults = {
-            "scheduler.preempt": faults.sometimes(rng.choice([0.0, 0.3]), seed),
-            "executor.submit": faults.sometimes(rate, seed + 1),
-        }
+        # Many engines meet faults: preemptions for no reason, steps that break, damaged rows.
+        self.has_faults = True
+        preempts, raises, damages = (
+            sometimes(rng.choice([0.0, rate]), seed + index)
+            for index, rate in enumerate((0.3, 0.02, 0.01))
+        )
+        engine = self.engine
+        engine.executor._audit_every = 8
+        engine.scheduler = FaultyScheduler.in_place_of(
+            engine.scheduler, preempts=lambda: self.has_faults and preempts()
+        )
+        engine.executor = FaultyExecutor(
+            engine.executor,
+            raises=lambda: self.has_faults and raises(),
+            damages=lambda: self.has_faults and damages(),
+        )
         self.live: dict[str, object] = {}
         self.num_added = 0
         self.num_steps = 0
+        self.num_overlapping = 0  # that were over while a later one of the same request was not
 
     def arrive(self) -> None:
         rng = self.rng
@@ -74,6 +99,7 @@ class Press:
         priority = rng.choice([0, 0, 0, -2, 3])
         salt = rng.choice(["", "", "tenant"])
         leader = None
+        runs_alone = rng.random() < 0.05
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             request = self.make_request(
                 f"r{self.num_added}",
@@ -82,6 +108,7 @@ class Press:
                 priority=priority,
                 cache_salt=salt,
                 fork_of=leader,
+                runs_alone=runs_alone,
             )
             try:
                 self.engine.add(request)
@@ -101,20 +128,19 @@ class Press:
         if step is None:
             return
         self.num_steps += 1
-        stats, blocks = step.stats, self.engine.scheduler.block_manager
+        self.num_overlapping += any(item.request.num_tokens_in_flight for item in step.batch.items)
+        stats = step.stats
         assert (
             stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
             == self.num_blocks
         )
         assert 0.0 <= stats.kv_waste <= 1.0
         if self.num_steps % 16 == 0:
-            # Aborted ones too hold their blocks, until the step that they are in has been run.
-            waiting_parts = [item.request for part in self.engine._halves for item in part.items]
-            blocks.check_integrity({*self.engine.scheduler.running, *waiting_parts})
+            self.engine.check_integrity()
         for update in step.updates:
             request = update.request
             if request.finish_reason is FinishReason.ERROR:  # it was alone in a step that raised
-                assert self.faults and request.error
+                assert "as was asked for" in request.error or request.error == DAMAGED
                 del self.live[request.request_id]
             elif request.is_finished:
                 assert request.finish_reason is FinishReason.LENGTH
@@ -128,20 +154,25 @@ class Press:
         """Both phases; the number of steps."""
         rng = self.rng
         arrival, abort = rng.choice([0.02, 0.1, 0.4]), rng.choice([0.0, 0.01, 0.05])
-        with faults.armed(self.faults):
-            for _ in range(300):
-                if rng.random() < arrival and len(self.live) < 60:
-                    self.arrive()
-                if rng.random() < abort:
-                    self.abort()
-                self.step()
+        for _ in range(300):
+            if rng.random() < arrival and len(self.live) < 60:
+                self.arrive()
+            if rng.random() < abort:
+                self.abort()
+            self.step()
+        self.has_faults = False
         # Every step computes something, and nobody is preempted without a new token, so the
         # tokens that are left, recomputed once for each new one at worst, bound what remains.
-        bound = self.num_steps + sum(
-            request.max_total_tokens * (request.params.max_tokens + 1)
-            for request in self.live.values()
+        bound = (
+            self.num_steps
+            + sum(
+                request.max_total_tokens * (request.params.max_tokens + 1)
+                for request in self.live.values()
+            )
+            + self.engine.executor.depth
         )
-        while self.live:
+        # Where steps overlap, one may be under way for a request that the one before has ended.
+        while self.live or self.engine.has_unfinished_requests:
             self.step()
             assert self.num_steps <= bound, "starvation"
         blocks = self.engine.scheduler.block_manager
@@ -160,7 +191,7 @@ def test_seeds(seed, make_engine, make_request):
 @pytest.mark.slow
 def test_a_million_steps(make_engine, make_request):
     """1,000,000 steps; the rate is printed with ``pytest -s``."""
-    num_steps = num_preemptions = num_hits = seed = 0
+    num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
     while num_steps < 1_000_000:
         seed += 1
@@ -168,9 +199,13 @@ def test_a_million_steps(make_engine, make_request):
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit
+        num_accepted += press.engine.scheduler.draft_tokens_accepted
+        num_overlapping += press.num_overlapping
     elapsed = time.monotonic() - started
     print(
         f"\n{num_steps:,} steps of {seed} workloads in {elapsed:.1f} s "
-        f"({num_steps / elapsed:,.0f}/s), {num_preemptions:,} preemptions, {num_hits:,} hits"
+        f"({num_steps / elapsed:,.0f}/s), {num_preemptions:,} preemptions, {num_hits:,} hits, "
+        f"{num_accepted:,} drafted tokens accepted, {num_overlapping:,} steps overlapped"
     )
     assert num_preemptions > 1000 and num_hits > 100_000
+    assert num_accepted > 50_000 and num_overlapping > 50_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,7 +15,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import RequestError
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hashing import HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -26,8 +28,12 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         caching=st.booleans(),
         max_rounds=st.sampled_from([1, 3]),
+        depth=st.sampled_from([1, 1, 2, 3]),
+        drafts=st.one_of(st.none(), st.integers(0, 1000)),
     )
-    def start(self, num_blocks, block_size, budget, max_num_seqs, caching, max_rounds):
+    def start(
+        self, num_blocks, block_size, budget, max_num_seqs, caching, max_rounds, depth, drafts
+    ):
         cache = RadixPrefixCache(block_size) if caching else NoPrefixCache()
         blocks = BlockManager(num_blocks, block_size, cache)
         config = SchedulerConfig(
@@ -36,13 +42,15 @@ class EngineMachine(RuleBasedStateMachine):
             max_model_len=24,
             max_queued_requests=6,
             max_rounds=max_rounds,
+            runs_ahead=depth > 1,
             ageing_steps=3,
         )
         self.blocks = blocks
-        self.engine = Engine(Scheduler(config, blocks), HashExecutor(num_blocks, block_size))
+        propose = None if drafts is None else HashDrafts(random.Random(drafts))
+        executor = HashExecutor(num_blocks, block_size, depth=depth, propose=propose)
+        self.engine = Engine(Scheduler(config, blocks), executor)
         self.requests: list[Request] = []
         self.ended: set[str] = set()
-        self.in_flight = False
 
     # Few distinct tokens: prefixes are shared often.
     @rule(
@@ -80,18 +88,16 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def begin(self):
-        if not self.in_flight:
-            self.in_flight = self.engine.begin_step()
+        if len(self.engine._submitted) < self.engine.executor.depth:
+            self.engine.begin_step()
 
     @rule()
     def finish(self):
-        if self.in_flight:
-            self.in_flight = False
+        if self.engine._submitted:
             self.take(self.engine.finish_step())
 
     @rule(times=st.integers(1, 8))
     def step(self, times):
-        self.finish()
         for _ in range(times):
             step = self.engine.step()
             if step is not None:
@@ -112,10 +118,18 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "blocks"):
             self.blocks.check_integrity(request for request in self.requests if request.block_ids)
 
+    @invariant()
+    def what_is_in_flight_adds_up(self):
+        if hasattr(self, "engine"):
+            counts = dict.fromkeys(self.requests, 0)
+            for submitted in self.engine._submitted:
+                for item in submitted.batch.items:
+                    counts[item.request] += item.num_tokens
+            assert counts == {request: request.num_tokens_in_flight for request in self.requests}
+
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        self.finish()
         for _ in range(3000):
             step = self.engine.step()
             if step is None:

@@ -6,7 +6,7 @@ from octavo.core.batch import DAMAGED, Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor import faulty
-from octavo.executor.faulty import FaultyExecutor
+from octavo.executor.faulty import FaultyExecutor, every, sometimes
 from octavo.executor.hashing import HashExecutor
 
 
@@ -15,14 +15,22 @@ def batch_of(*prompts: list[int]) -> Batch:
     for number, prompt in enumerate(prompts):
         request = Request(f"r{number}", prompt, SamplingParams(), 0.0)
         request.block_ids = [number]
-        items.append(ScheduledRequest(request, 0, len(prompt)))
+        items.append(ScheduledRequest(request, 0, len(prompt), 1))
     return Batch(0, tuple(items))
+
+
+def test_every_and_sometimes():
+    third = every(3)
+    assert [third() for _ in range(6)] == [False, False, True] * 2
+    first, again = sometimes(0.5, 7), sometimes(0.5, 7)
+    drawn = [first() for _ in range(200)]
+    assert drawn == [again() for _ in range(200)] and 60 < sum(drawn) < 140
 
 
 def test_only_batches_with_the_poison_suffer():
     executor = FaultyExecutor(HashExecutor(4, 4), {"raise": 9})
     healthy = executor.submit(batch_of([1, 2], [3])).result()
-    assert healthy.token_ids == HashExecutor(4, 4).submit(batch_of([1, 2], [3])).output.token_ids
+    assert healthy.token_ids == HashExecutor(4, 4).submit(batch_of([1, 2], [3])).result().token_ids
     with pytest.raises(RuntimeError, match="poisoned"):
         executor.submit(batch_of([1, 2], [9]))
     assert executor.kv_capacity() == 4 and executor.depth == 1

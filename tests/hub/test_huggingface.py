@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,44 @@ def test_one_gguf_file(octavo_home: Path, repository: Callable) -> None:
     assert asked == [["q4/x.gguf"]]
     with pytest.raises(ModelNotFoundError, match=r"of: q4/x.gguf, y.gguf"):
         hub.pull("org/name:z.gguf")
+
+
+SPLIT = {f"q8/m-{i:05}-of-00003.gguf": b"GGUF%d" % i for i in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("asked_for", SPLIT)
+def test_any_part_of_a_split_gguf_file_is_all_of_them(
+    octavo_home: Path, repository: Callable, asked_for: str
+) -> None:
+    asked = repository({"m-00002-of-00003.gguf": b"another", **SPLIT})
+    path = hub.resolve(f"org/name:{asked_for}")
+    assert asked == [list(SPLIT)]
+    assert path.name == "m-00001-of-00003.gguf"  # what a loader opens
+    found = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert found == {name.removeprefix("q8/"): content for name, content in SPLIT.items()}
+    assert hub.resolve(f"org/name:{asked_for}") == path and len(asked) == 1
+
+
+def test_a_split_gguf_file_that_lacks_a_part(octavo_home: Path, repository: Callable) -> None:
+    first, second, third = SPLIT
+    asked = repository({first: b"GGUF", third: b"GGUF"})
+    with pytest.raises(ModelNotFoundError, match=rf"one of 3 parts.*does not have {second}$"):
+        hub.pull(f"org/name:{first}")
+    assert not asked
+
+
+def test_one_part_that_an_older_octavo_fetched_is_not_a_model(
+    octavo_home: Path, repository: Callable
+) -> None:
+    first, *_ = SPLIT
+    asked = repository(SPLIT)
+    path = hub.pull(f"org/name:{first}")
+    manifest = path.parent.parent / "manifest.json"
+    entry = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(entry | {"files": entry["files"][:1]}))
+    assert hub.installed() == []
+    hub.pull(f"org/name:{first}")
+    assert len(asked) == 2 and len(hub.installed()) == 1
 
 
 def test_repository_of_gguf_files_lists_them(octavo_home: Path, repository: Callable) -> None:

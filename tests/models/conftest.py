@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from octavo.backends import NativeBackend
-from octavo.config import EngineArgs
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
 from octavo.layers.context import ForwardContext
 from octavo.models.loader import load_model
+from octavo.runtime.backends import NativeBackend
+from octavo.runtime.capacity import RankLimits, RankSpec
 
 BLOCK_SIZE = 16
 
@@ -99,21 +99,20 @@ class NativeDriver:
 
     def __init__(self, path, kv="f32", threads=2):
         self.model, self.config = load_model(path)
-        args = EngineArgs(kernels="native", kv_cache_dtype=kv, threads=threads)
-        backend = NativeBackend(args, self.model, self.config, [], None)
-        self._make_runner = backend.create_runner
+        spec = RankSpec(Path(path), kv_cache_dtype=kv, threads=threads)
+        self._make_forward = NativeBackend(spec, self.model, self.config).create_forward
 
     def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:
         """As ``Driver.logits``."""
         lengths = [len(prompt) for prompt in prompts]
         blocks_each = -(-max(lengths) // BLOCK_SIZE)
-        limits = SimpleNamespace(
+        limits = RankLimits(
+            num_blocks=blocks_each * len(prompts),
             max_num_seqs=len(prompts),
             max_model_len=max(lengths),
             max_num_batched_tokens=sum(lengths),
         )
-        cache = SimpleNamespace(num_blocks=blocks_each * len(prompts), block_size=BLOCK_SIZE)
-        runner = self._make_runner(SimpleNamespace(cache=cache, scheduler=limits))
+        forward = self._make_forward(limits)
         ends = np.cumsum(lengths)
         rows = np.concatenate(
             [np.arange(end - (last or n), end) for end, n in zip(ends, lengths, strict=True)]
@@ -122,7 +121,7 @@ class NativeDriver:
         arrays = {
             "q_start": np.array([0, *ends], dtype=np.int32),
             "kv_len": np.array(lengths, dtype=np.int32),
-            "block_table": np.arange(cache.num_blocks, dtype=np.int32),
+            "block_table": np.arange(limits.num_blocks, dtype=np.int32),
             "token_ids": np.array([t for prompt in prompts for t in prompt], dtype=np.int32),
             "out_rows": rows,
             "logits": np.array([row.data_ptr() for row in logits], dtype=np.uintp),
@@ -144,7 +143,7 @@ class NativeDriver:
             samples=(abi.Sample * len(rows))(),
             **at,
         )
-        runner.program.step(batch, max(lengths))
+        forward.program.step(batch, max(lengths))
         assert arrays["row_finite"].all() and not arrays["status"].any()
         assert (arrays["tokens"] == logits.argmax(dim=-1).numpy()).all()
         return list(logits.split([last or n for n in lengths]))

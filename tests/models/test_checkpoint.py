@@ -89,9 +89,9 @@ def test_config_is_needed_and_must_be_an_object(folder):
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ModelFileError, match="not a JSON object"):
         open_checkpoint(folder).config()
-    for text in (b"{", b"\xff\xfe", b"[" * 100_000):
+    for text in (b"{", b"\xff\xfe", b"[" * 100_000, b"9" * 5000):
         (folder / "config.json").write_bytes(text)
-        with pytest.raises(ModelFileError, match="cannot be read"):
+        with pytest.raises(ModelFileError, match="not JSON|not UTF-8"):
             open_checkpoint(folder).config()
     (folder / "config.json").unlink()
     with pytest.raises(ModelFileError, match=r"no config\.json"):

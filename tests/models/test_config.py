@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from octavo import SamplingParams
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.config import ModelConfig
 
@@ -152,8 +153,64 @@ def test_end_tokens_and_sampling_of_both_files():
 
 
 @pytest.mark.parametrize(
+    "name, value",
+    [
+        ("top_p", 0),
+        ("top_p", "0.9"),
+        ("top_p", [0.9]),
+        ("temperature", float("nan")),
+        ("temperature", -0.5),
+        ("temperature", {"a": "x" * 10**6}),
+        ("top_k", 2.5),
+        ("top_k", -2),
+        ("min_p", True),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 10**400),
+        ("repetition_penalty", float("inf")),
+    ],
+)
+def test_recommendations_that_no_request_could_have_are_left_out(name, value, caplog):
+    good = {"top_k": 40, "temperature": 0.5, name: value}
+    defaults = hf(generation=good).sampling_defaults
+    assert name not in defaults and defaults == {n: good[n] for n in defaults}
+    SamplingParams(**defaults)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and len(record.getMessage()) < 400
+    assert f"folder/generation_config.json ({name}): {name}: must be" in record.getMessage()
+
+
+def test_gguf_recommendations(caplog):
+    found = {"general.sampling.temp": 0.7, "general.sampling.top_p": 0.0}
+    assert gguf_config(**found).sampling_defaults == {"temperature": 0.7}
+    assert "file.gguf (general.sampling.top_p)" in caplog.text
+
+
+@pytest.mark.parametrize(
     "changes, field",
     [
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": ["x"]}}, "rope_type"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e308}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e12}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e-12}}, "factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e12}}, "factor"),
+        (
+            {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}},
+            "original_max_position_embeddings",
+        ),
+        ({"rope_parameters": {"sliding_attention": "abc"}}, "sliding_attention"),
+        ({"rope_parameters": {"full_attention": [1]}}, "full_attention"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"text_config": "x"}, "text_config"),
+        ({"quantization_config": "gptq"}, "quantization_config"),
+        ({"architectures": [7]}, "architectures[0]"),
+        ({"eos_token_id": {"a": 1}}, "eos_token_id"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings"),
+        (
+            {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "rope_type",
+        ),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": "64"}, "hidden_size"),
@@ -168,7 +225,7 @@ def test_end_tokens_and_sampling_of_both_files():
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"rope_theta": 0}, "rope_theta"),
-        ({"rope_scaling": "linear"}, "rope_parameters"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor"),
@@ -185,7 +242,7 @@ def test_end_tokens_and_sampling_of_both_files():
         ),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
         ({"eos_token_id": 1000}, "eos_token_id"),
-        ({"eos_token_id": [2, "x"]}, "eos_token_id"),
+        ({"eos_token_id": [2, "x"]}, "eos_token_id[1]"),
         ({"architectures": []}, "architectures"),
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
     ],
@@ -197,8 +254,8 @@ def test_impossible_values_name_their_field(changes, field):
 
 
 def test_layer_types_must_match_the_layers():
-    for types in (["full_attention"], "full_attention"):
-        with pytest.raises(ModelFileError, match="4 entries"):
+    for types, said in ((["full_attention"], "4 entries"), ("full_attention", "not a list")):
+        with pytest.raises(ModelFileError, match=said):
             hf("Gemma3ForCausalLM", layer_types=types)
 
 
@@ -305,6 +362,25 @@ def test_gguf_end_tokens():
         ("llama", {"ARCH.block_count": 0}, [], "llama.block_count"),
         ("llama", {"ARCH.block_count": 1 << 30}, [], "llama.block_count"),
         ("llama", {"ARCH.attention.head_count": "8"}, [], "llama.attention.head_count"),
+        ("llama", {"ARCH.attention.head_count": ["x"]}, [], "llama.attention.head_count[0]"),
+        ("llama", {"ARCH.attention.head_count": [8.5]}, [], "llama.attention.head_count[0]"),
+        ("llama", {"general.architecture": ["llama"]}, [], "general.architecture"),
+        ("llama", {"general.name": 5}, [], "general.name"),
+        ("llama", {"tokenizer.ggml.tokens": 7}, [], "tokenizer.ggml.tokens"),
+        ("llama", {"ARCH.rope.scaling.type": 3}, [], "llama.rope.scaling.type"),
+        ("llama", {"ARCH.rope.freq_base": 0.5}, [], "llama.rope.freq_base"),
+        (
+            "llama",
+            {"ARCH.rope.scaling.type": "yarn", "ARCH.rope.scaling.factor": 1e17},
+            [],
+            "llama.rope.scaling.factor",
+        ),
+        (
+            "gemma3",
+            {"ARCH.attention.sliding_window_pattern": ["x"] * 12},
+            [],
+            "gemma3.attention.sliding_window_pattern[0]",
+        ),
         ("llama", {"ARCH.vocab_size": 1001}, [], "llama.vocab_size"),
         ("llama", {"tokenizer.ggml.tokens": ["a"] * 1001}, [], "tokenizer.ggml.tokens"),
         ("llama", {}, ["token_embd.weight"], None),

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
 from octavo.kernels.cpu import library
+from octavo.workload.requests import WorkloadRequest
 
 NEEDS_NATIVE = "no native library was built"
 
@@ -30,10 +30,10 @@ class Prompts:
         self._random = random.Random(seed)
         self._count = 0
 
-    def __call__(self, count: int, input_len: int, output_len: int) -> list[BenchRequest]:
+    def __call__(self, count: int, input_len: int, output_len: int) -> list[WorkloadRequest]:
         self._count += count
         return [
-            BenchRequest(
+            WorkloadRequest(
                 f"{self._count}-{index}",
                 prompt_token_ids=tuple(
                     self._random.randrange(1000, 49000) for _ in range(input_len)
@@ -67,6 +67,12 @@ def native(open_session):
         pytest.skip(NEEDS_NATIVE)
     with open_session() as session:
         yield session
+
+
+@pytest.fixture
+def program(native, runner_of) -> Any:
+    """What the native engine runs, to be counted and slowed down."""
+    return runner_of(native.loaded.text_engine.engine).forward.program
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +134,7 @@ class CountingLibrary:
 
 
 @pytest.fixture
-def count_native_calls(native, monkeypatch) -> CountingLibrary:
-    program = native.loaded.text_engine.engine.executor.runner.program
+def count_native_calls(program, monkeypatch) -> CountingLibrary:
     counting = CountingLibrary(program.library.lib)
     monkeypatch.setattr(program.library, "lib", counting)
     return counting

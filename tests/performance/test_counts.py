@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from octavo.bench.offline.roofline import find_matrices
+from octavo.core import lookahead
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import VirtualClock
 from octavo.core.engine import Engine
@@ -20,14 +20,17 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.runtime import native_runner
+from octavo.models import footprint
+from octavo.models.checkpoint import open_checkpoint
+from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime import native_forward
+from octavo.sim.cost_model import ModelCost
 
 # -- the native step -----------------------------------------------------------------------------
 
 
-def test_a_layer_is_five_phases(native):
+def test_a_layer_is_five_phases(native, program):
     """Threads meet after each; a sixth in 30 layers costs 30 barriers and trips through memory."""
-    program = native.loaded.text_engine.engine.executor.runner.program
     layers = native.loaded.model_config.num_layers
     assert layers == 30
     assert program.num_phases <= 5 * layers + 3  # 153: and the embedding, a check, the head
@@ -36,10 +39,20 @@ def test_a_layer_is_five_phases(native):
 def test_a_step_reads_the_file_once(native):
     """Packed weights are as small as the file's: 97.1 MB of 98.4 MB, and the embedding, which is
     the head's matrix, counts once."""
-    matrices = find_matrices(native.loaded)
+    matrices = native.probe.matrices()
     read = sum(matrix.num_bytes for matrix in matrices)
     assert sum(matrix.is_head for matrix in matrices) == 1
     assert read <= 1.05 * native.info["weights_bytes"]
+
+
+def test_what_a_step_will_read_is_known_before_it_is_loaded(native, smollm2_gguf):
+    """Of the types in the file's table: Q4_1, and whatever else is among them."""
+    checkpoint = open_checkpoint(smollm2_gguf)
+    config = checkpoint.config()
+    types = footprint.weight_types(checkpoint, config)
+    assert GGMLType.Q4_1 in types.values()
+    kv_bytes = footprint.native_kv_bytes_per_token(config)
+    assert ModelCost.of(config, footprint.matrices(config, types), kv_bytes) == native.cost
 
 
 def test_a_step_is_one_native_call(native, prompts, count_native_calls):
@@ -51,9 +64,9 @@ def test_a_step_is_one_native_call(native, prompts, count_native_calls):
 
 def test_a_lone_stream_gets_eight_tokens_a_step(native, prompts, monkeypatch):
     """As long as eight take no longer than a reader would notice: here they take no time at all."""
-    monkeypatch.setattr(native_runner, "_ROUNDS_SECONDS", 1e9)
+    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 1e9)
     run = native.run(prompts(1, 8, 65))
-    assert len(run.steps) <= 9  # the prompt, and 8 times 8
+    assert len(run.steps) <= 10  # the prompt, one that tells how long it takes, and by eights
 
 
 def calls_per_step(session, requests, count_calls) -> float:
@@ -77,7 +90,7 @@ def calls_per_step(session, requests, count_calls) -> float:
 # Measured: 187 and 2,287.
 @pytest.mark.parametrize(("batch_size", "limit"), [(1, 245), (32, 3000)])
 def test_calls_in_a_decode_step(native, prompts, count_calls, monkeypatch, batch_size, limit):
-    monkeypatch.setattr(native_runner, "_ROUNDS_SECONDS", 0.0)  # a token a step
+    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 0.0)  # a token a step
     calls = calls_per_step(native, prompts(batch_size, 8, 33), count_calls)
     assert calls <= limit
 
@@ -195,8 +208,7 @@ def test_a_first_answer_imports_what_it_needs(tiny_model):
 # -- do they see anything? -------------------------------------------------------------------------
 
 
-def test_they_see_a_second_native_call(native, prompts, count_native_calls, monkeypatch):
-    program = native.loaded.text_engine.engine.executor.runner.program
+def test_they_see_a_second_native_call(native, program, prompts, count_native_calls, monkeypatch):
     step = program.step
     monkeypatch.setattr(program, "step", lambda *arguments: (step(*arguments), step(*arguments)))
     with pytest.raises(AssertionError):
@@ -204,12 +216,12 @@ def test_they_see_a_second_native_call(native, prompts, count_native_calls, monk
 
 
 def test_they_see_a_stream_that_gets_a_token_at_a_time(native, prompts, monkeypatch):
-    several = native_runner.NativeModelRunner._decode_alone
+    several = native_forward.NativeForward._run_rounds
 
-    def one(self, request, max_rounds, longest):
-        return several(self, request, 1, longest)
+    def one(self, sampled, most, longest):
+        return several(self, sampled, 1, longest)
 
-    monkeypatch.setattr(native_runner.NativeModelRunner, "_decode_alone", one)
+    monkeypatch.setattr(native_forward.NativeForward, "_run_rounds", one)
     with pytest.raises(AssertionError):
         test_a_lone_stream_gets_eight_tokens_a_step(native, prompts, monkeypatch)
 

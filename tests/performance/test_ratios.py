@@ -11,9 +11,10 @@ import time
 import pytest
 
 from octavo.bench.noise import BandwidthProbe
-from octavo.bench.offline.roofline import find_matrices
 from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.core.scheduler import Scheduler
+
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 ROUNDS = 3
 
@@ -68,7 +69,7 @@ def speedup(
 
 
 def over_read(session: OfflineSession, prompts, rounds: int = ROUNDS) -> float:
-    num_bytes = sum(matrix.num_bytes for matrix in find_matrices(session.loaded))
+    num_bytes = sum(matrix.num_bytes for matrix in session.probe.matrices())
     probe = BandwidthProbe(1, num_bytes, seconds=0.02)
     pairs = [
         (kernel_time(session, prompts, "decode"), num_bytes / probe.measure() / 1e9)
@@ -139,9 +140,8 @@ def test_a_cached_prefix_is_not_computed_again(native, prompts):
 
 
 @pytest.fixture
-def slow_kernels(native, monkeypatch):
+def slow_kernels(program, monkeypatch):
     """Every native call is made eight times."""
-    program = native.loaded.text_engine.engine.executor.runner.program
     step = program.step
 
     def slow(batch, max_seq_len):
@@ -157,15 +157,14 @@ def test_they_see_slow_kernels(native, reference, prompts, slow_kernels):
     assert over_read(native, prompts, rounds=1) > MAX_OVER_READ
 
 
-def test_they_see_a_batch_computed_one_by_one(native, prompts, monkeypatch):
-    program = native.loaded.text_engine.engine.executor.runner.program
+def test_they_see_a_batch_computed_one_by_one(native, program, prompts, monkeypatch):
     step = program.step
 
-    def by_quarters(batch, max_seq_len):
-        for _ in range(4 if batch.seqs.num_seqs > 1 else 1):
+    def by_eighths(batch, max_seq_len):
+        for _ in range(8 if batch.seqs.num_seqs > 1 else 1):
             step(batch, max_seq_len)
 
-    monkeypatch.setattr(program, "step", by_quarters)
+    monkeypatch.setattr(program, "step", by_eighths)
     assert of_32(native, prompts, rounds=1) > MAX_OF_32
 
 
@@ -174,7 +173,7 @@ def test_they_see_slow_python(native, prompts, monkeypatch, batch_size):
     schedule = Scheduler.schedule
 
     def slow(self):
-        for _ in range(batch_size + 20):
+        for _ in range(2 * batch_size + 40):
             calibrated_loop()
         return schedule(self)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from octavo import faults
 from octavo.errors import BenchmarkError, ConfigError, EngineError, PromptTooLongError
+from octavo.executor.faulty import FaultyForward, every
 from octavo.kernels.cpu import library
 from octavo.quality.logit_file import LogitFile
 from octavo.quality.perplexity import engine_args, measure, score_windows
@@ -116,32 +116,34 @@ def preempt_often(engine):
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_preempted_windows_are_computed_again_and_scored_once(load, text, kernels) -> None:
+def test_preempted_windows_are_computed_again_and_scored_once(
+    load, text, kernels, runner_of
+) -> None:
     """And the head is computed for scored positions alone, each once."""
     settings = {"kernels": kernels, "max_num_batched_tokens": 18, "max_num_seqs": 3}
     text_engine = load(CTX, **settings)
-    runner = text_engine.engine.executor.runner
+    forward = runner_of(text_engine.engine).forward
     rows, sampled = [], []
     if kernels == "native":
-        step = runner.program.step
+        step = forward.program.step
 
         def count_native(arguments, longest):
             rows.append(arguments.num_out if arguments.head_only else 0)
             return step(arguments, longest)
 
-        runner.program.step = count_native
+        forward.program.step = count_native
     else:
-        compute, sample = runner.model.compute_logits, runner._sample
+        compute, run = forward.model.compute_logits, forward.run
 
         def count(hidden, ctx):
             rows.append(len(hidden))
             return compute(hidden, ctx)
 
-        def count_sampled(logits, *rest):
-            sampled.append(len(logits))
-            return sample(logits, *rest)
+        def count_sampled(batch):
+            sampled.append(sum(item.samples for item in batch.items))
+            return run(batch)
 
-        runner.model.compute_logits, runner._sample = count, count_sampled
+        forward.model.compute_logits, forward.run = count, count_sampled
     windows = windows_of(text_engine, text)
     scores = score_windows(text_engine.engine, windows, progress=preempt_often(text_engine.engine))
     assert scores.num_preemptions > 5
@@ -203,21 +205,22 @@ class FullDisk:
             raise BenchmarkError("the disk is full")
 
 
-def test_a_sink_that_fails_ends_the_run_and_leaves_the_engine_usable(load, text) -> None:
+def test_a_sink_that_fails_ends_the_run_and_leaves_the_engine_usable(load, text, runner_of) -> None:
     text_engine = load(CTX)
     engine = text_engine.engine
     windows = windows_of(text_engine, text)
     with pytest.raises(BenchmarkError, match="the disk is full"):
         score_windows(engine, windows, [FullDisk()])
     assert not engine.has_unfinished_requests
-    assert engine.executor.runner.logits_observer is None
+    assert runner_of(engine).logits_observer is None
     assert np.isfinite(score_windows(engine, windows).nll).all()
 
 
-def test_a_model_whose_numbers_are_none(load, text) -> None:
+def test_a_model_whose_numbers_are_none(load, text, runner_of) -> None:
     text_engine = load(CTX)
-    broken = faults.armed({"runner.nan": faults.every(3)})
-    with broken, pytest.raises(EngineError, match=r"window \d+: .*NaN"):
+    runner = runner_of(text_engine.engine)
+    runner.forward = FaultyForward(runner.forward, damages=every(3))
+    with pytest.raises(EngineError, match=r"window \d+: .*NaN"):
         score_windows(text_engine.engine, windows_of(text_engine, text))
 
 
@@ -225,7 +228,7 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_runs(load, text, tm
     text_engine = load(CTX)
     windows = windows_of(text_engine, text)
     measure(text_engine, windows, model="tiny", save_base=tmp_path / "base")
-    before = text_engine.engine.executor.runner.kernel_seconds
+    before = text_engine.engine.executor.probe().kernel_seconds
     with pytest.raises(BenchmarkError, match="made from other tokens, from number 0 on"):
         measure(
             text_engine,
@@ -233,7 +236,7 @@ def test_a_base_that_does_not_fit_is_refused_before_anything_runs(load, text, tm
             model="tiny",
             base=LogitFile(tmp_path / "base"),
         )
-    assert text_engine.engine.executor.runner.kernel_seconds == before
+    assert text_engine.engine.executor.probe().kernel_seconds == before
 
 
 def test_engine_settings() -> None:

@@ -3,14 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from octavo.backends import NativeBackend
-from octavo.config import EngineArgs
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine, EngineStep
@@ -18,10 +15,9 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.local import LocalExecutor
-from octavo.kernels.dispatch import create_ops
 from octavo.models.loader import load_model
-from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.model_runner import ModelRunner
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.rank import Rank
 
 
 @dataclass
@@ -40,53 +36,36 @@ class Bench:
         prefix_caching: bool = True,
         static: bool = False,
         kernels: str = "reference",
-        threads: int | None = None,
+        threads: int | None = 2,
         kv_cache_dtype: str = "auto",
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
         scheduler_config = SchedulerConfig(**limits)
-        if kernels == "native":
-            args = EngineArgs(
-                kernels="native",
-                block_size=block_size,
-                threads=threads,
-                kv_cache_dtype=kv_cache_dtype,
+        spec = RankSpec(
+            Path("."),
+            str(self.device),
+            kernels=kernels,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=block_size,
+            threads=threads,
+        )
+        rank = Rank(spec, self.model, self.config)
+        rank.start(
+            RankLimits(
+                num_blocks,
+                scheduler_config.max_num_seqs,
+                scheduler_config.max_model_len,
+                scheduler_config.max_num_batched_tokens,
             )
-            runner = self._native_runner(args, num_blocks, scheduler_config)
-        else:
-            runner = self._torch_runner(num_blocks, block_size, scheduler_config)
+        )
         cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
         scheduler = Scheduler(
             scheduler_config,
             BlockManager(num_blocks, block_size, cache),
             StaticAdmission() if static else None,
         )
-        return Engine(scheduler, LocalExecutor(runner))
-
-    def _native_runner(self, args, num_blocks, limits):
-        backend = NativeBackend(args, self.model, self.config, [], None)
-        return backend.create_runner(
-            SimpleNamespace(
-                cache=SimpleNamespace(num_blocks=num_blocks, block_size=args.block_size),
-                scheduler=limits,
-            )
-        )
-
-    def _torch_runner(self, num_blocks, block_size, limits):
-        ops = create_ops(self.device, torch.float32)
-        kv_cache = KVCache(
-            self.config.num_layers,
-            num_blocks,
-            block_size,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-            torch.float32,
-            self.device,
-        )
-        return ModelRunner(
-            self.model, kv_cache, ops, self.device, limits.max_num_seqs, limits.max_model_len
-        )
+        return Engine(scheduler, LocalExecutor(rank))
 
 
 def load_bench(path: Path, device: str = "cpu") -> Bench:

@@ -13,7 +13,7 @@ from octavo.runtime.input_batch import InputBatch
 def make_item(name: str, tokens: list[int], blocks: list[int], start: int, count: int):
     request = Request(name, tokens, SamplingParams(), 0.0)
     request.block_ids = blocks
-    return ScheduledRequest(request, start, count)
+    return ScheduledRequest(request, start, count, 1)
 
 
 def test_a_ragged_batch_is_laid_end_to_end():

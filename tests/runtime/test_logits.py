@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,18 +50,20 @@ def kept(logits: torch.Tensor) -> list[list[int]]:
 # ---- Constraints
 
 
-def test_allowed_masks_only_rows_that_are_named(floats, ints):
+def test_a_mask_is_of_the_rows_that_are_named(floats, ints):
     logits = floats([[1, 2, 3, 4], [5, 6, 7, 8], [1, -INF, 3, 4]])
-    out = steps.apply_allowed(logits, ints([0, 0, 2, 2]), ints([3, 1, 1, 0]))
+    bits = torch.tensor([[0b1010], [0b0011]], dtype=torch.uint8, device=logits.device)
+    out = steps.apply_mask(logits, ints([0, 2]), bits)
     assert out.tolist() == [[-INF, 2, -INF, 4], [5, 6, 7, 8], [1, -INF, -INF, -INF]]
     assert logits.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [1, -INF, 3, 4]]
 
 
-def test_ban_tokens_may_name_a_token_twice(floats, ints):
-    logits = floats([[1, 2, 3, 4], [5, 6, 7, 8]])
-    out = steps.ban_tokens(logits, ints([0, 1, 1]), ints([2, 0, 0]))
-    assert out.tolist() == [[1, 2, -INF, 4], [-INF, 6, 7, 8]]
-    assert logits.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+def test_bits_of_a_mask_lie_lowest_first_and_may_be_too_many(floats, ints):
+    vocab_size = 35
+    words = [0x80000001, 0xFFFFFFFC]  # not 1 to 30, not 32 and 33
+    bits = torch.from_numpy(np.array([words], dtype="<u4").view(np.uint8)).to(ints([0]).device)
+    out = steps.apply_mask(floats([[1] * vocab_size]), ints([0]), bits)
+    assert [i for i, x in enumerate(out[0].tolist()) if x == 1] == [0, 31, 34]
 
 
 def test_logit_bias_is_added_and_cannot_revive_a_masked_token(floats, ints):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from weights import dequantized_once
 
-from octavo import faults
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.executor.faulty import FaultyScheduler, every
 
 VARIANTS = {
     "block size 1": {"block_size": 1, "num_blocks": 1024},
@@ -89,8 +90,8 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
 @pytest.mark.parametrize("caching", [False, True])
 def test_preemption_every_third_step_changes_nothing(bench, run_all, alone, caching):
     engine = bench.engine(prefix_caching=caching)
-    with faults.armed({"scheduler.preempt": faults.every(3)}):
-        answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
+    engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(3))
+    answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert answers == alone
     assert engine.scheduler.num_preemptions > 5
 
@@ -117,6 +118,27 @@ def test_the_requests_do_differ(alone):
     assert len(texts) >= len(alone) - 1
 
 
+# -- a real model ---------------------------------------------------------------------------------
+
+REAL_LIMITS = {"max_model_len": 110}
+
+
+def make_real_requests(bench) -> list[Request]:
+    return make_requests(bench.config.vocab_size, count=5, most=60)
+
+
+@pytest.fixture(scope="module")
+def real_bench(load_bench, smollm2_gguf):
+    with dequantized_once():
+        yield load_bench(smollm2_gguf)
+
+
+@pytest.fixture(scope="module")
+def real_alone(real_bench, run_all):
+    engine = real_bench.engine(prefix_caching=False, **REAL_LIMITS)
+    return run_all(engine, make_real_requests(real_bench), together=False)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize(
@@ -127,13 +149,7 @@ def test_the_requests_do_differ(alone):
         {"block_size": 32, "num_blocks": 16, "max_num_batched_tokens": 64},
     ],
 )
-def test_a_real_model_too(load_bench, run_all, smollm2_gguf, variant):
-    bench = load_bench(smollm2_gguf)
-
-    def requests() -> list[Request]:
-        return make_requests(bench.config.vocab_size, count=5, most=60)
-
-    limits = {"max_model_len": 110}
-    alone, _ = run_all(bench.engine(prefix_caching=False, **limits), requests(), together=False)
-    answers, _ = run_all(bench.engine(**limits, **variant), requests())
-    assert answers == alone
+def test_a_real_model_too(real_bench, real_alone, run_all, variant):
+    engine = real_bench.engine(**REAL_LIMITS, **variant)
+    answers, _ = run_all(engine, make_real_requests(real_bench))
+    assert answers == real_alone

@@ -18,6 +18,7 @@ import torch
 from scipy import stats
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.token_mask import Bits, create_mask
 from octavo.runtime.sampler import SamplingRow, sample
 
 NUM_DRAWS = 100_000
@@ -93,6 +94,15 @@ def _head(p: list[float], order: list[int], mass: float) -> list[float]:
     return [q if i in kept else 0.0 for i, q in enumerate(p)]
 
 
+def bits_after(params: SamplingParams, output, stop=(), bad_words=()) -> Bits | None:
+    """Which tokens may come after ``output``, of more than any vocabulary of these tests has."""
+    mask = create_mask(params, 2**16, stop, bad_words)
+    if mask is None:
+        return None
+    mask.advance(output)
+    return mask.bitmask()
+
+
 def drawn_counts(logits: list[float], request: Request, num: int = NUM_DRAWS) -> np.ndarray:
     """How often each token is drawn, over as many counters as draws."""
     request = dict(request)
@@ -100,6 +110,7 @@ def drawn_counts(logits: list[float], request: Request, num: int = NUM_DRAWS) ->
     prompt, output = request.pop("prompt", []), request.pop("output", [])
     stop, bad_words = request.pop("stop", ()), request.pop("bad_words", [])
     params = SamplingParams(**request)
+    bits = bits_after(params, output, stop, bad_words)
     rows = [
         SamplingRow(
             params,
@@ -107,8 +118,7 @@ def drawn_counts(logits: list[float], request: Request, num: int = NUM_DRAWS) ->
             i if counter == "sample" else 0,
             prompt,
             range(i) if counter == "position" else output,
-            stop,
-            bad_words,
+            bits,
         )
         for i in range(num)
     ]
@@ -269,8 +279,6 @@ def test_neighbouring_draws_are_independent(counter):
             i if counter == "sample" else 0,
             [],
             range(i if counter == "position" else 0),
-            (),
-            [],
         )
         for i in range(num)
     ]

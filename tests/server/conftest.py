@@ -6,33 +6,29 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from octavo.core.batch import TokenLogprobs
+from octavo.core.limits import QueueLimits
+from octavo.core.stats import StepStats
 from octavo.errors import OctavoError
-from octavo.server.context import RequestContext
-from octavo.server.generation import (
+from octavo.server.api.prompts import PromptRenderer
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import (
     Delta,
     EngineFacts,
-    EngineLoad,
     EngineState,
     Generation,
     GenerationRequest,
 )
-from octavo.server.http_errors import HttpError, error_response, to_http_error
-from octavo.server.prompts import PromptRenderer
-from octavo.server.service import Lifecycle, Service
+from octavo.server.http.context import RequestContext
+from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.gate import Lifecycle
+from octavo.server.http.tenants import Tenant
 from octavo.server.settings import ServerSettings
-from octavo.server.tenants import Tenant
-from octavo.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="session")
-def byte_tokenizer(tiny_model) -> Tokenizer:
-    """A token is a byte, though not that of its number; 256 is <eos>, 257 <bos>."""
-    return Tokenizer.from_folder(tiny_model)
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +43,9 @@ def fake_engine(byte_tokenizer) -> FakeEngine:
 
 @pytest.fixture
 def create_service(byte_tokenizer) -> Callable[..., Service]:
-    """Makes the service of one engine; keyword arguments are the server's settings."""
+    """Makes the service of one engine; other keyword arguments are the server's settings."""
 
-    def create(engine, **settings) -> Service:
+    def create(engine, *, model_argument: str | None = None, **settings) -> Service:
         chosen = ServerSettings(**settings)
         trust = chosen.trust_request_chat_template
         return Service(
@@ -60,6 +56,7 @@ def create_service(byte_tokenizer) -> Callable[..., Service]:
             lifecycle=Lifecycle(),
             model_names=("tiny", "also-tiny"),
             created=1_700_000_000,
+            model_argument=model_argument,
         )
 
     return create
@@ -88,6 +85,23 @@ def create_test_app() -> Callable[..., ASGIApp]:
     return create
 
 
+@pytest.fixture
+def send(create_test_app) -> Callable[..., httpx.Response]:
+    """Sends one request to the routes of a router, and returns the answer when it is whole."""
+
+    def send(router, method, path, *, tenant=None, **kwargs) -> httpx.Response:
+        app = create_test_app(router, tenant=tenant)
+
+        async def exchange() -> httpx.Response:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **kwargs)
+
+        return asyncio.run(exchange())
+
+    return send
+
+
 class FakeEngine:
     """Answers with ``answer(request, index)``: token ids, cut to ``max_tokens``; by default the
     prompt, backwards, over and over.
@@ -101,11 +115,12 @@ class FakeEngine:
         self.delay = delay
         self.state = EngineState.READY
         self.facts = EngineFacts(max_model_len, 64, tokenizer.vocab_size, 1024, 16, (256,))
-        self.load = EngineLoad()
+        self.stats, self.num_restarts = StepStats.idle(), 0
         self.requests: list[GenerationRequest] = []
         self.generations: list[Generation] = []
         self.aborted: list[str] = []
         self.room_error: Exception | None = None
+        self.limits = QueueLimits()
         self.submit_error: Exception | None = None
         self.error_after: int | None = None
         self.error: Exception = RuntimeError("asked for")
@@ -115,6 +130,9 @@ class FakeEngine:
     def check_room(self) -> None:
         if self.room_error is not None:
             raise self.room_error
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        self.limits.check(num_requests, num_tokens)
 
     def submit(self, request: GenerationRequest) -> Generation:
         if self.submit_error is not None:

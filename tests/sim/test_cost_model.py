@@ -7,6 +7,7 @@ import pytest
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.models.footprint import Matrix
 from octavo.sim.cost_model import AttentionCost, ModelCost, RooflineCost, StepWork, Work
 from octavo.sim.hardware import HardwareSpec
 
@@ -24,7 +25,12 @@ def batch(*spans: tuple[int, int, int]) -> Batch:
     return Batch(
         0,
         tuple(
-            ScheduledRequest(Request("r", [0] * known, SamplingParams(), 0.0), start, count)
+            ScheduledRequest(
+                Request("r", [0] * known, SamplingParams(), 0.0),
+                start,
+                count,
+                num_sampled=int(start + count == known),
+            )
             for start, count, known in spans
         ),
     )
@@ -122,3 +128,30 @@ def test_each_part_takes_the_longer_of_its_two_times():
 def test_overhead_comes_on_top():
     fast = HardwareSpec("f", 1e9, 1e15, 1e15, step_overhead=0.5)
     assert cost(fast, (0, 1, 1)) == pytest.approx(0.5)
+
+
+def test_a_model_of_its_config_and_of_what_it_weighs():
+    class Config:
+        num_layers, num_heads, head_dim = 4, 3, 16
+        layer_windows = (512, None, 512, 512)
+
+    matrices = [Matrix(False, 100, 50, ""), Matrix(True, 30, 60, ""), Matrix(False, 20, 11, "")]
+    model = ModelCost.of(Config, matrices, kv_bytes_per_token=40.0)
+    assert (model.linear_params, model.linear_bytes) == (120, 61)
+    assert (model.head_params, model.head_bytes) == (30, 60)
+    assert set(model.attention) == {
+        AttentionCost(3 * 48, 30.0, 512),
+        AttentionCost(48, 10.0, None),
+    }
+    assert model.weights_bytes == 121
+    assert model.flops_per_token == 2 * 150
+    assert model.kv_bytes_per_token == 40.0
+    assert ModelCost.of(Config, [], 0).weights_bytes == 0
+
+
+def test_without_windows_all_layers_are_alike():
+    class Config:
+        num_layers, num_heads, head_dim = 4, 3, 16
+        layer_windows = ()
+
+    assert ModelCost.of(Config, [], 8).attention == (AttentionCost(4 * 48, 8, None),)

@@ -53,8 +53,9 @@ TOKENS = [bytes([i]) for i in range(256)] + [b" a", b" ", "é".encode(), "中".e
 def test_a_byte_stream_gives_what_decode_gives(ids, strip_space):
     decoder = bytewise(TOKENS, strip_space=strip_space)
     stream = decoder.stream()
-    parts = [stream.push(i) for i in ids]
-    assert "".join(parts) + stream.finish() == decoder.decode(ids)
+    text = "".join(map(stream.push, ids)) + stream.finish()
+    whole = decoder.decode(ids)
+    assert text == whole or text + "\ufffd" == whole  # a character that the end cuts off
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -73,7 +74,7 @@ def test_half_characters_wait():
     stream = bytewise(TOKENS).stream()
     data = "a😀b".encode()
     assert [stream.push(byte) for byte in data] == ["a", "", "", "", "😀", "b"]
-    assert stream.push(0xF0) == "" and stream.finish() == "\ufffd"
+    assert stream.push(0xF0) == "" and stream.finish() == ""
 
 
 def test_only_the_first_space_is_stripped():
@@ -113,7 +114,7 @@ def test_a_window_stream_shows_no_half_characters():
     stream = WindowDecoder(chr, lambda ids: bytes(ids).decode(errors="replace")).stream()
     shown = [stream.push(byte) for byte in "a\u00e9\U0001f600b".encode()]
     assert shown == ["a", "", "\u00e9", "", "", "", "\U0001f600", "b"]
-    assert stream.push(0xF0) == "" and stream.finish() == "\ufffd"
+    assert stream.push(0xF0) == "" and stream.finish() == ""
 
 
 def test_a_window_stream_looks_at_few_tokens():

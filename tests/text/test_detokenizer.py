@@ -94,10 +94,25 @@ def test_text_is_shown_as_soon_as_it_is_certain(text, stop):
         assert detokenizer.text == so_far[: end - longest]
 
 
-@given(st.binary(max_size=60), st.integers(1, 7))
+def without_half(data: bytes) -> bytes:
+    """``data`` up to the beginning of a character that the end of ``data`` cuts off."""
+    for length in (1, 2, 3):
+        try:
+            data[-length:].decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data" and error.start == 0:
+                return data[:-length]
+    return data
+
+
+@given(
+    st.one_of(st.binary(max_size=60), st.text(max_size=20).map(lambda t: t.encode()[:-1])),
+    st.integers(1, 7),
+)
 def test_any_bytes_give_what_decode_gives(data, chunk):
     pieces, detokenizer = run(data, chunk=chunk)
-    assert detokenizer.text == BYTES.decode(list(data)) == data.decode(errors="replace")
+    assert BYTES.decode(list(data)) == data.decode(errors="replace")
+    assert detokenizer.text == BYTES.decode(list(without_half(data)))
 
 
 @given(st.text(max_size=20), st.integers(1, 4))
@@ -107,9 +122,15 @@ def test_never_half_a_character(text, chunk):
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
-def test_incomplete_bytes_become_one_replacement():
-    pieces, _ = run("x😀".encode()[:-1])
-    assert pieces == ["x", "", "", "", "\ufffd"]
+def test_a_character_that_the_end_cuts_off_is_not_shown():
+    whole = "x😀".encode()
+    for length in range(1, len(whole)):
+        assert run(whole[:length])[1].text == "x"
+    # One that breaks off in the middle is not merely cut off.
+    assert run(b"x\xf0\x9f\x98y\xf0\x9f")[1].text == "x\ufffdy"
+    assert run(b"x\xff")[1].text == "x\ufffd"
+    # What was held back for a stop string is text all the same.
+    assert run(b"x STO\xc3", stop=["STOP"])[1].text == "x STO"
 
 
 def test_the_rest_of_a_push_is_ignored_after_a_stop():
@@ -217,6 +238,17 @@ def test_real_tokenizers(real, corpus, random_texts):
         assert detokenizer.text == real.decode(ids)
         _, detokenizer = run(ids, tokenizer=real, skip_special_tokens=False, chunk=3)
         assert detokenizer.text == real.decode(ids, skip_special_tokens=False)
+
+
+def test_output_that_ends_at_any_token(real):
+    """At ``max_tokens``, that is: the text is what was complete, and nothing else."""
+    text = "a 😀🇩🇪 文字 नमस्ते 𝔘𝔫𝔦 \U0002f800"
+    ids = real.encode(text, add_special_tokens=False)
+    whole = real.decode(ids)
+    for length in range(len(ids) + 1):
+        shown = run(ids[:length], tokenizer=real)[1].text
+        assert "\ufffd" not in shown and whole.startswith(shown)
+        assert real.decode(ids[:length]).rstrip("\ufffd") == shown
 
 
 def test_every_stop_position_of_a_real_text(real):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -360,3 +361,22 @@ def test_cut_and_mutated_tokenizer_json(corpus, tmp_path):
             OctavoTokenizer.from_folder(folder).encode("Hello, world <s>")
         except ModelFileError:
             continue
+
+
+# -- patterns -------------------------------------------------------------------------------------
+
+
+def test_slow_patterns_of_a_file_are_made_linear(corpus, tmp_path):
+    library = byte_level(corpus)
+    library.normalizer = normalizers.Replace(Regex(r"\s+$"), "")
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (r"\s+$", r"\d")]
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer = OctavoTokenizer.from_folder(write(tmp_path / "folder", library))
+    for text in ("a  b \n c 1 ", "x \n\n  ", " \n a", ""):
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == expected
+    start = time.thread_time()
+    tokenizer.encode(" " * 100_000 + "x")
+    assert time.thread_time() - start < 2  # else a minute

@@ -3,10 +3,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from octavo.text.decoders import byte_level_bytes
-from octavo.text.pretokenizers import PRE_TOKENIZERS
+from octavo.text.pretokenizers import PRE_TOKENIZERS, in_linear_time
 
 
 def build(name: str):
@@ -119,11 +121,77 @@ def test_flags():
     assert not PRE_TOKENIZERS["glm4"].has_bos
 
 
+# -- time -----------------------------------------------------------------------------------------
+
+# What text is made of, over and over: spaces of all kinds, scripts, digits, marks, mixtures.
+UNITS = [
+    *(" ", "\n", "\r", "\r\n", "\t", "\v", "\u00a0", "\u3000", "\u2028"),
+    *(" \n", " \n\t", "  \r", "a ", "a  ", "1 ", "! ", "a1", "a!", "!\n"),
+    *("a", "A", "aA", "Aa", "aAA", "\u03b1", "\u0416", "\u01c5", "\u02b0"),
+    *("\u4e2d", "\u304b", "\ud55c", "\u0639", "\u05d0", "\u0928\u093f", "\u0e01"),
+    *("\u4e2dA", "A\u4e2d\u4e2d", "a\u0301", "\u0301", "1", "\u0663", "\u2167"),
+    *("!", "$", "'", "'s", "'S", " 's", "/", "\U0001f600", "\u200d", "\0", "\ue000", "\ufeff"),
+]
+PATTERNS = sorted({pattern for family in PRE_TOKENIZERS.values() for pattern in family.patterns})
+MEGABYTE = 1 << 20
+
+
+def seconds(pattern: str, text: str) -> float:
+    """The time to find all matches; they are removed, as making objects of them takes longer."""
+    split = pre_tokenizers.Split(Regex(pattern), "removed")
+    start = time.thread_time()
+    split.pre_tokenize_str(text)
+    return time.thread_time() - start
+
+
+def run(unit: str, num_bytes: int) -> str:
+    """A run that does not go on to the end: that is where patterns look in vain."""
+    return unit * (num_bytes // len(unit.encode())) + "x."
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_megabyte_of_everything(pattern):
+    """Half a second; with the square of the length of any run it would be more than four."""
+    assert seconds(pattern, "".join(run(unit, 24_000) for unit in UNITS)) < 2.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_megabyte_of_each(pattern):
+    for unit in UNITS:
+        assert seconds(pattern, run(unit, MEGABYTE)) < 5, unit
+
+
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_long_runs_take_no_long_time(name):
-    _, pre_tokenizer = build(name)
+    """As a whole, with what the patterns leave to each other."""
+    normalizer, pre_tokenizer = build(name)
+    text = "".join(run(unit, 1500) for unit in UNITS)
     start = time.thread_time()
-    for unit in (" ", "a", "1", "\n", "'", "\r\n ", "中", "!", "aA"):
-        pre_tokenizer.pre_tokenize_str((unit * 64_000)[:64_000])
-    # With the square of the length in it, any of these would take seconds.
-    assert time.thread_time() - start < 5
+    pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
+    assert time.thread_time() - start < 3
+
+
+SLOW = [r"\s+$", r"[ab\n]+$", r"\p{L}+$", r"\s+\z", r"[^a]+$"]
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+@given(st.text("ab \n\t\u00e9", max_size=30))
+def test_a_pattern_made_linear_cuts_as_before(pattern, text):
+    quick = in_linear_time(pattern)
+    assert quick != pattern
+    before = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)
+    assert pre_tokenizers.Split(Regex(quick), "isolated").pre_tokenize_str(text) == before
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_pattern_made_linear_is(pattern):
+    for unit in (" ", "a", "\t", "\u00e9"):
+        assert seconds(in_linear_time(pattern), unit * 300_000 + "!a!") < 1
+
+
+def test_other_patterns_stay_as_they_are():
+    for pattern in PATTERNS:
+        assert in_linear_time(pattern) == pattern
+    for pattern in (r"a|\s+$", r"\s+", r"(\s)+$", r"[a-z&&[^b]]+$"):
+        assert in_linear_time(pattern) == pattern

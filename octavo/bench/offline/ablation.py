@@ -10,7 +10,7 @@ that is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.bench.offline.ablation_workloads import (
@@ -28,12 +28,12 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.statistics import Spread
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import ConfigError
+from octavo.measure.statistics import Spread
+from octavo.workload.requests import WorkloadRequest
 
 Info = Mapping[str, Any]
-Run = Callable[[OfflineSession, Workload, list[BenchRequest]], Work]
+Run = Callable[[OfflineSession, Workload, list[WorkloadRequest]], Work]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,7 @@ class Ablation:
 
 
 def _one_round(session: OfflineSession) -> None:
-    scheduler = session.loaded.text_engine.engine.scheduler
-    scheduler.config = replace(scheduler.config, max_rounds=1)
+    session.loaded.text_engine.engine.scheduler.lookahead.max_rounds = 1
 
 
 ABLATIONS = (

@@ -16,8 +16,8 @@ from octavo.bench.offline.ablation_workloads import (
     run_engine,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
+from octavo.workload.requests import WorkloadRequest
 
 # Seats and tokens of KV that are enough for every workload here.
 _SEATS = 8
@@ -111,7 +111,7 @@ class AblationStudy:
         self, ablation: Ablation, on: OfflineSession, off: OfflineSession
     ) -> AblationResult:
         found: dict[bool, list[Work]] = {True: [], False: []}
-        requests: Sequence[BenchRequest] = ()
+        requests: Sequence[WorkloadRequest] = ()
         for repetition in range(self._repeat):
             requests = ablation.workload.create(self._room, 10 * repetition)
             # Who goes first changes, too.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from octavo.bench.offline.closed_loop import run_closed_loop
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.statistics import percentile
-from octavo.bench.workload.datasets import random_requests
-from octavo.bench.workload.requests import BenchRequest
+from octavo.measure.statistics import percentile
+from octavo.workload.datasets import random_requests
+from octavo.workload.requests import WorkloadRequest
 
 # Lengths below are for a context of this many tokens; for a smaller one they shrink with it.
 CONTEXT = 2048
@@ -37,7 +37,7 @@ class Room:
 
     def requests(
         self, count: int, input_len: int, output_len: int, seed: int, prefix_len: int = 0
-    ) -> list[BenchRequest]:
+    ) -> list[WorkloadRequest]:
         return random_requests(
             count,
             self.vocab_size,
@@ -54,7 +54,7 @@ class Workload:
     """``concurrency``: requests in flight; None gives all at once."""
 
     name: str
-    create: Callable[[Room, int], list[BenchRequest]]
+    create: Callable[[Room, int], list[WorkloadRequest]]
     concurrency: int | None = None
 
 
@@ -86,7 +86,9 @@ class Work:
         return percentile(self.gaps, 99) * 1e3 if self.gaps else None
 
 
-def run_engine(session: OfflineSession, workload: Workload, requests: list[BenchRequest]) -> Work:
+def run_engine(
+    session: OfflineSession, workload: Workload, requests: list[WorkloadRequest]
+) -> Work:
     """As the engine does it."""
     requests = [replace(each, request_id=str(index)) for index, each in enumerate(requests)]
     timing = run_closed_loop(session, requests, workload.concurrency or len(requests))
@@ -102,7 +104,7 @@ def run_engine(session: OfflineSession, workload: Workload, requests: list[Bench
 
 
 def run_without_kv_cache(
-    session: OfflineSession, workload: Workload, requests: list[BenchRequest]
+    session: OfflineSession, workload: Workload, requests: list[WorkloadRequest]
 ) -> Work:
     """Every token by a forward pass over the whole text so far, all requests side by side.
 
@@ -117,7 +119,7 @@ def run_without_kv_cache(
     begin = time.perf_counter()
     while unfinished := [name for name in texts if len(times[name]) < wanted[name]]:
         prompts = [
-            BenchRequest(name, prompt_token_ids=tuple(texts[name]), output_len=1)
+            WorkloadRequest(name, prompt_token_ids=tuple(texts[name]), output_len=1)
             for name in unfinished
         ]
         tokens = session.run(prompts).output_token_ids
@@ -136,7 +138,7 @@ def run_without_kv_cache(
     return work
 
 
-def describe(requests: Sequence[BenchRequest]) -> str:
+def describe(requests: Sequence[WorkloadRequest]) -> str:
     """``8 × 32 + 32``: requests, tokens of prompt and answer; ranges where lengths differ."""
     inputs = [len(each.prompt_token_ids or ()) for each in requests]
     outputs = [each.output_len or 0 for each in requests]
@@ -151,27 +153,27 @@ def _range(numbers: Sequence[int]) -> str:
 # -- the workloads --------------------------------------------------------------------------------
 
 
-def _lone(room: Room, seed: int) -> list[BenchRequest]:
+def _lone(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(1, 128, 32, seed)
 
 
-def _lone_answer(room: Room, seed: int) -> list[BenchRequest]:
+def _lone_answer(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(1, 32, 64, seed)
 
 
-def _few(room: Room, seed: int) -> list[BenchRequest]:
+def _few(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(2, 16, 8, seed)
 
 
-def _batch(room: Room, seed: int) -> list[BenchRequest]:
+def _batch(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(room.count(8), 32, 32, seed)
 
 
-def _long_context(room: Room, seed: int) -> list[BenchRequest]:
+def _long_context(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(room.count(4), 512, 32, seed)
 
 
-def _uneven_answers(room: Room, seed: int) -> list[BenchRequest]:
+def _uneven_answers(room: Room, seed: int) -> list[WorkloadRequest]:
     """One answer in four is eight times as long as the others: who waits for it, wastes seats."""
     requests = room.requests(16, 32, 8, seed)
     return [
@@ -180,7 +182,7 @@ def _uneven_answers(room: Room, seed: int) -> list[BenchRequest]:
     ]
 
 
-def _long_prompt_meanwhile(room: Room, seed: int) -> list[BenchRequest]:
+def _long_prompt_meanwhile(room: Room, seed: int) -> list[WorkloadRequest]:
     """Five answers under way; when the first has ended, a long prompt takes its place.
 
     The others' gaps at that moment are more than 1 % of all, so their 99th percentile shows it.
@@ -191,7 +193,7 @@ def _long_prompt_meanwhile(room: Room, seed: int) -> list[BenchRequest]:
     return [*short, long]
 
 
-def _shared_prefix(room: Room, seed: int) -> list[BenchRequest]:
+def _shared_prefix(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(room.count(6), 32, 4, seed, prefix_len=512)
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from octavo.bench.offline.session import OfflineSession, sampling_params
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import BenchmarkError
+from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
     from octavo.core.engine import EngineStep
     from octavo.core.stats import RequestStats
-    from octavo.text_engine import Generation
+    from octavo.text_engine import SampleGroup
 
 _ids = itertools.count(1)
 
@@ -30,7 +30,7 @@ _ids = itertools.count(1)
 class LoopRequest:
     """A request that ended in the window. ``gaps_s``: seconds between results with its tokens."""
 
-    request: BenchRequest
+    request: WorkloadRequest
     stats: RequestStats
     gaps_s: list[float]
     output_token_ids: list[int]
@@ -55,7 +55,7 @@ class LoopTiming:
 
 def run_closed_loop(
     session: OfflineSession,
-    requests: Sequence[BenchRequest],
+    requests: Sequence[WorkloadRequest],
     concurrency: int,
     *,
     num_ramp: int = 0,
@@ -80,7 +80,7 @@ def run_closed_loop(
         loop.abort()
 
 
-def staggered(requests: Sequence[BenchRequest]) -> list[BenchRequest]:
+def staggered(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
     """The same with answers of 1/n, 2/n, … n/n of their lengths.
 
     As a ramp, they end one after another, and so does what follows them: requests of one length
@@ -96,8 +96,8 @@ def staggered(requests: Sequence[BenchRequest]) -> list[BenchRequest]:
 
 @dataclass(slots=True)
 class _Flight:
-    request: BenchRequest
-    generation: Generation
+    request: WorkloadRequest
+    group: SampleGroup
     is_ramp: bool
     is_measured: bool
     last_token: float | None = None
@@ -108,7 +108,7 @@ class _ClosedLoop:
     def __init__(
         self,
         session: OfflineSession,
-        requests: Sequence[BenchRequest],
+        requests: Sequence[WorkloadRequest],
         concurrency: int,
         num_ramp: int,
     ):
@@ -160,13 +160,13 @@ class _ClosedLoop:
                 return
             assert request.prompt_token_ids is not None
             request_id = f"loop-{next(_ids)}"
-            generation = self._engine.add(
+            group = self._engine.add(
                 request_id, None, list(request.prompt_token_ids), sampling_params(request)
             )
             is_ramp = self._ramp_to_begin > 0
             self._ramp_to_begin -= is_ramp
             is_measured = self._opened is not None
-            self._flights[request_id] = _Flight(request, generation, is_ramp, is_measured)
+            self._flights[request_id] = _Flight(request, group, is_ramp, is_measured)
 
     def _step(self) -> None:
         begin = time.perf_counter()
@@ -201,9 +201,9 @@ class _ClosedLoop:
         if self._opened is not None:
             self._timing.num_output_tokens += count
             if is_first:
-                self._timing.num_prompt_tokens += len(flight.generation.prompt_token_ids)
+                self._timing.num_prompt_tokens += len(flight.group.prompt_token_ids)
 
 
 def _ended(flight: _Flight) -> LoopRequest:
-    request = flight.generation.samples[0].request
+    request = flight.group.samples[0].request
     return LoopRequest(flight.request, request.stats, flight.gaps_s, list(request.output_token_ids))

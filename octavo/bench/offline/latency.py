@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.bench.statistics import Spread, percentile
-from octavo.bench.workload.datasets import random_requests
 from octavo.errors import ConfigError
+from octavo.measure.statistics import Spread, percentile
+from octavo.workload.datasets import random_requests
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession, RunTiming

@@ -11,10 +11,11 @@ from octavo.bench.offline.sweep import LoadSample, SweepPlan
 from octavo.bench.serving import load
 from octavo.bench.serving.endpoint import Endpoint, served_model, wait_until_ready
 from octavo.bench.serving.http_client import HttpClient
-from octavo.bench.serving.load import LoadPlan, LoadResult, send_load
-from octavo.bench.serving.request_record import RequestRecord
-from octavo.bench.workload.datasets import random_requests
+from octavo.bench.serving.load import LoadResult, send_load
 from octavo.errors import BenchmarkError
+from octavo.measure.request_record import RequestRecord
+from octavo.workload.datasets import random_requests
+from octavo.workload.plan import LoadPlan
 
 T = TypeVar("T")
 

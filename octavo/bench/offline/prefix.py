@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.statistics import Spread
-from octavo.bench.workload.datasets import random_requests
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import BenchmarkError, ConfigError
+from octavo.measure.statistics import Spread
+from octavo.workload.datasets import random_requests
+from octavo.workload.requests import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PrefixPlan:
                 f"{self.prefix_len}: lower prefix_len, or give a longer text"
             )
 
-    def requests(self, repetition: int, vocab_size: int) -> list[BenchRequest]:
+    def requests(self, repetition: int, vocab_size: int) -> list[WorkloadRequest]:
         """The questions of one repetition, each behind the document."""
         made_up = random_requests(
             self.questions,
@@ -60,12 +60,12 @@ class PrefixPlan:
         return [_with_document(request, kept) for request in made_up]
 
 
-def _with_document(request: BenchRequest, document: tuple[int, ...]) -> BenchRequest:
+def _with_document(request: WorkloadRequest, document: tuple[int, ...]) -> WorkloadRequest:
     """The document between the mark, which is the first token, and the question."""
     assert request.prompt_token_ids is not None
     mark, *question = request.prompt_token_ids
     prompt = (mark, *document, *question)
-    return BenchRequest(
+    return WorkloadRequest(
         request.request_id,
         prompt_token_ids=prompt,
         input_len=len(prompt),
@@ -216,7 +216,7 @@ def measure_prefix(
     return PrefixResult(plan, samples)
 
 
-def _ask(session: OfflineSession, question: BenchRequest) -> Answer:
+def _ask(session: OfflineSession, question: WorkloadRequest) -> Answer:
     timing = session.run([question])
     (stats,), (token_ids,) = timing.requests, timing.output_token_ids
     if stats.ttft is None or stats.e2e is None:

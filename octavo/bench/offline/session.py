@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import BenchmarkError, QueueFullError
+from octavo.sim.cost_model import ModelCost
+from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
     from octavo.core.batch import Batch
     from octavo.core.engine import EngineStep
+    from octavo.core.executor import Probe
     from octavo.core.stats import RequestStats
     from octavo.text.tokenizer import Tokenizer
-    from octavo.text_engine import Generation
+    from octavo.text_engine import SampleGroup
 
 
 class StepChunk(NamedTuple):
@@ -97,6 +99,17 @@ class OfflineSession:
         return self._text_engine.tokenizer
 
     @property
+    def probe(self) -> Probe:
+        """What the executor says of itself. Kept, it would keep a closed engine's memory."""
+        return self._text_engine.engine.executor.probe()
+
+    @property
+    def cost(self) -> ModelCost:
+        """What a step has to do, with the weights and the KV cache as they lie in memory."""
+        probe = self.probe
+        return ModelCost.of(self.loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+
+    @property
     def info(self) -> dict[str, Any]:
         """The engine as results describe it: device, kernels, resolved settings, choices."""
         config = self.loaded.config
@@ -115,7 +128,7 @@ class OfflineSession:
 
     def run(
         self,
-        requests: Sequence[BenchRequest],
+        requests: Sequence[WorkloadRequest],
         observe: Callable[[Batch], None] | None = None,
         *,
         cache_salt: str = "",
@@ -133,16 +146,16 @@ class OfflineSession:
             BenchmarkError: a request failed. RequestError: one cannot be served.
         """
         engine = self._text_engine
-        runner = engine.engine.executor.runner  # type: ignore[attr-defined]
-        generations: list[Generation] = []
+        probe = self.probe
+        groups: list[SampleGroup] = []
         steps: list[tuple[EngineStep, float, float]] = []
 
         def step() -> None:
-            kernels_before, begin = runner.kernel_seconds, time.perf_counter()
+            kernels_before, begin = probe.kernel_seconds, time.perf_counter()
             _, done = engine.step()
             wall_s = time.perf_counter() - begin
             if done is not None:
-                steps.append((done, wall_s, runner.kernel_seconds - kernels_before))
+                steps.append((done, wall_s, probe.kernel_seconds - kernels_before))
                 if observe is not None:
                     observe(done.batch)
 
@@ -151,15 +164,15 @@ class OfflineSession:
         begin = time.perf_counter()
         try:
             for request, token_ids in prepared:
-                generations.append(self._add(request, token_ids, cache_salt, step))
+                groups.append(self._add(request, token_ids, cache_salt, step))
             while engine.has_unfinished_requests:
                 step()
         except BaseException:
-            for generation in generations:
-                engine.abort(generation.request_id)
+            for group in groups:
+                engine.abort(group.request_id)
             raise
         elapsed = time.perf_counter() - begin
-        return _collect(elapsed, generations, [_timing(*timed) for timed in steps])
+        return _collect(elapsed, groups, [_timing(*timed) for timed in steps])
 
     def close(self) -> None:
         self._text_engine.engine.close()
@@ -170,7 +183,7 @@ class OfflineSession:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def token_ids(self, request: BenchRequest) -> list[int]:
+    def token_ids(self, request: WorkloadRequest) -> list[int]:
         """The prompt, with whatever the tokenizer or the chat template puts around it."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids)
@@ -181,11 +194,11 @@ class OfflineSession:
 
     def _add(
         self,
-        request: BenchRequest,
+        request: WorkloadRequest,
         token_ids: list[int],
         cache_salt: str,
         step: Callable[[], None],
-    ) -> Generation:
+    ) -> SampleGroup:
         params = sampling_params(request)
         self._count += 1
         while True:
@@ -199,7 +212,7 @@ class OfflineSession:
                 step()
 
 
-def sampling_params(request: BenchRequest) -> SamplingParams:
+def sampling_params(request: WorkloadRequest) -> SamplingParams:
     """Greedy; exactly ``output_len`` tokens where that is given."""
     return SamplingParams(
         temperature=0,
@@ -228,13 +241,11 @@ def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
     )
 
 
-def _collect(
-    elapsed: float, generations: Sequence[Generation], steps: list[StepTiming]
-) -> RunTiming:
-    samples = [generation.samples[0].request for generation in generations]
-    for generation, sample in zip(generations, samples, strict=True):
+def _collect(elapsed: float, groups: Sequence[SampleGroup], steps: list[StepTiming]) -> RunTiming:
+    samples = [group.samples[0].request for group in groups]
+    for group, sample in zip(groups, samples, strict=True):
         if sample.error is not None:
-            raise BenchmarkError(f"request {generation.request_id} failed: {sample.error}")
+            raise BenchmarkError(f"request {group.request_id} failed: {sample.error}")
     return RunTiming(
         elapsed,
         [sample.stats for sample in samples],

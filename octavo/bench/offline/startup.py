@@ -23,8 +23,8 @@ from typing import Any
 
 from octavo import hub
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.bench.statistics import Spread
 from octavo.errors import BenchmarkError
+from octavo.measure.statistics import Spread
 
 WARM = "files in memory, weights packed, by a start before that is not measured"
 COLD = "packed weights not there; Python, its packages and their bytecode as in a warm start; "

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from octavo.bench.offline.closed_loop import staggered
-from octavo.bench.offline.knee import Knee, find_knee
-from octavo.bench.statistics import Spread, percentile
-from octavo.bench.workload.datasets import random_requests
-from octavo.bench.workload.requests import BenchRequest
+from octavo.measure.knee import Knee, find_knee
+from octavo.measure.statistics import Spread, percentile
+from octavo.workload.datasets import random_requests
+from octavo.workload.requests import WorkloadRequest
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 PERCENTS = (50.0, 90.0, 99.0)
@@ -40,7 +40,7 @@ class SweepPlan:
 
     def requests(
         self, concurrency: int, repetition: int, vocab_size: int, avoid: Collection[int] = ()
-    ) -> list[BenchRequest]:
+    ) -> list[WorkloadRequest]:
         """The ramp, those that are measured, and enough to be in flight with the last of them.
 
         No prompt comes twice in a sweep: the prefix cache would know it.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from octavo.bench.offline.latency import check_fits
 from octavo.bench.offline.roofline import Roofline, draw
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
-from octavo.bench.statistics import Spread, percentile
-from octavo.bench.workload.datasets import load_dataset
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import BenchmarkError
+from octavo.measure.statistics import Spread, percentile
+from octavo.workload.datasets import load_dataset
+from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession, RunTiming
@@ -27,7 +27,7 @@ class ThroughputPlan:
     """What is asked for.
 
     Args:
-        dataset: a name of `octavo.bench.workload.datasets.DATASETS`.
+        dataset: a name of `octavo.workload.datasets.DATASETS`.
         path: its file. Made-up prompts of ``input_len`` and ``output_len`` tokens need none.
         num_prompts: None is 64 made-up prompts, and all of a file.
         output_len: None is 128 for made-up prompts, and what a file says.
@@ -160,7 +160,9 @@ def measure_throughput(
     )
 
 
-def find_requests(session: OfflineSession, plan: ThroughputPlan) -> tuple[list[BenchRequest], int]:
+def find_requests(
+    session: OfflineSession, plan: ThroughputPlan
+) -> tuple[list[WorkloadRequest], int]:
     """The requests as token ids, and how many more are too long for the engine's context."""
     if plan.path is None:
         check_fits(session, plan.input_len, plan.output_len or 128)

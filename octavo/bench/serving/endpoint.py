@@ -11,8 +11,8 @@ from typing import Any
 
 from octavo.bench.serving.http_client import HttpClient
 from octavo.bench.serving.http_stream import StreamResult, error_message, read_stream
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import BenchmarkError
+from octavo.workload.requests import WorkloadRequest
 
 _RETRY_SECONDS = 0.25
 
@@ -43,7 +43,7 @@ class Endpoint:
     def is_chat(self) -> bool:
         return self.backend == "openai-chat"
 
-    def body(self, request: BenchRequest) -> bytes:
+    def body(self, request: WorkloadRequest) -> bytes:
         """The body of a request. Raises ServerError if the endpoint does not take such a prompt."""
         document: dict[str, Any] = {
             "model": self.model,
@@ -64,7 +64,7 @@ class Endpoint:
         await read_stream(self.client, self.path, body, result, self.timeout_s)
 
 
-def _messages(request: BenchRequest) -> list[Mapping[str, Any]]:
+def _messages(request: WorkloadRequest) -> list[Mapping[str, Any]]:
     if request.messages is not None:
         return list(request.messages)
     if request.prompt is None:
@@ -75,7 +75,7 @@ def _messages(request: BenchRequest) -> list[Mapping[str, Any]]:
     return [{"role": "user", "content": request.prompt}]
 
 
-def _prompt(request: BenchRequest) -> str | list[int]:
+def _prompt(request: WorkloadRequest) -> str | list[int]:
     if request.prompt_token_ids is not None:
         return list(request.prompt_token_ids)
     if request.prompt is None:
@@ -136,7 +136,7 @@ async def wait_until_listening(client: HttpClient, timeout_s: float) -> None:
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def wait_until_ready(endpoint: Endpoint, request: BenchRequest, timeout_s: float) -> None:
+async def wait_until_ready(endpoint: Endpoint, request: WorkloadRequest, timeout_s: float) -> None:
     """Until a request is answered. Raises ServerError after ``timeout_s``, or at once where
     waiting would not help."""
     body = endpoint.body(request)

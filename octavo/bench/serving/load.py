@@ -19,34 +19,11 @@ from typing import Any, TypeVar
 
 from octavo.bench.serving.endpoint import Endpoint
 from octavo.bench.serving.http_stream import INTERRUPTED, StreamResult
-from octavo.bench.serving.request_record import RequestRecord
-from octavo.bench.workload.requests import BenchRequest
-from octavo.errors import ConfigError
+from octavo.measure.request_record import RequestRecord
+from octavo.workload.plan import LoadPlan
+from octavo.workload.requests import WorkloadRequest
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """When requests are sent.
-
-    Args:
-        times: seconds after the start, one for each request, in order; None is a closed loop.
-        max_concurrency: requests in flight at most; None has no limit.
-        duration_s: after this, no more are sent; those in flight are waited for.
-    """
-
-    times: Sequence[float] | None
-    max_concurrency: int | None = None
-    duration_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.times is None and self.max_concurrency is None:
-            raise ConfigError("a closed loop needs a number of requests in flight")
-
-    @property
-    def is_open_loop(self) -> bool:
-        return self.times is not None
 
 
 @dataclass(frozen=True)
@@ -82,7 +59,7 @@ def _allow_many_connections() -> None:
 
 async def send_load(
     endpoint: Endpoint,
-    requests: Sequence[BenchRequest],
+    requests: Sequence[WorkloadRequest],
     plan: LoadPlan,
     on_end: Callable[[RequestRecord], None] = lambda record: None,
 ) -> LoadResult:
@@ -117,7 +94,7 @@ class _Run:
         self._records: list[RequestRecord] = []
         self._start = 0.0
 
-    async def send(self, requests: Sequence[BenchRequest]) -> None:
+    async def send(self, requests: Sequence[WorkloadRequest]) -> None:
         body = self._endpoint.body(requests[0]) if requests else b""
         self._start = time.perf_counter()
         for index, request in enumerate(requests):
@@ -163,7 +140,7 @@ class _Run:
         while (left := due - self._now()) > 0:
             await asyncio.sleep(left)
 
-    async def _ask(self, request: BenchRequest, body: bytes, scheduled: float) -> None:
+    async def _ask(self, request: WorkloadRequest, body: bytes, scheduled: float) -> None:
         queue_time = 0.0
         if self._plan.is_open_loop and self._places is not None:
             arrived = self._now()
@@ -184,7 +161,7 @@ class _Run:
 
 
 def to_record(
-    request: BenchRequest,
+    request: WorkloadRequest,
     result: StreamResult,
     scheduled: float,
     queue_time: float = 0.0,

@@ -20,25 +20,24 @@ from octavo.bench.serving.endpoint import (
     wait_until_ready,
 )
 from octavo.bench.serving.http_client import HttpClient
-from octavo.bench.serving.load import LoadPlan, send_load
-from octavo.bench.serving.load_report import LoadReport, create_report
-from octavo.bench.serving.request_log import write_request_log
-from octavo.bench.serving.request_record import RequestRecord
-from octavo.bench.serving.serve_config import LoadSettings, ServeBenchConfig, Workload, key_values
-from octavo.bench.serving.serve_report import (
+from octavo.bench.serving.load import send_load
+from octavo.bench.serving.serve_config import ServeBenchConfig, key_values
+from octavo.bench.serving.server_process import running_server
+from octavo.errors import ConfigError
+from octavo.hub import DEFAULT_MODEL
+from octavo.measure.load_report import LoadReport, create_report
+from octavo.measure.request_log import write_request_log
+from octavo.measure.request_record import RequestRecord
+from octavo.measure.serve_report import (
     QUEUE_LATENCIES,
     ServeSummary,
     save_result,
     to_json,
     to_text,
 )
-from octavo.bench.serving.server_process import running_server
-from octavo.bench.serving.slo import Slo
-from octavo.bench.workload.arrivals import Ramp, arrival_times
-from octavo.bench.workload.datasets import load_dataset
-from octavo.bench.workload.requests import BenchRequest
-from octavo.errors import ConfigError
-from octavo.hub import DEFAULT_MODEL
+from octavo.measure.slo import Slo
+from octavo.workload.plan import LoadPlan, create_plan, create_requests
+from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
@@ -177,64 +176,7 @@ def _create_client(config: ServeBenchConfig) -> HttpClient:
         raise ConfigError(f"base_url: {error}") from error
 
 
-def create_requests(workload: Workload, tokenizer: Tokenizer | None) -> list[BenchRequest]:
-    """What is asked, in order. Raises ConfigError, WorkloadFileError."""
-    name = workload.dataset_name
-    if tokenizer is None and name in ("random", "prefix_repetition"):
-        raise ConfigError(
-            f"the prompts of dataset {name!r} are made of a model's tokens: give MODEL or "
-            "--tokenizer MODEL"
-        )
-    lengths = {"random": workload.random_output_len}
-    lengths["prefix_repetition"] = workload.prefix_repetition_output_len
-    prefix_lens = {"random": workload.random_prefix_len}
-    prefix_lens["prefix_repetition"] = workload.prefix_repetition_prefix_len
-    return load_dataset(
-        name,
-        workload.dataset_path,
-        num=workload.num_prompts,
-        tokenizer=tokenizer,
-        input_len=workload.input_len or workload.random_input_len,
-        output_len=workload.output_len or lengths.get(name),
-        range_ratio=workload.random_range_ratio,
-        prefix_len=prefix_lens.get(name),
-        suffix_len=workload.prefix_repetition_suffix_len,
-        num_prefixes=workload.prefix_repetition_num_prefixes,
-        seed=workload.seed,
-        speedup=workload.speedup,
-        max_input_len=workload.max_input_len,
-        avoid=() if tokenizer is None else _special_tokens(tokenizer),
-    )
-
-
-def create_plan(settings: LoadSettings, requests: Sequence[BenchRequest], seed: int) -> LoadPlan:
-    """When the requests are sent: by a ramp, at a rate, as their trace says, or as others end."""
-    times: list[float] | None = None
-    if settings.ramp_up_strategy is not None or math.isfinite(settings.request_rate):
-        times = arrival_times(
-            len(requests),
-            settings.request_rate,
-            burstiness=settings.burstiness,
-            seed=seed,
-            ramp=_ramp(settings),
-            rescaled=settings.rescale_arrivals,
-        )
-    elif requests and all(request.arrival_s is not None for request in requests):
-        times = [request.arrival_s or 0.0 for request in requests]
-    elif settings.max_concurrency is None:
-        times = [0.0] * len(requests)
-    return LoadPlan(times, settings.max_concurrency, settings.duration)
-
-
-def _ramp(settings: LoadSettings) -> Ramp | None:
-    if settings.ramp_up_strategy is None:
-        return None
-    start, end = settings.ramp_up_start_rps, settings.ramp_up_end_rps
-    assert start is not None and end is not None
-    return Ramp(settings.ramp_up_strategy, start, end)  # type: ignore[arg-type]
-
-
-def as_text(request: BenchRequest, tokenizer: Tokenizer) -> BenchRequest:
+def as_text(request: WorkloadRequest, tokenizer: Tokenizer) -> WorkloadRequest:
     """Token ids as text, which may be other tokens when it is read: the server counts them."""
     if request.prompt_token_ids is None:
         return request
@@ -251,7 +193,7 @@ def count_tokens(records: Sequence[RequestRecord], tokenizer: Tokenizer) -> None
 
 
 async def _warm_up(
-    config: ServeBenchConfig, endpoint: Endpoint, requests: Sequence[BenchRequest]
+    config: ServeBenchConfig, endpoint: Endpoint, requests: Sequence[WorkloadRequest]
 ) -> None:
     """Prompts of the workload, backwards: no beginning of one that is measured gets cached."""
     target = config.target
@@ -267,7 +209,7 @@ async def _warm_up(
             raise asyncio.CancelledError
 
 
-def _backwards(request: BenchRequest) -> BenchRequest:
+def _backwards(request: WorkloadRequest) -> WorkloadRequest:
     if request.prompt_token_ids is not None:
         return replace(request, prompt_token_ids=request.prompt_token_ids[::-1])
     if request.prompt is not None:
@@ -298,10 +240,6 @@ def _load_tokenizer(name: str) -> Tokenizer:
     from octavo.build import load_tokenizer
 
     return load_tokenizer(hub.resolve(name))
-
-
-def _special_tokens(tokenizer: Tokenizer) -> set[int]:
-    return {token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token)}
 
 
 def _shown_settings(config: ServeBenchConfig) -> dict[str, Any]:

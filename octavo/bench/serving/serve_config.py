@@ -1,19 +1,17 @@
 """The settings of ``octavo bench serve``, named as ``vllm bench serve`` names them.
 
-As with `octavo.config.EngineArgs`, the fields are the one owner of names, defaults and help texts:
-the flags are made from them.
+What is asked, and when, is in `octavo.workload.settings`: other commands ask for it, too.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.config import option
 from octavo.errors import ConfigError
+from octavo.options import option
+from octavo.workload.settings import LoadSettings, Workload, at_least
 
 BACKENDS = ("openai", "vllm", "openai-chat")
 SHOWN = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
@@ -52,7 +50,7 @@ class ServerTarget:
     num_warmups: int = option(0, "requests before those that are measured")
 
     def __post_init__(self) -> None:
-        _at_least(0, self, "ready_check_timeout_sec", "num_warmups")
+        at_least(0, self, "ready_check_timeout_sec", "num_warmups")
         if not self.request_timeout > 0:
             raise ConfigError("request_timeout must be above 0")
         if self.endpoint is not None and not self.endpoint.startswith("/"):
@@ -73,31 +71,9 @@ class ServerTarget:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is asked. Raises ConfigError for a value that is out of range."""
+class ServedWorkload(Workload):
+    """And what the body of every request has besides. Raises ConfigError likewise."""
 
-    dataset_name: str = option(
-        "random",
-        "random, prefix_repetition, sharegpt, jsonl (custom), or a trace: trace, mooncake, azure, "
-        "burstgpt, …",
-    )
-    dataset_path: str | None = option(None, "its file")
-    num_prompts: int | None = option(
-        None, "requests to send; default: 1000, or all of a trace or JSONL"
-    )
-    seed: int = option(0, "of prompts and arrivals")
-    input_len: int | None = option(None, "the same as --random-input-len")
-    output_len: int | None = option(None, "tokens to ask for, whatever the dataset says")
-    random_input_len: int = option(1024, "tokens of a random prompt")
-    random_output_len: int = option(128, "tokens of its answer")
-    random_range_ratio: float = option(0.0, "lengths vary by this share; below 1")
-    random_prefix_len: int = option(0, "tokens that all random prompts begin with")
-    prefix_repetition_prefix_len: int = option(256, "tokens of a shared beginning")
-    prefix_repetition_suffix_len: int = option(256, "tokens behind it")
-    prefix_repetition_num_prefixes: int = option(10, "different beginnings")
-    prefix_repetition_output_len: int = option(128, "tokens of an answer")
-    speedup: float = option(1.0, "replay a trace so many times as fast")
-    max_input_len: int | None = option(None, "cut the prompts of a trace to so many tokens")
     temperature: float = option(0.0, "0 is greedy")
     top_p: float | None = option(None, "sample from the smallest set with this probability")
     top_k: int | None = option(None, "sample from the K most likely tokens")
@@ -110,9 +86,7 @@ class Workload:
     extra_body: str | None = option(None, "JSON of further fields of a request's body")
 
     def __post_init__(self) -> None:
-        for name in ("num_prompts", "input_len", "output_len", "max_input_len"):
-            if getattr(self, name) is not None:
-                _at_least(1, self, name)
+        super().__post_init__()
         self.fields  # noqa: B018 - checks them
 
     @property
@@ -135,53 +109,6 @@ class Workload:
         if not isinstance(extra, dict):
             raise ConfigError('extra_body is no JSON object, such as {"min_tokens": 8}')
         return extra
-
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """When it is asked. Raises ConfigError for a value that is out of range."""
-
-    request_rate: float = option(
-        math.inf, "requests a second, drawn as a Poisson process; inf sends as soon as it may"
-    )
-    burstiness: float = option(
-        1.0, "shape of the gamma distribution of gaps: 1 is Poisson, less is burstier, inf even"
-    )
-    max_concurrency: int | None = option(
-        None, "requests in flight at most; without a rate, a closed loop of so many clients"
-    )
-    ramp_up_strategy: str | None = option(
-        None, "let the rate change over the run", ("linear", "exponential")
-    )
-    ramp_up_start_rps: float | None = option(None, "rate at its beginning")
-    ramp_up_end_rps: float | None = option(None, "rate at its end")
-    duration: float | None = option(None, "seconds after which no more requests are sent")
-    rescale_arrivals: bool = option(
-        False, "stretch the arrivals to the rate exactly, as vLLM does; no Poisson process any more"
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("request_rate", "burstiness", "duration"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
-        if self.max_concurrency is not None:
-            _at_least(1, self, "max_concurrency")
-        edges = (self.ramp_up_start_rps, self.ramp_up_end_rps)
-        if self.ramp_up_strategy is None and edges != (None, None):
-            raise ConfigError("ramp_up_start_rps and ramp_up_end_rps need a ramp_up_strategy")
-        if self.ramp_up_strategy is not None and None in edges:
-            raise ConfigError("a ramp needs ramp_up_start_rps and ramp_up_end_rps")
-        if self.ramp_up_strategy is not None and math.isfinite(self.request_rate):
-            raise ConfigError("give request_rate or a ramp, not both")
-
-    @property
-    def ramp_up(self) -> Mapping[str, Any] | None:
-        """vLLM's keys."""
-        if self.ramp_up_strategy is None:
-            return None
-        names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -209,7 +136,7 @@ class ReportSettings:
     request_log_format: str = option("octavo", "its format", ("octavo", "aiperf"))
 
     def __post_init__(self) -> None:
-        from octavo.bench.serving.slo import Slo
+        from octavo.measure.slo import Slo
 
         Slo.from_texts(self.goodput)
         key_values("metadata", self.metadata)
@@ -249,7 +176,7 @@ class ServeBenchConfig:
 
     model: str | None = None
     target: ServerTarget = field(default_factory=ServerTarget)
-    workload: Workload = field(default_factory=Workload)
+    workload: ServedWorkload = field(default_factory=ServedWorkload)
     load: LoadSettings = field(default_factory=LoadSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     server_flags: tuple[str, ...] = ()
@@ -268,10 +195,3 @@ def key_values(name: str, texts: tuple[str, ...]) -> dict[str, str]:
             raise ConfigError(f"{name}: {text!r} is no NAME=VALUE")
         found[key.strip()] = value.strip()
     return found
-
-
-def _at_least(least: int, settings: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")

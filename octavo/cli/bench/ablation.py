@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from octavo.bench.statistics import Spread
 from octavo.cli import UsageError
 from octavo.cli.bench import common
 from octavo.errors import ConfigError
+from octavo.measure.statistics import Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -196,7 +196,7 @@ def report(
     for warning in document["run"]["warnings"]:
         terminal.say(f"warning: {warning}")
     if args.output:  # last, so that a file that cannot be written costs no measurement
-        from octavo.bench.results import write_json
+        from octavo.measure.results import write_json
 
         write_json(args.output, document)
     if draw is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError
 from octavo.cli.bench import common
+from octavo.cli.text_file import read_text
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     common.check_plots(args)
     settings = common.engine_args(args)
-    text = _read(args.text) if args.text else None
+    text = read_text(args.text, "--text") if args.text else None
     with (
         common.open_session(settings) as with_cache,
         common.open_session(replace(settings, enable_prefix_caching=False)) as without_cache,
@@ -111,15 +112,6 @@ def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -
         )
     except ConfigError as error:
         raise UsageError(str(error)) from error
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise UsageError(f"--text: {path} cannot be read: {reason}") from error
 
 
 def _print(console: Console, args: argparse.Namespace, result: PrefixResult) -> None:

@@ -8,16 +8,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.serving.serve_config import (
-    LoadSettings,
     ReportSettings,
     ServeBenchConfig,
+    ServedWorkload,
     ServerTarget,
-    Workload,
 )
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench import common
 from octavo.cli.engine_flags import add_engine_flags, add_flags, engine_kwargs, given_settings
 from octavo.hub import DEFAULT_MODEL
+from octavo.workload.settings import LoadSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
     common.add_plot_flag(parser)
     add_flags(parser, "server", ServerTarget)
-    add_flags(parser, "workload", Workload)
+    add_flags(parser, "workload", ServedWorkload)
     add_flags(parser, "load", LoadSettings)
     add_flags(parser, "report", ReportSettings, skip=_SEVERAL)
     several = parser.add_argument_group("report, several values each")
@@ -100,7 +100,7 @@ def to_config(args: argparse.Namespace) -> ServeBenchConfig:
     return ServeBenchConfig(
         args.model,
         target,
-        Workload(**given_settings(args, Workload)),
+        ServedWorkload(**given_settings(args, ServedWorkload)),
         LoadSettings(**given_settings(args, LoadSettings)),
         ReportSettings(**given_settings(args, ReportSettings)),
         tuple(engine_flags(engine)),
@@ -127,7 +127,7 @@ def _tell(args: argparse.Namespace, result: ServeResult) -> int:
     else:
         print(result.as_text())
     if args.output:
-        from octavo.bench.results import write_json
+        from octavo.measure.results import write_json
 
         write_json(args.output, document)
     for path in result.write_files():
@@ -147,7 +147,7 @@ def _tell(args: argparse.Namespace, result: ServeResult) -> int:
 def _figure(result: ServeResult) -> Figure:
     """TTFT, TPOT and ITL, with the limits of the SLO."""
     from octavo.bench.plots import latency_distributions
-    from octavo.bench.serving.metrics import latency_values
+    from octavo.measure.metrics import latency_values
 
     values = latency_values(result.report.records)
     slo = result.report.goodput.slo.as_json() if result.report.goodput else {}

@@ -171,7 +171,7 @@ def _tell(args: argparse.Namespace, result: SweepResult, recorder: Any) -> int:
     document = {**result.as_json(), "run": recorder.as_json()}
     if args.csv:
         from octavo.bench.offline.sweep import to_csv
-        from octavo.bench.results import write_text
+        from octavo.measure.results import write_text
 
         write_text(args.csv, to_csv(result.points))
     common.report(

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 1
+OCT_ABI_VERSION = 2
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -57,6 +57,7 @@ OCT_TOKEN_OK = 0
 OCT_TOKEN_BAD_LOGITS = 1
 OCT_TOKEN_OVERFLOW = 2
 OCT_TOKEN_NONE = 3
+OCT_TOKEN_NO_CHOICE = 4
 
 # Element-wise ops.
 OCT_ROWS_NORM = 0
@@ -159,6 +160,7 @@ class AttentionArgs(Structure):
         ("ldv", c_int64),
         ("kv", c_void_p),
         ("out", c_void_p),
+        ("num_blocks", c_int32),
     )
 
 
@@ -178,6 +180,10 @@ class Sample(Structure):
         ("output_ids", c_void_p),
         ("seed", c_uint64),
         ("position", c_uint64),
+        ("mask", c_void_p),
+        ("bias_ids", c_void_p),
+        ("biases", c_void_p),
+        ("num_biases", c_int64),
     )
 
 
@@ -242,6 +248,7 @@ class Batch(Structure):
     )
 
 
+# In the order of their declaration.
 STRUCTS: dict[str, type[Structure]] = {
     "oct_weight": Weight,
     "oct_segment": Segment,
@@ -266,6 +273,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_abi_version": (c_int32, ()),
     "oct_isa": (c_char_p, ()),
     "oct_last_error": (c_char_p, ()),
+    "oct_struct_sizes": (c_int32, (POINTER(_int32s),)),
+    "oct_report_bus_errors": (None, ()),
     "oct_pool_new": (_pool, (c_int32, c_int32)),
     "oct_pool_free": (None, (_pool,)),
     "oct_pool_size": (c_int32, (_pool,)),
@@ -304,3 +313,10 @@ def bind(lib: ctypes.CDLL) -> list[str]:
         function.restype = result
         function.argtypes = arguments
     return missing
+
+
+def struct_sizes(lib: ctypes.CDLL) -> dict[str, int]:
+    """Bytes of each struct as the compiler of a library laid it out, by name."""
+    sizes = _int32s()
+    count = lib.oct_struct_sizes(ctypes.byref(sizes))
+    return dict(zip(STRUCTS, sizes[:count], strict=False))

@@ -11,6 +11,7 @@ native kernels. Where there are none to be had, ``Unavailable`` says why in word
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import json
 import os
@@ -57,15 +58,28 @@ class Library:
         self.isa = isa
         self.path = path
         self.missing = abi.bind(self.lib)
-        version = self.lib.oct_abi_version() if "oct_abi_version" not in self.missing else None
-        if version != abi.OCT_ABI_VERSION:
-            raise Unavailable(
-                f"{path} has version {version} of the interface, this octavo needs "
-                f"{abi.OCT_ABI_VERSION}. {_REINSTALL}"
-            )
+        self._refuse_another_build()
 
     def __repr__(self) -> str:
         return f"<Library {self.isa}>"
+
+    def _refuse_another_build(self) -> None:
+        """Calls into a library that knows other structs would write where they must not."""
+        version = self.lib.oct_abi_version() if "oct_abi_version" not in self.missing else None
+        if version != abi.OCT_ABI_VERSION:
+            raise Unavailable(
+                f"{self.path} has version {version} of the interface, this octavo needs "
+                f"{abi.OCT_ABI_VERSION}. {_REINSTALL}"
+            )
+        if self.missing:
+            raise Unavailable(f"{self.path} lacks {', '.join(self.missing)}. {_REINSTALL}")
+        sizes = abi.struct_sizes(self.lib)
+        for name, struct in abi.STRUCTS.items():
+            if sizes.get(name) != (size := ctypes.sizeof(struct)):
+                raise Unavailable(
+                    f"{self.path} is of another build: {name} has {sizes.get(name)} bytes there, "
+                    f"{size} here. {_REINSTALL}"
+                )
 
     def last_error(self) -> str:
         """What the last call of this thread that failed had to say."""
@@ -164,6 +178,18 @@ def load(isa: str | None = None) -> Library:
     elif not _file(isa).is_file():
         raise Unavailable(_why_not_built(isa))
     return _load(isa, _file(isa))
+
+
+def report_bus_errors() -> None:
+    """Let a SIGBUS name the mapped file that has lost its contents before it ends the process.
+
+    Where there is no native library, Python tells which of its functions was at it.
+    """
+    levels = runnable()
+    if levels:
+        load(levels[0]).lib.oct_report_bus_errors()
+    elif not faulthandler.is_enabled():
+        faulthandler.enable()
 
 
 @functools.cache

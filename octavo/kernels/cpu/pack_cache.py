@@ -3,15 +3,18 @@
     <folder of the model>/.octavo/<name of the model>.v16
         8 bytes     "octavo16"
         8 bytes     length of the header, little-endian
+        32 bytes    digest of all that follows (seals.py)
         header      JSON: layout version, the model's files, where each weight is
         weights     each at a multiple of 64 bytes
 
 The file is mapped, not read: what no step touches takes no memory, and processes share the rest.
 It belongs to the model's files as they were: sizes and times of change are compared, and where
-those differ, hashes. It is written under another name and then renamed, so that it is whole or not
-there. Where the model's folder cannot be written to, it goes to ``<fallback>/`` instead; where
-nothing can be written, weights are packed into memory at every start. ``OCTAVO_PACKED_DIR`` names
-a folder to be used in place of both.
+those differ, hashes. It is believed only if octavo's own notes have its digest, for it may have
+come with the model, or be damaged. It is whole or not there (`octavo/files.py`).
+
+The notes are in ``home``, a folder of octavo's own, and so are packed weights where the model's
+folder cannot be written to; where nothing can be written, weights are packed into memory at every
+start. ``OCTAVO_PACKED_DIR`` names a folder to be used in place of both.
 """
 
 from __future__ import annotations
@@ -21,21 +24,23 @@ import json
 import logging
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from octavo.files import NewFile
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, aligned, pack_into, packed_format
+from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest
 from octavo.quantization.base import Weight
 
 # To be raised whenever the kernels read another order of bytes.
 LAYOUT = "v16.1"
 _MAGIC = b"octavo16"
+_PREFIX_BYTES = len(_MAGIC) + 8 + DIGEST_BYTES
 _MAX_HEADER = 64 << 20
 
 _log = logging.getLogger("octavo")
@@ -66,28 +71,32 @@ def open_or_pack(
     library: Library,
     pool: Pool,
     *,
-    fallback: Path | None = None,
+    home: Path | None = None,
     progress: Progress | None = None,
 ) -> PackedWeights:
     """The packed form of a model's ``weights``, by name; ``files`` are what they come from.
 
+    ``home``: a folder of octavo's own; without one, nothing is kept.
     ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
     """
-    entries, end = _lay_out(weights, library)
-    for path in _places(files, fallback):
-        memory = _open(path, entries, files)
-        if memory is not None:
-            return PackedWeights(memory, entries)
-    header = _header(entries, files)
-    for path in _places(files, fallback):
-        try:
-            memory = _write(path, header, weights, entries, end, library, pool, progress)
-        except OSError as error:
-            _log.info("packed weights cannot be kept in %s: %s", path.parent, error)
-            continue
-        return PackedWeights(memory, entries)
-    memory = aligned(end)
-    _pack_all(weights, entries, memory, library, pool, progress)
+    entries, size = _lay_out(weights, library)
+
+    def pack(memory: np.ndarray) -> None:
+        _pack_all(weights, entries, memory, library, pool, progress)
+
+    named = os.environ.get("OCTAVO_PACKED_DIR")
+    home = Path(named) if named else home
+    if home is None or not files:
+        memory = None
+    else:
+        places = _places(files[0].absolute(), home, beside=not named)
+        seals = Seals(home)
+        memory = _open_any(places, entries, files, seals, pool.size)
+        if memory is None:
+            memory = _write_any(places, entries, files, seals, pool.size, size, pack)
+    if memory is None:
+        memory = aligned(size)
+        pack(memory)
     return PackedWeights(memory, entries)
 
 
@@ -100,20 +109,18 @@ def _lay_out(
         spec = packed_format(weight, library)
         entries[name] = (spec, offset)
         offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
-    return entries, offset
+    return entries, max(offset, 1)  # nothing at all cannot be mapped
 
 
-def _places(files: Sequence[Path], fallback: Path | None) -> list[Path]:
-    if not files:
-        return []
-    first = files[0].absolute()
+def _end(entries: Mapping[str, tuple[PackedFormat, int]]) -> int:
+    """The end of the last weight, without what fills up to the next multiple of 64 bytes."""
+    return max((offset + spec.num_bytes for spec, offset in entries.values()), default=1)
+
+
+def _places(first: Path, home: Path, beside: bool) -> list[Path]:
     key = hashlib.sha256(str(first).encode()).hexdigest()[:16]
-    if folder := os.environ.get("OCTAVO_PACKED_DIR"):
-        return [Path(folder) / f"{first.name}-{key}.v16"]
-    places = [first.parent / ".octavo" / f"{first.name}.v16"]
-    if fallback is not None:
-        places.append(fallback / f"{first.name}-{key}.v16")
-    return places
+    own = home / f"{first.name}-{key}.v16"
+    return [first.parent / ".octavo" / f"{first.name}.v16", own] if beside else [own]
 
 
 def _layout_json(entries: Mapping[str, tuple[PackedFormat, int]]) -> dict[str, Any]:
@@ -127,8 +134,7 @@ def _header(entries: Mapping[str, tuple[PackedFormat, int]], files: Sequence[Pat
     header = _layout_json(entries)
     header["files"] = [{**_stamp(path), "sha256": _sha256(path)} for path in files]
     text = json.dumps(header).encode()
-    start = len(_MAGIC) + 8 + len(text)
-    return text + b" " * (-start % mmap.PAGESIZE)
+    return text + b" " * (-(_PREFIX_BYTES + len(text)) % mmap.PAGESIZE)
 
 
 def _stamp(path: Path) -> dict[str, Any]:
@@ -141,29 +147,57 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _open(
-    path: Path, entries: Mapping[str, tuple[PackedFormat, int]], files: Sequence[Path]
+def _open_any(
+    places: Sequence[Path],
+    entries: Mapping[str, tuple[PackedFormat, int]],
+    files: Sequence[Path],
+    seals: Seals,
+    num_threads: int,
 ) -> np.ndarray | None:
-    """The mapped weights of a file that is whole and of this model, else None."""
-    try:
-        with open(path, "rb") as handle:
-            prefix = handle.read(len(_MAGIC) + 8)
-            length = int.from_bytes(prefix[len(_MAGIC) :], "little")
-            if prefix[: len(_MAGIC)] != _MAGIC or length > _MAX_HEADER:
-                return None
-            header = json.loads(handle.read(length))
-            start = len(prefix) + length
-            if not isinstance(header, dict) or not _is_of(header, entries, files):
-                return None
-            end = max((offset + spec.num_bytes for spec, offset in entries.values()), default=0)
-            if os.fstat(handle.fileno()).st_size < start + end:
-                return None
-            mapped = np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(max(end, 1),))
-    except (OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError):
+    """The mapped weights of the first place that has this model's, as octavo wrote them."""
+    for path in places:
+        try:
+            memory = _open(path, entries, files, seals, num_threads)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
             _log.warning("%s cannot be used, weights are packed again: %s", path, error)
-        return None
-    return mapped
+            continue
+        if memory is not None:
+            return memory
+    return None
+
+
+def _open(
+    path: Path,
+    entries: Mapping[str, tuple[PackedFormat, int]],
+    files: Sequence[Path],
+    seals: Seals,
+    num_threads: int,
+) -> np.ndarray | None:
+    """The mapped weights of a file; None if it is another model's, ValueError if it is damaged."""
+    with open(path, "rb") as handle:
+        prefix = handle.read(_PREFIX_BYTES)
+        length = int.from_bytes(prefix[len(_MAGIC) : -DIGEST_BYTES], "little")
+        expected = prefix[-DIGEST_BYTES:]
+        if prefix[: len(_MAGIC)] != _MAGIC or length > _MAX_HEADER:
+            return None
+        if not seals.has(expected):
+            _log.info("%s is not used: octavo's notes do not have it", path)
+            return None
+        text = handle.read(length)
+        header = json.loads(text)
+        if not isinstance(header, dict) or not _is_of(header, entries, files):
+            return None
+        start, size = len(prefix) + len(text), _end(entries)
+        if os.fstat(handle.fileno()).st_size < start + size:
+            raise ValueError("it has been cut off")
+        memory = np.memmap(handle, dtype=np.uint8, mode="r", offset=start, shape=(size,))
+        if not seals.is_current(expected, handle):
+            if digest(text, memory, num_threads) != expected:
+                raise ValueError("its contents are not those that were written")
+            seals.add(expected, handle)
+        return memory
 
 
 def _is_of(
@@ -186,36 +220,76 @@ def _is_of(
     return True
 
 
+def _write_any(
+    places: Sequence[Path],
+    entries: Mapping[str, tuple[PackedFormat, int]],
+    files: Sequence[Path],
+    seals: Seals,
+    num_threads: int,
+    size: int,
+    pack: Callable[[np.ndarray], None],
+) -> np.ndarray | None:
+    """What ``pack`` makes, in a new file in the first place where there can be one, and mapped."""
+    try:
+        seals.check_writable()
+    except OSError as error:
+        _log.warning("weights are packed at every start, as nothing can be noted: %s", error)
+        return None
+    header = _header(entries, files)
+    for path in filter(_may_be_written, places):
+        try:
+            return _write(path, header, size, _end(entries), seals, num_threads, pack)
+        except OSError as error:
+            _log.info("packed weights cannot be kept in %s: %s", path.parent, error)
+    return None
+
+
+def _may_be_written(path: Path) -> bool:
+    """Not what another user has written, nor where a link in the model's folder leads."""
+    try:
+        return not path.parent.is_symlink() and path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 def _write(
     path: Path,
     header: bytes,
-    weights: Mapping[str, Weight],
-    entries: Mapping[str, tuple[PackedFormat, int]],
     size: int,
-    library: Library,
-    pool: Pool,
-    progress: Progress | None,
+    end: int,
+    seals: Seals,
+    num_threads: int,
+    pack: Callable[[np.ndarray], None],
 ) -> np.ndarray:
-    """Pack into a new file at ``path``, and map it. OSError if it cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "r+b") as out:
-            prefix = _MAGIC + len(header).to_bytes(8, "little")
-            start = len(prefix) + len(header)
-            # Ask for the space first: a full disk is an error here, and a crash later.
-            os.posix_fallocate(out.fileno(), 0, start + max(size, 1))
-            out.write(prefix + header)
-            out.flush()
-            memory = np.memmap(out, dtype=np.uint8, mode="r+", offset=start, shape=(max(size, 1),))
-            _pack_all(weights, entries, memory, library, pool, progress)
-            memory.flush()
-            os.fsync(out.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=(max(size, 1),))
+    start = _PREFIX_BYTES + len(header)
+    with NewFile(path) as new:
+        new.file.write(bytes(_PREFIX_BYTES) + header)
+        # Ask for the space first: a full disk is an error here, and a crash later.
+        _reserve(new.file, start + size)
+        memory = np.memmap(new.file, dtype=np.uint8, mode="r+", offset=start, shape=(size,))
+        pack(memory)
+        memory.flush()
+        written = digest(header, memory[:end], num_threads)
+        new.file.seek(0)
+        new.file.write(_MAGIC + len(header).to_bytes(8, "little") + written)
+        new.publish(mode=0o600, sync=True)
+    with open(path, "rb") as handle:
+        seals.add(written, handle)
+        return np.memmap(handle, dtype=np.uint8, mode="r", offset=start, shape=(size,))
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Make a new file so long, on the disk too, that writing into its memory cannot fail."""
+    file.flush()
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    missing = size - file.tell()  # on macOS there is no such call
+    while missing > 0:
+        missing -= file.write(bytes(min(missing, 1 << 20)))
+    file.flush()
 
 
 def _pack_all(

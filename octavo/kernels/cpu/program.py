@@ -46,6 +46,7 @@ class KVLayout:
     format: int  # OCT_KV_*
     num_kv_heads: int
     head_dim: int
+    num_blocks: int
     layers: list[int]  # the address of each layer's blocks
 
 
@@ -71,9 +72,10 @@ class Program:
         assert isinstance(head, fusion.Head)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
-        self._kv = kv
+        self.kv = kv
         self._kept: list[object] = []  # what the structs point to
         self._tables: list[tuple[abi.AttentionArgs, RopeTable]] = []
+        self._cos_sin: list[Tensor] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
         self._buffers = _Arena(phases, max_tokens)
@@ -110,13 +112,14 @@ class Program:
         return self._buffers.tensor(value)
 
     def _extend_tables(self, num_positions: int) -> None:
-        for arguments, rope in self._tables:
-            table = rope.make(num_positions)
+        # Many layers have one table. Its owner may replace it, for another program too, so it is
+        # held here; those that were too short are let go.
+        tables = [rope.make(num_positions) for _, rope in self._tables]
+        for (arguments, _), table in zip(self._tables, tables, strict=True):
             assert table.dtype == torch.float32 and table.is_contiguous()
-            # The table of another layer may be this one; and its owner may replace it.
-            self._kept.append(table)
             arguments.cos_sin = table.data_ptr()
-            self._num_positions = table.shape[0]
+        self._cos_sin = tables
+        self._num_positions = min((table.shape[0] for table in tables), default=num_positions)
 
     def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
         match phase:
@@ -178,7 +181,7 @@ class Program:
         return arguments
 
     def _attention(self, phase: fusion.Attention) -> abi.AttentionArgs:
-        kv, q, k, v = self._kv, phase.q, phase.k, phase.v
+        kv, q, k, v = self.kv, phase.q, phase.k, phase.v
         assert q.shape[-1] == k.shape[-1] == v.shape[-1] == kv.head_dim
         arguments = abi.AttentionArgs(
             num_heads=q.shape[0],
@@ -197,6 +200,7 @@ class Program:
             ldv=v.width,
             kv=kv.layers[phase.layer],
             out=self._at(phase.out),
+            num_blocks=kv.num_blocks,
         )
         for name, norm in (("q_norm", phase.q_norm), ("k_norm", phase.k_norm)):
             if norm is not None:

@@ -25,9 +25,9 @@ from octavo.bench.offline.ablation_workloads import (
     run_without_kv_cache,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.statistics import Spread
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError
+from octavo.measure.statistics import Spread
 
 ROOM = Room(vocab_size=256, context=256)
 NAMES = [ablation.name for ablation in ABLATIONS]

@@ -4,9 +4,9 @@ import pytest
 
 from octavo.bench.offline.closed_loop import run_closed_loop, staggered
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.workload.datasets import random_requests
 from octavo.config import EngineArgs
 from octavo.errors import BenchmarkError, RequestError
+from octavo.workload.datasets import random_requests
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def count_in_flight(session, monkeypatch):
     """How many requests the engine has at the beginning of each step."""
     engine, found = session.loaded.text_engine, []
     step = engine.step
-    monkeypatch.setattr(engine, "step", lambda: (found.append(len(engine.generations)), step())[1])
+    monkeypatch.setattr(engine, "step", lambda: (found.append(len(engine.groups)), step())[1])
     return found
 
 

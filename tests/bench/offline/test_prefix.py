@@ -10,9 +10,9 @@ from octavo.bench.offline.prefix import (
     measure_prefix,
 )
 from octavo.bench.offline.session import OfflineSession
-from octavo.bench.statistics import Spread
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError
+from octavo.measure.statistics import Spread
 
 
 def answer(ttft, cached=0, tokens=(1, 2), e2e=None):

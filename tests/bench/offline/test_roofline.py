@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from octavo.bench.offline import roofline
-from octavo.bench.offline.roofline import Ceilings, Matrix, place
+from octavo.bench.offline.roofline import Ceilings, place
 from octavo.bench.offline.session import OfflineSession, StepChunk, StepTiming
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
+from octavo.core.executor import NoModel
 from octavo.kernels.cpu.library import runnable
+from octavo.models import footprint
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.footprint import Matrix
 from octavo.sim.cost_model import AttentionCost, ModelCost, Work
+from octavo.workload.requests import WorkloadRequest
 
 COST = ModelCost(
     linear_params=100,
@@ -96,6 +103,23 @@ HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 80, 260, 2, 6, 2, 
 LINEAR = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * HIDDEN * INNER)
 
 
+@pytest.fixture
+def bf16_model(tiny_model, tmp_path):
+    """The tiny model in bfloat16, its head tied to the embedding or with a tensor of its own."""
+
+    def create(tied: bool):
+        folder = shutil.copytree(tiny_model, tmp_path / "bf16")
+        tensors = load_file(folder / "model.safetensors")
+        if not tied:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file({n: t.bfloat16() for n, t in tensors.items()}, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+        return folder
+
+    return create
+
+
 @pytest.fixture(scope="module", params=["reference", NATIVE])
 def session(request, tiny_model):
     args = EngineArgs(model=str(tiny_model), kernels=request.param, kv_cache_dtype="f32", threads=1)
@@ -104,8 +128,7 @@ def session(request, tiny_model):
 
 
 def test_weights_are_counted_as_a_step_reads_them(session):
-    matrices = roofline.find_matrices(session.loaded)
-    cost = roofline.model_cost(session.loaded, matrices)
+    cost = session.cost
     assert cost.linear_params == LINEAR and cost.head_params == HIDDEN * VOCAB
     # The embedding is tied: it is read once, as the head. Packed tiles are of 16 columns.
     assert cost.linear_bytes == 4 * LINEAR
@@ -116,12 +139,36 @@ def test_weights_are_counted_as_a_step_reads_them(session):
     )
 
 
+def planned(path, kernels: str, kv_dtype: str) -> ModelCost:
+    """What a model in a file costs, of which no weight is read."""
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config()
+    types = footprint.weight_types(checkpoint, config)
+    if kernels == "native":
+        matrices = footprint.matrices(config, types)
+        return ModelCost.of(config, matrices, footprint.native_kv_bytes_per_token(config, kv_dtype))
+    matrices = footprint.matrices(config, types, footprint.as_stored)
+    return ModelCost.of(config, matrices, footprint.kv_bytes_per_token(config, 4))
+
+
+def test_the_plan_is_what_is_loaded(session, tiny_model):
+    assert planned(tiny_model, session.info["kernels"], "float32") == session.cost
+
+
+@pytest.mark.parametrize("kernels", ["reference", NATIVE])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_of_another_type(tmp_path, kernels, tied, bf16_model):
+    folder = bf16_model(tied)
+    args = EngineArgs(model=str(folder), kernels=kernels, threads=1, num_blocks=8)
+    with OfflineSession(args) as session:
+        assert planned(folder, kernels, "bfloat16") == session.cost
+
+
 def test_the_work_of_a_run_is_its_closed_form(session):
     prompt, output = 40, 9
     ids = tuple(range(1, prompt + 1))
-    timing = session.run([BenchRequest("a", prompt_token_ids=ids, output_len=output)])
-    matrices = roofline.find_matrices(session.loaded)
-    cost = roofline.model_cost(session.loaded, matrices)
+    timing = session.run([WorkloadRequest("a", prompt_token_ids=ids, output_len=output)])
+    cost = session.cost
     drawn = place(cost, CEILINGS, timing.steps)
     assert drawn.prefill is not None and drawn.decode is not None
     total = drawn.prefill.work + drawn.decode.work
@@ -134,17 +181,16 @@ def test_the_work_of_a_run_is_its_closed_form(session):
 
 
 def test_ceilings_are_measured_in_what_is_computed_in(session):
-    matrices = roofline.find_matrices(session.loaded)
-    ceilings = roofline.measure_ceilings(session.loaded, matrices)
+    ceilings = roofline.measure_ceilings(session.probe)
     assert min(ceilings.bytes_per_s, ceilings.linear, ceilings.head, ceilings.attention) > 1e6
     kind = "float32" if session.info["kernels"] == "native" else "torch float32"
     assert ceilings.arithmetic == (kind, kind, kind)
-    better = roofline.measure_ceilings(session.loaded, matrices, 1e15)
+    better = roofline.measure_ceilings(session.probe, 1e15)
     assert better.bytes_per_s == 1e15
 
 
 def test_a_whole_drawing_is_json(session):
-    timing = session.run([BenchRequest("a", prompt_token_ids=(1, 2, 3), output_len=3)])
+    timing = session.run([WorkloadRequest("a", prompt_token_ids=(1, 2, 3), output_len=3)])
     document = roofline.draw(session, timing.steps, 1e9).as_json()
     assert set(document) == {"ceilings", "prefill", "decode"}
     for part in ("prefill", "decode"):
@@ -153,21 +199,45 @@ def test_a_whole_drawing_is_json(session):
         assert document[part]["achieved"] == max(document[part]["mbu"], document[part]["mfu"])
 
 
-def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch, session):
+class Mixed(NoModel):
+    """A model whose layers are of two types, on a device that counts in whole seconds."""
+
+    attention_arithmetic = "other"
+
+    def __init__(self, now):
+        self._now = now
+
+    def matrices(self):
+        return [
+            Matrix(False, 100, 1, "slow"), Matrix(False, 100, 1, "fast"), Matrix(True, 7, 1, "fast")
+        ]  # fmt: skip
+
+    def products(self, arithmetic):
+        return lambda rounds: self._work(
+            rounds * {"slow": 10.0, "fast": 30.0, "other": 5.0}[arithmetic]
+        )
+
+    def reads(self):
+        return lambda: self._work(4.0)
+
+    def _work(self, amount):
+        self._now[0] += 1.0
+        return amount
+
+
+def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch):
     """Half of the weights at 10 a second, half at 30: 15 together."""
-    rates = {"slow": 10.0, "fast": 30.0, "float32": 5.0, "torch float32": 5.0}
-    monkeypatch.setattr(roofline, "_native_probe", lambda *_: rates.__getitem__)
-    monkeypatch.setattr(roofline, "_torch_probe", lambda *_: (rates.__getitem__, 1.0))
-    matrices = [
-        Matrix(False, 100, 1, "slow"), Matrix(False, 100, 1, "fast"), Matrix(True, 7, 1, "fast")
-    ]  # fmt: skip
-    ceilings = roofline.measure_ceilings(session.loaded, matrices)
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(roofline, "_best_rate", lambda run: run(1))
+    ceilings = roofline.measure_ceilings(Mixed(now))
     assert ceilings.linear == pytest.approx(15.0) and ceilings.head == pytest.approx(30.0)
-    assert ceilings.arithmetic[0] == "slow, fast"
+    assert ceilings.attention == 5.0 and ceilings.bytes_per_s == 4.0
+    assert ceilings.arithmetic == ("slow, fast", "fast", "other")
 
 
 def test_a_rate_is_the_best_of_several(monkeypatch):
-    now, speeds = [0.0], iter([*[1.0] * 5, 4.0, 2.0, *[1.0] * 1000])
+    now, speeds = [0.0], iter([*[1.0] * 8, 4.0, 2.0, *[1.0] * 1000])
 
     def run(rounds: int) -> float:
         now[0] += rounds / (next(speeds) * 1e6)
@@ -177,27 +247,12 @@ def test_a_rate_is_the_best_of_several(monkeypatch):
     assert roofline._best_rate(run) == pytest.approx(4e6)
 
 
-def test_windows_are_those_of_the_layers(session, monkeypatch):
-    class Config:
-        num_layers, num_heads, head_dim = 4, 3, 16
-        layer_windows = (512, None, 512, 512)
-
-    class Loaded:
-        model_config = Config
-        text_engine = session.loaded.text_engine
-        info = session.loaded.info
-
-    cost = roofline.model_cost(Loaded, [])
-    assert {(a.window, a.width) for a in cost.attention} == {(512, 3 * 48), (None, 48)}
-
-
 @pytest.mark.cuda
 def test_ceilings_of_a_gpu(tiny_model):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     with OfflineSession(EngineArgs(model=str(tiny_model), device="cuda")) as session:
-        matrices = roofline.find_matrices(session.loaded)
-        ceilings = roofline.measure_ceilings(session.loaded, matrices, 1.0)
+        ceilings = roofline.measure_ceilings(session.probe, 1.0)
         assert ceilings.arithmetic[0] == "torch bfloat16"
         assert ceilings.bytes_per_s > 50e9 and ceilings.linear > 1e12

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from octavo.bench.offline.session import OfflineSession, RunTiming, StepTiming
-from octavo.bench.workload.requests import BenchRequest
 from octavo.config import EngineArgs
 from octavo.core.stats import RequestStats
 from octavo.errors import PromptTooLongError
+from octavo.workload.requests import WorkloadRequest
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def session(tiny_model):
         yield session
 
 
-def request(index: int, length: int, output_len: int | None = 4) -> BenchRequest:
+def request(index: int, length: int, output_len: int | None = 4) -> WorkloadRequest:
     ids = tuple((index * 31 + i * 7) % 250 for i in range(length))
-    return BenchRequest(str(index), prompt_token_ids=ids, output_len=output_len)
+    return WorkloadRequest(str(index), prompt_token_ids=ids, output_len=output_len)
 
 
 def test_every_token_of_every_request_is_there(session):
@@ -84,8 +84,8 @@ def test_observers_see_every_batch(session):
 
 
 def test_text_and_conversations_are_tokenized_as_the_model_wants(session):
-    text = BenchRequest("a", prompt="hi", output_len=1)
-    talk = BenchRequest("b", messages=({"role": "user", "content": "hi"},), output_len=1)
+    text = WorkloadRequest("a", prompt="hi", output_len=1)
+    talk = WorkloadRequest("b", messages=({"role": "user", "content": "hi"},), output_len=1)
     assert bytes(session.token_ids(text)[-2:]) != b"" and len(session.token_ids(text)) >= 2
     assert len(session.token_ids(talk)) > len(session.token_ids(text))
     assert session.run([text, talk]).num_output_tokens == 2

@@ -22,10 +22,10 @@ from octavo.bench.offline.sweep import (
     to_csv,
 )
 from octavo.bench.serving.http_client import HttpClient
-from octavo.bench.serving.request_record import RequestRecord
-from octavo.bench.statistics import Spread
 from octavo.config import EngineArgs
 from octavo.errors import BenchmarkError
+from octavo.measure.request_record import RequestRecord
+from octavo.measure.statistics import Spread
 
 
 def sample(concurrency, tps=100.0, ttft=0.1, tpot=0.01, e2e=1.0, **changes):

@@ -9,14 +9,14 @@ import time
 import pytest
 
 from octavo.bench.serving import load
-from octavo.bench.serving.concurrency import concurrency_curve
 from octavo.bench.serving.endpoint import Endpoint, ServerError, served_model, wait_until_ready
 from octavo.bench.serving.http_client import HttpClient
-from octavo.bench.serving.load import LoadPlan, send_load
-from octavo.bench.serving.metrics import summarize
-from octavo.bench.serving.slo import Slo, goodput
-from octavo.bench.workload.requests import BenchRequest
-from octavo.errors import ConfigError
+from octavo.bench.serving.load import send_load
+from octavo.measure.concurrency import concurrency_curve
+from octavo.measure.metrics import summarize
+from octavo.measure.slo import Slo, goodput
+from octavo.workload.plan import LoadPlan
+from octavo.workload.requests import WorkloadRequest
 
 TOLERANCE = 0.005  # seconds, of medians
 
@@ -62,6 +62,7 @@ def at_a_quiet_moment(test):
     return run
 
 
+@pytest.mark.timing
 @at_a_quiet_moment
 def test_known_delays_are_measured(fake_server, scripted):
     """TTFT, ITL, TPOT and E2EL: against the script, and against what the server really did."""
@@ -116,6 +117,7 @@ def test_goodput_is_counted(fake_server, scripted):
     assert failures["22"].error == "boom"
 
 
+@pytest.mark.timing
 @at_a_quiet_moment
 def test_an_open_loop_keeps_to_its_schedule(fake_server, scripted):
     """Whatever becomes of those before: here, no answer comes before the last is sent."""
@@ -133,6 +135,7 @@ def test_an_open_loop_keeps_to_its_schedule(fake_server, scripted):
     assert fake_server.in_flight() == 20
 
 
+@pytest.mark.timing
 @at_a_quiet_moment
 def test_a_closed_loop_keeps_its_number_in_flight(fake_server, scripted):
     requests = [scripted(i, first=0.01 + 0.002 * (i % 3), gaps=[0.01]) for i in range(24)]
@@ -145,6 +148,7 @@ def test_a_closed_loop_keeps_its_number_in_flight(fake_server, scripted):
     assert 24 / 4 * 0.02 < duration < 24 / 4 * 0.022 + 0.2  # it is always asked for the next
 
 
+@pytest.mark.timing
 @at_a_quiet_moment
 def test_what_is_due_waits_for_a_place(fake_server, scripted):
     """The third of three that come together waits for two answers."""
@@ -158,6 +162,7 @@ def test_what_is_due_waits_for_a_place(fake_server, scripted):
         assert abs(record.send_lag) < 0.01
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("is_open", [True, False])
 @at_a_quiet_moment
 def test_after_the_duration_nothing_more_is_sent(fake_server, scripted, is_open):
@@ -190,10 +195,10 @@ def test_who_counted_the_tokens_is_said(fake_server, scripted):
 
 
 def test_bodies_say_what_was_asked(fake_server):
-    ids = BenchRequest("0", prompt_token_ids=(1, 2), output_len=5)
+    ids = WorkloadRequest("0", prompt_token_ids=(1, 2), output_len=5)
     send(fake_server, [ids], at_once(1), fields={"ignore_eos": True, "temperature": 0.5})
-    talk = BenchRequest("0", messages=({"role": "user", "content": "x"},), output_len=5)
-    text = BenchRequest("1", prompt="y")
+    talk = WorkloadRequest("0", messages=({"role": "user", "content": "x"},), output_len=5)
+    text = WorkloadRequest("1", prompt="y")
     chat = {"backend": "openai-chat", "path": "/v1/chat/completions"}
     send(fake_server, [talk, text], every(0.02, 2), **chat)
     first, second, third = (entry["body"] for entry in fake_server.log())
@@ -209,8 +214,8 @@ def test_bodies_say_what_was_asked(fake_server):
 @pytest.mark.parametrize(
     ("backend", "request_", "advice"),
     [
-        ("openai-chat", BenchRequest("0", prompt_token_ids=(1,)), "--tokenizer"),
-        ("openai", BenchRequest("0", messages=({"role": "user"},)), "--backend openai-chat"),
+        ("openai-chat", WorkloadRequest("0", prompt_token_ids=(1,)), "--tokenizer"),
+        ("openai", WorkloadRequest("0", messages=({"role": "user"},)), "--backend openai-chat"),
     ],
 )
 def test_prompts_that_an_api_does_not_take(backend, request_, advice):
@@ -233,8 +238,3 @@ def test_a_server_is_asked_who_it_is_and_if_it_is_there(fake_server, scripted):
     load.run(main())
     paths = [entry["path"] for entry in fake_server.log()]
     assert set(paths) == {"/prefix/v1/completions"} and len(paths) >= 4
-
-
-def test_a_closed_loop_has_a_number_of_clients():
-    with pytest.raises(ConfigError, match="closed loop"):
-        LoadPlan(None)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -13,18 +12,18 @@ import pytest
 
 from octavo.bench.serving import serve, server_process
 from octavo.bench.serving.endpoint import ServerError
-from octavo.bench.serving.request_log import read_request_log
-from octavo.bench.serving.serve import count_tokens, create_plan, create_requests, run_serve_bench
+from octavo.bench.serving.serve import count_tokens, run_serve_bench
 from octavo.bench.serving.serve_config import (
-    LoadSettings,
     ReportSettings,
     ServeBenchConfig,
+    ServedWorkload,
     ServerTarget,
-    Workload,
 )
 from octavo.bench.serving.server_process import running_server
-from octavo.bench.workload.requests import BenchRequest
 from octavo.errors import ConfigError
+from octavo.measure.request_log import read_request_log
+from octavo.measure.request_record import RequestRecord
+from octavo.workload.settings import LoadSettings
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def workload(tmp_path):
             for script in scripts
         ]
         (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-        return Workload(
+        return ServedWorkload(
             dataset_name="jsonl", dataset_path=str(tmp_path / "prompts.jsonl"), **settings
         )
 
@@ -150,7 +149,7 @@ def test_a_server_without_a_list_of_models_at_the_url_that_openai_has(
         target=ServerTarget(
             base_url=fake_server.url + "/nameless/v1/", prompt_format=prompt_format
         ),
-        workload=Workload(num_prompts=2, random_input_len=5, random_output_len=3),
+        workload=ServedWorkload(num_prompts=2, random_input_len=5, random_output_len=3),
     )
     assert run_serve_bench(config).report.metrics.completed == 2
     entry = fake_server.log()[-1]
@@ -159,54 +158,12 @@ def test_a_server_without_a_list_of_models_at_the_url_that_openai_has(
     assert len(entry["body"]["prompt"]) == 5
 
 
-def test_workloads():
-    requests = create_requests(
-        Workload(num_prompts=3, random_input_len=5, random_output_len=7, random_prefix_len=2),
-        ByteTokenizer(),
-    )
-    assert [len(request.prompt_token_ids) for request in requests] == [7] * 3
-    assert {request.output_len for request in requests} == {7}
-    assert all(token >= 200 for request in requests for token in request.prompt_token_ids)
-    assert len({request.prompt_token_ids[:2] for request in requests}) == 1
-    settings = Workload(
-        dataset_name="prefix_repetition",
-        num_prompts=4,
-        prefix_repetition_prefix_len=3,
-        prefix_repetition_suffix_len=2,
-        prefix_repetition_num_prefixes=2,
-        output_len=9,
-    )
-    requests = create_requests(settings, ByteTokenizer())
-    assert {request.output_len for request in requests} == {9}
-    assert len({request.prompt_token_ids[:3] for request in requests}) == 2
-
-
-def test_plans():
-    requests = [BenchRequest(str(i), prompt="x") for i in range(3)]
-    assert create_plan(LoadSettings(), requests, 0).times == [0.0] * 3
-    closed = create_plan(LoadSettings(max_concurrency=2), requests, 0)
-    assert closed.times is None and closed.max_concurrency == 2
-    even = create_plan(LoadSettings(request_rate=4, burstiness=math.inf), requests, 0)
-    assert even.times == pytest.approx([0.25, 0.5, 0.75])
-    drawn = create_plan(LoadSettings(request_rate=4), requests, 1).times
-    assert drawn != create_plan(LoadSettings(request_rate=4), requests, 2).times
-    rescaled = create_plan(LoadSettings(request_rate=4, rescale_arrivals=True), requests, 1).times
-    assert rescaled[-1] == pytest.approx(0.75)
-    edges = {"ramp_up_start_rps": 1.0, "ramp_up_end_rps": 9.0}
-    ramp = LoadSettings(ramp_up_strategy="linear", burstiness=math.inf, **edges)
-    times = create_plan(ramp, requests, 0).times
-    assert times[-1] == pytest.approx(0.6) and times[1] - times[0] > times[2] - times[1]
-
-    traced = [BenchRequest(str(i), prompt="x", arrival_s=i * 0.5) for i in range(3)]
-    assert create_plan(LoadSettings(max_concurrency=1), traced, 0).times == [0.0, 0.5, 1.0]
-    assert create_plan(LoadSettings(request_rate=1000), traced, 0).times[-1] < 0.5
-
-
-def test_answers_without_usage_are_counted_by_a_tokenizer(record):
+def test_answers_without_usage_are_counted_by_a_tokenizer():
+    answered = {"first_token": 1.0, "last_token": 1.0, "output_tokens": 1, "text": "abcd"}
     records = [
-        record(0.0, 1.0, text="abcd"),
-        record(0.0, 1.0, text="abcd", output_tokens_from="usage"),
-        record(0.0, text="ab"),
+        RequestRecord("a", 0.0, 0.0, 1.0, **answered),
+        RequestRecord("b", 0.0, 0.0, 1.0, output_tokens_from="usage", **answered),
+        RequestRecord("c", 0.0, 0.0, 0.0, error="refused", text="ab"),
     ]
     count_tokens(records, ByteTokenizer())
     assert [each.output_tokens for each in records] == [4, 1, 0]
@@ -220,18 +177,8 @@ def test_answers_without_usage_are_counted_by_a_tokenizer(record):
         (lambda: ServerTarget(header=("x",)), "header: 'x' is no NAME=VALUE"),
         (lambda: ServerTarget(num_warmups=-1), "num_warmups"),
         (lambda: ServerTarget(request_timeout=0), "request_timeout"),
-        (lambda: Workload(num_prompts=0), "num_prompts"),
-        (lambda: Workload(extra_body="{"), "extra_body is no JSON"),
-        (lambda: Workload(extra_body="[]"), "no JSON object"),
-        (lambda: LoadSettings(request_rate=0), "request_rate"),
-        (lambda: LoadSettings(request_rate=math.nan), "request_rate"),
-        (lambda: LoadSettings(max_concurrency=0), "max_concurrency"),
-        (lambda: LoadSettings(ramp_up_start_rps=1), "need a ramp_up_strategy"),
-        (lambda: LoadSettings(ramp_up_strategy="linear"), "a ramp needs"),
-        (
-            lambda: LoadSettings(1.0, 1.0, None, "linear", 1.0, 2.0),
-            "request_rate or a ramp",
-        ),
+        (lambda: ServedWorkload(extra_body="{"), "extra_body is no JSON"),
+        (lambda: ServedWorkload(extra_body="[]"), "no JSON object"),
         (lambda: ReportSettings(goodput=("x:1",)), "goodput"),
         (lambda: ReportSettings(metric_percentiles="101"), "metric_percentiles"),
         (lambda: ReportSettings(metric_percentiles="a"), "metric_percentiles"),
@@ -249,7 +196,9 @@ def test_a_server_of_our_own(tiny_model):
     """Started, asked with token ids, and gone."""
     config = ServeBenchConfig(
         str(tiny_model),
-        workload=Workload(num_prompts=6, random_input_len=12, random_output_len=6, ignore_eos=True),
+        workload=ServedWorkload(
+            num_prompts=6, random_input_len=12, random_output_len=6, ignore_eos=True
+        ),
         load=LoadSettings(max_concurrency=3),
         report=ReportSettings(metric_percentiles="99"),
         server_flags=("--max-num-seqs=2",),

@@ -1,4 +1,8 @@
-"""Native libraries for tests: each test runs on every level that was built and that runs here."""
+"""Native libraries for tests: each test runs on the scalar level and on the best one here.
+
+Those in between have the bits of the scalar one, which test_levels.py says of all kernels, and
+others of one kind; with ``-m long`` every test runs on them too.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,32 @@ class Native:
         return self.library.check(code)
 
 
+FULLY_TESTED = {*LEVELS[:1], "scalar"}
+
+
+def as_parameter(level: str):
+    """``-m long`` has the others."""
+    return level if level in FULLY_TESTED else pytest.param(level, marks=pytest.mark.long)
+
+
 NOT_BUILT = pytest.param(None, marks=pytest.mark.skip(reason="no native library was built"))
 
 
-@pytest.fixture(scope="session", params=LEVELS or [NOT_BUILT])
-def native(request) -> Iterator[Native]:
-    library = load(request.param)
+def _open(level: str) -> Iterator[Native]:
+    library = load(level)
     with Pool(library, 2) as pool:
         yield Native(library, pool)
+
+
+@pytest.fixture(scope="session", params=[*map(as_parameter, LEVELS)] or [NOT_BUILT])
+def native(request) -> Iterator[Native]:
+    yield from _open(request.param)
+
+
+@pytest.fixture(scope="session", params=LEVELS or [NOT_BUILT])
+def native_on_any_level(request) -> Iterator[Native]:
+    """For what compares levels."""
+    yield from _open(request.param)
 
 
 @pytest.fixture

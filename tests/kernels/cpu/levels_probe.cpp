@@ -177,6 +177,7 @@ void attentions() {
       args.ldk = args.ldv = kv_heads * dim;
       args.kv = kv.memory;
       args.out = out.data();
+      args.num_blocks = 4;
       const int32_t code = CALL(oct_attention)(pool, &args, &seqs);
       check(code, names[format]);
       report(names[format] + std::string(step ? ".decode" : ".prompt"), out.data(), out.size() * 4);
@@ -191,6 +192,9 @@ void samples() {
   std::vector<float*> row;
   std::vector<oct_sample> params(rows);
   std::vector<int32_t> history(50), tokens(rows), status(rows);
+  std::vector<uint32_t> mask((vocab + 31) / 32);
+  for (uint32_t& word : mask) word = static_cast<uint32_t>(random_bits());
+  const float bias = 2.5f;
   for (int32_t& id : history) id = static_cast<int32_t>(random_bits() % vocab);
   for (int r = 0; r < rows; r++) {
     row.push_back(logits.data() + static_cast<size_t>(r) * vocab);
@@ -203,6 +207,10 @@ void samples() {
     p.num_prompt_ids = 50;
     p.prompt_ids = history.data();
     p.seed = 42;
+    p.mask = r % 6 ? nullptr : mask.data();
+    p.num_biases = r % 8 == 1;
+    p.bias_ids = history.data();
+    p.biases = &bias;
     p.position = r;
   }
   check(CALL(oct_sample_rows)(pool, rows, vocab, row.data(), params.data(), tokens.data(), status.data()),

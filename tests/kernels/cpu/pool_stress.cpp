@@ -132,6 +132,39 @@ void aborts(Pool* pool, int rounds) {
   }
 }
 
+// A worker that gets no memory ends the call, wherever the others are, and no other call.
+void lack(Pool* pool, int rounds) {
+  constexpr size_t kMoreThanThereIs = size_t{1} << 60;
+  const int size = oct_pool_size(pool);
+  for (int i = 0; i < rounds; i++) {
+    const int unlucky = i % size, when = i / size % 4;
+    std::atomic<int> ended{0};
+    const int32_t code = run(pool, [&](const Worker& w) {
+      for (int round = 0; round < 3; round++) {
+        if (w.rank == unlucky && round == when) {
+          i % 2 ? w.scratch(3, kMoreThanThereIs) : w.shared(3, kMoreThanThereIs);
+          CHECK(!"it got what there is not");
+        }
+        if (!w.barrier()) {
+          CHECK(round == when);
+          return;
+        }
+      }
+      if (w.rank == unlucky) w.scratch(3, kMoreThanThereIs);  // after the last barrier
+      ended++;
+    });
+    CHECK(code == OCT_ERR_MEMORY);
+    CHECK(std::strstr(oct_last_error(), "no memory for 1") != nullptr);
+    CHECK(ended == (when == 3 ? size - 1 : 0));
+    const int32_t next = run(pool, [&](const Worker& w) {
+      std::memset(w.scratch(3, 5000), w.rank, 5000);
+      std::memset(static_cast<char*>(w.shared(3, 5000)) + w.rank, 0, 1);
+      CHECK(w.barrier());
+    });
+    CHECK(next == OCT_OK);
+  }
+}
+
 // Callers wait for each other; two pools do not.
 void callers(Pool* pool, int rounds) {
   Pool* second = oct_pool_new(2, 10);
@@ -218,6 +251,7 @@ int main(int, char** arguments) {
   tickets(pool, rounds / 10);
   memory(pool, 20);
   aborts(pool, 20);
+  lack(pool, 48);
   callers(pool, rounds / 10);
   sleepers(pool);
   floats(pool);

@@ -97,6 +97,7 @@ class Cache:
     layer: Layer
     sequences: list[Sequence]
     seed: int = 0
+    num_blocks: int = field(init=False)
     memory: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,8 @@ class Cache:
         for sequence, count in zip(self.sequences, needed, strict=True):
             sequence.blocks, order = order[:count], order[count:]
         chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
-        total = (sum(needed) + spare) * layer.kv_heads * (size // 16) * chunk
+        self.num_blocks = sum(needed) + spare
+        total = self.num_blocks * layer.kv_heads * (size // 16) * chunk
         self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
 
     def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -175,6 +177,7 @@ class Step:
             ldv=self.qkv.shape[1],
             kv=cache.memory.ctypes.data,
             out=self.out.ctypes.data,
+            num_blocks=cache.num_blocks,
         )
         self.seqs = abi.Sequences(
             num_seqs=len(chunks),
@@ -521,6 +524,7 @@ def test_bad_arguments(native, change, message):
         ("q_start", [2, 1], "tokens 2 to 1"),
         ("q_start", [0, 4], "the step has 3"),
         ("table", [[-2, 0]], "block -2"),
+        ("table", [[4, 0]], "block 4, which does not exist: there are 4"),
         ("block_size", 24, "multiples of 16"),
     ],
 )

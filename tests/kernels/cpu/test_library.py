@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import shutil
@@ -122,7 +123,30 @@ def test_a_library_of_another_version(native, folder, monkeypatch):
     copy = folder / "liboctavo_scalar.so"
     shutil.copy(native.library.path, copy)
     monkeypatch.setattr(abi, "OCT_ABI_VERSION", 1000)
-    with pytest.raises(Unavailable, match="has version 1 of the interface, this octavo needs 1000"):
+    with pytest.raises(Unavailable, match="has version 2 of the interface, this octavo needs 1000"):
+        library.load("scalar")
+
+
+def test_a_library_of_another_build(native, folder, monkeypatch):
+    """As it lies about after an update that was not built."""
+
+    class Longer(ctypes.Structure):
+        _fields_ = (*abi.Sample._fields_, ("more", ctypes.c_int64))
+
+    copy = folder / "liboctavo_scalar.so"
+    shutil.copy(native.library.path, copy)
+    monkeypatch.setitem(abi.STRUCTS, "oct_sample", Longer)
+    size = ctypes.sizeof(abi.Sample)
+    stale = f"of another build: oct_sample has {size} bytes there, {size + 8} here. Install octavo"
+    with pytest.raises(Unavailable, match=stale):
+        library.load("scalar")
+
+
+def test_a_library_that_lacks_a_function(native, folder, monkeypatch):
+    copy = folder / "liboctavo_scalar.so"
+    shutil.copy(native.library.path, copy)
+    monkeypatch.setitem(abi.FUNCTIONS, "oct_dream", (ctypes.c_int32, ()))
+    with pytest.raises(Unavailable, match="lacks oct_dream. Install octavo again"):
         library.load("scalar")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -39,10 +40,16 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def packed(values, model, pool, **options):
+def packed(values, model, pool, home=None):
+    """The weights, and what progress was made in packing them."""
     calls = []
     result = open_or_pack(
-        values, [model], load(), pool, progress=lambda *done: calls.append(done), **options
+        values,
+        [model],
+        load(),
+        pool,
+        home=home or model.parent.parent / "home",
+        progress=lambda *done: calls.append(done),
     )
     return result, calls
 
@@ -104,42 +111,186 @@ def test_other_shapes_are_not_mistaken(model, pool):
         lambda data: data[:-1],
         lambda data: b"octavo17" + data[8:],
         lambda data: data[:8] + b"\xff" * 8 + data[16:],
-        lambda data: data[:16] + b"[]" + data[18:],
-        lambda data: data[:16] + b"\xff\xfe" + data[18:],
+        lambda data: data[:16] + b"\0" * 32 + data[48:],
+        lambda data: data[:48] + b"[]" + data[50:],
+        lambda data: data[:48] + b"\xff\xfe" + data[50:],
         lambda data: data.replace(b'"layout": "', b'"layout": "x', 1),
+        lambda data: data[:4096] + bytes([data[4096] ^ 1]) + data[4097:],  # a bit of a weight
+        lambda data: data[:-1] + bytes([data[-1] ^ 128]),
     ],
 )
 def test_a_damaged_file_is_replaced(model, pool, damage):
     values = weights()
     packed(values, model, pool)
     path = cache_file(model)
-    path.write_bytes(damage(path.read_bytes()))
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    assert path.read_bytes() != before
     result, calls = packed(values, model, pool)
     assert calls and is_right(result, values, pool)
     _, calls = packed(values, model, pool)
     assert not calls
 
 
+def test_what_nobody_touched_is_not_read_through(model, pool, monkeypatch):
+    values = weights()
+    packed(values, model, pool)
+    monkeypatch.setattr(pack_cache, "digest", None)
+    assert not packed(values, model, pool)[1]
+
+
+def test_what_was_touched_is_read_through_once(model, pool, monkeypatch):
+    values = weights()
+    packed(values, model, pool)
+    os.utime(cache_file(model))
+    result, calls = packed(values, model, pool)
+    assert not calls and is_right(result, values, pool)
+    monkeypatch.setattr(pack_cache, "digest", None)
+    assert not packed(values, model, pool)[1]
+
+
+def test_a_change_is_noticed_whatever_its_time_says(model, pool):
+    values = weights()
+    packed(values, model, pool)
+    path = cache_file(model)
+    status = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\1\2\3\4")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    result, calls = packed(values, model, pool)
+    assert calls and is_right(result, values, pool)
+
+
+def test_packed_weights_that_came_with_the_model_are_not_used(model, pool, tmp_path):
+    """All in them is as it should be, but for the weights."""
+    packed(weights(1), model, pool, tmp_path / "home of whoever made them")
+    values = weights()
+    result, calls = packed(values, model, pool)
+    assert calls and is_right(result, values, pool)
+
+
+def test_a_stolen_digest_does_not_help(model, pool, tmp_path):
+    values = weights()
+    packed(values, model, pool)
+    known = cache_file(model).read_bytes()[16:48]
+    packed(weights(1), model, pool, tmp_path / "another home")
+    forged = bytearray(cache_file(model).read_bytes())
+    forged[16:48] = known
+    cache_file(model).write_bytes(forged)
+    result, calls = packed(values, model, pool)
+    assert calls and is_right(result, values, pool)
+
+
+def test_a_note_that_others_could_have_written_is_none(model, pool, tmp_path):
+    values = weights()
+    packed(values, model, pool)
+    (seal,) = (tmp_path / "home").glob("*.seal")
+    seal.chmod(0o666)
+    assert packed(values, model, pool)[1]
+    (seal,) = (tmp_path / "home").glob("*.seal")
+    seal.write_text("not json")
+    assert packed(values, model, pool)[1]
+    assert not packed(values, model, pool)[1]
+
+
+def test_a_model_that_was_moved_keeps_its_packed_weights(model, pool, tmp_path):
+    values = weights()
+    packed(values, model, pool)
+    model.parent.rename(tmp_path / "moved")
+    assert not packed(values, tmp_path / "moved" / model.name, pool)[1]
+
+
+def test_old_notes_of_models_that_are_gone_are_removed(model, pool, tmp_path):
+    packed(weights(), model, pool)
+    (gone,) = (tmp_path / "home").glob("*.seal")
+    model.parent.rename(tmp_path / "moved")
+    (tmp_path / "another").mkdir()
+    another = tmp_path / "another" / "weights.safetensors"
+    another.write_bytes(b"of another model")
+    packed(weights(1), another, pool)
+    assert gone.exists()  # the disk may be away
+    os.utime(gone, (1, 1))
+    cache_file(another).unlink()
+    packed(weights(2), another, pool)
+    assert not gone.exists() and len(list((tmp_path / "home").glob("*.seal"))) == 2
+
+
+def test_a_link_is_not_written_through(model, pool, tmp_path):
+    (tmp_path / "victim").mkdir()
+    cache_file(model).parent.symlink_to(tmp_path / "victim")
+    packed(weights(), model, pool)
+    assert list((tmp_path / "victim").iterdir()) == []
+    assert not packed(weights(), model, pool)[1]
+
+
+def test_memory_if_nothing_can_be_noted(model, pool, tmp_path, caplog):
+    (tmp_path / "home").write_text("a file where the folder would be")
+    values = weights()
+    for _ in range(2):
+        result, calls = packed(values, model, pool)
+        assert calls and is_right(result, values, pool)
+    assert not cache_file(model).exists() and "packed at every start" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, SystemExit])
+def test_an_interruption_leaves_nothing(model, pool, monkeypatch, error):
+    def interrupted(*arguments):
+        raise error
+
+    monkeypatch.setattr(pack_cache, "pack_into", interrupted)
+    with pytest.raises(error):
+        packed(weights(), model, pool)
+    assert list(cache_file(model).parent.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_taken_away(model, pool):
+    """Unless its process goes on."""
+    folder = cache_file(model).parent
+    folder.mkdir()
+    left = folder / f"{cache_file(model).name}.x.octavo.part"
+    held = folder / f"{cache_file(model).name}.y.octavo.part"
+    for path in (left, held):
+        path.write_bytes(b"half of it")
+        os.utime(path, (1, 1))
+    with open(held, "rb") as process:
+        fcntl.flock(process, fcntl.LOCK_EX)
+        packed(weights(), model, pool)
+    assert sorted(folder.iterdir()) == sorted([cache_file(model), held])
+
+
+def test_the_digest_does_not_depend_on_threads():
+    content = np.arange(40 << 20, dtype=np.uint8)
+    whole = pack_cache.digest(b"header", content, 1)
+    assert pack_cache.digest(b"header", content, 3) == whole
+    for header, other in (
+        (b"headex", content),
+        (b"header", content[:-1]),
+        (b"header", content[1:]),
+    ):
+        assert pack_cache.digest(header, other, 1) != whole
+
+
 def test_another_place_if_the_folder_cannot_be_written(model, pool, tmp_path):
     cache_file(model).parent.write_text("a file where the folder would be")
     values = weights()
-    fallback = tmp_path / "elsewhere"
-    result, calls = packed(values, model, pool, fallback=fallback)
+    home = tmp_path / "elsewhere"
+    result, calls = packed(values, model, pool, home)
     assert calls and is_right(result, values, pool)
-    _, calls = packed(values, model, pool, fallback=fallback)
+    _, calls = packed(values, model, pool, home)
     assert not calls
-    assert len(list(fallback.iterdir())) == 1
+    assert sorted(path.suffix for path in home.iterdir()) == [".seal", ".v16"]
 
 
 def test_a_folder_that_the_environment_names_is_the_only_place(model, pool, tmp_path, monkeypatch):
     named = tmp_path / "named"
     monkeypatch.setenv("OCTAVO_PACKED_DIR", str(named))
     values = weights()
-    result, calls = packed(values, model, pool, fallback=tmp_path / "unused")
+    result, calls = packed(values, model, pool, tmp_path / "unused")
     assert calls and is_right(result, values, pool)
     _, calls = packed(values, model, pool)
     assert not calls
-    assert len(list(named.iterdir())) == 1
+    assert sorted(path.suffix for path in named.iterdir()) == [".seal", ".v16"]
     assert not cache_file(model).exists() and not (tmp_path / "unused").exists()
 
 
@@ -154,7 +305,22 @@ def test_memory_if_nothing_can_be_written(model, pool, monkeypatch):
     assert list(cache_file(model).parent.iterdir()) == []  # no piece is left behind
 
 
+def test_a_system_that_cannot_reserve_space_gets_it_written(model, pool, monkeypatch):
+    """As macOS: the file is as long, and as right."""
+    monkeypatch.delattr(pack_cache.os, "posix_fallocate")
+    values = weights()
+    result, calls = packed(values, model, pool)
+    assert calls and is_right(result, values, pool)
+    size = cache_file(model).stat().st_size
+    result, calls = packed(values, model, pool)
+    assert not calls and is_right(result, values, pool)
+    monkeypatch.undo()
+    cache_file(model).unlink()
+    packed(values, model, pool)
+    assert cache_file(model).stat().st_size == size
+
+
 def test_a_model_without_files_stays_in_memory(pool, tmp_path):
     values = weights()
-    result = open_or_pack(values, [], load(), pool, fallback=tmp_path / "unused")
+    result = open_or_pack(values, [], load(), pool, home=tmp_path / "unused")
     assert is_right(result, values, pool) and not (tmp_path / "unused").exists()

@@ -38,8 +38,14 @@ def stress(tmp_path_factory):
                 [compiler.path, *options, "-DOCT_ISA_NAME=test", *flags, *sources, "-o", program],
                 check=True,
             )
+        # A sanitizer ends the program where memory cannot be had, unless it is told not to.
+        environment = {**os.environ, "TSAN_OPTIONS": "allocator_may_return_null=1"}
         return subprocess.run(
-            [program, str(threads), str(rounds)], capture_output=True, text=True, timeout=120
+            [program, str(threads), str(rounds)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
         )
 
     return run
@@ -109,6 +115,7 @@ def test_an_abort_of_nothing_does_nothing(native, make_pool):
     assert native.lib.oct_pool_barrier_ns(pool, 10) > 0
 
 
+@pytest.mark.timing
 def test_idle_threads_use_no_processor(native, make_pool):
     pools = [make_pool(3, spin_us=1000), make_pool(2)]
     for pool in pools:

@@ -23,6 +23,7 @@ def test_products_are_counted_for_all_workers(native, make_pool, name):
     assert native.lib.oct_probe_products(make_pool(1), format, 0) == 0
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_compiler_leaves_the_products_out(native, make_pool, name):
     """Ten times the rounds take longer, by far more than the noise of a clock."""

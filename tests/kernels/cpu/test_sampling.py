@@ -16,8 +16,10 @@ import pytest
 import torch
 from scipy import stats
 
+from octavo.core.batch import NO_TOKEN_LEFT
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.token_mask import Bits, create_mask
 from octavo.kernels.cpu import abi
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
 from octavo.runtime.random import uniform
@@ -28,8 +30,21 @@ INF = math.inf
 MISMATCHES = 1e-4
 
 
-def make_row(seed=0, sample_index=0, prompt=(), output=(), **params) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, sample_index, prompt, output, (), [])
+def bits_after(params: SamplingParams, output, stop=(), bad_words=()) -> Bits | None:
+    """Which tokens may come after ``output``, of more than any vocabulary of these tests has."""
+    mask = create_mask(params, 2**16, stop, bad_words)
+    if mask is None:
+        return None
+    mask.advance(output)
+    return mask.bitmask()
+
+
+def make_row(
+    seed=0, sample_index=0, prompt=(), output=(), stop=(), bad_words=(), **settings
+) -> SamplingRow:
+    params = SamplingParams(**settings)
+    bits = bits_after(params, output, stop, bad_words)
+    return SamplingRow(params, seed, sample_index, prompt, output, bits)
 
 
 def native_sample(
@@ -85,6 +100,14 @@ def distributions(rng: np.random.Generator, vocab_size: int) -> dict[str, np.nda
 
 
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.3}
+CONSTRAINTS = {
+    "allowed_token_ids": [0, *range(2, 600, 3)],
+    "min_tokens": 100,
+    "max_tokens": 100,
+    "stop": [2, 8, 11],
+    "bad_words": [(5,), (14,)],
+    "logit_bias": {0: 1.5, 14: 8.0, 17: 3.0, 20: -4.0},
+}
 GREEDY = {
     "greedy": {"temperature": 0.0},
     "greedy below the bound": {"temperature": 9e-6},
@@ -93,6 +116,10 @@ GREEDY = {
     "frequency": {"temperature": 0.0, "frequency_penalty": 0.7},
     "presence": {"temperature": 0.0, "presence_penalty": 1.1},
     "all penalties": {"temperature": 0.0, **PENALTIES},
+    "allowed": {"temperature": 0.0, "allowed_token_ids": [0, 3, 14, 31, 32, 63, 64, 800]},
+    "bad words": {"temperature": 0.0, "bad_words": [(1,), (7,), (33,), (40,)]},
+    "biases": {"temperature": 0.0, "logit_bias": {0: -9.5, 5: 3.25, 40: 60.0, 2**20: 50.0}},
+    "all constraints": {"temperature": 0.0, **CONSTRAINTS, **PENALTIES},
 }
 DRAWS = {
     "plain": {},
@@ -114,6 +141,8 @@ DRAWS = {
     "top_k and top_p": {"top_k": 30, "top_p": 0.7},
     "all": {"temperature": 0.9, "min_p": 0.02, "top_k": 40, "top_p": 0.9},
     "all and penalties": {"temperature": 1.2, "min_p": 0.01, "top_k": 9, "top_p": 0.9, **PENALTIES},
+    "constraints": CONSTRAINTS,
+    "all and constraints": {"min_p": 0.01, "top_k": 9, "top_p": 0.9, **CONSTRAINTS, **PENALTIES},
 }
 
 
@@ -134,7 +163,9 @@ def compare(native, vocab_sizes: Sequence[int], settings: dict, rows_of_each: in
             logits = np.tile(values, (len(rows), 1))
             expected = sample(torch.from_numpy(logits), rows)
             token_ids, errors = native_sample(native, logits, rows)
-            assert errors == expected.errors == {}
+            # Of logits that are mostly -inf, a mask may have left none.
+            assert errors == expected.errors
+            assert shape == "masked" or not errors
             wrong = [i for i, t in enumerate(token_ids) if t != expected.token_ids[i]]
             greedy = [names[i] for i in wrong if rows[i].is_greedy]
             assert not greedy, f"{shape} logits, vocabulary of {vocab_size}: {greedy}"
@@ -301,9 +332,34 @@ def test_arguments_that_make_no_sense(native):
         ({"vocab_size": 2**19}, "vocabulary"),
         ({"num_output_ids": 1}, "history"),
         ({"num_prompt_ids": -1}, "history"),
+        ({"num_biases": 1}, "biases"),
     ]:
         assert call(**arguments) == abi.OCT_ERR_ARGUMENT
         assert word in native.library.last_error()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 65, 1000])
+def test_constraints_that_leave_nothing(native, vocab_size, temperature):
+    logits = np.random.default_rng(5).normal(size=(6, vocab_size)).astype(np.float32)
+    logits[4, 0] = -INF
+    logits[5, -1] = np.nan
+    everything = [(t,) for t in range(vocab_size)]
+    settings = [
+        {"bad_words": everything},
+        {"allowed_token_ids": [vocab_size + 7]},
+        {"allowed_token_ids": [0], "min_tokens": 1, "stop": [0]},
+        {"bad_words": everything[:-1], "logit_bias": {0: 100.0}},
+        {"allowed_token_ids": [0], "logit_bias": {0: 100.0}},
+        {"bad_words": everything},
+    ]
+    rows = [make_row(i, temperature=temperature, **kw) for i, kw in enumerate(settings)]
+    token_ids, errors = native_sample(native, logits, rows)
+    expected = sample(torch.from_numpy(logits), rows)
+    assert errors == expected.errors
+    assert sorted(errors) == [0, 1, 2, 4, 5]
+    assert {errors[i] for i in (0, 1, 2)} == {NO_TOKEN_LEFT}
+    assert token_ids[3] == expected.token_ids[3] == vocab_size - 1
 
 
 # ---- Rows are alone
@@ -336,20 +392,12 @@ def test_which_rows_are_native():
         DRAWS["all"],
         {"top_k": -1},
         {"prompt_logprobs": 1},
+        CONSTRAINTS,
     ]
     for params in native:
         assert is_native(make_row(**params)), params
-    for params in (
-        {"typical_p": 0.9},
-        {"allowed_token_ids": [1]},
-        {"logit_bias": {1: 1.0}},
-        {"logprobs": 0},
-    ):
+    for params in ({"typical_p": 0.9}, {"logprobs": 0}):
         assert not is_native(make_row(**params)), params
-    assert not is_native(make_row(min_tokens=2, output=[1]))
-    assert is_native(make_row(min_tokens=2, output=[1, 1]))
-    bad_words = SamplingRow(SamplingParams(), 0, 0, (), (), (), [(4,)])
-    assert not is_native(bad_words)
 
 
 def test_a_sample_array_is_written_anew_at_each_step(native):
@@ -377,17 +425,24 @@ def test_a_sample_array_is_written_anew_at_each_step(native):
 
 def test_a_request_is_as_good_as_a_row():
     prompt, output = (3, 1, 4), [1, 5]
-    for settings in ({}, GREEDY["greedy"], DRAWS["all and penalties"], {"min_tokens": 3}):
-        request = Request("r", prompt, SamplingParams(**settings), 0.0, seed=77, sample_index=2)
+    biased = {"logit_bias": {3: 0.5, 1: -1.5}}
+    for settings in ({}, GREEDY["greedy"], DRAWS["all and penalties"], biased, {"min_tokens": 3}):
+        params = SamplingParams(**settings)
+        request = Request("r", prompt, params, 0.0, seed=77, sample_index=2)
+        request.mask = create_mask(params, 2**16, [2])
         request.token_ids += output
-        row = make_row(77, 2, prompt, output, **settings)
+        row = make_row(77, 2, prompt, output, [2], **settings)
         assert is_native(request) == is_native(row)
         samples = SampleArray(2)
         samples.write([request, row])
         of_request, of_row = samples.array
         for name, _ in abi.Sample._fields_:
-            if name != "output_ids":
+            if name not in ("output_ids", "mask", "bias_ids", "biases"):
                 assert getattr(of_request, name) == getattr(of_row, name), name
+        for name, size in (("mask", 2**16 // 8), ("bias_ids", 8), ("biases", 8)):
+            first, second = getattr(of_request, name), getattr(of_row, name)
+            assert (first is None) == (second is None)
+            assert first is None or ctypes.string_at(first, size) == ctypes.string_at(second, size)
         if of_row.num_output_ids:
             size = 4 * len(output)
             assert ctypes.string_at(of_request.output_ids, size) == (

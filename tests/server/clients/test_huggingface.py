@@ -6,7 +6,11 @@ import asyncio
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.xdist_group("clients"),
+]
 
 MODEL = "smollm2-135m"
 HELLO = [{"role": "user", "content": "What is the capital of Japan?"}]

@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.xdist_group("clients"),
+]
 
 MODEL = "smollm2-135m"
 QUESTION = "What is the capital of Japan?"

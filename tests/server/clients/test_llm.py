@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.xdist_group("clients"),
+]
 
 MODELS = """\
 - model_id: octavo

@@ -7,6 +7,7 @@ and as a whole, many at once, and answered offline as well.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,11 @@ import pytest
 
 from octavo import LLM, SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.xdist_group("clients"),
+]
 
 MAX_TOKENS = 12
 CONCURRENT = 24
@@ -135,13 +140,15 @@ def test_no_character_is_split(cases, tokenizer) -> None:
     num_invalid = 0
     for case in cases:
         text, token_ids = case.whole
-        assert text == tokenizer.decode(token_ids), case.fields
+        # A character that ``max_tokens`` cuts off is not shown.
+        assert tokenizer.decode(token_ids) in (text, text + "�"), case.fields
         bytes_of_all = b"".join(
             tokenizer.token_bytes(i) for i in token_ids if not tokenizer.is_special(i)
         )
-        assert text == bytes_of_all.decode(errors="replace"), case.fields
-        num_invalid += "�" in text
-    assert num_invalid > 10  # else this has shown nothing
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        assert text == decoder.decode(bytes_of_all), case.fields
+        num_invalid += "�" in tokenizer.decode(token_ids)
+    assert num_invalid  # else this has shown nothing
     assert any(ord(char) > 0xFFFF for case in cases for char in case.whole[0])
 
 

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("a live server")
+
 SLOW = 200  # a prompt with this token makes each step take so many seconds longer:
 STEP_SECONDS = 0.2
 NUM_CONNECTIONS = 1000
@@ -28,9 +30,8 @@ HEALTHY = {
 
 
 @pytest.fixture(scope="module")
-def server(live_server, tiny_model):
-    with live_server(tiny_model) as server:
-        yield server
+def server(shared_server, tiny_model):
+    return shared_server(tiny_model)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +171,7 @@ async def _num_used_blocks(server) -> int:
 # -- readers that do not read ------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_slow_readers_are_cut_and_slow_nobody_else(slow_server):
     server, num_slow = slow_server, 24
     memory = server.resident_bytes()

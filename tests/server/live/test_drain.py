@@ -20,6 +20,7 @@ def short(number: int, **fields: Any) -> dict[str, Any]:
     return {**GREEDY, "prompt": [SLOW, number], "max_tokens": 6, **fields}
 
 
+@pytest.mark.timing
 def test_what_runs_or_waits_may_finish(live_server, tiny_model):
     flags = ("--max-num-seqs", "4", "--drain-timeout", "30")
     with live_server(tiny_model, *flags, faults={"slow": SLOW}) as server:

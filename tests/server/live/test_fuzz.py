@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("a live server")
+
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -32,9 +34,8 @@ needs_schemathesis = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server(live_server, tiny_model):
-    with live_server(tiny_model) as server:
-        yield server
+def server(shared_server, tiny_model):
+    return shared_server(tiny_model)
 
 
 @pytest.fixture(autouse=True)

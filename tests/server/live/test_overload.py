@@ -66,6 +66,7 @@ def test_ten_times_too_many_at_once(small_server):
     print("in a burst of 120:", describe([answer.seconds for answer in rejected]))
 
 
+@pytest.mark.timing
 def test_to_say_no_is_quick(small_server):
     server = small_server
 
@@ -98,6 +99,7 @@ async def _fill(server, count: int, where: str) -> list[asyncio.Task[Any]]:
 # -- deadlines ---------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
     server, step = small_server, 0.2
     server.wait_until_idle()
@@ -125,6 +127,7 @@ def test_deadlines_hold_in_the_queue_and_in_the_run(small_server):
 # -- goodput -----------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_those_who_get_in_are_served_as_fast_as_ever(live_server, smollm2_gguf):
     flags = ("--max-num-seqs", "8", "--max-queued-requests", "8", "--max-model-len", "512")

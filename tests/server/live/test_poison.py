@@ -70,7 +70,7 @@ POISONS = [
     completion("n is 1.5", n=1.5),
     completion("n is text", n="1"),
     completion("best_of below n", n=4, best_of=2),
-    completion("max_tokens -1", max_tokens=-1),
+    completion("max_tokens -2", max_tokens=-2),
     completion("max_tokens 2^31", max_tokens=2**31),
     completion("max_tokens 2^31 - 1", max_tokens=2**31 - 1),
     completion("min_tokens above max_tokens", min_tokens=20, max_tokens=10),
@@ -190,7 +190,7 @@ POISONS = [
     raw("a key twice", b'{"prompt": "a", "prompt": "b"}'),
     raw("no object", b"[]"),
     raw("nothing", b""),
-    completion("an unknown field", no_such_field=1),
+    completion("a grammar", grammar="root ::= x"),
     completion("beam search", use_beam_search=True),
     # Templates.
     chat("rows * columns", chat_template_kwargs={"rows": 10**5, "columns": 10**5}),

@@ -181,7 +181,7 @@ def test_nothing_outlives_a_killed_server(live_server, tiny_model):
             listener.listen()
 
 
-def test_control_c_ends_it_quietly(live_server, tiny_model):
+def test_control_c_ends_it_quietly(live_server, tiny_model, ctrl_c):
     with live_server(tiny_model) as server:
         children = server.descendants()
         os.killpg(server.process.pid, signal.SIGINT)  # a terminal sends it to all of them

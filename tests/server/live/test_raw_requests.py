@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("a live server")
+
 BODY = b'{"prompt": "a", "max_tokens": 1}'
 HOST = b"Host: 127.0.0.1\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST
@@ -77,9 +79,8 @@ OVERSIZE = {
 
 
 @pytest.fixture(scope="module")
-def server(live_server, tiny_model):
-    with live_server(tiny_model) as server:
-        yield server
+def server(shared_server, tiny_model):
+    return shared_server(tiny_model)
 
 
 def exchange(server, request: bytes) -> bytes:
@@ -124,6 +125,7 @@ def test_requests_in_a_row_are_answered_in_a_row(server):
     assert answer.count(b"HTTP/1.1 200 ") == 21
 
 
+@pytest.mark.timing
 def test_connections_that_never_finish_deny_nobody(server):
     usual = _seconds_of_a_request(server)
     idle = [server.connect() for _ in range(400)]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
+
 MEGABYTE = 1 << 20
 PAUSE = 0.005  # seconds between two questions
 MOST = 0.25  # seconds for /health on a machine that does other things; 0.05 where nothing else runs

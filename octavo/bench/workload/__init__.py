@@ -1,1 +1,0 @@
-"""What is asked, and when: data sets, traces, arrival processes."""

@@ -1,0 +1,42 @@
+"""Looking for damage to an idle block pool, a part at a time."""
+
+from __future__ import annotations
+
+from octavo.core.block_manager import BlockManager
+
+# Blocks of a part: it takes about a millisecond, the longest that a request has to wait for it.
+_PART = 4096
+
+
+class IdleAudit:
+    """Looks over every block of a pool that nobody holds any of, once after each ``restart``."""
+
+    def __init__(self, blocks: BlockManager):
+        self._blocks = blocks
+        self.restart()
+
+    def restart(self) -> None:
+        """The pool has been used: begin with its first block again."""
+        self._next = 0
+        self._num_cached = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._next >= self._blocks.num_blocks
+
+    def advance(self) -> list[str]:
+        """Look at the next blocks; what is wrong with them."""
+        blocks = self._blocks
+        part = range(self._next, min(self._next + _PART, blocks.num_blocks))
+        self._next = part.stop
+        self._num_cached += sum(block_id in blocks.prefix_cache for block_id in part)
+        held = [block_id for block_id in part if blocks.ref_counts[block_id] != 0]
+        lost = [block_id for block_id in part if block_id not in blocks.free_blocks]
+        found = []
+        if held:
+            found.append(f"{len(held)} blocks have references from nobody, block {held[0]} first")
+        if lost:
+            found.append(f"{len(lost)} blocks are lost, block {lost[0]} first")
+        if self.is_done and self._num_cached != blocks.num_cached_blocks:
+            found.append(f"{self._num_cached} blocks are cached, not {blocks.num_cached_blocks}")
+        return found

@@ -1,0 +1,251 @@
+"""Which tokens a request may get next: objects that follow its tokens and say so.
+
+Everything that forbids tokens is a ``TokenMask``: ids that are allowed, words that are not, stop
+tokens that would come too early, a grammar. A sampler asks for the bits of one position and knows
+of no other difference.
+
+Bits are packed into 32-bit words, the lowest first, as native samplers and grammar libraries want
+them: token t may come if bit t % 32 of word t // 32 is set.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
+from functools import lru_cache
+from operator import is_
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+if TYPE_CHECKING:
+    from octavo.core.sampling_params import SamplingParams
+
+Bits: TypeAlias = "array[int]"  # of 32-bit words, type code "I"
+assert array("I").itemsize == 4
+
+
+class TokenMask(Protocol):
+    """What one request may generate. It has a state: how many of its tokens it has followed."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens that it has followed."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is forbidden from here on, whatever tokens come."""
+        ...
+
+    def bitmask(self) -> Bits | None:
+        """What may come next; None if all may. Nobody changes it, the mask neither: what may come
+        after another token is another object."""
+        ...
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        """Follow further tokens. They need not have been allowed: drafts may be wrong."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forget the last tokens that it has followed."""
+        ...
+
+    def fork(self) -> TokenMask:
+        """Another one that stands where this one stands."""
+        ...
+
+
+def create_mask(
+    params: SamplingParams,
+    vocab_size: int,
+    stop_token_ids: Collection[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+) -> TokenMask | None:
+    """What ``params`` forbid; None if that is nothing.
+
+    Args:
+        stop_token_ids: what must not come before ``params.min_tokens``.
+        bad_words: ``params.bad_words`` as tokens, maybe several variants of a word.
+    """
+    masks: list[TokenMask] = []
+    if params.allowed_token_ids is not None:
+        masks.append(AllowedTokens(params.allowed_token_ids, vocab_size))
+    if params.min_tokens > 0 and stop_token_ids:
+        masks.append(MinTokens(params.min_tokens, stop_token_ids, vocab_size))
+    if any(bad_words):
+        masks.append(BadWords(bad_words, vocab_size))
+    return masks[0] if len(masks) == 1 else AllOf(masks) if masks else None
+
+
+class _Counting:
+    """A mask that does not look at the tokens, only at how many they are."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        self.num_tokens += sum(1 for _ in token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+
+    def fork(self) -> Self:
+        return copy(self)
+
+
+class AllowedTokens(_Counting):
+    """These tokens and no others, always."""
+
+    is_over = False
+
+    def __init__(self, token_ids: Iterable[int], vocab_size: int):
+        super().__init__()
+        self._bits = array("I", bytes(4 * -(-vocab_size // 32)))
+        for token_id in token_ids:
+            if 0 <= token_id < vocab_size:
+                self._bits[token_id >> 5] |= 1 << (token_id & 31)
+
+    def bitmask(self) -> Bits:
+        return self._bits
+
+
+class MinTokens(_Counting):
+    """No stop token among the first ``min_tokens``."""
+
+    def __init__(self, min_tokens: int, stop_token_ids: Iterable[int], vocab_size: int):
+        super().__init__()
+        self._min_tokens = min_tokens
+        self._bits = _without(_everything(vocab_size), stop_token_ids, vocab_size)
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_tokens >= self._min_tokens
+
+    def bitmask(self) -> Bits | None:
+        return None if self.is_over else self._bits
+
+
+class _Beginning:
+    """A node of a trie: tokens with which words begin, and those that would complete one."""
+
+    __slots__ = ("last", "longer")
+
+    def __init__(self) -> None:
+        self.longer: dict[int, _Beginning] = {}
+        self.last: list[int] = []
+
+
+class BadWords:
+    """None of some sequences of tokens: whatever would complete one is forbidden.
+
+    All words are followed at once, in a trie. A token costs a look-up for each word that is under
+    way, of which there are no more than the longest word has tokens.
+    """
+
+    is_over = False
+
+    def __init__(self, words: Iterable[Sequence[int]], vocab_size: int):
+        self._vocab_size = vocab_size
+        self._root = _Beginning()
+        self._longest = 1
+        for word in filter(None, words):
+            node = self._root
+            for token_id in word[:-1]:
+                node = node.longer.setdefault(token_id, _Beginning())
+            node.last.append(word[-1])
+            self._longest = max(self._longest, len(word))
+        self._always = _without(_everything(vocab_size), self._root.last, vocab_size)
+        self._token_ids: list[int] = []
+        self._under_way: list[_Beginning] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    def bitmask(self) -> Bits | None:
+        last = [token_id for node in self._under_way for token_id in node.last]
+        if last:
+            return _without(self._always, last, self._vocab_size)
+        return self._always if self._root.last else None
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            self._follow(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        kept = len(self._token_ids) - num_tokens
+        del self._token_ids[kept:]
+        self._under_way = []
+        for token_id in self._token_ids[max(0, kept - self._longest + 1) :]:
+            self._follow(token_id)
+
+    def _follow(self, token_id: int) -> None:
+        self._under_way = [
+            longer
+            for node in (self._root, *self._under_way)
+            if (longer := node.longer.get(token_id)) is not None
+        ]
+
+    def fork(self) -> BadWords:
+        other = copy(self)
+        other._token_ids = self._token_ids.copy()
+        return other
+
+
+class AllOf:
+    """What all of several masks allow."""
+
+    def __init__(self, masks: Sequence[TokenMask]):
+        self._masks = tuple(masks)
+        # Masks mostly say what they said at the token before, with the very same object.
+        self._last: tuple[list[Bits], Bits] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._masks[0].num_tokens
+
+    @property
+    def is_over(self) -> bool:
+        return all(mask.is_over for mask in self._masks)
+
+    def bitmask(self) -> Bits | None:
+        found = [bits for mask in self._masks if (bits := mask.bitmask()) is not None]
+        if len(found) <= 1:
+            return found[0] if found else None
+        if self._last is not None and len(self._last[0]) == len(found):
+            before, result = self._last
+            if all(map(is_, before, found)):
+                return result
+        common = -1
+        for bits in found:  # one long number each: as fast as Python gets
+            common &= int.from_bytes(bits, "little")
+        result = array("I", common.to_bytes(4 * len(found[0]), "little"))
+        self._last = (found, result)
+        return result
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        token_ids = list(token_ids)
+        for mask in self._masks:
+            mask.advance(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        for mask in self._masks:
+            mask.rollback(num_tokens)
+
+    def fork(self) -> AllOf:
+        return AllOf([mask.fork() for mask in self._masks])
+
+
+@lru_cache(maxsize=8)
+def _everything(vocab_size: int) -> Bits:
+    """All bits, those beyond the vocabulary too. Not to be changed."""
+    return array("I", b"\xff" * (4 * -(-vocab_size // 32)))
+
+
+def _without(bits: Bits, token_ids: Iterable[int], vocab_size: int) -> Bits:
+    bits = bits[:]
+    for token_id in token_ids:
+        if 0 <= token_id < vocab_size:
+            bits[token_id >> 5] &= ~(1 << (token_id & 31))
+    return bits

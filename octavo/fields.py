@@ -1,0 +1,131 @@
+"""Typed access to what a model's file says: fields of a config, metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from reprlib import repr as shown  # short, whatever the value is
+from typing import Any
+
+from octavo.errors import ModelFileError
+
+# No number of a model is further from one than these: beyond, arithmetic overflows.
+_SMALLEST, _LARGEST = 1e-18, 1e18
+
+
+class Fields:
+    """Named values from ``path``; what is missing or of another kind is a ModelFileError.
+
+    A missing field takes its default, and without one is an error. A null counts as missing.
+    ``prefix`` is put before every name, in the file and in errors.
+    """
+
+    _REQUIRED: Any = object()
+
+    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = ""):
+        self.path = path
+        self._values = values
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(self._prefix + name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names there are, as long as they begin with the prefix."""
+        return (key[len(self._prefix) :] for key in self._values if key.startswith(self._prefix))
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """The value as it is."""
+        value = self._values.get(self._prefix + name)
+        return default if value is None else value
+
+    def integer(
+        self, name: str, default: Any = _REQUIRED, minimum: int = 1, maximum: int = 1 << 31
+    ) -> Any:
+        value = self._get(name, default)
+        if value is default:
+            return value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.error(name, f"{shown(value)} is not a whole number of at least {minimum}")
+        if value > maximum:
+            raise self.error(name, f"{shown(value)} is more than any model has ({maximum})")
+        return value
+
+    def number(
+        self,
+        name: str,
+        default: Any = _REQUIRED,
+        above: float = _SMALLEST,
+        maximum: float = _LARGEST,
+    ) -> Any:
+        value = self._get(name, default)
+        if value is default:
+            return value
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self.error(name, f"{shown(value)} is not a number")
+        if not above < value <= maximum:
+            raise self.error(
+                name, f"{shown(value)} is not a number above {above:g} and up to {maximum:g}"
+            )
+        return float(value)
+
+    def boolean(self, name: str, default: Any = _REQUIRED) -> Any:
+        value = self._get(name, default)
+        if value is not default and not isinstance(value, bool):
+            raise self.error(name, f"{shown(value)} is neither true nor false")
+        return value
+
+    def text(self, name: str, default: Any = _REQUIRED) -> Any:
+        value = self._get(name, default)
+        if value is not default and not isinstance(value, str):
+            raise self.error(name, f"{shown(value)} is not a text")
+        return value
+
+    def table(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Values by name."""
+        value = self._get(name, default)
+        if value is not default and not isinstance(value, Mapping):
+            raise self.error(name, f"{shown(value)} is not a table of values by name")
+        return value
+
+    def section(self, name: str, default: Any = _REQUIRED) -> Fields:
+        """A table as fields, which errors call ``name.field``."""
+        prefix = f"{self._prefix}{name}."
+        values = self.table(name, default)
+        return Fields(self.path, {prefix + key: values[key] for key in values}, prefix)
+
+    def entries(self, name: str, count: int | None = None) -> list[Any]:
+        """The values of a list as they are; ``count`` is how many there must be."""
+        value = self._get(name, self._REQUIRED)
+        if hasattr(value, "tolist"):  # an array of numpy's
+            value = value.tolist()
+        if not isinstance(value, (list, tuple)):
+            raise self.error(name, f"{shown(value)} is not a list")
+        if count is not None and len(value) != count:
+            raise self.error(name, f"a list of {count} entries is needed, not of {len(value)}")
+        return list(value)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; quick where it is a vocabulary."""
+        entries = self.entries(name)
+        if not set(map(type, entries)) <= {str}:
+            raise self.error(name, "is not a list of texts")
+        return entries
+
+    def each(self, name: str, read: Callable[..., Any], count: int | None = None) -> list[Any]:
+        """The entries of a list, each read by a method of this class (``Fields.number``)."""
+        entries = self.entries(name, count)
+        named = {f"{self._prefix}{name}[{i}]": entry for i, entry in enumerate(entries)}
+        fields = Fields(self.path, named)
+        return [read(fields, entry) for entry in named]
+
+    def error(self, name: str, reason: str) -> ModelFileError:
+        return ModelFileError(self.path, reason, field=f"{self._prefix}{name:.200}")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.raw(name, default)
+        if value is self._REQUIRED:
+            raise self.error(name, "is missing")
+        return value

@@ -1,0 +1,97 @@
+"""Files that are whole, or not there at all.
+
+A file is written under another name beside its own, and renamed when it is done: no reader ever
+finds half of it, and where writing fails or is interrupted, the old one stays as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_SUFFIX = ".octavo.part"
+# A process that was killed leaves its file. It is known by its lock, which ended with the process;
+# a file so young may not have been locked yet.
+_YOUNG_SECONDS = 60.0
+
+
+class NewFile:
+    """A file that takes the place of ``path`` when it is published, and is gone if it is not.
+
+        with NewFile(path) as new:
+            new.file.write(content)
+            new.publish()
+
+    ``file`` can be written anywhere, read and mapped. Folders are made if need be, and what killed
+    processes left of the same path is taken away.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(self.path)
+        descriptor, self._name = tempfile.mkstemp(_SUFFIX, f"{self.path.name}.", self.path.parent)
+        self.file: BinaryIO = os.fdopen(descriptor, "w+b")
+        _lock(descriptor)
+
+    def publish(self, *, mode: int = 0o644, sync: bool = False) -> None:
+        """Close the file and put it in its place.
+
+        ``sync``: only once it is on the disk, for what took long to make.
+        """
+        self.file.flush()
+        if sync:
+            os.fsync(self.file.fileno())
+        self.file.close()
+        os.chmod(self._name, mode)
+        os.replace(self._name, self.path)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with suppress(OSError):  # of what could not be written either
+            self.file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._name)
+
+
+def replace_file(path: str | Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``. OSError if it cannot be written."""
+    with NewFile(path) as new:
+        new.file.write(content)
+        new.publish()
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else holds the file; some network file systems know no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_leftovers(path: Path) -> None:
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        if name.startswith(f"{path.name}.") and name.endswith(_SUFFIX):
+            with suppress(OSError):  # gone meanwhile, or not ours
+                _remove_if_left(path.parent / name)
+
+
+def _remove_if_left(part: Path) -> None:
+    if time.time() - part.stat().st_mtime < _YOUNG_SECONDS:
+        return
+    with open(part, "rb") as file:
+        if _lock(file.fileno()):
+            part.unlink()

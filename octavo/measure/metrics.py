@@ -1,0 +1,216 @@
+"""What a load test says, from the records of its requests: latencies and throughputs.
+
+The definitions are those of ``vllm bench serve``, so that figures can be put side by side, except
+where it is known to be wrong: peak throughput counts tokens and not chunks, and peak concurrency
+is exact and not by whole seconds. docs/metrics.md has them all. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.measure.concurrency import concurrency_curve
+from octavo.measure.request_record import RequestRecord
+from octavo.measure.statistics import bootstrap_interval, percentile
+
+# The latencies of a report, by the names that they have in it.
+LATENCIES = (
+    *("ttft", "tpot", "itl", "e2el"),
+    *("client_queue_time", "e2el_including_client_queue"),
+    *("ttft_from_scheduled", "e2el_from_scheduled", "normalized_latency", "send_lag"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of at least one value, in the unit of the values. ``std`` is that of a population."""
+
+    count: int
+    mean: float
+    median: float
+    std: float
+    min: float
+    max: float
+    percentiles: dict[float, float]
+
+    @classmethod
+    def of(cls, values: Sequence[float], percents: Sequence[float]) -> Distribution:
+        ordered = sorted(values)
+        return cls(
+            len(ordered),
+            statistics.fmean(ordered),
+            statistics.median(ordered),
+            statistics.pstdev(ordered),
+            ordered[0],
+            ordered[-1],
+            {percent: percentile(ordered, percent) for percent in percents},
+        )
+
+    def as_json(self, scale: float = 1e3) -> dict[str, Any]:
+        """By default in milliseconds, of seconds."""
+        return {
+            "count": self.count,
+            "mean": self.mean * scale,
+            "median": self.median * scale,
+            "std": self.std * scale,
+            "min": self.min * scale,
+            "max": self.max * scale,
+            **{percent_name(each): value * scale for each, value in self.percentiles.items()},
+        }
+
+
+def percent_name(percent: float) -> str:
+    """p99, p99.9"""
+    return f"p{percent:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMetrics:
+    """Of a run, or of a part of it. Seconds, and rates for each second.
+
+    ``latencies`` lacks those that no request has, such as TPOT where all answers are one token.
+    """
+
+    duration: float
+    completed: int
+    failed: int
+    unfinished: int
+    total_input_tokens: int
+    total_output_tokens: int
+    total_cached_tokens: int | None  # None if the server does not tell
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+    latencies: dict[str, Distribution]
+
+    @property
+    def request_throughput(self) -> float:
+        return self._rate(self.completed)
+
+    @property
+    def output_throughput(self) -> float:
+        return self._rate(self.total_output_tokens)
+
+    @property
+    def total_token_throughput(self) -> float:
+        return self._rate(self.total_input_tokens + self.total_output_tokens)
+
+    def _rate(self, count: int) -> float:
+        return count / self.duration if self.duration else 0.0
+
+
+def summarize(
+    records: Sequence[RequestRecord],
+    percents: Sequence[float] = (50, 90, 99),
+    duration: float | None = None,
+) -> LoadMetrics:
+    """The metrics of these requests.
+
+    Tokens and latencies are those of completed requests. ``duration`` is that of the run, from
+    the first sending to the last answer, if not given.
+    """
+    completed = [record for record in records if record.completed]
+    unfinished = sum(record.unfinished for record in records)
+    cached = [each.cached_tokens for each in completed if each.cached_tokens is not None]
+    if duration is None:
+        duration = run_duration(records)
+    return LoadMetrics(
+        duration=duration,
+        completed=len(completed),
+        failed=len(records) - len(completed) - unfinished,
+        unfinished=unfinished,
+        total_input_tokens=sum(record.prompt_tokens or 0 for record in completed),
+        total_output_tokens=sum(record.output_tokens for record in completed),
+        total_cached_tokens=sum(cached) if cached else None,
+        max_output_tokens_per_s=peak_output_rate(completed, duration),
+        max_concurrent_requests=max((n for _, n in concurrency_curve(records)), default=0),
+        latencies={
+            name: Distribution.of(values, percents)
+            for name, values in latency_values(records).items()
+            if values
+        },
+    )
+
+
+def run_duration(records: Sequence[RequestRecord]) -> float:
+    """From the first sending to the last answer, or failure."""
+    if not records:
+        return 0.0
+    ends = (record.last_token if record.completed else record.ended for record in records)
+    return max(end for end in ends if end is not None) - min(record.sent for record in records)
+
+
+def latency_values(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """Seconds, one value a completed request; for ITL one for each gap, of all requests together;
+    for the send lag one for each that was sent."""
+    completed = [record for record in records if record.completed]
+    return {
+        "ttft": [record.ttft for record in completed],
+        "tpot": [tpot for record in completed if (tpot := record.tpot) is not None],
+        "itl": [gap for record in completed for gap in record.itls],
+        "e2el": [record.e2el for record in completed],
+        "client_queue_time": [record.queue_time for record in completed],
+        "e2el_including_client_queue": [record.e2el + record.queue_time for record in completed],
+        "ttft_from_scheduled": [record.ttft + record.delay for record in completed],
+        "e2el_from_scheduled": [record.e2el + record.delay for record in completed],
+        "normalized_latency": [
+            latency for record in completed if (latency := record.normalized_latency) is not None
+        ],
+        "send_lag": [record.send_lag for record in records],
+    }
+
+
+def peak_output_rate(completed: Sequence[RequestRecord], duration: float) -> float:
+    """The most output tokens of any second since the first sending; a run that is shorter than a
+    second is one bin."""
+    if not completed or not duration:
+        return 0.0
+    begin = min(record.sent for record in completed)
+    width = min(1.0, duration)
+    last = max(0, int(duration / width) - 1) if duration <= 1.0 else int(duration)
+    bins: Counter[int] = Counter()
+    for record in completed:
+        for time, tokens in zip(record.event_times, record.tokens_of_events(), strict=True):
+            bins[min(last, int((time - begin) / width))] += tokens
+    return max(bins.values(), default=0) / width
+
+
+def bootstrap_intervals(
+    records: Sequence[RequestRecord], percents: Sequence[float], seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of means, medians and percentiles, as if the requests were drawn again.
+
+    Keys are as in the report: ``mean_ttft_ms``; values are in milliseconds. The gaps of one request
+    belong together, so that of ITL only the mean has one. None for fewer than two requests.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    completed = [record for record in records if record.completed]
+    rounds = max(40, min(200, 400_000 // max(1, len(completed))))
+    values = latency_values(completed)
+    for name in ("ttft", "tpot", "e2el"):
+        seconds = values[name]
+        if len(seconds) < 2:
+            continue
+        wanted = {"mean": None, "median": 50.0} | {percent_name(p): p for p in percents}
+        for statistic, percent in wanted.items():
+            found[f"{statistic}_{name}_ms"] = bootstrap_interval(
+                [value * 1e3 for value in seconds],
+                statistics.fmean
+                if percent is None
+                else lambda sample, percent=percent: percentile(sample, percent),  # type: ignore[misc]
+                rounds=rounds,
+                seed=seed,
+            )
+    gaps = [(sum(itls) * 1e3, len(itls)) for record in completed if (itls := record.itls)]
+    if len(gaps) >= 2:
+
+        def mean_gap(drawn: Sequence[float]) -> float:
+            chosen = [gaps[int(index)] for index in drawn]
+            return sum(total for total, _ in chosen) / sum(count for _, count in chosen)
+
+        indices = range(len(gaps))
+        found["mean_itl_ms"] = bootstrap_interval(indices, mean_gap, rounds=rounds, seed=seed)
+    return found

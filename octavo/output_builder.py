@@ -1,0 +1,126 @@
+"""Outputs, put together from what the steps added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.request import FinishReason
+from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from octavo.text.tokenizer import Tokenizer
+from octavo.text_engine import Sample, SampleGroup, TextDelta, metrics_of
+
+
+class Extent(NamedTuple):
+    """How far one completion had come at some moment."""
+
+    num_texts: int
+    num_tokens: int
+    num_logprobs: int
+    cumulative_logprob: float
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class _Completion:
+    """One sample so far. Its lists only grow, so that an extent is enough to come back to it."""
+
+    sample: Sample
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(
+            len(self.texts),
+            len(self.token_ids),
+            len(self.logprobs),
+            self.cumulative_logprob,
+            self.finish_reason,
+        )
+
+
+class OutputBuilder:
+    """The output of one prompt, for one who takes its deltas: in any thread, and in his own time.
+
+    To take a delta costs what is new in it; only ``output`` costs what the whole output is long.
+    """
+
+    def __init__(self, group: SampleGroup, tokenizer: Tokenizer):
+        self.group = group
+        self._tokenizer = tokenizer
+        self._completions = [_Completion(sample) for sample in group.samples]
+        # Nothing comes before the first token.
+        self._prompt_logprobs: list[PositionLogprobs | None] = [None]
+
+    def take(self, delta: TextDelta) -> None:
+        """Add what is new. Deltas are taken in their order, and none twice."""
+        completion = self._completions[delta.sample.index]
+        if delta.text:
+            completion.texts.append(delta.text)
+        completion.token_ids += delta.token_ids
+        for entry in delta.logprobs:
+            completion.cumulative_logprob += entry.logprob
+            completion.logprobs.append(self._at_position(entry))
+        for entry in delta.prompt_logprobs:
+            self._prompt_logprobs.append(self._at_position(entry))
+        completion.finish_reason = delta.finish_reason
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """How far the samples have come."""
+        return tuple(completion.extent for completion in self._completions)
+
+    def output(self, extents: Sequence[Extent] | None = None) -> RequestOutput:
+        """The output as it is, or as it was when the samples had come so far.
+
+        Its metrics are those that are known by now.
+        """
+        group, params = self.group, self.group.params
+        extents = self.extents if extents is None else extents
+        is_finished = all(extent.finish_reason is not None for extent in extents)
+        pairs = list(zip(self._completions, extents, strict=True))
+        if params.num_samples > params.n and is_finished:
+            pairs.sort(key=lambda pair: -pair[0].sample.cumulative_logprob)
+            pairs = pairs[: params.n]
+        outputs = [self._completion_output(rank, *pair) for rank, pair in enumerate(pairs)]
+        errors = [one.sample.request.error for one, extent in pairs if extent.finish_reason]
+        return RequestOutput(
+            group.request_id,
+            group.prompt,
+            group.prompt_token_ids,
+            outputs,
+            is_finished,
+            metrics_of(group),
+            self._prompt_logprobs.copy() if params.prompt_logprobs is not None else None,
+            next(filter(None, errors), None),
+        )
+
+    def _completion_output(
+        self, index: int, completion: _Completion, extent: Extent
+    ) -> CompletionOutput:
+        wants_logprobs = self.group.params.logprobs is not None
+        is_finished = extent.finish_reason is not None
+        return CompletionOutput(
+            index=index,
+            text="".join(completion.texts[: extent.num_texts]),
+            token_ids=completion.token_ids[: extent.num_tokens],
+            finish_reason=extent.finish_reason.value if extent.finish_reason else None,
+            # What the request says of its end is settled once its last delta is there.
+            stop_reason=completion.sample.request.stop_reason if is_finished else None,
+            cumulative_logprob=extent.cumulative_logprob if wants_logprobs else None,
+            logprobs=completion.logprobs[: extent.num_logprobs] if wants_logprobs else None,
+        )
+
+    def _at_position(self, entry: TokenLogprobs) -> PositionLogprobs:
+        position = {
+            token_id: Logprob(logprob, rank, self._tokenizer.token_text(token_id))
+            for rank, (token_id, logprob) in enumerate(entry.top, start=1)
+        }
+        own = Logprob(entry.logprob, entry.rank, self._tokenizer.token_text(entry.token_id))
+        return {entry.token_id: own, **position} | {entry.token_id: own}

@@ -1,0 +1,192 @@
+"""What runs a loaded model: the native CPU kernels, or ops of PyTorch on any device.
+
+A backend is made for a model before it is known how much it is to hold, as that depends on what the
+model leaves; then it makes the forward pass over a KV cache of its own kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.kernels.cpu import library
+from octavo.kernels.cpu.fusion import CannotFuse, fuse
+from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
+from octavo.kernels.cpu.program import KVLayout
+from octavo.kernels.dispatch import CANDIDATES, EAGER, create_ops, explain
+from octavo.models.config import ModelConfig
+from octavo.models.registry import CausalLM
+from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.eager_forward import EagerForward
+from octavo.runtime.forward import Forward
+from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache, NativeKVCache
+from octavo.runtime.native_forward import NativeForward
+from octavo.runtime.op_program import create_program, pack_weights, record
+
+_log = logging.getLogger("octavo")
+
+_MAX_HEAD_DIM = 256
+
+Progress = Callable[[int, int], None]
+
+
+class Backend(Protocol):
+    """Made for one model; ``name`` and ``isa`` are what the JSON outputs call it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def isa(self) -> str | None: ...
+
+    def create_forward(self, limits: RankLimits) -> Forward: ...
+
+
+def choose_backend(
+    spec: RankSpec,
+    model: CausalLM,
+    model_config: ModelConfig,
+    files: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> Backend:
+    """The native kernels where they can run this model, unless ``spec`` says otherwise.
+
+    ``files`` are the model's: packed weights are kept beside them. ConfigError if native kernels
+    are asked for and cannot be had.
+    """
+    if spec.kernels != "reference":
+        reason = _why_not_native(spec, model_config)
+        if reason is None:
+            try:
+                return NativeBackend(spec, model, model_config, files, progress)
+            except (CannotFuse, UnsupportedModelError) as error:
+                reason = str(error)
+        if spec.kernels == "native":
+            raise ConfigError(f"kernels native: {reason}")
+        _log.log(
+            logging.WARNING if spec.device == "cpu" else logging.DEBUG,
+            "reference ops instead of native kernels, several times slower: %s",
+            reason,
+        )
+    return TorchBackend(spec, model, model_config)
+
+
+def _why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
+    for choice in explain(torch.device(spec.device), TORCH_DTYPES[spec.dtype], CANDIDATES):
+        if choice.chosen != "native":
+            return dict(choice.refused)["native"]
+    head_dim = model_config.head_dim
+    if head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+        return f"heads of {head_dim} values: only multiples of 16 up to {_MAX_HEAD_DIM} are native"
+    if spec.block_size % KV_CHUNK:
+        return f"block_size {spec.block_size} is not a multiple of {KV_CHUNK}"
+    return None
+
+
+class NativeBackend:
+    """One native call a step, on our own threads. CannotFuse if the model's ops do not fit it."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        model: CausalLM,
+        model_config: ModelConfig,
+        files: Sequence[Path] = (),
+        progress: Progress | None = None,
+    ):
+        self._spec, self._model_config = spec, model_config
+        self._library = library.load()
+        self.isa = self._library.isa
+        self._phases = fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
+        self._pool = library.Pool(self._library, spec.threads or library.usable_threads())
+        # What is left for torch is small; its threads would only get in the way of ours.
+        torch.set_num_threads(1)
+        self._packed, self._names = pack_weights(
+            model,
+            self._phases,
+            self._library,
+            self._pool,
+            files=files,
+            home=spec.packed_folder,
+            progress=progress,
+        )
+
+    def create_forward(self, limits: RankLimits) -> NativeForward:
+        model = self._model_config
+        kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
+        chunk_bytes = self._library.check(
+            self._library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
+        )
+        kv_cache = NativeKVCache(
+            model.num_layers,
+            limits.num_blocks,
+            self._spec.block_size,
+            model.num_kv_heads,
+            chunk_bytes,
+        )
+        layout = KVLayout(
+            kv_format,
+            model.num_kv_heads,
+            model.head_dim,
+            kv_cache.num_blocks,
+            kv_cache.layer_addresses(),
+        )
+        program = create_program(
+            self._phases,
+            self._library,
+            self._pool,
+            layout,
+            self._packed,
+            self._names,
+            limits.max_num_batched_tokens,
+        )
+        return NativeForward(
+            program,
+            kv_cache,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            limits.max_num_batched_tokens,
+        )
+
+
+class TorchBackend:
+    """The reference ops, one call each."""
+
+    isa = None
+
+    def __init__(self, spec: RankSpec, model: CausalLM, model_config: ModelConfig):
+        if spec.kv_cache_dtype == "int8":
+            raise ConfigError("kv_cache_dtype int8 needs the native CPU kernels: use f32 or bf16")
+        self._spec, self._model, self._model_config = spec, model, model_config
+        self._device = torch.device(spec.device)
+        self._ops = create_ops(self._device, TORCH_DTYPES[spec.dtype], EAGER)
+        self.name = self._ops.name
+        torch.set_num_threads(
+            spec.threads or min(torch.get_num_threads(), library.usable_threads())
+        )
+
+    def create_forward(self, limits: RankLimits) -> EagerForward:
+        model = self._model_config
+        kv_cache = KVCache(
+            model.num_layers,
+            limits.num_blocks,
+            self._spec.block_size,
+            model.num_kv_heads,
+            model.head_dim,
+            TORCH_DTYPES[kv_dtype_of(self._spec, is_native=False)],
+            self._device,
+        )
+        return EagerForward(
+            self._model,
+            kv_cache,
+            self._ops,
+            self._device,
+            limits.max_num_seqs,
+            limits.max_model_len,
+        )

@@ -1,0 +1,91 @@
+"""What one rank is asked for, and what it can do: settings are resolved by it, without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.core.lookahead import MAX_ROUNDS
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+
+_KV_DTYPES = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """What a rank loads, and what it is to run it on.
+
+    Args:
+        path: a model folder or a GGUF file.
+        device, dtype: of the activations.
+        kernels, kv_cache_dtype, block_size, threads: as in ``EngineArgs``.
+        packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
+            beside the model. None keeps none.
+        memory_utilization: share of a GPU's memory that this rank may have.
+    """
+
+    path: Path
+    device: str = "cpu"
+    dtype: str = "float32"
+    kernels: str = "auto"
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    threads: int | None = None
+    packed_folder: Path | None = None
+    memory_utilization: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimits:
+    """How much a rank is to hold at once; what ``Rank.start`` makes room for."""
+
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a device and a model allow."""
+
+    device: str
+    dtype: str
+    model_max_len: int
+    kv_bytes_per_token: int
+    kv_memory_bytes: int  # that the pool may use if nothing else is said
+    kv_dtype: str
+    max_rounds: int = 1  # tokens that a lone request may decode in one step
+
+
+def capacity_of(
+    spec: RankSpec, config: ModelConfig, *, is_native: bool, kv_memory_bytes: int
+) -> Capacity:
+    """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch."""
+    from octavo.models.footprint import kv_bytes_per_token, native_kv_bytes_per_token
+
+    kv_dtype = kv_dtype_of(spec, is_native)
+    if is_native:
+        num_bytes = native_kv_bytes_per_token(config, kv_dtype)
+    else:
+        num_bytes = kv_bytes_per_token(config, _VALUE_BYTES[kv_dtype])
+    return Capacity(
+        device=spec.device,
+        dtype=spec.dtype,
+        model_max_len=config.max_position,
+        kv_bytes_per_token=num_bytes,
+        kv_memory_bytes=max(0, kv_memory_bytes),
+        kv_dtype=kv_dtype,
+        max_rounds=MAX_ROUNDS if is_native else 1,
+    )
+
+
+def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:
+    """The type of cached keys and values, by its whole name."""
+    if spec.kv_cache_dtype == "auto":
+        return "bfloat16" if is_native else spec.dtype
+    return _KV_DTYPES[spec.kv_cache_dtype]

@@ -1,0 +1,98 @@
+"""A forward pass op by op, on any device that PyTorch knows."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from octavo.core.batch import Batch
+from octavo.kernels.dispatch import Ops
+from octavo.layers.context import ForwardContext
+from octavo.models.registry import CausalLM
+from octavo.runtime.forward import Observed, Rows
+from octavo.runtime.input_batch import InputBatch, StepInputs
+from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.probe import TorchProbe
+
+
+class EagerForward:
+    """Calls a model with the ops of a device. It chooses no tokens: all are left to the sampler."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        ops: Ops,
+        device: torch.device,
+        max_num_seqs: int,
+        max_model_len: int,
+    ):
+        self.model = model
+        self.kv_cache = kv_cache
+        self._ops = ops
+        self._device = device
+        self.kernel_seconds = 0.0
+        max_blocks = -(-max_model_len // kv_cache.block_size)
+        self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
+        self._hidden: torch.Tensor
+        self._context: ForwardContext
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Rows:
+        inputs = self._input_batch.build(batch)
+        self._context = self._make_context(inputs)
+        begin = time.perf_counter()
+        self._hidden = self.model(self._tensor(inputs.token_ids), self._context)
+        self.kernel_seconds += time.perf_counter() - begin
+        # The sum of a row is finite if and only if all of it is, short of overflow in float32.
+        is_sound = torch.isfinite(self._hidden.float().abs().sum(dim=-1))
+        sampled = [item for item in batch.items if item.samples]
+        last = [
+            int(end) - 1
+            for item, end in zip(batch.items, inputs.query_start[1:], strict=True)
+            if item.samples
+        ]
+        return Rows(
+            inputs.query_start,
+            (~is_sound).nonzero()[:, 0].tolist(),
+            sampled,
+            tokens=[[] for _ in sampled],
+            reasons={},
+            left=range(len(sampled)),
+            logits=self._compute_logits(self._hidden[last]) if last else None,
+        )
+
+    @torch.inference_mode()
+    def logits(self, rows: range) -> torch.Tensor:
+        return self._compute_logits(self._hidden[rows.start : rows.stop])
+
+    def probe(self, runner: Observed) -> TorchProbe:
+        return TorchProbe(runner, self.model, self.kv_cache, self._device, self._ops.dtype)
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        begin = time.perf_counter()
+        logits = self.model.compute_logits(hidden, self._context)
+        self.kernel_seconds += time.perf_counter() - begin
+        return logits
+
+    def _make_context(self, inputs: StepInputs) -> ForwardContext:
+        plan = self._ops.plan_attention(
+            self._tensor(inputs.block_tables),
+            self._tensor(inputs.query_start),
+            self._tensor(inputs.seq_lens),
+            int((inputs.query_start[1:] - inputs.query_start[:-1]).max()),
+            int(inputs.seq_lens.max()),
+            self.kv_cache.block_size,
+        )
+        return ForwardContext(
+            positions=self._tensor(inputs.positions),
+            slot_mapping=self._tensor(inputs.slot_mapping),
+            plan=plan,
+            kv_cache=self.kv_cache,
+            ops=self._ops,
+        )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -1,0 +1,76 @@
+"""What runs a model over a batch, as the runner sees it, and what that leaves.
+
+There are several: op by op (``eager_forward.py``), in one native call (``native_forward.py``). A
+forward may choose tokens by itself, where that is cheaper than to give out logits; all that comes
+after is the runner's, and the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.executor import LogitsObserver, Probe
+
+
+class Blocks(Protocol):
+    """The memory behind the block ids."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None: ...
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a pass over a batch of T tokens and S items leaves, until the next one."""
+
+    starts: Sequence[int] | np.ndarray  # [S + 1]; the rows of item i are [starts[i], starts[i + 1])
+    damaged: Sequence[int]  # rows with a NaN or an infinity, in their order
+    sampled: list[ScheduledRequest]  # the items that sample, in their order
+    # For each of these its tokens, as far as the forward has chosen them, and why there are none.
+    # Those that are left to the sampler, by their place, have a row of logits each.
+    tokens: list[list[int]]
+    reasons: dict[int, str]
+    left: Sequence[int]
+    logits: torch.Tensor | None  # float32 [len(left), V]
+
+
+class Observed(Protocol):
+    """Who keeps the observer of logits that a probe attaches: the runner."""
+
+    logits_observer: LogitsObserver | None
+
+    @property
+    def kernel_seconds(self) -> float: ...
+
+
+class Forward(Protocol):
+    """A model's pass over a batch, on one device, with the KV cache that it reads and writes."""
+
+    @property
+    def kv_cache(self) -> Blocks: ...
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Time spent in the model so far."""
+        ...
+
+    def run(self, batch: Batch) -> Rows:
+        """Compute a batch. What it leaves is valid until ``run`` is called again."""
+        ...
+
+    def logits(self, rows: range) -> torch.Tensor:
+        """Logits [R, V] of a few rows of the last batch, valid until the next call of anything.
+
+        ``Rows.logits`` of that batch are gone by then.
+        """
+        ...
+
+    def probe(self, runner: Observed) -> Probe: ...

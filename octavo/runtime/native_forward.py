@@ -1,0 +1,207 @@
+"""A forward pass on the native kernels: one call a step.
+
+What ``eager_forward.py`` does op by op, the step program does at once, up to and with the sampling
+of most requests. Here its arguments are written into arrays that persist from step to step, and
+its results are read. Requests that want more of their logits than a token get them as a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add
+
+import torch
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.program import Program
+from octavo.runtime.forward import Observed, Rows
+from octavo.runtime.input_batch import BlockTables, flatten
+from octavo.runtime.kv_cache import NativeKVCache
+from octavo.runtime.native_sampling import SampleArray, is_native, status_error
+from octavo.runtime.probe import NativeProbe
+from octavo.runtime.prompt_logits import LOGITS_ROWS
+
+
+class NativeForward:
+    """Runs batches of one model through its step program, which chooses most of their tokens."""
+
+    def __init__(
+        self,
+        program: Program,
+        kv_cache: NativeKVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_tokens: int,
+    ):
+        self.kv_cache = kv_cache
+        self.program = program
+        self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
+        self._step_tables = self._tables.array  # those of the running step, kept alive for it
+        self._table_address = self._tables.array.ctypes.data
+        self._table_stride = self._tables.array.shape[1]
+        rows = max(max_num_seqs, LOGITS_ROWS, MAX_ROUNDS)
+        # A step takes and brings a few numbers: without numpy, which costs more than they do when
+        # the weights have driven it out of the caches. None of these ever changes its length.
+        self._token_ids = _int32s(max_tokens)
+        self._query_start = _int32s(max_num_seqs + 1)
+        self._kv_len = _int32s(max_num_seqs)
+        self._out_rows = _int32s(rows)
+        self._logits_at = array("Q", bytes(8 * rows))
+        self._tokens = _int32s(rows)
+        self._status = _int32s(rows)
+        self._row_finite = bytearray(max(max_tokens, rows))
+        self._samples = SampleArray(rows)
+        self._logits = torch.empty(0, program.vocab_size)
+        self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
+        self._arguments = self._make_arguments()
+
+    def _make_arguments(self) -> abi.Batch:
+        """The struct of all steps: of its fields, those that are addresses stay."""
+        sequences = abi.Sequences(
+            q_start=_address(self._query_start),
+            kv_len=_address(self._kv_len),
+            block_size=self.kv_cache.block_size,
+        )
+        return abi.Batch(
+            seqs=sequences,
+            token_ids=_address(self._token_ids),
+            out_rows=_address(self._out_rows),
+            logits=_address(self._logits_at),
+            samples=ctypes.cast(self._samples.address, ctypes.POINTER(abi.Sample)),
+            tokens=_address(self._tokens),
+            status=_address(self._status),
+            row_finite=ctypes.addressof(ctypes.c_char.from_buffer(self._row_finite)),
+        )
+
+    @property
+    def kernel_seconds(self) -> float:
+        return self.program.seconds
+
+    def probe(self, runner: Observed) -> NativeProbe:
+        return NativeProbe(runner, self.program, self.kv_cache)
+
+    def run(self, batch: Batch) -> Rows:
+        num_tokens, longest = self._write_sequences(batch)
+        sampled = [item for item in batch.items if item.samples]
+        left = self._write_sampling(batch, sampled)
+        if num_tokens == 1 and not left and (most := batch.items[0].num_sampled) > 1:
+            return self._run_rounds(sampled, most, longest)
+        self._arguments.num_rounds = 1
+        self.program.step(self._arguments, longest)
+        count = len(sampled)
+        status = self._status[:count].tolist()
+        return Rows(
+            self._query_start,
+            self._damaged(num_tokens),
+            sampled,
+            tokens=[[token] for token in self._tokens[:count].tolist()],
+            reasons=_reasons(status, left) if any(status) else {},
+            left=left,
+            logits=self._logits[: len(left)] if left else None,
+        )
+
+    def _run_rounds(self, sampled: list[ScheduledRequest], most: int, longest: int) -> Rows:
+        """Several rounds of the only request, in one call."""
+        rounds = rounds_in_time(most, self._round_seconds)
+        request = sampled[0].request
+        if request.params.has_penalties or request.is_masked:  # every token counts, here
+            rounds = 1
+        self._arguments.num_rounds = rounds
+        before = self.kernel_seconds
+        self.program.step(self._arguments, longest + rounds - 1)
+        # A coarse clock may have stood still.
+        self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
+        status, tokens = self._status[:rounds].tolist(), self._tokens[:rounds].tolist()
+        reasons = _reasons(status[:1], ())
+        # A failure in a later round is for the next step, which meets it in its first.
+        for index, code in enumerate(status):
+            if code or not self._row_finite[index]:
+                del tokens[index:]
+                break
+        return Rows(
+            self._query_start, self._damaged(1), sampled, [tokens], reasons, (), logits=None
+        )
+
+    def _damaged(self, num_rows: int) -> list[int]:
+        if self._row_finite.find(0, 0, num_rows) < 0:
+            return []
+        return [row for row in range(num_rows) if not self._row_finite[row]]
+
+    def _write_sequences(self, batch: Batch) -> tuple[int, int]:
+        """Tokens, lengths and block tables of a batch; returns T and the longest length."""
+        token_ids, starts, counts, rows, num_blocks = flatten(batch, self._tables)
+        kv_len = list(map(add, starts, counts))
+        num_seqs, num_tokens = len(rows), len(token_ids)
+        self._token_ids[:num_tokens] = array("i", token_ids)
+        self._query_start[1 : num_seqs + 1] = array("i", accumulate(counts))
+        self._kv_len[:num_seqs] = array("i", kv_len)
+        sequences = self._arguments.seqs
+        sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
+        if num_seqs == 1:
+            sequences.table_stride = self._table_stride
+            sequences.block_table = self._table_address + rows[0] * self._table_stride * 4
+        else:
+            self._step_tables = self._tables.array[rows, :num_blocks]
+            sequences.table_stride = num_blocks
+            sequences.block_table = self._step_tables.ctypes.data
+        return num_tokens, max(kv_len)
+
+    def _write_sampling(self, batch: Batch, sampled: Sequence[ScheduledRequest]) -> list[int]:
+        """What becomes of the last token of each item that samples.
+
+        Returns which of them (places in ``sampled``) only get their logits.
+        """
+        count = len(sampled)
+        self._arguments.num_out = count
+        self._arguments.head_only = 0
+        requests = [item.request for item in sampled]
+        starts = self._query_start
+        self._out_rows[:count] = array(
+            "i", [starts[i + 1] - 1 for i, item in enumerate(batch.items) if item.samples]
+        )
+        left = [place for place, request in enumerate(requests) if not is_native(request)]
+        self._logits_at[:count] = array("Q", bytes(8 * count))
+        for place, address in zip(left, self._logits_rows(len(left)), strict=True):
+            self._logits_at[place] = address
+        self._samples.write(requests)
+        return left
+
+    def _logits_rows(self, count: int) -> list[int]:
+        """Addresses of the first ``count`` rows of ``self._logits``."""
+        if count == 0:
+            return []
+        if self._logits.shape[0] < count:
+            self._logits = torch.empty(count, self.program.vocab_size)
+        stride = self._logits.stride(0) * self._logits.itemsize
+        return [self._logits.data_ptr() + i * stride for i in range(count)]
+
+    def logits(self, rows: range) -> torch.Tensor:
+        """A further call, of the head alone."""
+        count = len(rows)
+        self._out_rows[:count] = array("i", rows)
+        self._logits_at[:count] = array("Q", self._logits_rows(count))
+        self._arguments.num_out, self._arguments.head_only = count, 1
+        self._arguments.num_rounds = 1
+        self.program.step(self._arguments, 0)
+        return self._logits[:count]
+
+
+def _int32s(count: int) -> array[int]:
+    return array("i", bytes(4 * count))
+
+
+def _address(values: array[int]) -> int:
+    return values.buffer_info()[0]
+
+
+def _reasons(status: Sequence[int], left: Sequence[int]) -> dict[int, str]:
+    """Why tokens could not be chosen, by place; of others than those left to the sampler."""
+    return {
+        place: status_error(code) for place, code in enumerate(status) if code and place not in left
+    }

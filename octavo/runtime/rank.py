@@ -1,0 +1,127 @@
+"""One rank: a model's weights on one device, its KV pool, and what runs batches on both.
+
+    rank = Rank.load(spec)          weights, and how to run them
+    rank.capacity                   what fits: an engine is sized by it
+    rank.start(limits)              the KV pool, and room for steps
+    rank.run(batch)
+
+What wires an engine is in ``build.py``, and knows nothing of what is in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from octavo import machine
+from octavo.core.batch import Batch, StepOutput
+from octavo.core.executor import Probe
+from octavo.kernels.cpu.library import report_bus_errors
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.loader import load_checkpoint, weights_bytes
+from octavo.models.registry import CausalLM
+from octavo.runtime.backends import Backend, choose_backend
+from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
+from octavo.runtime.kv_cache import TORCH_DTYPES
+from octavo.runtime.runner import Runner
+
+Progress = Callable[[int, int], None]
+
+# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
+_CPU_KV_BYTES = 4 << 30
+
+
+class Rank:
+    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by."""
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        model: CausalLM,
+        model_config: ModelConfig,
+        files: Sequence[Path] = (),
+        progress: Progress | None = None,
+    ):
+        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
+        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+        self.spec = spec
+        self.model_config = model_config
+        self.weights_bytes = weights_bytes(model)
+        backend = choose_backend(spec, model, model_config, files, progress)
+        self.kernels, self.isa = backend.name, backend.isa
+        self._backend: Backend | None = backend
+        self.runner: Runner | None = None
+
+    @classmethod
+    def load(
+        cls,
+        spec: RankSpec,
+        checkpoint: Checkpoint | None = None,
+        progress: Progress | None = None,
+    ) -> Rank:
+        """Read a model's weights.
+
+        Args:
+            checkpoint: that of ``spec.path``, if it is open already.
+            progress: called with (bytes loaded, bytes in all).
+
+        Raises:
+            ModelError: the model cannot be read. ConfigError: it does not fit the settings.
+        """
+        report_bus_errors()  # the files are mapped, and may be cut off under us
+        checkpoint = checkpoint or open_checkpoint(spec.path)
+        config = checkpoint.config()
+        model = load_checkpoint(
+            checkpoint,
+            config,
+            device=spec.device,
+            dtype=TORCH_DTYPES[spec.dtype],
+            progress=progress,
+        )
+        files = sorted({entry.path for entry in checkpoint.tensors.values()})
+        return cls(spec, model, config, files, progress)
+
+    @property
+    def capacity(self) -> Capacity:
+        """What fits beside the weights, now that they are loaded."""
+        return capacity_of(
+            self.spec,
+            self.model_config,
+            is_native=self.kernels == "native",
+            kv_memory_bytes=self._free_for_kv(),
+        )
+
+    def _free_for_kv(self) -> int:
+        if self.spec.device == "cpu":
+            return min(_CPU_KV_BYTES, machine.memory().available // 2)
+        free, total = torch.cuda.mem_get_info(torch.device(self.spec.device))
+        return int(free - (1 - self.spec.memory_utilization) * total)
+
+    def start(self, limits: RankLimits) -> None:
+        """Make the KV pool and room for steps; batches may come, up to these limits. Once."""
+        assert self._backend is not None, "a rank is started once"
+        self.runner = Runner(self._backend.create_forward(limits))
+        self._backend = None  # with what only the start needs: weights that have been packed
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV pool, once it is started."""
+        return self._started.forward.kv_cache.num_blocks
+
+    def run(self, batch: Batch) -> StepOutput:
+        return self._started.run(batch)
+
+    def probe(self) -> Probe:
+        return self._started.probe()
+
+    def close(self) -> None:
+        """Release the KV pool and, with the last reference to it, the model."""
+        self.runner = None
+
+    @property
+    def _started(self) -> Runner:
+        assert self.runner is not None, "start() comes first"
+        return self.runner

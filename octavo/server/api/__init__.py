@@ -1,0 +1,1 @@
+"""What clients speak: a room for each API, and what all of them share."""

@@ -1,0 +1,226 @@
+"""What the fields of requests are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from octavo.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS
+from octavo.server.http.context import IgnoredFields
+from octavo.server.http.json_text import MAX_KEYS
+from octavo.server.settings import MAX_ID_CHARS, MAX_STOP_CHARS
+
+MAX_INT = 2**31 - 1
+MAX_TOKEN_ID = MAX_INT
+MAX_ALLOWED_TOKEN_IDS = 1 << 16
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TIMEOUT = 86_400.0  # seconds
+
+_SLICE = 1 << 13  # ids that are looked at in one go, far below a millisecond
+
+
+class NoEffect:
+    """Marks a field that has no effect here: its values are neither looked at nor kept."""
+
+
+class Body(BaseModel):
+    """A JSON object, of which nothing is converted.
+
+    A field that would change what the answer means, and that we cannot do, is declared as
+    `Unsupported` and refused by name. One that has no effect here, because nobody knows it or
+    because it is marked with `NoEffect`, is dropped, and its name is noted in the `IgnoredFields`
+    that validation has for its context. Where these are strict, it is refused like any wrong field.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    # Other servers' names of fields, and ours. Ours counts where both are given.
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    # Names that would change the answer on other routes, and here too if they were known.
+    refused: ClassVar[frozenset[str]] = frozenset()
+    _without_effect: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls._without_effect = frozenset(
+            name for name, field in cls.model_fields.items() if NoEffect in field.metadata
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_has_no_effect(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        unknown = value.keys() - cls.model_fields.keys()
+        dropped = unknown | (value.keys() & cls._without_effect)
+        if not dropped:
+            return value
+        ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
+        refused = unknown if ignored.strict else (unknown & cls.refused) - cls.synonyms.keys()
+        refused = {name for name in refused if ignored.strict or not asks_for_nothing(value[name])}
+        if refused:
+            raise _unknown_fields(cls.__name__, {name: value[name] for name in refused})
+        if ignored.strict:
+            return value
+        kept = {name: field for name, field in value.items() if name not in dropped}
+        named_as_ours: dict[str, Any] = {}
+        for name in value:  # in the body's order
+            ours = cls.synonyms.get(name)
+            if ours is not None:
+                kept.setdefault(ours, value[name])
+                named_as_ours[ours] = kept[ours]
+            elif name in dropped and not asks_for_nothing(value[name]):
+                ignored.add(name)
+        value |= named_as_ours  # where an error says what is wrong, it looks there for the name
+        return kept
+
+
+def asks_for_nothing(value: Any) -> bool:
+    """Whether a value is one that clients send for what they do not want."""
+    return value is None or value is False or value == [] or value == {}
+
+
+def _unknown_fields(model: str, fields: Mapping[str, Any]) -> ValidationError:
+    return ValidationError.from_exception_data(
+        model,
+        [{"type": "extra_forbidden", "loc": (name,), "input": fields[name]} for name in fields],
+    )
+
+
+@dataclass(frozen=True, eq=False)  # `Annotated` takes what is equal for the same, as 1 and True
+class Only:
+    """Accepts these values and those that ask for nothing: null, false, [] and {}."""
+
+    values: tuple[Any, ...] = ()
+
+    def check(self, value: Any) -> Any:
+        if asks_for_nothing(value):
+            return value
+        for accepted in self.values:
+            if type(value) is type(accepted) and value == accepted:
+                return value
+        if not self.values:
+            raise PydanticCustomError("unsupported", "is not supported")
+        names = " or ".join(map(repr, self.values))
+        raise PydanticCustomError(
+            "unsupported", "is not supported, but for {names}", {"names": names}
+        )
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, False, [], {}, *self.values], "description": "Not supported."}
+
+
+Unsupported = Annotated[Any, Only()]
+
+
+def first_that_is_no_token_id(values: list[Any]) -> int | None:
+    """Its index. In slices, between which other threads get their turn: there may be a million."""
+    for start in range(0, len(values), _SLICE):
+        part = values[start : start + _SLICE]
+        if set(map(type, part)) == {int} and min(part) >= 0 and max(part) <= MAX_TOKEN_ID:
+            continue
+        return start + next(
+            index
+            for index, value in enumerate(part)
+            if type(value) is not int or not 0 <= value <= MAX_TOKEN_ID
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """A list of so many token ids. By hand, because pydantic lets no other thread run meanwhile."""
+
+    most: int
+    least: int = 0
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise PydanticCustomError("token_ids", "should be a list of token ids")
+        for is_wrong, words, bound in (
+            (len(value) < self.least, "at least", self.least),
+            (len(value) > self.most, "at most", self.most),
+        ):
+            if is_wrong:
+                raise PydanticCustomError(
+                    "token_ids",
+                    "should have {words} {bound} token ids, not {length}",
+                    {"words": words, "bound": bound, "length": len(value)},
+                )
+        if (index := first_that_is_no_token_id(value)) is not None:
+            raise PydanticCustomError(
+                "token_ids",
+                "item {index} should be a token id, an integer in [0, {most}]",
+                {"index": index, "most": MAX_TOKEN_ID},
+            )
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        token_id = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+        lengths = {"minItems": self.least, "maxItems": self.most}
+        return {"type": "array", "items": token_id, **lengths}
+
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Label = Annotated[str, Field(max_length=512)]  # a name that only the client understands
+RequestId = Annotated[str, Field(pattern=r"^[!-~]+$", max_length=MAX_ID_CHARS)]
+
+# Every list of a body has a bound, and stops at its first wrong item: to say of each what is wrong
+# takes seconds, in which nobody else is served. A test looks at all bodies.
+Object = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]  # what is in it others judge
+StopStrings = Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+Stop = Annotated[
+    Annotated[Text, Tag("string")] | Annotated[StopStrings, Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "string"),
+]
+BadWords = Annotated[list[Text], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIAS),
+]
+
+
+# Tokens to generate at most; -1, as llama.cpp's clients send it, is as many as there is room for.
+MaxTokens = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_INT)] | None,
+    BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
+]
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="a last chunk with the usage")
+    continuous_usage_stats: bool | None = Field(None, description="the usage in every chunk")
+    include_obfuscation: bool | None = Field(None, description="ignored: chunks are not padded")
+
+
+class ResponseFormat(Body):
+    type: Annotated[str, Only(("text",))] = Field(description="only text is supported")

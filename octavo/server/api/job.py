@@ -1,0 +1,262 @@
+"""What one HTTP request makes the engine do: a generation for each prompt, all or none."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
+from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
+from octavo.errors import EngineError, InvalidRequestError, OctavoError
+from octavo.server.api.requests import GenerationFields
+from octavo.server.api.sampling import is_deterministic
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import (
+    Completion,
+    Delta,
+    Generation,
+    GenerationRequest,
+    GenerationStats,
+)
+from octavo.server.http.context import RequestContext
+from octavo.server.http.tenants import RateLimitError
+from octavo.server.settings import MAX_SAMPLES
+
+# Entries of an answer, beyond which it is written in the background.
+MANY_ENTRIES = 1000
+
+_IDS_PER_TURN = 1 << 13  # of the event loop
+_MAX_ALLOWED_TOKENS = 1 << 20  # of all prompts together, each of which brings them to the engine
+
+
+class Job:
+    """The generations of one HTTP request, once it has begun. Close it, whatever happens."""
+
+    def __init__(
+        self,
+        service: Service,
+        context: RequestContext,
+        route: str,
+        fields: GenerationFields,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+    ):
+        num_samples = len(prompts) * params.num_samples
+        if num_samples > MAX_SAMPLES:
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts with {params.num_samples} completions each are "
+                f"{num_samples}; a request may ask for {MAX_SAMPLES}",
+                "n",
+            )
+        self.params = params
+        self._tenant = context.tenant
+        self._engine = service.engine
+        self._renderer = service.prompts
+        self._observer = service.observer
+        num_prompt_tokens = sum(map(len, prompts))
+        self._engine.check_size(num_samples, params.num_samples * num_prompt_tokens)
+        check_prompt_logprobs(params, params.n * num_prompt_tokens)  # each choice has them
+        _check_allowed_tokens(params, len(prompts))
+        deadline = _deadline(fields.timeout, service.settings.request_timeout, context.arrival_time)
+        self._requests = [
+            GenerationRequest(
+                request_id=uuid.uuid4().hex,
+                prompt_token_ids=prompt,
+                params=params,
+                arrival_time=context.arrival_time,
+                priority=context.tenant.priority_of(fields.priority),
+                cache_salt="\0".join(filter(None, (context.tenant.salt, fields.cache_salt))),
+                deadline=deadline,
+                streams=bool(fields.stream),
+                is_deterministic=is_deterministic(fields, params),
+                external_id=context.external_id,
+                route=route,
+                tenant=context.tenant.name,
+            )
+            for prompt in prompts
+        ]
+        self._charged = 0
+        self.generations: list[Generation] = []
+
+    async def begin(self) -> Job:
+        """Charge the tenant and queue every prompt, or raise and leave nothing behind.
+
+        Raises:
+            RateLimitError, RequestError, EngineUnavailableError, QuarantinedError: as
+                `Tenant.charge_tokens` and `EngineClient.submit` do.
+        """
+        cost = sum(request.cost for request in self._requests)
+        try:
+            self._tenant.charge_tokens(cost)
+        except RateLimitError as error:
+            self._observer.on_rejected(error.reason)
+            raise
+        try:
+            await self._submit_all()
+        except BaseException:
+            for generation in self.generations:
+                generation.close()
+            self._tenant.refund_tokens(cost)
+            raise
+        self._charged = cost
+        return self
+
+    async def _submit_all(self) -> None:
+        """In turns, since every token id is looked at."""
+        bad_words = await self._renderer.words(self.params.bad_words)
+        num_ids = 0
+        for request in self._requests:
+            if num_ids > _IDS_PER_TURN:
+                await asyncio.sleep(0)
+                num_ids = 0
+            self.generations.append(
+                self._engine.submit(replace(request, bad_words_token_ids=bad_words))
+            )
+            num_ids += len(request.prompt_token_ids) + len(self.params.allowed_token_ids or ())
+
+    def close(self) -> None:
+        """End what still runs, and refund the tokens that did not come. May be repeated."""
+        for generation in self.generations:
+            generation.close()
+        used = sum(
+            self.params.num_samples * generation.stats.num_prompt_tokens
+            + generation.stats.num_output_tokens
+            for generation in self.generations
+        )
+        self._tenant.refund_tokens(max(self._charged - used, 0))
+        self._charged = 0
+
+    async def collect(self) -> list[list[Completion]]:
+        """The ``n`` completions of each prompt, the most likely of them where there are more."""
+        return [_best(await each.collect(), self.params.n) for each in self.generations]
+
+    async def updates(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        """What is new, with the number of its prompt, as it comes.
+
+        What nobody reads stays in the generations.
+        """
+        if len(self.generations) == 1:
+            async for deltas in self.generations[0]:
+                yield 0, deltas
+            return
+        waiting = {
+            asyncio.ensure_future(_next(generation)): number
+            for number, generation in enumerate(self.generations)
+        }
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for future in sorted(done, key=waiting.__getitem__):
+                    number = waiting.pop(future)
+                    if (news := future.result()) is not None:
+                        waiting[asyncio.ensure_future(_next(self.generations[number]))] = number
+                        yield number, news
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    # -- what it took ------------------------------------------------------------------------
+
+    @property
+    def num_pending_chars(self) -> int:
+        return sum(generation.num_pending_chars for generation in self.generations)
+
+    @property
+    def is_from_cache(self) -> bool:
+        """Whether nothing had to be computed for any prompt."""
+        return all(generation.is_from_cache for generation in self.generations)
+
+    def usage(self, *, counts_output: bool = True) -> dict[str, Any]:
+        """The ``usage`` object, as it stands."""
+        stats = [generation.stats for generation in self.generations]
+        num_prompt = sum(each.num_prompt_tokens for each in stats)
+        num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(each.num_cached_tokens for each in stats)
+            },
+        }
+
+    def timings(self) -> dict[str, Any] | None:
+        """The ``timings`` object; None for several prompts, whose times overlap."""
+        if len(self.generations) > 1:
+            return None
+        return _timings(self.generations[0].stats, self.params.num_samples)
+
+
+def _check_allowed_tokens(params: SamplingParams, num_prompts: int) -> None:
+    num_allowed = len(params.allowed_token_ids or ())
+    if num_allowed * num_prompts > _MAX_ALLOWED_TOKENS:
+        raise InvalidRequestError(
+            f"with {num_prompts} prompts at most {_MAX_ALLOWED_TOKENS // num_prompts} tokens can "
+            f"be named, not {num_allowed}: send fewer prompts at once",
+            "allowed_token_ids",
+        )
+
+
+def num_entries(job: Job, completions: Sequence[Sequence[Completion]]) -> int:
+    """How much there is to write of an answer: log-probabilities and choices."""
+    num_positions = sum(len(completion.logprobs) for group in completions for completion in group)
+    num_positions += sum(len(generation.prompt_logprobs) for generation in job.generations)
+    num_top = max(job.params.logprobs or 0, job.params.prompt_logprobs or 0)
+    return num_positions * (1 + num_top) + len(completions) * job.params.n
+
+
+def sample_error(reason: str | None) -> OctavoError:
+    """The error of a request that got no sample, for a sample's own: its fault, or the engine's."""
+    if reason in (NO_TOKEN_LEFT, OVERFLOW):
+        return InvalidRequestError(reason)
+    return EngineError(reason or "no token could be sampled")
+
+
+async def _next(generation: Generation) -> list[Delta] | None:
+    return await anext(generation, None)
+
+
+def _best(completions: list[Completion], n: int) -> list[Completion]:
+    if len(completions) > n:
+        completions = sorted(completions, key=_badness)[:n]
+        for index, completion in enumerate(completions):
+            completion.index = index
+    return completions
+
+
+def _badness(completion: Completion) -> float:
+    likelihood = completion.cumulative_logprob
+    return float("inf") if likelihood is None else -likelihood
+
+
+def _timings(stats: GenerationStats, num_samples: int) -> dict[str, Any]:
+    num_computed = stats.num_prompt_tokens - stats.num_cached_tokens
+    num_after_first = stats.num_output_tokens - num_samples
+    return {
+        "cache_n": stats.num_cached_tokens,
+        "prompt_n": num_computed,
+        **_rates("prompt", stats.prefill_time, num_computed),
+        "predicted_n": stats.num_output_tokens,
+        **_rates("predicted", stats.decode_time, num_after_first),
+    }
+
+
+def _rates(name: str, seconds: float | None, num_tokens: int) -> dict[str, float | None]:
+    per_token = per_second = None
+    if seconds and num_tokens > 0:
+        per_token = round(seconds * 1e3 / num_tokens, 3)
+        per_second = round(num_tokens / seconds, 3)
+    return {
+        f"{name}_ms": None if seconds is None else round(seconds * 1e3, 3),
+        f"{name}_per_token_ms": per_token,
+        f"{name}_per_second": per_second,
+    }
+
+
+def _deadline(asked: float | None, most: float | None, arrival_time: float) -> float | None:
+    timeouts = [timeout for timeout in (asked, most) if timeout is not None]
+    return arrival_time + min(timeouts) if timeouts else None

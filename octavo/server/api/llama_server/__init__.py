@@ -1,0 +1,1 @@
+"""What clients of llama.cpp's server look for: ``/completion``, ``/props``, ``/apply-template``."""

@@ -1,0 +1,330 @@
+"""The routes that clients of llama.cpp's server use beside OpenAI's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+from starlette.responses import JSONResponse
+
+from octavo import __version__
+from octavo.core.batch import TokenLogprobs
+from octavo.core.limits import checked_token_ids
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ChatTemplateError
+from octavo.server.api.job import Job, sample_error
+from octavo.server.api.llama_server.body import (
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    Prompt,
+    Props,
+)
+from octavo.server.api.openai.chat_body import ChatCompletionRequest
+from octavo.server.api.openai.logprobs import TokenNames, finite
+from octavo.server.api.requests import GenerationFields
+from octavo.server.api.responses import describe
+from octavo.server.api.sampling import check_length, context_of, to_sampling_params
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import Completion, Delta
+from octavo.server.engine.response_cache import cache_headers
+from octavo.server.http.body import JsonRoute, work_on_body
+from octavo.server.http.context import request_context
+from octavo.server.http.json_text import encode
+from octavo.server.http.sse import EventStream, event, run_until_disconnect
+
+ROUTE = "/completion"
+
+
+class Template(BaseModel):
+    prompt: str
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
+
+    @router.post(ROUTE, response_model=None, responses=describe(LlamaCompletion, LlamaCompletion))
+    async def complete(body: LlamaCompletionRequest, request: Request) -> Response:
+        """Continue a prompt, or several."""
+        service.check_model(body.model)
+        job = await _begin(service, body, request)
+        writer = _Writer(service, body, job)
+        if body.stream:
+            events = _events(job, writer)
+            headers = cache_headers(job)
+            return EventStream(events, [job], service.settings, done=b"", headers=headers)
+        try:
+            groups = await run_until_disconnect(request, job.collect())
+        finally:
+            job.close()
+        results = [await writer.whole(index, group[0]) for index, group in enumerate(groups)]
+        answer = results if body.prompt.is_list else results[0]
+        return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+
+    @router.get("/props", response_model=None, responses=describe(Props))
+    async def props() -> Response:
+        """What is served, and what a request is taken to ask for where it says nothing."""
+        return JSONResponse(_props(service))
+
+    @router.post("/apply-template", response_model=None, responses=describe(Template))
+    async def apply_template(body: ChatCompletionRequest, request: Request) -> Response:
+        """The prompt that the chat template makes of a conversation."""
+        messages, tools = await work_on_body(request, body.for_template)
+        prompt = await service.prompts.chat(
+            messages,
+            tools=tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            ignored=request_context(request).ignored,
+        )
+        return Response(encode({"prompt": prompt.text}), media_type="application/json")
+
+    return router
+
+
+# -- /completion ---------------------------------------------------------------------------------
+
+
+async def _begin(service: Service, body: LlamaCompletionRequest, request: Request) -> Job:
+    facts = service.engine.facts
+    prompts = [
+        await run_until_disconnect(request, _token_ids(service, prompt)) for prompt in body.prompt
+    ]
+    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+    room = min(check_length(len(prompt), None, facts) for prompt in prompts)
+    max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
+    fields = _generation_fields(service, body)
+    params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
+    return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
+
+
+async def _token_ids(service: Service, prompt: Prompt) -> list[int]:
+    """A prompt's tokens. Its texts may have special tokens in them: clients of this route write
+    the chat template themselves."""
+    facts = service.engine.facts
+    token_ids: list[int] = []
+    for index, piece in enumerate(prompt):
+        if isinstance(piece, list):
+            token_ids += checked_token_ids(piece, facts.vocab_size, "prompt")
+        else:
+            token_ids += await service.prompts.text(
+                piece, add_special_tokens=index == 0, parse_special=True, limit=context_of(facts)
+            )
+    return token_ids
+
+
+def _generation_fields(service: Service, body: LlamaCompletionRequest) -> GenerationFields:
+    """The same in the words of the other routes; what is wrong with a value was said before."""
+    bias: dict[str, float] = {}
+    for token, amount in body.logit_bias or ():
+        ids = [token] if isinstance(token, int) else _tokens_of(service, token)
+        bias |= dict.fromkeys(map(str, ids), amount)
+    return GenerationFields.model_construct(
+        temperature=None if body.temperature is None else max(body.temperature, 0.0),
+        top_k=None if body.top_k is None else max(body.top_k, 0),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        typical_p=body.typical_p,
+        repetition_penalty=body.repeat_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        stop=body.stop,
+        ignore_eos=body.ignore_eos,
+        logit_bias=bias or None,
+        stream=body.stream,
+        timeout=body.timeout,
+        # Nobody else has this salt, so nothing is known of the prompt.
+        cache_salt=secrets.token_hex(16) if body.cache_prompt is False else None,
+    )
+
+
+def _tokens_of(service: Service, text: str) -> list[int]:
+    return service.prompts.tokenizer.encode(text, add_special_tokens=False)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was written of one answer so far."""
+
+    tokens: list[int] = field(default_factory=list)
+    has_new_line: bool = False
+
+
+class _Writer:
+    """Writes the objects of one job."""
+
+    def __init__(self, service: Service, body: LlamaCompletionRequest, job: Job):
+        self._service, self._body, self._job = service, body, job
+        self._names = TokenNames(service.prompts.tokenizer)
+        self._progress = [_Progress() for _ in job.generations]
+
+    async def whole(self, index: int, completion: Completion) -> dict[str, Any]:
+        if completion.finish_reason == "error":
+            raise sample_error(completion.error)
+        is_empty = self._body.n_predict == 0  # the engine always generates
+        text, tokens = ("", []) if is_empty else (completion.text, completion.token_ids)
+        end = Delta(index, text, tokens, [], completion.finish_reason, completion.stop_reason)
+        result = await self.last(index, end)
+        result["content"] = text
+        result["tokens"] = tokens if self._body.return_tokens else []
+        if self._body.n_probs:
+            result["completion_probabilities"] = self._probabilities(completion.logprobs)
+        if self._body.response_fields:
+            return _select(result, self._body.response_fields)
+        return result
+
+    def next(self, index: int, delta: Delta) -> dict[str, Any]:
+        """An event of a stream but for the last."""
+        progress = self._progress[index]
+        progress.tokens += delta.token_ids
+        progress.has_new_line |= "\n" in delta.text
+        result = {
+            "index": index,
+            "content": delta.text,
+            "tokens": delta.token_ids,
+            "stop": False,
+            "tokens_predicted": len(progress.tokens),
+            "tokens_evaluated": self._job.generations[index].stats.num_prompt_tokens,
+        }
+        if self._body.timings_per_token:
+            result["timings"] = self._job.timings()
+        if self._body.n_probs:
+            result["completion_probabilities"] = self._probabilities(delta.logprobs)
+        return result
+
+    async def last(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What is said when an answer is over."""
+        generation, progress = self._job.generations[index], self._progress[index]
+        num_tokens = len(progress.tokens) or len(delta.token_ids)
+        prompt = await self._service.prompts.detokenize(generation.request.prompt_token_ids)
+        stop_type = _stop_type(delta)
+        asked = self._body.max_tokens
+        return {
+            "index": index,
+            "content": "",
+            "tokens": [],
+            "stop": True,
+            "model": self._body.model or self._service.model_names[0],
+            "tokens_predicted": num_tokens,
+            "tokens_evaluated": generation.stats.num_prompt_tokens,
+            "generation_settings": self._settings(generation.request.params),
+            "prompt": prompt,
+            "has_new_line": progress.has_new_line or "\n" in delta.text,
+            "truncated": stop_type == "limit" and (asked is None or num_tokens < asked),
+            "stop_type": stop_type,
+            "stopping_word": delta.stop_reason if isinstance(delta.stop_reason, str) else "",
+            "tokens_cached": generation.stats.num_cached_tokens,
+            "timings": self._job.timings(),
+        }
+
+    def _settings(self, params: SamplingParams) -> dict[str, Any]:
+        seed = self._body.seed
+        return {
+            **generation_settings(params),
+            "seed": params.seed if seed is None or seed < 0 else seed,
+            "n_predict": -1 if self._body.n_predict is None else self._body.n_predict,
+            "n_probs": self._body.n_probs or 0,
+            "stream": bool(self._body.stream),
+            "cache_prompt": self._body.cache_prompt is not False,
+        }
+
+    def _probabilities(self, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._token(entry.token_id, entry.logprob),
+                "top_logprobs": [self._token(*top) for top in entry.top],
+            }
+            for entry in entries
+        ]
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "id": token_id,
+            "token": self._service.prompts.tokenizer.token_text(token_id),
+            "bytes": list(self._names.bytes(token_id)),
+            "logprob": finite(logprob),
+        }
+
+
+async def _events(job: Job, writer: _Writer) -> AsyncGenerator[bytes, None]:
+    async for index, deltas in job.updates():
+        for delta in deltas:
+            if delta.finish_reason == "error":
+                raise sample_error(delta.error)
+            if delta.text or delta.token_ids:
+                yield event(writer.next(index, delta))
+            if delta.finish_reason is not None:
+                yield event(await writer.last(index, delta))
+
+
+def _stop_type(delta: Delta) -> str:
+    if delta.finish_reason == "stop":
+        return "eos" if delta.stop_reason is None else "word"
+    return "limit" if delta.finish_reason == "length" else "none"
+
+
+def _select(result: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """The members at paths such as ``generation_settings/seed``, as far as they exist."""
+    selected: dict[str, Any] = {}
+    for path in paths:
+        value: Any = result
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            selected[path] = value
+    return selected
+
+
+def generation_settings(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters under llama.cpp's names."""
+    bias = params.logit_bias or {}
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "typical_p": params.typical_p,
+        "repeat_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop": list(params.stop),
+        "ignore_eos": params.ignore_eos,
+        "logit_bias": [{"token": token, "bias": amount} for token, amount in bias.items()],
+        "max_tokens": params.max_tokens,
+    }
+
+
+# -- /props --------------------------------------------------------------------------------------
+
+
+def _props(service: Service) -> dict[str, Any]:
+    facts, tokenizer = service.engine.facts, service.prompts.tokenizer
+    defaults = to_sampling_params(GenerationFields.model_construct(), facts, max_tokens=1)
+    params = {**generation_settings(defaults), "seed": -1, "n_predict": -1, "max_tokens": -1}
+    try:
+        template = service.prompts.template_source()
+    except ChatTemplateError:  # it has none
+        template = ""
+    return {
+        "default_generation_settings": {"params": params, "n_ctx": context_of(facts)},
+        "total_slots": facts.max_num_seqs,
+        "model_alias": service.model_names[0],
+        "model_path": service.model_names[0],  # where it lies is nobody's business
+        "chat_template": template,
+        "bos_token": _token_text(service, tokenizer.bos_token_id),
+        "eos_token": _token_text(service, next(iter(facts.eos_token_ids), None)),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"octavo-{__version__}",
+        "is_sleeping": False,
+    }
+
+
+def _token_text(service: Service, token_id: int | None) -> str:
+    return "" if token_id is None else service.prompts.tokenizer.token_text(token_id)

@@ -1,0 +1,201 @@
+"""``/generate``, for those who want no more than text.
+
+It takes octavo's words, or TGI's, and answers in the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Discriminator, Field, RootModel, Tag
+
+from octavo.core.sampling_params import MAX_SEED
+from octavo.server.api.answers import Error, Timings
+from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
+from octavo.server.api.job import Job
+from octavo.server.api.requests import GenerationFields
+from octavo.server.api.responses import describe
+from octavo.server.api.sampling import check_length, context_of, to_sampling_params
+from octavo.server.api.service import Service
+from octavo.server.api.tgi.protocol import TgiError, TgiRequest, TgiResponse
+from octavo.server.api.tgi.routes import (
+    TgiRoute,
+    check_sample,
+    generate_tgi,
+    stream_tgi,
+    tgi_error_response,
+)
+from octavo.server.engine.response_cache import cache_headers
+from octavo.server.http.context import request_context
+from octavo.server.http.errors import HttpError, error_response
+from octavo.server.http.json_text import encode
+from octavo.server.http.sse import EventStream, event, run_until_disconnect
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPT_TOKENS = 1 << 20
+
+
+class GenerateRequest(Body):
+    """A prompt. What is null, or not given, is as the model's authors recommend."""
+
+    refused = GenerationFields.names_with_effect() | {"parameters", "messages", "logprobs"}
+
+    model: str | None = None
+    prompt: Annotated[
+        Annotated[str, Field(min_length=1), Tag("text")]
+        | Annotated[list[int], TokenIds(MAX_PROMPT_TOKENS, least=1), Tag("ids")],
+        Discriminator(lambda value: "ids" if isinstance(value, list) else "text"),
+    ] = Field(description="text, or token ids")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        le=MAX_INT,
+        description=f"{DEFAULT_MAX_TOKENS} if not given; -1 is as many as there is room for",
+    )
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT, description="0 and -1 are off")
+    seed: int | None = Field(default=None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
+    stop: Stop | None = None
+    stream: bool | None = None
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="seconds")
+
+
+def _words_of(value: Any) -> str | None:
+    """Whose words a body uses; mixed ones, or neither's, are an error that names both fields."""
+    if isinstance(value, BaseModel):
+        return "tgi" if isinstance(value, TgiRequest) else "octavo"
+    words = [words for key, words in (("prompt", "octavo"), ("inputs", "tgi")) if key in value]
+    return words[0] if len(words) == 1 else None
+
+
+class GenerateBody(
+    RootModel[
+        Annotated[
+            Annotated[GenerateRequest, Tag("octavo")] | Annotated[TgiRequest, Tag("tgi")],
+            Discriminator(
+                _words_of,
+                custom_error_type="one_of",
+                custom_error_message="give either prompt, or TGI's inputs and parameters",
+            ),
+        ]
+    ]
+):
+    """A prompt, in octavo's words or TGI's."""
+
+
+class GenerateResponse(BaseModel):
+    request_id: str
+    text: str
+    tokens_generated: int
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    timings: Timings | None
+    cached: bool = Field(default=False, description="the answer came from the response cache")
+
+
+class GenerateEvent(BaseModel):
+    """``text`` is what is new; ``tokens_generated`` counts from the start. The last one has all."""
+
+    text: str
+    tokens_generated: int
+    finish_reason: Literal["stop", "length"] | None
+    request_id: str | None = None
+    prompt_tokens: int | None = None
+    timings: Timings | None = None
+    cached: bool = False
+
+
+class GenerateRoute(TgiRoute):
+    """A route whose errors have TGI's body if the request's body seems to be TGI's."""
+
+    async def _answer_error(self, request: Request, error: HttpError) -> Response:
+        # The body may be what is wrong, so it is not parsed for this.
+        is_tgi = error.status != 499 and b'"inputs"' in await request.body()
+        return tgi_error_response(error) if is_tgi else error_response(error)
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(route_class=GenerateRoute, tags=["octavo"])
+    responses = describe(GenerateResponse, GenerateEvent)
+    responses[200]["model"] = GenerateResponse | TgiResponse
+    for status in responses.keys() - {200}:
+        responses[status]["model"] = Error | TgiError
+
+    @router.post("/generate", response_model=None, responses=responses)
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        """Continue a text, in octavo's words or TGI's."""
+        asked = body.root
+        if isinstance(asked, TgiRequest):
+            answer_tgi = stream_tgi if asked.stream else generate_tgi
+            return await answer_tgi(service, asked, request)
+        job = await _begin(service, asked, request)
+        if not asked.stream:
+            return await _answer(job, request)
+        return EventStream(
+            _events(job, request), [job], service.settings, headers=cache_headers(job)
+        )
+
+    return router
+
+
+async def _begin(service: Service, body: GenerateRequest, request: Request) -> Job:
+    service.check_model(body.model)
+    facts = service.engine.facts
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        rendering = service.prompts.text(prompt, limit=context_of(facts))
+        prompt = await run_until_disconnect(request, rendering)
+    asked = None if body.max_tokens == -1 else body.max_tokens
+    max_tokens = check_length(len(prompt), asked, facts)
+    if body.max_tokens is None:
+        max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
+    fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))
+    params = to_sampling_params(fields, facts, max_tokens=max_tokens)
+    return await Job(
+        service, request_context(request), "/generate", fields, [prompt], params
+    ).begin()
+
+
+async def _answer(job: Job, request: Request) -> Response:
+    try:
+        ((completion,),) = await run_until_disconnect(request, job.collect())
+    finally:
+        job.close()
+    check_sample(completion)
+    answer = {
+        "request_id": request_context(request).external_id,
+        "text": completion.text,
+        "tokens_generated": len(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        **_closing(job),
+    }
+    return Response(encode(answer), media_type="application/json", headers=cache_headers(job))
+
+
+async def _events(job: Job, request: Request) -> AsyncGenerator[bytes, None]:
+    """An event for everything that a step brought."""
+    (generation,) = job.generations
+    num_tokens = 0
+    async for deltas in generation:
+        for delta in deltas:
+            check_sample(delta)
+            num_tokens += len(delta.token_ids)
+            answer: dict[str, Any] = {
+                "text": delta.text,
+                "tokens_generated": num_tokens,
+                "finish_reason": delta.finish_reason,
+            }
+            if delta.finish_reason is not None:
+                answer["request_id"] = request_context(request).external_id
+                answer |= _closing(job)
+            yield event(answer)
+
+
+def _closing(job: Job) -> dict[str, Any]:
+    """What is said of an answer when it is over."""
+    (generation,) = job.generations
+    closing = {"prompt_tokens": generation.stats.num_prompt_tokens, "timings": job.timings()}
+    return {**closing, "cached": True} if job.is_from_cache else closing

@@ -1,0 +1,88 @@
+"""Routes for those who watch the server. They answer whatever the engine is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, get_type_hints
+
+from fastapi import APIRouter
+from pydantic import BaseModel, create_model
+from starlette.responses import JSONResponse
+
+from octavo import __version__
+from octavo.core.stats import StepStats
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import EngineClient, EngineState
+
+_METHODS = ["GET", "HEAD"]
+
+
+class Status(BaseModel):
+    status: str
+
+
+class Version(BaseModel):
+    version: str
+
+
+def load_of(engine: EngineClient) -> dict[str, Any]:
+    """What the engine has to do at this moment: the record of its last step, and what is around."""
+    stats = engine.stats
+    return {
+        "server_load": stats.num_running + stats.num_waiting,
+        "kv_usage": stats.kv_utilisation,
+        **dataclasses.asdict(stats),
+        "num_restarts": engine.num_restarts,
+    }
+
+
+_FIGURES: Any = {name: (kind, ...) for name, kind in get_type_hints(StepStats).items()}
+
+Load = create_model(
+    "Load",
+    __doc__="``server_load`` is vLLM's: requests, counted by sample, that wait or run.",
+    server_load=(int, ...),
+    kv_usage=(float, ...),
+    num_restarts=(int, ...),
+    **_FIGURES,
+)
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+    unavailable: Any = {503: {"model": Status}}
+    engine = service.engine
+
+    async def health() -> JSONResponse:
+        """Whether the engine lives."""
+        if engine.state is EngineState.READY:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": engine.state.value}, 503)
+
+    async def ready() -> JSONResponse:
+        """Whether new requests are welcome."""
+        if service.lifecycle.is_draining:
+            return JSONResponse({"status": "draining"}, 503)
+        return await health()
+
+    async def version() -> JSONResponse:
+        """The version of octavo."""
+        return JSONResponse({"version": __version__})
+
+    async def load() -> JSONResponse:
+        """What the engine has to do at this moment."""
+        return JSONResponse(load_of(engine))
+
+    def add(path: str, answer: Callable[[], Awaitable[JSONResponse]], **documented: Any) -> None:
+        # The first answers, and names all its methods to those who use another one; OpenAPI, in
+        # which a route has one method, knows the second.
+        router.add_api_route(path, answer, methods=_METHODS, include_in_schema=False)
+        router.add_api_route(path, answer, methods=["GET"], **documented)
+
+    add("/health", health, response_model=Status, responses=unavailable)
+    add("/ready", ready, response_model=Status, responses=unavailable)
+    add("/ping", health, response_model=Status, responses=unavailable)
+    add("/version", version, response_model=Version)
+    add("/load", load, response_model=Load)
+    return router

@@ -1,0 +1,143 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from octavo.errors import InvalidRequestError
+from octavo.server.api.job import Job
+from octavo.server.api.openai.chat_body import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+)
+from octavo.server.api.openai.choices import answer, create_head
+from octavo.server.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from octavo.server.api.responses import describe
+from octavo.server.api.sampling import (
+    check_length,
+    check_stream_fields,
+    context_of,
+    to_sampling_params,
+    truncate,
+)
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import Completion, Delta
+from octavo.server.http.body import JsonRoute, work_on_body
+from octavo.server.http.context import request_context
+
+ROUTE = "/v1/chat/completions"
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+    @router.post(
+        ROUTE, response_model=None, responses=describe(ChatCompletion, ChatCompletionChunk)
+    )
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        """Continue a conversation."""
+        service.check_model(body.model)
+        head = create_head(service, request, body, "chatcmpl")
+        job = await _begin(service, body, request)
+        return await answer(service, request, body, head, job, _ChatChoices(service, body))
+
+    return router
+
+
+async def _begin(service: Service, body: ChatCompletionRequest, request: Request) -> Job:
+    facts = service.engine.facts
+    check_stream_fields(body)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
+    asked = body.max_completion_tokens or body.max_tokens
+    room = context_of(facts) - (asked or 1)
+    messages, tools = await work_on_body(request, body.for_template)
+    prompt = await service.prompts.chat(
+        messages,
+        tools=tools,
+        documents=body.documents,
+        reasoning_effort=None if body.reasoning_effort == "none" else body.reasoning_effort,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=_adds_generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        limit=room if body.truncate_prompt_tokens is None else None,
+        ignored=request_context(request).ignored,
+    )
+    token_ids = truncate(prompt.token_ids, body, room)
+    params = to_sampling_params(
+        body,
+        facts,
+        max_tokens=check_length(len(token_ids), asked, facts),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    return await Job(service, request_context(request), ROUTE, body, [token_ids], params).begin()
+
+
+def _adds_generation_prompt(body: ChatCompletionRequest) -> bool:
+    """Unless the last message goes on; to ask for both is an error, which the template reports."""
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt
+
+
+class _ChatChoices:
+    """A `ChoiceWriter`."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    counts_output = True
+
+    def __init__(self, service: Service, body: ChatCompletionRequest):
+        self._body = body
+        self._names = TokenNames(
+            service.prompts.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
+        )
+
+    def first(self, job: Job, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
+        is_last = delta.finish_reason is not None
+        if not (delta.text or is_last or delta.logprobs or self._body.return_token_ids):
+            return None
+        choice = {
+            "index": index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": chat_logprobs(delta.logprobs, self._names) if delta.logprobs else None,
+            "finish_reason": delta.finish_reason,
+        }
+        if is_last:
+            choice["stop_reason"] = delta.stop_reason
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def whole(self, job: Job, index: int, completion: Completion) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": (
+                chat_logprobs(completion.logprobs, self._names) if self._body.logprobs else None
+            ),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
+
+    def about_prompt(self, job: Job) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        generation = job.generations[0]
+        if self._body.return_token_ids:
+            extra["prompt_token_ids"] = generation.request.prompt_token_ids
+        if self._body.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs, self._names)
+        return extra

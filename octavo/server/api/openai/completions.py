@@ -1,0 +1,205 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.limits import checked_token_ids
+from octavo.errors import InvalidRequestError
+from octavo.server.api.job import Job
+from octavo.server.api.openai import completion_body as protocol
+from octavo.server.api.openai.choices import answer, create_head
+from octavo.server.api.openai.completion_body import CompletionRequest, Prompt
+from octavo.server.api.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
+from octavo.server.api.responses import describe
+from octavo.server.api.sampling import (
+    check_length,
+    check_stream_fields,
+    context_of,
+    to_sampling_params,
+    truncate,
+)
+from octavo.server.api.service import Service
+from octavo.server.engine.generation import Completion, Delta, EngineFacts
+from octavo.server.http.body import JsonRoute
+from octavo.server.http.context import request_context
+
+ROUTE = "/v1/completions"
+DEFAULT_MAX_TOKENS = 16
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+
+    @router.post(
+        ROUTE,
+        response_model=None,
+        responses=describe(protocol.Completion, protocol.CompletionChunk),
+    )
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Continue one text or several."""
+        service.check_model(body.model)
+        head = create_head(service, request, body, "cmpl")
+        job = await _begin(service, body, request)
+        return await answer(service, request, body, head, job, _CompletionChoices(service, body))
+
+    return router
+
+
+async def _begin(service: Service, body: CompletionRequest, request: Request) -> Job:
+    facts = service.engine.facts
+    _check_combinations(body)
+    # The engine always generates: to score a prompt costs a token that nobody sees.
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+    prompts = []
+    for prompt in body.prompt:
+        prompts.append(await _to_token_ids(service, body, prompt, facts, asked))
+        await asyncio.sleep(0)  # each takes a millisecond at most, all of them might not
+    if body.max_tokens == -1:
+        asked = min(check_length(len(prompt), None, facts) for prompt in prompts)
+    params = to_sampling_params(
+        body,
+        facts,
+        max_tokens=asked,
+        logprobs=body.logprobs,
+        prompt_logprobs=_num_prompt_logprobs(body),
+    )
+    return await Job(service, request_context(request), ROUTE, body, prompts, params).begin()
+
+
+def _check_combinations(body: CompletionRequest) -> None:
+    check_stream_fields(body)
+    if body.stream and body.best_of is not None and body.best_of > (body.n or 1):
+        raise InvalidRequestError(
+            "cannot be streamed: all must end before the best is known", "best_of"
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequestError("must be at least 1, unless echo is true", "max_tokens")
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """With ``echo``, the prompt is part of the text, and ``logprobs`` are of all the text."""
+    counts = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((count for count in counts if count is not None), default=None)
+
+
+async def _to_token_ids(
+    service: Service, body: CompletionRequest, prompt: Prompt, facts: EngineFacts, max_tokens: int
+) -> list[int]:
+    room = context_of(facts) - max_tokens
+    if isinstance(prompt, str):
+        token_ids = await service.prompts.text(
+            prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            limit=room if body.truncate_prompt_tokens is None else None,
+        )
+    else:
+        token_ids = checked_token_ids(prompt, facts.vocab_size, "prompt")
+    token_ids = truncate(token_ids, body, room)
+    check_length(len(token_ids), max_tokens, facts)
+    return token_ids
+
+
+class _CompletionChoices:
+    """A `ChoiceWriter`."""
+
+    object = chunk_object = "text_completion"
+
+    def __init__(self, service: Service, body: CompletionRequest):
+        self._body = body
+        self._tokenizer = service.prompts.tokenizer
+        self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        self.counts_output = body.max_tokens != 0
+
+    def first(self, job: Job, index: int) -> dict[str, Any] | None:
+        if not (self._body.echo or self._body.return_token_ids):
+            return None
+        choice = {
+            "index": index,
+            "text": self._prompt_text(job, index),
+            "logprobs": self._next_logprobs(job, index, [], []),
+            "finish_reason": None,
+        }
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = self._prompt(job, index)
+            choice["token_ids"] = []
+        return choice
+
+    def next(self, job: Job, index: int, delta: Delta) -> dict[str, Any] | None:
+        is_last = delta.finish_reason is not None
+        if not self.counts_output:
+            delta = Delta(delta.index, "", [], [], "length" if is_last else None)
+        if not (delta.text or is_last or delta.logprobs or self._body.return_token_ids):
+            return None
+        choice = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": self._next_logprobs(job, index, delta.token_ids, delta.logprobs),
+            "finish_reason": delta.finish_reason,
+        }
+        if is_last:
+            choice["stop_reason"] = delta.stop_reason
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def whole(self, job: Job, index: int, completion: Completion) -> dict[str, Any]:
+        if not self.counts_output:
+            completion = Completion(completion.index, finish_reason="length")
+        logprobs = self._next_logprobs(job, index, completion.token_ids, completion.logprobs)
+        choice = {
+            "index": index,
+            "text": self._prompt_text(job, index) + completion.text,
+            "logprobs": logprobs,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            entries = job.generations[index // job.params.n].prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(entries, self._names)
+        if self._body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+            choice["prompt_token_ids"] = self._prompt(job, index)
+        return choice
+
+    def about_prompt(self, job: Job) -> dict[str, Any]:
+        return {}
+
+    def _prompt(self, job: Job, index: int) -> list[int]:
+        return job.generations[index // job.params.n].request.prompt_token_ids
+
+    def _prompt_text(self, job: Job, index: int) -> str:
+        if not self._body.echo:
+            return ""
+        given = self._body.prompt[index // job.params.n]
+        if isinstance(given, str) and self._body.truncate_prompt_tokens is None:
+            return given
+        skip = self._body.skip_special_tokens is not False
+        return self._tokenizer.decode(self._prompt(job, index), skip_special_tokens=skip)
+
+    def _next_logprobs(
+        self, job: Job, index: int, token_ids: list[int], entries: list[TokenLogprobs]
+    ) -> Any:
+        """Of these tokens; at the beginning, with ``echo``, of those of the prompt before them."""
+        if self._body.logprobs is None:
+            return None
+        writer = self._logprobs.get(index)
+        if writer is not None:
+            return writer.next(token_ids, entries)
+        prompt = self._prompt(job, index)
+        echo = bool(self._body.echo)
+        writer = self._logprobs[index] = CompletionLogprobs(
+            self._tokenizer,
+            self._names,
+            before=() if echo else prompt,
+            skip_special_tokens=self._body.skip_special_tokens is not False,
+        )
+        if not echo:
+            return writer.next(token_ids, entries)
+        known = job.generations[index // job.params.n].prompt_logprobs
+        return writer.next([*prompt, *token_ids], [None, *known, *entries])

@@ -1,0 +1,304 @@
+"""Prompts as token ids: raw text, and conversations through the model's chat template.
+
+Small ones are made on the event loop, large ones in the background.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ParamSpec, TypeVar
+
+from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.server.http.background import in_background
+from octavo.server.http.context import IgnoredFields
+from octavo.text.decoders import ByteDecoder
+from octavo.text.tokenizer import ChatPrompt, Tokenizer
+
+SMALL_TEXT = 4 << 10  # characters whose tokens and template take about a millisecond
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+
+# What a template knows under these names is the request's own; options must not replace it.
+_RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "messages",
+    "return_dict",
+    "tokenize",
+    "tools",
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PromptRenderer:
+    """The tokenizer and the chat template of the served model. Changes nothing in them.
+
+    Args:
+        chat_template: used instead of the model's own.
+        trust_request_chat_template: whether requests may bring one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat_template: str | None = None,
+        trust_request_chat_template: bool = False,
+    ):
+        self.tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._trusts_requests = trust_request_chat_template
+
+    async def text(
+        self,
+        prompt: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special: bool = False,
+        limit: int | None = None,
+    ) -> list[int]:
+        """The tokens of a text. The names of special tokens in it are text like any other, unless
+        ``parse_special``.
+
+        Raises:
+            PromptTooLongError: it must have more than ``limit`` tokens; they were not counted.
+        """
+        await self._check_length(prompt, limit)
+        return await _run(
+            len(prompt) <= SMALL_TEXT,
+            self.tokenizer.encode,
+            prompt,
+            add_special_tokens=add_special_tokens,
+            parse_special=parse_special,
+        )
+
+    async def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of words, in each way that they may be written."""
+        is_small = 2 * sum(map(len, words)) <= SMALL_TEXT
+        return await _run(is_small, self.tokenizer.encode_words, words)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        limit: int | None = None,
+        ignored: IgnoredFields | None = None,
+    ) -> ChatPrompt:
+        """The prompt of a conversation, in OpenAI's shape.
+
+        What the template has no place for is refused, but for ``chat_template_kwargs``, which
+        clients send to any model, and for ``reasoning_effort``, which is noted in ``ignored``
+        (unless that is strict). A developer's message is a system message to templates that do
+        not know that role.
+
+        Raises:
+            InvalidRequestError: a field of the conversation is wrong, or the template cannot do it.
+            ChatTemplateError: there is no template, or it failed.
+            PromptTooLongError: the messages must have more than ``limit`` tokens.
+        """
+        _check_count(messages, MAX_MESSAGES, "messages")
+        _check_count(tools or (), MAX_TOOLS, "tools")
+        # What a request tells the template to do may take long, however few words it takes.
+        is_plain = not chat_template_kwargs and chat_template is None
+        is_small = is_plain and _is_small((messages, tools, documents))
+        if chat_template is not None and not self._trusts_requests:
+            raise InvalidRequestError(
+                "templates of requests are not run here (trust_request_chat_template is off)",
+                "chat_template",
+            )
+        if not is_small:
+            for text in _contents(messages):
+                await self._check_length(text, limit)
+        rendering = _run(
+            is_small,
+            self._render,
+            messages,
+            tools=tools,
+            documents=documents,
+            reasoning_effort=reasoning_effort,
+            ignored=ignored or IgnoredFields(),
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs or {},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+        )
+        try:
+            return await rendering
+        except InvalidRequestError as error:
+            raise _with_dotted_field(error) from None
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        is_small = len(token_ids) <= SMALL_TEXT
+        return await _run(is_small, self.tokenizer.decode, token_ids, skip_special_tokens=False)
+
+    # -- templates ---------------------------------------------------------------------------
+
+    def template_source(self) -> str:
+        """The chat template; ChatTemplateError if there is none."""
+        return self.tokenizer.chat_template_source(self._chat_template)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        reasoning_effort: str | None,
+        ignored: IgnoredFields,
+        chat_template: str | None,
+        chat_template_kwargs: Mapping[str, Any],
+        add_special_tokens: bool,
+        **options: bool,
+    ) -> ChatPrompt:
+        template = chat_template or self._chat_template
+        variables = self._check_variables(chat_template_kwargs)
+        source = self.tokenizer.chat_template_source(template, tools=tools)
+        if reasoning_effort and "reasoning_effort" not in source and not ignored.strict:
+            ignored.add("reasoning_effort")
+            reasoning_effort = None
+        given = {"documents": documents, "reasoning_effort": reasoning_effort}
+        for name, value in {"tools": tools, **given}.items():
+            if value and name not in source:
+                raise InvalidRequestError("the chat template of this model does not use it", name)
+        variables |= {name: value for name, value in given.items() if value}
+        if "developer" not in source:
+            messages = [_as_system(message) for message in messages]
+        prompt = self.tokenizer.chat_prompt(
+            [_with_parsed_arguments(message, i) for i, message in enumerate(messages)],
+            tools=tools or None,
+            chat_template=template,
+            **options,
+            **variables,
+        )
+        bos = self.tokenizer.bos_token_id
+        if not add_special_tokens or bos is None:
+            return prompt
+        return ChatPrompt(prompt.text, [bos, *prompt.token_ids])  # beside the template's own
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        for name in variables:
+            if name in _RESERVED or name in self.tokenizer.named_tokens:
+                raise InvalidRequestError(
+                    f"{name!r} is not for requests to set here", "chat_template_kwargs"
+                )
+        return dict(variables)
+
+    # -- lengths -----------------------------------------------------------------------------
+
+    async def _check_length(self, text: str, limit: int | None) -> None:
+        if limit is None or len(text) <= SMALL_TEXT:
+            return
+        longest = await in_background(lambda: self._longest_token)
+        if longest is not None and len(text) > limit * longest:
+            raise PromptTooLongError(
+                f"a text of {len(text)} characters has more tokens than the {limit} of the "
+                "context: shorten it",
+                limit + 1,
+                limit,
+            )
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Bytes of the longest token, None if tokens need not stand for all of a text."""
+        if not isinstance(self.tokenizer.decoder, ByteDecoder):
+            return None
+        lengths = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_size))
+        return max(lengths, default=1)
+
+
+async def _run(is_small: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    if is_small:
+        return function(*args, **kwargs)
+    return await in_background(function, *args, **kwargs)
+
+
+def _check_count(values: Sequence[Any], most: int, field: str) -> None:
+    if len(values) > most:
+        raise InvalidRequestError(f"at most {most} are allowed, not {len(values)}", field)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether JSON-like data has little text and few values; looks at no more than that."""
+    size, waiting = 0, [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            size += len(value)
+            waiting += value.values() if size <= SMALL_TEXT else ()
+        elif isinstance(value, Sequence):
+            size += len(value)
+            waiting += value if size <= SMALL_TEXT else ()
+        if size > SMALL_TEXT:
+            return False
+    return True
+
+
+def _with_dotted_field(error: InvalidRequestError) -> InvalidRequestError:
+    """The error with its field as all errors of bodies have it: ``messages.0.content``."""
+    if error.field is None:
+        return error
+    message = str(error).removeprefix(f"{error.field}: ")
+    return InvalidRequestError(message, re.sub(r"\[(\d+)\]", r".\1", error.field))
+
+
+def _contents(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The texts of messages; what else is in them is not for this to judge."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from (
+                part["text"] for part in content if isinstance(part, Mapping) and "text" in part
+            )
+
+
+def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A developer's message, for templates that know only the older name of that role."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
+
+
+def _with_parsed_arguments(message: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Arguments of tool calls as objects, which templates expect; OpenAI's API has them as text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {
+        **message,
+        "tool_calls": [
+            _with_parsed_call(call, f"messages.{index}.tool_calls.{number}")
+            for number, call in enumerate(calls)
+        ],
+    }
+
+
+def _with_parsed_call(call: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError("must be a JSON object, as text", f"{path}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments}}

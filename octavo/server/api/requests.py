@@ -1,0 +1,134 @@
+"""The fields that requests for chat and for completions have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, MAX_SEED
+from octavo.server.api.fields import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_INT,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TIMEOUT,
+    BadWords,
+    Body,
+    Label,
+    LogitBias,
+    MaxTokens,
+    NoEffect,
+    Object,
+    Only,
+    RequestId,
+    ResponseFormat,
+    Stop,
+    StreamOptions,
+    TokenIds,
+    Unsupported,
+)
+
+
+class GenerationFields(Body):
+    """How to generate. What is null, or not given, is as the model's authors recommend."""
+
+    synonyms = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}  # llama.cpp's
+
+    model: str | None = Field(None, description="any of /v1/models; it may be left out")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = Field(None, ge=1, le=MAX_N, description="answers to the same prompt (1)")
+    max_tokens: MaxTokens = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT)
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT, description="0 and -1 are off")
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=1000)
+    seed: int | None = Field(None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[int], TokenIds(MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = Field(None, description="leave them out of the text (yes)")
+    logit_bias: LogitBias | None = Field(None, description="by token id")
+    bad_words: BadWords | None = None
+    allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(None, description="to cut off (left)")
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="write tokens of logprobs as token_id:NUMBER"
+    )
+    priority: int | None = Field(
+        None, ge=-MAX_INT, le=MAX_INT, description="lower is sooner (0); as far as the server lets"
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="share cached prefixes only with requests of the same salt"
+    )
+    request_id: RequestId | None = Field(None, description="becomes part of the answer's id")
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT, description="seconds")
+    response_format: ResponseFormat | None = None
+
+    # Elsewhere they have an effect, but none on what the answer means.
+    user: Annotated[Label | None, NoEffect] = None
+    metadata: Annotated[dict[Label, Label] | None, Field(max_length=16), NoEffect] = None
+    store: Annotated[Unsupported, NoEffect] = None
+    service_tier: Annotated[Any, Only(("auto", "default")), NoEffect] = None
+    safety_identifier: Annotated[Label | None, NoEffect] = None
+    prompt_cache_key: Annotated[Label | None, NoEffect] = None
+    prompt_cache_retention: Annotated[Label | None, NoEffect] = None
+    prompt_cache_options: Annotated[Object | None, NoEffect] = None
+    session_id: Annotated[Label | None, NoEffect] = None
+    spaces_between_special_tokens: Annotated[bool | None, NoEffect] = None
+    stream_interval: Annotated[Any, Only((1,)), NoEffect] = None
+    vllm_xargs: Annotated[Unsupported, NoEffect] = None
+
+    # Elsewhere more than this.
+    use_beam_search: Unsupported = None
+    length_penalty: Annotated[Any, Only((1, 1.0))] = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    repetition_detection: Unsupported = None
+    watermarking: Unsupported = None
+    return_token_offsets: Unsupported = None
+    kv_transfer_params: Unsupported = None
+    ec_transfer_params: Unsupported = None
+    grammar: Annotated[Any, Only(("",))] = None
+    json_schema: Unsupported = None
+    regex: Annotated[Any, Only(("",))] = None
+    ebnf: Annotated[Any, Only(("",))] = None
+    stop_regex: Annotated[Any, Only(("",))] = None
+    structural_tag: Unsupported = None
+    lora: Unsupported = None
+    lora_path: Unsupported = None
+    mirostat: Annotated[Any, Only((0,))] = None
+    dynatemp_range: Annotated[Any, Only((0, 0.0))] = None
+    dry_multiplier: Annotated[Any, Only((0, 0.0))] = None
+    xtc_probability: Annotated[Any, Only((0, 0.0))] = None
+
+    @property
+    def own_seed(self) -> int | None:
+        """The client's seed, if it has one."""
+        return None if self.seed is None or self.seed < 0 else self.seed
+
+    @classmethod
+    def names_with_effect(cls) -> frozenset[str]:
+        return frozenset(cls.model_fields) - cls._without_effect
+
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []

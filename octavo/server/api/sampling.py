@@ -1,0 +1,132 @@
+"""From the fields of a request to sampling parameters."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from octavo.core.limits import check_vocabulary, context_tokens
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.server.api.requests import GenerationFields
+from octavo.server.engine.generation import EngineFacts
+from octavo.server.settings import MAX_STOP_CHARS
+
+# Fields that have the same name and meaning in both. Where a request has none of them, what the
+# model's authors recommend is taken, and else the default of SamplingParams.
+_SAME = (
+    "n",
+    "best_of",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+)
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+
+def to_sampling_params(
+    fields: GenerationFields,
+    facts: EngineFacts,
+    *,
+    max_tokens: int,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The parameters that a request asks for, with a seed in any case: it could be run again.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    values: dict[str, Any] = {
+        name: facts.sampling_defaults[name]
+        for name in _RECOMMENDED
+        if name in facts.sampling_defaults
+    }
+    given = {name: getattr(fields, name, None) for name in _SAME}
+    values |= {name: value for name, value in given.items() if value is not None}
+    if not values.get("allowed_token_ids"):
+        values.pop("allowed_token_ids", None)  # an empty list asks for nothing
+    stop = fields.stop_strings()
+    if sum(map(len, stop)) > MAX_STOP_CHARS:
+        raise InvalidRequestError(f"at most {MAX_STOP_CHARS} characters in all", "stop")
+    params = SamplingParams(
+        **values,
+        stop=tuple(stop),
+        seed=secrets.randbits(63) if fields.own_seed is None else fields.own_seed,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    check_vocabulary(params, facts.vocab_size)
+    return params
+
+
+def check_stream_fields(fields: GenerationFields) -> None:
+    """Raises InvalidRequestError for what only a stream, or only a whole answer, can have."""
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequestError("needs stream to be true", "stream_options")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequestError("is not available in a stream", "prompt_logprobs")
+
+
+def is_deterministic(fields: GenerationFields, params: SamplingParams) -> bool:
+    """Whether the client could tell that the answer is not the same another time."""
+    return params.temperature == 0 or fields.own_seed is not None
+
+
+def context_of(facts: EngineFacts) -> int:
+    """Tokens that a prompt and its completion may have together."""
+    return context_tokens(facts.max_model_len, facts.num_blocks * facts.block_size)
+
+
+def check_length(num_prompt_tokens: int, max_tokens: int | None, facts: EngineFacts) -> int:
+    """``max_tokens``, or as many as there is room for.
+
+    Raises:
+        InvalidRequestError: there is no prompt.
+        PromptTooLongError: there is not enough.
+    """
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
+    context = context_of(facts)
+    wanted = 1 if max_tokens is None else max_tokens
+    if num_prompt_tokens + wanted > context:
+        raise PromptTooLongError(
+            f"This model's maximum context length is {context} tokens, and the request needs "
+            f"{num_prompt_tokens + wanted}: {num_prompt_tokens} of the prompt and {wanted} of the "
+            "completion. Shorten the prompt or lower max_tokens.",
+            num_prompt_tokens,
+            context,
+        )
+    return context - num_prompt_tokens if max_tokens is None else max_tokens
+
+
+def truncate(token_ids: list[int], fields: GenerationFields, room: int) -> list[int]:
+    """The part of a prompt that ``truncate_prompt_tokens`` leaves.
+
+    Args:
+        room: tokens for which there is room beside the completion.
+    """
+    length = fields.truncate_prompt_tokens
+    if length is None:
+        return token_ids
+    if length == -1:
+        length = max(room, 0)
+    if len(token_ids) <= length:
+        return token_ids
+    if fields.truncation_side == "right":
+        return token_ids[:length]
+    return token_ids[len(token_ids) - length :]

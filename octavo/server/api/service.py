@@ -1,0 +1,36 @@
+"""What the routes are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.server.api.prompts import PromptRenderer
+from octavo.server.engine.generation import EngineClient, Observer
+from octavo.server.http.errors import model_not_found
+from octavo.server.http.gate import Lifecycle
+from octavo.server.settings import ServerSettings
+from octavo.server.watch.metrics import Metrics
+
+ANY_NAME = "*"  # among the served model's names: clients may call it what they like
+
+
+@dataclass(frozen=True)
+class Service:
+    """One served model, and everything that its routes need."""
+
+    settings: ServerSettings
+    engine: EngineClient
+    prompts: PromptRenderer
+    metrics: Metrics
+    lifecycle: Lifecycle
+    model_names: tuple[str, ...]  # what clients may call it; answers say the first
+    created: int  # Unix time of the server's start
+    observer: Observer = field(default_factory=Observer)
+    model_argument: str | None = None  # of the command line: may be asked for, and is never shown
+
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError, 404, if a request names a model that is not served. None is any."""
+        known = (self.model_argument, *self.model_names)
+        if name is None or name in known or ANY_NAME in self.settings.served_model_name:
+            return
+        raise model_not_found(name, self.model_names)

@@ -1,0 +1,146 @@
+"""What TGI's clients send and read, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N
+from octavo.server.api.fields import Body, Only, StopStrings, Unsupported
+from octavo.server.api.requests import GenerationFields
+
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+class TgiParameters(Body):
+    """How to generate. Greedy, unless a field asks for sampling."""
+
+    refused = GenerationFields.names_with_effect() | {"logprobs"}
+
+    max_new_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="100")
+    do_sample: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    typical_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=2**64 - 1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=1e6)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    stop: StopStrings | None = Field(default=None, description="ends the answer, and is part of it")
+    best_of: int | None = Field(default=None, ge=1, le=MAX_N, description="only without streaming")
+    truncate: int | None = Field(
+        default=None, ge=1, description="keep so many of the last prompt tokens"
+    )
+    return_full_text: bool | None = Field(
+        default=None, description="put the prompt before the answer"
+    )
+    details: bool | None = None
+    decoder_input_details: bool | None = Field(
+        default=None, description="also details of the prompt; only without streaming"
+    )
+    top_n_tokens: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    watermark: Unsupported = None
+    grammar: Unsupported = None
+    adapter_id: Annotated[Any, Only(("",))] = None
+
+    @property
+    def is_sampling(self) -> bool:
+        shapes = (self.temperature, self.top_k, self.top_p, self.typical_p)
+        return bool(self.do_sample) or any(shape is not None for shape in shapes)
+
+    @property
+    def wants_details(self) -> bool:
+        return bool(self.details or self.decoder_input_details)
+
+
+class TgiRequest(Body):
+    """A prompt, in TGI's words."""
+
+    inputs: str = Field(min_length=1)
+    parameters: TgiParameters | None = None
+    stream: bool | None = None
+
+
+class TgiStreamRequest(TgiRequest):
+    """The same, where there is nothing but streams."""
+
+    stream: Literal[True] | None = None
+
+
+class TgiPrefillToken(BaseModel):
+    id: int
+    text: str
+    logprob: float | None = Field(description="of the first token nothing is known")
+
+
+class TgiToken(BaseModel):
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+class _Sequence(BaseModel):
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None = Field(description="null if nothing was drawn")
+    prefill: list[TgiPrefillToken]
+    tokens: list[TgiToken]
+    top_tokens: list[list[TgiToken]] | None = None
+
+
+class TgiOtherSequence(_Sequence):
+    """One that ``best_of`` has beaten."""
+
+    generated_text: str
+
+
+class TgiDetails(_Sequence):
+    best_of_sequences: list[TgiOtherSequence] | None = None
+
+
+class TgiResponse(BaseModel):
+    generated_text: str
+    details: TgiDetails | None = None
+
+
+class TgiStreamDetails(BaseModel):
+    finish_reason: FinishReason
+    generated_tokens: int
+    input_length: int
+    seed: int | None
+
+
+class TgiStreamEvent(BaseModel):
+    index: int
+    token: TgiToken
+    top_tokens: list[TgiToken] | None = None
+    generated_text: str | None
+    details: TgiStreamDetails | None
+
+
+class TgiError(BaseModel):
+    error: str
+    error_type: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class TgiInfo(BaseModel):
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str
+    model_dtype: str | None
+    model_device_type: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None

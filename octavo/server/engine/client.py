@@ -1,0 +1,347 @@
+"""The engine's process as an `EngineClient`: requests become messages, and messages deltas.
+
+What happens to the requests of an engine that dies:
+
+- Whoever waited in its queue, or was between two steps: nothing but the time.
+- Those it was at work on are suspected of it; `Probation` finds out who it was.
+- A client that has seen part of its answer gets one error: that cannot be begun anew.
+
+A seed is part of every request, so that a second run gives the answer that the first would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from octavo.core.limits import (
+    QueueLimits,
+    check_vocabulary,
+    checked_token_ids,
+    total_tokens_of,
+)
+from octavo.core.stats import StepStats
+from octavo.errors import (
+    DeadlineError,
+    EngineError,
+    EngineUnavailableError,
+    QuarantinedError,
+)
+from octavo.server.engine.generation import (
+    Delta,
+    EngineFacts,
+    EngineState,
+    Generation,
+    GenerationRequest,
+    Observer,
+)
+from octavo.server.engine.probation import Probation, fingerprint
+from octavo.server.engine.process import Launcher
+from octavo.server.engine.supervisor import Supervisor
+from octavo.server.engine.waiting_room import DEFAULT_LIMITS, Entry, WaitingRoom
+from octavo.server.engine.wire import (
+    Message,
+    delta_from_list,
+    error_from_message,
+    logprobs_from_list,
+    params_to_dict,
+    record_from_list,
+    set_stats,
+)
+
+_log = logging.getLogger("octavo")
+
+_MAX_DEPARTED = 1024
+
+
+class ProcessEngine:
+    """An `EngineClient` whose engine runs in a process of its own. Lives on one event loop."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        limits: QueueLimits = DEFAULT_LIMITS,
+        observer: Observer | None = None,
+        *,
+        engine_timeout: float = 300.0,
+    ):
+        self._observer = observer or Observer()
+        self._supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
+        self._room = WaitingRoom(limits, self._observer)
+        self._probation = Probation()
+        self._stats = StepStats.idle()
+        self._entries: dict[str, Entry] = {}  # in order of arrival
+        # Fingerprints of those whose client has left. The engine may be at work on them still.
+        self._departed: OrderedDict[str, bytes] = OrderedDict()
+
+    # -- EngineClient ------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        return self._supervisor.state
+
+    @property
+    def facts(self) -> EngineFacts:
+        if self._supervisor.facts is None:
+            raise EngineUnavailableError("the model is still being loaded", retry_after=1.0)
+        return self._supervisor.facts
+
+    @property
+    def stats(self) -> StepStats:
+        return self._stats
+
+    @property
+    def num_restarts(self) -> int:
+        return self._supervisor.num_restarts
+
+    @property
+    def num_unfinished(self) -> int:
+        """Generations that are not over, waiting ones too."""
+        return len(self._entries)
+
+    def check_room(self) -> None:
+        self._check_open()
+        self._room.check_room()
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        self._room.limits.check(num_requests, num_tokens)
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        self._check_open()
+        self._check_request(request)
+        entry = Entry(Generation(request, self._withdraw), fingerprint(request))
+        if self._probation.is_convicted(entry.fingerprint):
+            raise _quarantined()
+        self._room.enter(entry)
+        self._entries[request.request_id] = entry
+        self._observer.on_submitted(entry.generation)
+        if request.deadline is not None:
+            delay = request.deadline - time.monotonic()
+            if delay <= 0:  # a timer could come after the answer
+                self._time_out(entry)
+                return entry.generation
+            loop = asyncio.get_running_loop()
+            entry.timer = loop.call_later(delay, self._time_out, entry)
+        if self.state is EngineState.READY:
+            self._dispatch(entry)
+        return entry.generation
+
+    def _check_open(self) -> None:
+        if self._supervisor.is_stopping:
+            raise EngineUnavailableError("the server is stopping", retry_after=1.0)
+        if self.state is EngineState.FAILED:
+            raise EngineUnavailableError("the engine does not start any more")
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        """Raise a RequestError if the model could never serve it."""
+        facts = self.facts
+        total_tokens_of(
+            len(request.prompt_token_ids),
+            request.params.max_tokens,
+            facts.max_model_len,
+            facts.num_blocks * facts.block_size,
+        )
+        checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
+        check_vocabulary(request.params, facts.vocab_size)
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Launch the engine; returns when it is ready.
+
+        Raises what kept it from starting: ModelError, ConfigError, or EngineError.
+        """
+        await self._supervisor.start()
+
+    async def wait_until_given_up(self) -> None:
+        """Return when no engine will come any more, though nobody asked it to stop."""
+        await self._supervisor.wait_until_given_up()
+
+    @property
+    def has_given_up(self) -> bool:
+        return self.state is EngineState.FAILED
+
+    async def stop(self) -> None:
+        """End all generations and the engine. May be repeated."""
+        self._fail_all(EngineUnavailableError("the server is stopping"), "abort")
+        await self._supervisor.stop()
+
+    # -- EngineEvents ------------------------------------------------------------------------
+
+    def on_state(self, state: EngineState, detail: str) -> None:
+        self._observer.on_engine_state(state, detail)
+        match state:
+            case EngineState.READY:
+                self._stats = StepStats.idle(self.facts.num_blocks)
+                for entry in list(self._entries.values()):
+                    self._dispatch(entry)
+            case EngineState.FAILED:
+                error = EngineUnavailableError("the engine does not start any more")
+                self._fail_all(error, "error")
+
+    def on_death(self, at_work: Sequence[str]) -> bool:
+        """Decide about every request that the dead engine had."""
+        names = {name.partition("#")[0] for name in at_work}  # without the number of the sample
+        known = {name: found for name in names if (found := self._fingerprint_of(name))}
+        self._probation.accuse(set(known.values()), had_company=len(known) < len(names))
+        for entry in list(self._entries.values()):
+            if entry.is_sent and entry.generation.has_begun:
+                error = EngineError("the engine was restarted while this request ran")
+                self._fail(entry, error, "error")
+            elif self._probation.is_convicted(entry.fingerprint):
+                self._fail(entry, _quarantined(), "error")
+            elif entry.is_sent:
+                self._take_back(entry)
+        self._stats = StepStats.idle()
+        return bool(known)
+
+    def on_message(self, message: Message) -> None:
+        match message["ev"]:
+            case "step":
+                self._take_step(message)
+            case "idle" | "pong":
+                self._stats = record_from_list(message["record"])
+            case "refused":
+                entry = self._entries.get(message["id"])
+                if entry is not None:
+                    entry.generation.fail(error_from_message(message))
+                    self._end(entry, "error")
+
+    def _fingerprint_of(self, request_id: str) -> bytes | None:
+        """None of those that are over, and of the engine's own."""
+        entry = self._entries.get(request_id)
+        return self._departed.get(request_id) if entry is None else entry.fingerprint
+
+    def _take_back(self, entry: Entry) -> None:
+        """It is to run again, from its beginning."""
+        entry.is_sent = False
+        entry.last_times.clear()
+        entry.generation.restart()
+        self._room.come_back(entry)
+
+    # -- to the engine -----------------------------------------------------------------------
+
+    def _dispatch(self, entry: Entry) -> None:
+        """Have the engine run it, or, if it is suspected, have it wait for its turn."""
+        if self._probation.is_suspected(entry.fingerprint):
+            self._probation.enqueue(entry)
+            self._send_next_suspect()
+        else:
+            self._send(entry)
+
+    def _send_next_suspect(self) -> None:
+        if self.state is EngineState.READY:
+            entry = self._probation.next()
+            if entry is not None:
+                self._send(entry, runs_alone=True)
+
+    def _send(self, entry: Entry, *, runs_alone: bool = False) -> None:
+        request = entry.generation.request
+        entry.is_sent = True
+        self._supervisor.send(
+            {
+                "op": "add",
+                "id": request.request_id,
+                "ids": request.prompt_token_ids,
+                "params": params_to_dict(request.params),
+                "bad_words": request.bad_words_token_ids,
+                "priority": request.priority,
+                "salt": request.cache_salt,
+                "arrival": request.arrival_time,
+                "alone": runs_alone,
+            }
+        )
+
+    # -- the end of a generation -------------------------------------------------------------
+
+    def _withdraw(self, generation: Generation) -> None:
+        """The consumer has no more interest."""
+        entry = self._entries.get(generation.request.request_id)
+        if entry is not None and entry.generation is generation:
+            self._abandon(entry, "abort")
+
+    def _time_out(self, entry: Entry) -> None:
+        where = "while it ran" if entry.has_begun else "in the queue"
+        request = entry.generation.request
+        limit = (request.deadline or 0.0) - request.arrival_time
+        self._fail(entry, DeadlineError(f"the timeout of {limit:g} s passed {where}"), "timeout")
+
+    def _fail(self, entry: Entry, error: Exception, reason: str) -> None:
+        entry.generation.fail(error)
+        self._abandon(entry, reason)
+
+    def _fail_all(self, error: Exception, reason: str) -> None:
+        for entry in list(self._entries.values()):
+            self._fail(entry, error, reason)
+
+    def _abandon(self, entry: Entry, reason: str) -> None:
+        """End one that the engine may be at work on."""
+        if entry.is_sent:
+            request_id = entry.generation.request.request_id
+            self._supervisor.send({"op": "abort", "id": request_id})
+            self._departed[request_id] = entry.fingerprint
+            if len(self._departed) > _MAX_DEPARTED:
+                self._departed.popitem(last=False)
+        self._end(entry, reason)
+
+    def _end(self, entry: Entry, reason: str) -> None:
+        """Forget a generation, which is over by now."""
+        del self._entries[entry.generation.request.request_id]
+        self._room.leave(entry)
+        if entry.timer is not None:
+            entry.timer.cancel()
+        stats = entry.generation.stats
+        if stats.e2e is None:
+            stats.e2e = time.monotonic() - entry.generation.request.arrival_time
+        self._observer.on_finished(entry.generation, reason)
+        self._send_next_suspect()
+
+    # -- from the engine ---------------------------------------------------------------------
+
+    def _take_step(self, message: Message) -> None:
+        now = message["time"]
+        for request_id in message["begun"]:
+            entry = self._entries.get(request_id)
+            if entry is not None and not entry.has_begun:
+                self._room.begin(entry, now)
+        for request_id, values in message["stats"].items():
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                set_stats(entry.generation.stats, values)
+        for request_id, entries in message.get("prompt_logprobs", {}).items():
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                entry.generation.prompt_logprobs += logprobs_from_list(entries)
+        grown: dict[Entry, list[Delta]] = {}
+        for items in message["deltas"]:
+            request_id, delta = delta_from_list(items)
+            entry = self._entries.get(request_id)
+            if entry is not None:
+                grown.setdefault(entry, []).append(delta)
+        self._stats = record_from_list(message["record"])
+        for entry, deltas in grown.items():
+            self._push(entry, deltas, now)
+        self._observer.on_step(self._stats)
+
+    def _push(self, entry: Entry, deltas: list[Delta], now: float) -> None:
+        generation = entry.generation
+        for delta in deltas:
+            if delta.token_ids:
+                last = entry.last_times.get(delta.index)
+                entry.last_times[delta.index] = now
+                gap = None if last is None else now - last
+                self._observer.on_tokens(generation, len(delta.token_ids), gap)
+        generation.push(deltas)
+        if generation.is_over:
+            self._supervisor.on_success()
+            self._probation.acquit(entry.fingerprint)
+            self._end(entry, generation.finish_reason or "error")
+
+
+def _quarantined() -> QuarantinedError:
+    return QuarantinedError(
+        "the engine died each time it ran this request alone, so it is not tried again for a while"
+    )

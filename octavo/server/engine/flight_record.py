@@ -1,0 +1,99 @@
+"""What the engine is at work on, in memory that outlives its process.
+
+The server and the engine's process map the same memory. Before each step the engine writes down
+which requests are in it, and before it takes a request in, that request; so when the process has
+ended, whatever way, the server knows in whose company. A step of 128 requests takes 5 µs to
+compare with what is written, and nobody reads it as long as all is well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import tempfile
+from collections import deque
+
+from octavo.core.batch import Batch
+from octavo.core.executor import Executor, Probe, StepHandle
+
+_LENGTH = struct.Struct("=I")
+_NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is written
+
+
+class FlightRecord:
+    """Names, written by one process and read by another::
+
+    | bytes of names, uint32 | name, line break, name, ... |
+    """
+
+    def __init__(self, memory: mmap.mmap | None = None):
+        self._memory = memory or mmap.mmap(-1, _NUM_BYTES)
+        self._written: list[str] = []
+
+    @classmethod
+    def create(cls) -> tuple[FlightRecord, int]:
+        """An empty one, and a file descriptor by which another process can `open` it."""
+        if sys.platform == "linux":
+            fd = os.memfd_create("octavo-flight-record", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        try:
+            os.ftruncate(fd, _NUM_BYTES)
+            return cls.open(fd), fd
+        except OSError:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def open(cls, fd: int) -> FlightRecord:
+        return cls(mmap.mmap(fd, _NUM_BYTES))
+
+    def write(self, names: list[str]) -> None:
+        """Put these in place of what is there. A process that ends meanwhile leaves none."""
+        if names == self._written:
+            return
+        self._written = names
+        memory, data = self._memory, "\n".join(names).encode()
+        end = min(_LENGTH.size + len(data), _NUM_BYTES)
+        _LENGTH.pack_into(memory, 0, 0)
+        memory[_LENGTH.size : end] = data[: end - _LENGTH.size]
+        _LENGTH.pack_into(memory, 0, end - _LENGTH.size)
+
+    def read(self) -> list[str]:
+        (size,) = _LENGTH.unpack_from(self._memory)
+        data = self._memory[_LENGTH.size : _LENGTH.size + size]
+        return data.decode(errors="replace").split("\n") if data else []
+
+
+class RecordedExecutor:
+    """Another executor, of which it is on record what it runs."""
+
+    def __init__(self, executor: Executor, record: FlightRecord):
+        self._executor = executor
+        self._record = record
+        self._in_flight: deque[list[str]] = deque(maxlen=executor.depth)
+
+    @property
+    def depth(self) -> int:
+        return self._executor.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self._executor.feeds_tokens
+
+    def kv_capacity(self) -> int:
+        return self._executor.kv_capacity()
+
+    def submit(self, batch: Batch) -> StepHandle:
+        self._in_flight.append([item.request.request_id for item in batch.items])
+        self._record.write([name for names in self._in_flight for name in names])
+        return self._executor.submit(batch)
+
+    def probe(self) -> Probe:
+        return self._executor.probe()
+
+    def close(self) -> None:
+        self._executor.close()

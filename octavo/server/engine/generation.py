@@ -1,0 +1,384 @@
+"""What the HTTP side and the engine side of the server say to each other.
+
+The HTTP side makes a `GenerationRequest`, gives it to an `EngineClient` and reads `Delta`s from
+the `Generation` that it gets back. All of this lives on one event loop; nothing here is
+thread-safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import StepStats
+
+_CHARS_OF_LOGPROB = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt that wants completions.
+
+    Args:
+        request_id: made by the server, never reused.
+        arrival_time: ``time.monotonic()`` when the HTTP request came in.
+        bad_words_token_ids: what ``Tokenizer.encode_words`` makes of ``params.bad_words``: it is
+            made here, because nobody waits for it as all wait for the engine.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+        deadline: ``time.monotonic()`` at which the request ends with a `DeadlineError`.
+        streams: the client sees tokens as they come, so the answer cannot be begun anew.
+        is_deterministic: asking again would give the same answer (temperature 0, or a seed of the
+            client's own), so that a response cache may keep it. ``params.seed`` does not tell:
+            the server draws one where the client gave none.
+        external_id: the client's ``x-request-id``, or what the server chose; for logs.
+        route, tenant: for logs and metrics.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    deadline: float | None = None
+    streams: bool = False
+    is_deterministic: bool = False
+    external_id: str = ""
+    route: str = ""
+    tenant: str = ""
+
+    @property
+    def cost(self) -> int:
+        """Tokens that this request may occupy: what admission charges before any work."""
+        return self.params.num_samples * (
+            len(self.prompt_token_ids) + (self.params.max_tokens or 0)
+        )
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one completion. ``finish_reason`` comes with the last one.
+
+    ``text`` may be empty while tokens are held back (half a character, the start of a stop
+    string). ``logprobs`` has an entry for each token if they were asked for, else none.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"
+    stop_reason: int | str | None = None
+    # With the last delta: the sum over all tokens (None if nothing made it known), and the error.
+    cumulative_logprob: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """One whole completion."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counts and times (seconds) of one generation, as docs/metrics.md defines them.
+
+    Token counts are up to date at any moment; times are None until they are known.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int = 0  # of all samples
+    num_longest_tokens: int = 0  # of the longest sample
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    queue_time: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    prefill_time: float | None = None  # first scheduled to first token
+    decode_time: float | None = None  # first token to last token
+
+
+class Generation:
+    """An answer under way, as its consumer sees it.
+
+        async with engine.submit(request) as generation:
+            async for deltas in generation: ...
+
+    Leaving the ``with`` block ends the generation wherever it stands. Iteration ends after every
+    sample has had a delta with a finish_reason, and raises what the engine side had to say
+    otherwise (`DeadlineError`, `EngineError`, ...).
+    """
+
+    def __init__(self, request: GenerationRequest, abort: Callable[[Generation], None]):
+        self.request = request
+        self.stats = GenerationStats(len(request.prompt_token_ids))
+        # Of the prompt's tokens but the first, if they were asked for; complete with the first
+        # delta.
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        # Whether the consumer has seen something that cannot be taken back.
+        self.has_begun = False
+        self.is_over = False  # nothing more will be pushed
+        self.finish_reason: str | None = None  # of the first sample
+        self.sample_errors: list[str] = []  # of samples that ended with one
+        self.is_from_cache = False  # nothing was computed for it
+        self._abort = abort
+        self._unfinished = set(range(request.params.num_samples))
+        self._num_tokens = [0] * request.params.num_samples
+        self._deltas: list[Delta] = []
+        self._error: BaseException | None = None
+        self._wakeup: asyncio.Future[None] | None = None
+        self._record: list[Delta] = []
+        self._on_whole: list[Callable[[Generation, list[Delta]], None]] = []
+
+    # -- the consumer ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        """The deltas since the last call, oldest first; waits until there is one."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._next_push()
+        deltas, self._deltas = self._deltas, []
+        self.has_begun = True
+        return deltas
+
+    async def collect(self) -> list[Completion]:
+        """All completions, in the order of their index, when the last one has ended."""
+        while not self.is_over:
+            await self._next_push()
+        if self._error is not None:
+            raise self._error
+        completions = [Completion(index) for index in range(self.request.params.num_samples)]
+        for delta in self._deltas:
+            _extend(completions[delta.index], delta)
+        return completions
+
+    def close(self) -> None:
+        """Have no more interest: if it is still running, it ends now. May be repeated."""
+        if not self.is_over:
+            self.is_over = True
+            self._abort(self)
+
+    @property
+    def num_pending_chars(self) -> int:
+        """Characters that were pushed and not yet read: what a slow reader costs.
+
+        A logprob counts as the characters that it takes in an answer, roughly.
+        """
+        num_logprobs = sum(1 + len(entry.top) for delta in self._deltas for entry in delta.logprobs)
+        num_chars = sum(len(delta.text) for delta in self._deltas)
+        return num_chars + _CHARS_OF_LOGPROB * num_logprobs
+
+    def record(self, on_whole: Callable[[Generation, list[Delta]], None]) -> None:
+        """Keep every delta, and hand them all over when the last one has come.
+
+        Nothing is handed over if it fails or is closed before. Call it before the first push.
+        Several may ask.
+        """
+        self._on_whole.append(on_whole)
+
+    async def _next_push(self) -> None:
+        self._wakeup = asyncio.get_running_loop().create_future()
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+
+    # -- the engine side ---------------------------------------------------------------------
+
+    def push(self, deltas: Sequence[Delta]) -> None:
+        """Hand over what a step brought."""
+        if self.is_over:
+            return
+        self._deltas.extend(deltas)
+        stats, num_tokens = self.stats, self._num_tokens
+        for delta in deltas:
+            stats.num_output_tokens += len(delta.token_ids)
+            num_tokens[delta.index] += len(delta.token_ids)
+            stats.num_longest_tokens = max(stats.num_longest_tokens, num_tokens[delta.index])
+            if delta.finish_reason is not None:
+                self._unfinished.discard(delta.index)
+                if delta.error is not None:
+                    self.sample_errors.append(delta.error)
+                if delta.index == 0:
+                    self.finish_reason = delta.finish_reason
+        self.is_over = not self._unfinished
+        if self._on_whole:
+            self._record.extend(deltas)
+            if self.is_over:
+                for on_whole in self._on_whole:
+                    on_whole(self, self._record)
+        if self.request.streams or self.is_over:
+            self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, which the consumer gets after the deltas that are there."""
+        if not self.is_over:
+            self.is_over = True
+            self._error = error
+            self._wake()
+
+    def restart(self) -> None:
+        """Forget what was pushed: the request is about to run again from its beginning."""
+        assert not self.has_begun
+        self._deltas.clear()
+        self._record.clear()
+        self.prompt_logprobs.clear()
+        self._unfinished = set(range(self.request.params.num_samples))
+        self._num_tokens = [0] * len(self._num_tokens)
+        self.sample_errors.clear()
+        self.stats = GenerationStats(len(self.request.prompt_token_ids))
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+
+def _extend(completion: Completion, delta: Delta) -> None:
+    completion.text += delta.text
+    completion.token_ids += delta.token_ids
+    completion.logprobs += delta.logprobs
+    if delta.finish_reason is not None:
+        completion.finish_reason = delta.finish_reason
+        completion.stop_reason = delta.stop_reason
+        completion.cumulative_logprob = delta.cumulative_logprob
+        completion.error = delta.error
+
+
+class EngineState(Enum):
+    """Where the engine's process stands. Only READY answers ``/health`` with 200."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"  # it died; waiting requests stay in the queue
+    FAILED = "failed"  # it will not come back
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine says of itself when it is ready; the same after every restart.
+
+    Sampling defaults that no request could have (a NaN, a ``top_p`` of 0) are left out: they come
+    from a file, and are not to make every request wrong.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    # What the model's authors recommend: temperature, top_p, ...
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    # The "engine" object of the JSON outputs: device, dtype, kernels, isa, weights_bytes, ...
+    info: dict[str, Any] = field(default_factory=dict)
+    # What "auto" became, a line each.
+    choices: tuple[str, ...] = ()
+
+
+class EngineClient(Protocol):
+    """The engine as the HTTP side sees it."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Only once it has been READY; EngineUnavailableError before."""
+        ...
+
+    @property
+    def stats(self) -> StepStats:
+        """What the engine knew of itself after its last step; its totals are 0 again in a new one.
+
+        Requests count by sample: ``n=4`` is four.
+        """
+        ...
+
+    @property
+    def num_restarts(self) -> int: ...
+
+    def check_room(self) -> None:
+        """Raise QueueFullError if no further request could be queued now, whatever its size.
+
+        Cheap: called before the body of a request is read.
+        """
+        ...
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        """Raise InvalidRequestError if so much could never be queued, however empty the queue.
+
+        Args:
+            num_requests: of one client's request; they count by sample.
+            num_tokens: of their prompts, by sample.
+        """
+        ...
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request; returns at once.
+
+        Raises:
+            RequestError: it can never be served (PromptTooLongError, InvalidRequestError), or not
+                now (QueueFullError, with ``retry_after``).
+            EngineUnavailableError: the server is stopping, or the engine will not come back.
+            QuarantinedError: the same request has brought the engine down before.
+        """
+        ...
+
+
+class Observer:
+    """Told what happens, on the event loop. Metrics and logs override what they need."""
+
+    def on_submitted(self, generation: Generation) -> None:
+        """It was accepted into the queue."""
+
+    def on_rejected(self, reason: str) -> None:
+        """One was refused for overload: "queue_requests", "queue_tokens", "rate_requests",
+        "rate_tokens", "concurrency", "draining" or "unavailable"."""
+
+    def on_ignored_fields(self, names: Sequence[str]) -> None:
+        """A request had fields of these names, which have no effect here."""
+
+    def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
+        """A step brought tokens of one sample, ``gap`` seconds after the sample's last ones (None
+        for its first)."""
+
+    def on_finished(self, generation: Generation, reason: str) -> None:
+        """It is over, and its stats are final: "stop", "length", "abort", "error" or "timeout".
+
+        Called once for each generation that was submitted. With several samples, the reason of
+        the first.
+        """
+
+    def on_step(self, stats: StepStats) -> None:
+        """The engine has finished a step."""
+
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
+        """The engine's process came up, died or was given up."""

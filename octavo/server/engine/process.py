@@ -1,0 +1,107 @@
+"""How the engine's process is started and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any, Protocol
+
+from octavo.config import EngineArgs
+from octavo.server.engine.flight_record import FlightRecord
+from octavo.server.settings import KEY_VARIABLE
+
+# The module that is the engine's process.
+WORKER = "octavo.server.engine.worker"
+
+# What is on its way to the server while it is busy must not make the engine wait.
+_BUFFER_BYTES = 4 << 20
+
+
+class RunningEngine(Protocol):
+    """An engine that was launched. ``connection`` is our end of its socket pair."""
+
+    connection: socket.socket
+    args: dict[str, Any]  # for its first message
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """End it at once. No error if it has ended."""
+        ...
+
+    def wait(self) -> str:
+        """Wait until it has ended, and say how."""
+        ...
+
+    def at_work(self) -> list[str]:
+        """The requests that it was at work on when it ended, by the names of their samples."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts engines, one after another."""
+
+    def launch(self) -> RunningEngine:
+        """Start one. Raises OSError if the system will not have it."""
+        ...
+
+
+class ProcessLauncher:
+    """Starts a fresh interpreter for each engine: nothing of the server is shared with it.
+
+    Both write their logs, in the same format, to the same stderr.
+    """
+
+    def __init__(self, args: EngineArgs, log_format: str = "text"):
+        self._args = dataclasses.asdict(args)
+        self._log_format = log_format
+
+    def launch(self) -> EngineProcess:
+        return EngineProcess(self._args, self._log_format)
+
+
+class EngineProcess:
+    """One engine process."""
+
+    def __init__(self, args: dict[str, Any], log_format: str):
+        self.args = args
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            self.connection, their_end = socket.socketpair()
+            ours.enter_context(self.connection)
+            theirs.enter_context(their_end)
+            for end in (self.connection, their_end):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            self.connection.setblocking(False)
+            self._record, record_fd = FlightRecord.create()
+            theirs.callback(os.close, record_fd)
+            self.process = _start_worker(their_end.fileno(), record_fd, log_format)
+            ours.pop_all()  # it runs: our end stays open
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+
+    def wait(self) -> str:
+        status = self.process.wait()
+        return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+    def at_work(self) -> list[str]:
+        return self._record.read()
+
+
+def _start_worker(connection_fd: int, record_fd: int, log_format: str) -> subprocess.Popen[bytes]:
+    fds = [connection_fd, record_fd]
+    return subprocess.Popen(
+        [sys.executable, "-m", WORKER, *map(str, fds), log_format],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != KEY_VARIABLE},
+    )

@@ -1,0 +1,196 @@
+"""Messages between the server and its engine process: JSON, each after its length in four bytes.
+
+They cross a socket pair that nobody else can open. JSON because it cannot carry code, and because
+what crosses is small: a prompt's ids once, and some forty bytes for each token.
+
+To the engine, by ``op``:
+
+    start    args: the fields of EngineArgs                                    (the first message)
+    add      id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
+             salt, arrival, alone: whether in steps of its own
+    abort    id
+    ping     number                                  answered between two steps, by the engine
+    stop
+
+From the engine, by ``ev``:
+
+    ready    facts: the fields of EngineFacts
+    failed   kind, message, field                    it cannot start; the process ends
+    refused  id, kind, message, field                and what else an error says of itself
+    step     time, record, begun: [id], deltas: [...], stats: {id: [...]}
+             and prompt_logprobs: {id: [...]}, where there are any
+    idle     record                                  an abort has left nothing to do
+    pong     number, record
+
+A ``record`` is what the engine knows of itself, the figures of StepStats; ``stats`` are those of a
+request, when its first token or its last comes. Both are lists, in the order of the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any
+
+from octavo import errors
+from octavo.core.batch import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import StepStats
+from octavo.errors import EngineError, OctavoError, PromptTooLongError
+from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+
+Message = dict[str, Any]
+
+# More than any message needs: a larger one is a bug, and must not become an allocation.
+MAX_BYTES = 256 << 20
+_LENGTH = struct.Struct(">I")
+
+
+def encode(message: Message) -> bytes:
+    """One message as bytes."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a stream of bytes, which arrive in any pieces, into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that ``data`` completes."""
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(buffer)
+            if size > MAX_BYTES:
+                raise ValueError(f"a message of {size} bytes")
+            end = _LENGTH.size + size
+            if len(buffer) < end:
+                return
+            body = bytes(buffer[_LENGTH.size : end])
+            del buffer[:end]
+            yield json.loads(body)
+
+
+def delta_to_list(request_id: str, delta: Delta) -> list[Any]:
+    """A delta as the ``step`` message holds it, as short as it can be."""
+    items: list[Any] = [request_id, delta.index, delta.text, delta.token_ids]
+    if delta.logprobs or delta.finish_reason is not None:
+        items.append(delta.logprobs)
+    if delta.finish_reason is not None:
+        items += [delta.finish_reason, delta.stop_reason, delta.cumulative_logprob, delta.error]
+    return items
+
+
+def delta_from_list(items: list[Any]) -> tuple[str, Delta]:
+    """The inverse of ``delta_to_list``."""
+    request_id, index, text, token_ids, *rest = items
+    if not rest:
+        return request_id, Delta(index, text, token_ids)
+    logprobs, *end = rest
+    return request_id, Delta(index, text, token_ids, logprobs_from_list(logprobs), *end)
+
+
+def logprobs_from_list(entries: list[list[Any]]) -> list[TokenLogprobs]:
+    """Log-probabilities as JSON brought them (a named tuple goes out as a list)."""
+    return [
+        TokenLogprobs(token_id, logprob, rank, tuple((i, value) for i, value in top))
+        for token_id, logprob, rank, top in entries
+    ]
+
+
+# -- records -----------------------------------------------------------------------------------
+
+_figures_of_step = attrgetter(*(field.name for field in fields(StepStats)))
+
+
+def record_to_list(record: StepStats) -> tuple[Any, ...]:
+    """Every figure of a step, whatever they are."""
+    figures: tuple[Any, ...] = _figures_of_step(record)
+    return figures
+
+
+def record_from_list(figures: list[Any]) -> StepStats:
+    """The inverse of ``record_to_list``."""
+    return StepStats(*figures)
+
+
+# What the engine knows of a request; tokens are counted where they arrive.
+_STATS_OF_ENGINE = (
+    "num_cached_tokens",
+    "num_preemptions",
+    "queue_time",
+    "ttft",
+    "tpot",
+    "e2e",
+    "prefill_time",
+    "decode_time",
+)
+stats_to_list = attrgetter(*_STATS_OF_ENGINE)
+
+
+def set_stats(stats: GenerationStats, values: list[Any]) -> None:
+    """Take in what ``stats_to_list`` sent."""
+    for name, value in zip(_STATS_OF_ENGINE, values, strict=True):
+        setattr(stats, name, value)
+
+
+def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
+    """The facts as JSON brought them: without tuples."""
+    facts = EngineFacts(**values)
+    return replace(facts, eos_token_ids=tuple(facts.eos_token_ids), choices=tuple(facts.choices))
+
+
+# -- parameters ----------------------------------------------------------------------------------
+
+_DEFAULTS = SamplingParams()
+_PARAMS = tuple(field.name for field in fields(SamplingParams))
+
+
+def params_to_dict(params: SamplingParams) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    values = {
+        name: value
+        for name in _PARAMS
+        if (value := getattr(params, name)) != getattr(_DEFAULTS, name)
+    }
+    if params.logit_bias is not None:
+        values["logit_bias"] = dict(params.logit_bias)
+    return values
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def error_to_message(error: BaseException) -> Message:
+    """What the engine's side raised."""
+    message: Message = {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "field": getattr(error, "field", None),
+    }
+    if isinstance(error, PromptTooLongError):
+        message |= {"num_prompt_tokens": error.num_prompt_tokens, "limit": error.limit}
+    return message
+
+
+def error_from_message(message: Message) -> OctavoError:
+    """The exception that the engine's process named; an EngineError if it is none of ours."""
+    kind = getattr(errors, message["kind"], None)
+    text = message["message"]
+    if kind is PromptTooLongError:
+        return PromptTooLongError(text, message["num_prompt_tokens"], message["limit"])
+    if kind is errors.InvalidRequestError:
+        error = errors.InvalidRequestError(text)
+        error.field = message["field"]
+        return error
+    if kind is errors.ModelFileError or kind is None or not issubclass(kind, OctavoError):
+        return EngineError(text)
+    made = kind(text)
+    assert isinstance(made, OctavoError)
+    return made

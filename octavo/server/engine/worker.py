@@ -1,0 +1,346 @@
+"""The engine process: one thread steps the engine, a second one only receives messages.
+
+    python -m octavo.server.engine.worker CONNECTION RECORD LOG_FORMAT
+
+``CONNECTION`` and ``RECORD`` are file descriptors, inherited from the server: one end of a socket
+pair, and the memory of a `FlightRecord`. When the other end closes, the process ends at once,
+whatever it is doing: there is nobody left to compute for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from octavo.build import LoadedEngine, load_engine
+from octavo.config import EngineArgs
+from octavo.core.engine import EngineStep
+from octavo.core.request import FinishReason
+from octavo.core.sampling_params import SamplingParams
+from octavo.driver import EngineDriver
+from octavo.errors import ENDINGS, EngineError, OctavoError, QueueFullError
+from octavo.server.engine.flight_record import FlightRecord, RecordedExecutor
+from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
+from octavo.server.engine.wire import (
+    Decoder,
+    Message,
+    delta_to_list,
+    encode,
+    error_to_message,
+    record_to_list,
+    stats_to_list,
+)
+from octavo.server.log_lines import create_formatter
+from octavo.text_engine import SampleGroup, TextDelta, TextEngine, metrics_of
+
+_log = logging.getLogger("octavo")
+
+# Environment: misbehaviour for tests, as JSON; see octavo/executor/faulty.py.
+FAULTS_VARIABLE = "OCTAVO_FAULTS"
+
+# After so many requests in a row that failed, the engine checks itself with one of its own.
+_SUSPICIOUS_ERRORS = 8
+_PROBE = "octavo-probe"
+_BEFORE_ALL = -(2**31)  # a priority
+
+_PR_SET_PDEATHSIG = 1  # of Linux
+
+
+class EngineLoop:
+    """An engine that obeys the messages it is given, and reports by ``send``.
+
+    Raises EngineError from ``run`` when the engine can serve nothing any more.
+
+    Args:
+        record: told what it is at work on.
+    """
+
+    def __init__(self, engine: TextEngine, record: FlightRecord, send: Callable[[Message], None]):
+        engine.engine.executor = RecordedExecutor(engine.engine.executor, record)
+        self._engine = engine
+        self._flight_record = record
+        self._driver = EngineDriver(engine, self._deliver)
+        self._send = send
+        # First samples that no step has computed anything of, and whose they are.
+        self._waiting: dict[str, str] = {}
+        self._num_errors_in_a_row = 0
+
+    def receive(self, message: Message) -> None:
+        """Have a message obeyed between two steps. From any thread."""
+        self._driver.tell(partial(self._obey, message))
+
+    def run(self) -> None:
+        """Until a ``stop`` message."""
+        self._driver.run()
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        match message["op"]:
+            case "add":
+                self._add(message)
+            case "abort":
+                self._abort(message["id"])
+            case "ping":
+                self._send({"ev": "pong", "number": message["number"], "record": self._record()})
+            case "stop":
+                self._driver.stop()
+
+    def _add(self, message: Message) -> None:
+        request_id: str = message["id"]
+        self._flight_record.write([request_id])
+        try:
+            group = self._engine.add(
+                request_id,
+                None,
+                message["ids"],
+                SamplingParams(**message["params"]),
+                priority=message["priority"],
+                cache_salt=message["salt"],
+                runs_alone=message["alone"],
+                arrival_time=message["arrival"],
+                bad_words_token_ids=tuple(map(tuple, message["bad_words"])),
+            )
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            if not isinstance(error, OctavoError):
+                _log.exception("request %s could not be added", request_id)
+            self._send({"ev": "refused", "id": request_id, **error_to_message(error)})
+            return
+        self._waiting[group.samples[0].request.request_id] = request_id
+
+    def _abort(self, request_id: str) -> None:
+        deltas = self._engine.abort(request_id)
+        if deltas:
+            self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
+            if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
+                self._send({"ev": "idle", "record": self._record()})
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def _record(self) -> tuple[Any, ...]:
+        """The engine as it stands between two steps."""
+        return record_to_list(self._engine.engine.stats())
+
+    def _deliver(self, deltas: list[TextDelta], step: EngineStep) -> None:
+        self._report(deltas, step)
+        self._look_for_decay(deltas)
+
+    def _report(self, deltas: list[TextDelta], step: EngineStep) -> None:
+        begun: list[str] = []
+        if self._waiting:
+            for item in step.batch.items:
+                request_id = self._waiting.pop(item.request.request_id, None)
+                if request_id is not None:
+                    begun.append(request_id)
+        entries: list[list[Any]] = []
+        stats: dict[str, tuple[Any, ...]] = {}
+        prompt_logprobs: dict[str, Any] = {}
+        for delta in deltas:
+            group = delta.group
+            name = group.request_id
+            if name == _PROBE:
+                continue
+            entries.append(delta_to_list(name, _to_wire(delta)))
+            if delta.prompt_logprobs:
+                prompt_logprobs.setdefault(name, []).extend(delta.prompt_logprobs)
+            is_first = delta.sample.request.num_output_tokens <= len(delta.token_ids)
+            if is_first or group.is_finished:
+                stats[name] = _stats(group)
+        message = {
+            "ev": "step",
+            "time": self._engine.engine.clock.now(),
+            "record": record_to_list(step.stats),
+            "begun": begun,
+            "deltas": entries,
+            "stats": stats,
+        }
+        if prompt_logprobs:
+            message["prompt_logprobs"] = prompt_logprobs
+        self._send(message)
+
+    # -- is it still sane? -------------------------------------------------------------------
+
+    def _look_for_decay(self, deltas: list[TextDelta]) -> None:
+        """Tell bad requests from a broken engine: when only errors come, try a good request.
+
+        A device that has fallen over makes every request fail, each alone and politely, for ever;
+        then it is better to begin anew.
+        """
+        for delta in deltas:
+            reason = delta.sample.request.finish_reason
+            if delta.group.request_id == _PROBE and reason is not None:
+                if reason is FinishReason.ERROR:
+                    raise EngineError("the engine fails every request, its own too")
+                self._num_errors_in_a_row = 0
+            elif reason is FinishReason.ERROR:
+                self._num_errors_in_a_row += 1
+            elif delta.token_ids:
+                self._num_errors_in_a_row = 0
+        if self._num_errors_in_a_row >= _SUSPICIOUS_ERRORS and _PROBE not in self._engine.groups:
+            self._driver.carry_out(self._probe)
+
+    def _probe(self) -> None:
+        token_id = next(iter(self._engine.eos_token_ids), 0)
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        with contextlib.suppress(QueueFullError):  # then after the next step
+            self._engine.add(_PROBE, None, [token_id], params, priority=_BEFORE_ALL)
+
+
+def _to_wire(delta: TextDelta) -> Delta:
+    request = delta.sample.request
+    return Delta(
+        delta.sample.index,
+        delta.text,
+        delta.token_ids,
+        list(delta.logprobs),
+        request.finish_reason.value if request.finish_reason is not None else None,
+        request.stop_reason,
+        delta.sample.cumulative_logprob,
+        request.error,
+    )
+
+
+def _stats(group: SampleGroup) -> tuple[Any, ...]:
+    """What the engine knows of a request. The times of the end are None before it."""
+    metrics, first = metrics_of(group), group.samples[0].request.stats
+    prefill = decode = None
+    if first.first_token_time is not None and first.first_scheduled_time is not None:
+        prefill = first.first_token_time - first.first_scheduled_time
+    is_over = group.is_finished
+    if is_over and metrics.e2e is not None and metrics.ttft is not None:
+        decode = metrics.e2e - metrics.ttft
+    return stats_to_list(
+        GenerationStats(
+            num_prompt_tokens=len(group.prompt_token_ids),
+            num_cached_tokens=metrics.num_cached_tokens,
+            num_preemptions=metrics.num_preemptions,
+            queue_time=metrics.queue_time,
+            ttft=metrics.ttft,
+            tpot=metrics.tpot if is_over else None,
+            e2e=metrics.e2e if is_over else None,
+            prefill_time=prefill,
+            decode_time=decode,
+        )
+    )
+
+
+# -- the process -----------------------------------------------------------------------------
+
+
+def main(connection_fd: int, record_fd: int, log_format: str) -> int:
+    """Serve the other end of a socket; returns the exit status."""
+    _end_with_the_server()
+    faulthandler.enable()  # SIGABRT, with which the server ends a process that hangs, shows where
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which tells us
+    handler = logging.StreamHandler()
+    handler.setFormatter(create_formatter(log_format))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    connection = socket.socket(fileno=connection_fd)
+    record = FlightRecord.open(record_fd)
+    connection.setblocking(True)
+    messages = _receive(connection)
+
+    def send(message: Message) -> None:
+        connection.sendall(encode(message))
+
+    start = next(messages, None)
+    if start is None:  # the server ended before it had said anything
+        return 0
+    made: Future[EngineLoop] = Future()
+    threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
+    try:
+        text_engine, facts = _load(start["args"])
+    except OctavoError as error:
+        send({"ev": "failed", **error_to_message(error)})
+        return 1
+    loop = EngineLoop(text_engine, record, send)
+    made.set_result(loop)
+    gc.collect()
+    gc.freeze()  # the model is for ever: no collection has to look at it again
+    send({"ev": "ready", "facts": dataclasses.asdict(facts)})
+    loop.run()
+    return 0
+
+
+def _end_with_the_server() -> None:
+    """Have the system end this process with the one that started it, were it to hang.
+
+    Where the system cannot do that, the end of the connection does it, in `_pass_on`, as soon as
+    a thread can run.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _receive(connection: socket.socket) -> Iterator[Message]:
+    """Messages until the other end closes."""
+    decoder = Decoder()
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(1 << 16):
+            yield from decoder.feed(data)
+
+
+def _pass_on(messages: Iterator[Message], loop: Future[EngineLoop]) -> None:
+    for message in messages:
+        loop.result().receive(message)
+    os._exit(0)  # the server has gone, maybe while the model was still being loaded
+
+
+def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
+    # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
+    unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
+    loaded = load_engine(EngineArgs(**(args | unbounded)))
+    text_engine = loaded.text_engine
+    _warm_up(text_engine)
+    if faults := os.environ.get(FAULTS_VARIABLE):
+        from octavo.executor.faulty import FaultyExecutor
+
+        _log.warning("faults are armed: %s", faults)
+        engine = text_engine.engine
+        engine.executor = FaultyExecutor(engine.executor, json.loads(faults))
+    return text_engine, _facts_of(loaded)
+
+
+def _warm_up(engine: TextEngine) -> None:
+    """Answer something, so that the first client does not wait for pages to be read."""
+    token_id = next(iter(engine.eos_token_ids), 0)
+    engine.add("warm-up", None, [token_id] * 2, SamplingParams(temperature=0.0, max_tokens=2))
+    while engine.has_unfinished_requests:
+        engine.step()
+    engine.engine.scheduler.prefix_tokens_queried = 0  # nobody asked for this
+
+
+def _facts_of(loaded: LoadedEngine) -> EngineFacts:
+    """What the server has to know of a loaded engine."""
+    config = loaded.config
+    return EngineFacts(
+        max_model_len=config.scheduler.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        vocab_size=loaded.text_engine.vocab_size,
+        num_blocks=config.cache.num_blocks,
+        block_size=config.cache.block_size,
+        eos_token_ids=loaded.text_engine.eos_token_ids,
+        sampling_defaults=dict(loaded.model_config.sampling_defaults),
+        info=loaded.info,
+        choices=config.choices,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

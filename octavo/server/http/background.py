@@ -1,0 +1,178 @@
+"""Work that would hold up the event loop, done beside it.
+
+A few threads only: each one more that runs Python makes the loop wait longer for its turn. A thread
+cannot be stopped, so one whose call does not come back is left behind, and another takes its place,
+or two such calls would be the end of all work here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+from octavo.errors import DeadlineError, QueueFullError
+
+NUM_THREADS = 2
+MAX_SECONDS = 60.0  # far more than anything takes that is bounded as it should be
+MAX_LOST = 4  # threads left behind, beyond which nothing new is begun until one comes back
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger("octavo.server")
+
+
+async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a call that may take long. It is not interrupted if nobody waits any more.
+
+    The call should not spend more than some milliseconds in one C function that keeps the
+    interpreter's lock.
+
+    Raises:
+        DeadlineError: it takes longer than anything should.
+        QueueFullError: too many calls have done so, and may still.
+    """
+    call = functools.partial(function, *args, **kwargs)
+    return await _background().run(call)
+
+
+@functools.cache
+def _background() -> Background:
+    return Background()
+
+
+class Background:
+    """Threads, and a watch over them, which whoever waits for a call keeps meanwhile."""
+
+    def __init__(
+        self,
+        num_threads: int = NUM_THREADS,
+        max_seconds: float = MAX_SECONDS,
+        max_lost: int = MAX_LOST,
+    ):
+        self._num_threads = num_threads
+        self._max_seconds = max_seconds
+        self._max_lost = max_lost
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of what follows
+        self._workers: set[_Worker] = set()
+        self._lost: set[_Worker] = set()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """The result of a call, as `in_background`."""
+        self._look_after_workers()
+        if self._has_lost_too_many:
+            raise _too_many()
+        call = _Call(function)
+        self._calls.put(call)
+        waiting: asyncio.Future[T] = asyncio.wrap_future(call.result)
+        try:
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=min(self._max_seconds / 4, 1.0))
+                self._look_after_workers()
+            return waiting.result()
+        finally:
+            waiting.cancel()  # if it has not begun, it never will
+
+    @property
+    def _has_lost_too_many(self) -> bool:
+        return len(self._lost) >= self._max_lost
+
+    def _look_after_workers(self) -> None:
+        """Leave behind those whose call takes too long, and have as many as there should be."""
+        latest = time.monotonic() - self._max_seconds
+        with self._lock:
+            for worker in [one for one in self._workers if one.began_before(latest)]:
+                self._workers.remove(worker)
+                self._lost.add(worker)
+                worker.give_up(self._max_seconds)
+            if self._has_lost_too_many:
+                self._refuse_all()
+            while len(self._workers) < self._num_threads:
+                worker = _Worker(self._calls, self._come_back)
+                self._workers.add(worker)
+                worker.start()
+
+    def _refuse_all(self) -> None:
+        """Each call that waits may be like those that were lost."""
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call.result.set_running_or_notify_cancel():
+                call.result.set_exception(_too_many())
+
+    def _come_back(self, worker: _Worker) -> bool:
+        """Whether a worker that has ended a call is still one of ours."""
+        with self._lock:
+            self._lost.discard(worker)
+            worker.call = None
+            return worker in self._workers
+
+
+class _Call:
+    def __init__(self, function: Callable[[], Any]):
+        self.function = function
+        self.result: Future[Any] = Future()
+        self.begin_time = 0.0
+
+
+class _Worker(threading.Thread):
+    """Runs one call after the other, until it is left behind."""
+
+    def __init__(self, calls: queue.SimpleQueue[_Call], come_back: Callable[[_Worker], bool]):
+        super().__init__(name="octavo-background", daemon=True)  # the end does not wait for it
+        self.call: _Call | None = None
+        self._calls = calls
+        self._come_back = come_back
+
+    def run(self) -> None:
+        is_ours = True
+        while is_ours:
+            call = self._calls.get()
+            if not call.result.set_running_or_notify_cancel():
+                continue
+            call.begin_time = time.monotonic()
+            self.call = call
+            result, error = _outcome(call.function)
+            is_ours = self._come_back(self)
+            if not is_ours:
+                _log.warning("a call that was given up has come back")
+            elif error is not None:
+                call.result.set_exception(error)
+            else:
+                call.result.set_result(result)
+            del call, result, error  # they may be large, and the next call may be far away
+
+    def began_before(self, latest: float) -> bool:
+        call = self.call
+        return call is not None and call.begin_time < latest
+
+    def give_up(self, seconds: float) -> None:
+        assert self.call is not None
+        _log.error("a call does not come back; a thread is left behind with it")
+        message = f"to prepare this request takes more than {seconds:g} s: shorten its texts"
+        self.call.result.set_exception(DeadlineError(message))
+
+
+def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error
+    except BaseException as error:  # a panic in a library's native code is none of `Exception`
+        broken = RuntimeError(f"{type(error).__name__}: {error}")
+        broken.__cause__ = error
+        return None, broken
+
+
+def _too_many() -> QueueFullError:
+    return QueueFullError("long requests are not taken: too many others do not come to an end", 5.0)

@@ -1,0 +1,121 @@
+"""From the bytes of a request to the model of its body, or to a 400 that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.http.background import in_background
+from octavo.server.http.context import IgnoredFields, request_context
+from octavo.server.http.errors import HttpError
+from octavo.server.http.json_text import parse
+
+LARGE_BODY = 16 << 10  # bytes beyond which reading a body leaves the event loop
+MAX_PROBLEMS = 10
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# pydantic's words, for people who never heard of pydantic.
+_MESSAGES = {"missing": "is required", "extra_forbidden": "is not a known field"}
+
+
+class JsonRoute(APIRoute):
+    """A route whose endpoint takes a pydantic model as its body, and nothing else from it.
+
+    ``APIRouter(route_class=JsonRoute)`` makes all its POST routes such. The model is validated
+    here, off the event loop if the body is large, and every problem is a 400.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        self.strict_content_type = False  # no content type is as good as JSON's
+        answer = super().get_route_handler()
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
+
+        async def read_and_answer(request: Request) -> Response:
+            if model is not None:
+                _check_content_type(request)
+                body = await request.body()
+                ignored = request_context(request).ignored
+                # What Starlette takes for the parsed body; an instance passes FastAPI unchanged.
+                request._json = await work_on_body(request, read_model, model, body, ignored)
+            return await answer(request)
+
+        return read_and_answer
+
+
+async def work_on_body(
+    request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """What a function makes of a request's body: off the event loop if that is large."""
+    if len(await request.body()) > LARGE_BODY:
+        return await in_background(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+def read_model(
+    model: type[BaseModel], body: bytes, ignored: IgnoredFields | None = None
+) -> BaseModel:
+    """The body as a ``model``.
+
+    Args:
+        ignored: is told the names of fields that have no effect; see `octavo.server.api.fields`.
+
+    Raises:
+        HttpError: 400.
+    """
+    value = parse(body)
+    if not isinstance(value, dict):
+        raise HttpError(400, "The body must be a JSON object.", code="invalid_json")
+    try:
+        return model.model_validate(value, context=ignored)
+    except ValidationError as error:
+        raise _to_http_error(error, value) from None
+
+
+def _check_content_type(request: Request) -> None:
+    """A browser may send other types across origins without asking, so they are not read."""
+    given = request.headers.get("content-type")
+    if given is None:
+        return
+    kind, _, parameters = given.lower().partition(";")
+    charset = parameters.replace(" ", "").replace('"', "").partition("charset=")[2]
+    if kind.strip() != "application/json" or charset not in ("", "utf-8", "utf8"):
+        raise HttpError(400, "Content-Type must be application/json, in UTF-8.")
+
+
+def _to_http_error(error: ValidationError, value: Any) -> HttpError:
+    """One line for each wrong field. Alternatives that a field failed are one problem."""
+    problems: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        path = _path(detail["loc"], value, detail["type"])
+        message = _MESSAGES.get(detail["type"], detail["msg"])
+        message = message.removeprefix("Value error, ").replace("Input should", "should")
+        messages = problems.setdefault(path, [])
+        if message not in messages:
+            messages.append(message)
+    lines = [
+        f"{path}: {', or '.join(messages)}" if path else ", or ".join(messages)
+        for path, messages in list(problems.items())[:MAX_PROBLEMS]
+    ]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
+    return HttpError(400, "; ".join(lines), param=next(iter(problems)) or None)
+
+
+def _path(location: Sequence[int | str], value: Any, kind: str) -> str:
+    """The dotted path in the body: a location without pydantic's names of alternatives."""
+    path = []
+    for step in location:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            if not (kind == "missing" and step == location[-1]):
+                continue
+        path.append(str(step))
+    return ".".join(path)

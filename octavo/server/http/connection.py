@@ -1,0 +1,447 @@
+"""HTTP/1.1 connections: uvicorn's protocol, with bounds on all that a client can send or leave out.
+
+    bytes ── header_length ──► llhttp ──► uvicorn's cycle ──► the ASGI app
+             body.consume      (strict)
+
+One request at a time is given to the parser, and the next one only when the answer is out. So an
+error in the framing always belongs to the request that is being read, and ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import functools
+import importlib.util
+import json
+import logging
+import resource
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, cast
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from octavo.errors import ConfigError, EngineUnavailableError
+from octavo.server.http.context import ABORT, SLOW_READER, TAKEN, create_request_id
+from octavo.server.http.errors import HttpError, error_body, to_http_error
+from octavo.server.http.framing import (
+    ChunkedBody,
+    SizedBody,
+    create_body,
+    header_length,
+    without_upgrade,
+)
+from octavo.server.settings import BODY_TIMEOUT, HEADER_TIMEOUT, ServerSettings
+
+logger = logging.getLogger("octavo.server")
+
+KEEP_ALIVE_TIMEOUT = 75  # seconds
+MIN_BODY_RATE = 1024  # bytes a second that a body must bring, once it is older than BODY_TIMEOUT
+LINGER_TIMEOUT = 2.0  # seconds for a client to read an answer that it did not wait for
+BACKLOG = 1024
+
+# A client that does not read is noticed when these are full. The kernel doubles its own.
+SEND_BUFFER_BYTES = 64 << 10
+WRITE_BUFFER_BYTES = 32 << 10
+MAX_PIPELINED_BYTES = 64 << 10
+
+SPARE_CONNECTIONS = 16  # over the limit, just to be told so
+SPARE_FILES = 32  # open files of everything but connections
+
+
+class Phase(Enum):
+    """Of a connection: what its next bytes are."""
+
+    HEADER = auto()
+    BODY = auto()
+    ANSWER = auto()  # the request has been read; what comes now is for later
+    CLOSING = auto()  # nothing that comes matters
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Args:
+        settings: for the sizes and times that are settings.
+        max_connections: those beyond are refused.
+        args, kwargs: uvicorn's.
+    """
+
+    def __init__(self, settings: ServerSettings, max_connections: int, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._settings = settings
+        self._max_connections = max_connections
+        self._phase = Phase.HEADER
+        self._held = b""  # bytes that cannot be parsed yet
+        self._num_checked = 0  # of the header in them
+        self._body: SizedBody | ChunkedBody = SizedBody(0)
+        self._body_time = 0.0  # when it began
+        self._num_body_bytes = 0
+        self._num_unwanted_bytes = 0  # of a body, after the answer
+        self._read_time = 0.0  # of the latest bytes
+        self._timer: asyncio.TimerHandle | None = None  # for the client to send
+        self._reader_timer: asyncio.TimerHandle | None = None  # for the client to read
+        self._num_taken = 0  # bytes, when it was last seen to read
+        self._taken_time = 0.0
+
+    # -- the connection ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._out = _Transport(transport, self)
+        super().connection_made(cast(asyncio.Transport, self._out))
+        excess = len(self.connections) - self._max_connections
+        if excess > SPARE_CONNECTIONS:
+            self._abort()
+        elif excess > 0:
+            self._refuse(to_http_error(EngineUnavailableError("too many connections")))
+        else:
+            transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+            self._arm(HEADER_TIMEOUT, self._on_header_timeout)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._phase = Phase.CLOSING
+        self._disarm()
+        self._disarm_reader()
+        self._unset_keepalive_if_required()
+        super().connection_lost(error)
+
+    def close(self, transport: asyncio.Transport) -> None:
+        """Close, and let the client read what was sent to it.
+
+        A socket that is closed with input unread is reset, and the client may lose an answer that
+        it has not read. So the input is read and thrown away for a while.
+        """
+        has_input = self._phase is Phase.BODY or self._held
+        if self._phase is Phase.CLOSING or not has_input:
+            transport.close()
+        else:
+            self._linger(transport)
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        self._phase = Phase.CLOSING
+        self._held = b""
+        self._arm(LINGER_TIMEOUT, transport.abort)
+        transport.write_eof()
+        self.flow.resume_reading()
+
+    def _abort(self) -> None:
+        self._phase = Phase.CLOSING
+        self.transport.abort()
+
+    @property
+    def is_closing(self) -> bool:
+        return self._phase is Phase.CLOSING
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase is Phase.CLOSING:
+            return
+        self._unset_keepalive_if_required()
+        self._read_time = self.loop.time()
+        self._read(self._held + data if self._held else data)
+
+    def _read(self, data: bytes) -> None:
+        self._held = b""
+        try:
+            while data:
+                match self._phase:
+                    case Phase.HEADER:
+                        num_read = self._read_header(data)
+                    case Phase.BODY:
+                        num_read = self._read_body(data)
+                    case _:
+                        num_read = 0
+                if num_read == 0:
+                    self._hold(data)
+                    return
+                data = data[num_read:]
+        except HttpError as error:
+            self._refuse(error)
+
+    def _hold(self, data: bytes) -> None:
+        if self._phase is Phase.ANSWER and len(data) > MAX_PIPELINED_BYTES:
+            # To stop reading instead would be not to notice when the client goes away.
+            self._abort()
+        elif self._phase is not Phase.CLOSING:
+            self._held = data
+
+    def _read_header(self, data: bytes) -> int:
+        """Parse the header that ``data`` begins with: its length, or 0 if it is not all there."""
+        length = header_length(data, self._num_checked)
+        if not length:
+            if not self._num_checked:
+                self._arm(HEADER_TIMEOUT, self._on_header_timeout)
+            self._num_checked = len(data)
+            return 0
+        self._num_checked = 0
+        self._disarm()
+        self._parse(without_upgrade(data[:length]))
+        if self._phase is Phase.BODY:
+            self._body_time, self._num_body_bytes = self.loop.time(), 0
+            self._num_unwanted_bytes = 0
+            self._arm(BODY_TIMEOUT, self._check_body_progress)
+        return length
+
+    def _read_body(self, data: bytes) -> int:
+        length = self._body.consume(data)
+        self._num_body_bytes += length
+        if self.cycle.response_complete:
+            self._num_unwanted_bytes += length
+            if self._num_unwanted_bytes > self._settings.max_body_bytes:
+                self._abort()
+                return 0
+        self._parse(data[:length])
+        return length
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise HttpError(400, "Other protocols are not supported.") from None
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # what a method of ours raised, called by the parser
+            if isinstance(cause, HttpError):
+                raise cause from None
+            raise HttpError(400, "The HTTP request is malformed.") from None
+        if self._body.is_complete != (self._phase is not Phase.BODY):
+            raise HttpError(400, "The length of the body is ambiguous.")
+
+    def on_headers_complete(self) -> None:
+        self._body = create_body(self.headers, self.parser.get_http_version())
+        scope = cast(dict[str, Any], self.scope)
+        scope[ABORT], scope[TAKEN] = self._abort, self._out.num_taken
+        super().on_headers_complete()
+        self._phase = Phase.BODY
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._disarm()
+        self._phase = Phase.HEADER if self.cycle.response_complete else Phase.ANSWER
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase is Phase.ANSWER:
+            self._phase = Phase.HEADER
+            if self._held:
+                self.loop.call_soon(self._read_held)
+
+    def _read_held(self) -> None:
+        if self._phase is Phase.HEADER:
+            self._unset_keepalive_if_required()
+            self._read(self._held)
+
+    # -- clients that are slow or wrong ------------------------------------------------------
+
+    def _on_header_timeout(self) -> None:
+        if self._held:
+            self._refuse(HttpError(408, f"The header took more than {HEADER_TIMEOUT:g} s."))
+        else:  # nobody asked for anything
+            self.transport.close()
+
+    def _check_body_progress(self) -> None:
+        now = self.loop.time()
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            self._read_time = self._body_time = now  # it is us for whom it waits
+        idle_time = now - self._read_time
+        overdue_time = now - self._body_time - BODY_TIMEOUT
+        if idle_time >= BODY_TIMEOUT or self._num_body_bytes < overdue_time * MIN_BODY_RATE:
+            self._refuse(HttpError(408, "The body did not come in time."))
+        else:
+            self._arm(BODY_TIMEOUT - idle_time, self._check_body_progress)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._num_taken, self._taken_time = self._out.num_taken(), self.loop.time()
+        self._arm_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm_reader()
+
+    def _check_reader(self) -> None:
+        """Whoever takes anything, however slowly, may take the rest."""
+        num_taken, now = self._out.num_taken(), self.loop.time()
+        if num_taken > self._num_taken:
+            self._num_taken, self._taken_time = num_taken, now
+        if now - self._taken_time >= self._settings.slow_reader_timeout:
+            self._on_slow_reader()
+        else:
+            self._arm_reader()
+
+    def _on_slow_reader(self) -> None:
+        logger.info("%s does not read its answer: connection cut", self.client)
+        if self.cycle is not None:
+            cast(dict[str, Any], self.cycle.scope)[SLOW_READER] = True
+        self._abort()
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer with an error and end the connection: its further bytes mean nothing."""
+        logger.debug("refused %s: %d %s", self.client, error.status, error.message)
+        if self._phase is Phase.BODY:
+            has_begun = self.cycle.response_started
+            self.cycle.disconnected = True  # to the app, the client is gone
+            self.cycle.message_event.set()
+            if has_begun:
+                self._abort()
+                return
+        body = json.dumps(error_body(error)).encode()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", create_request_id().encode()),
+            *((name.encode(), value.encode()) for name, value in error.headers.items()),
+            (b"connection", b"close"),
+        ]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+        self._linger(cast(_Transport, self.transport).inner)
+
+    # -- timers ------------------------------------------------------------------------------
+
+    def _arm(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, callback)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm_reader(self) -> None:
+        self._disarm_reader()
+        seconds = self._settings.slow_reader_timeout / 4
+        self._reader_timer = self.loop.call_later(seconds, self._check_reader)
+
+    def _disarm_reader(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+
+class _Transport:
+    """What uvicorn writes to: the transport, but its end is the protocol's to decide.
+
+    Counts what the client takes: what is written, less what still lies here or in the kernel.
+    """
+
+    def __init__(self, inner: asyncio.Transport, protocol: HttpProtocol):
+        self.inner = inner
+        self._protocol = protocol
+        self._num_written = 0
+        self.abort = inner.abort
+        self.pause_reading = inner.pause_reading
+        self.resume_reading = inner.resume_reading
+        self.get_extra_info = inner.get_extra_info
+
+    def write(self, data: bytes) -> None:
+        self._num_written += len(data)
+        self.inner.write(data)
+
+    def num_taken(self) -> int:
+        """Bytes that the client's machine has confirmed."""
+        return self._num_written - self.inner.get_write_buffer_size() - self._num_unconfirmed()
+
+    def _num_unconfirmed(self) -> int:
+        """Bytes in the kernel. 0 where it does not say: progress is then seen in larger steps."""
+        sock = self.inner.get_extra_info("socket")
+        if sys.platform != "linux" or sock is None or sock.fileno() < 0:
+            return 0
+        (number,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return int(number)
+
+    def close(self) -> None:
+        self._protocol.close(self.inner)
+
+    def is_closing(self) -> bool:
+        return self._protocol.is_closing or self.inner.is_closing()
+
+
+# -- the server --------------------------------------------------------------------------------
+
+
+def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+    """uvicorn for this app: `listen` gives the socket. Leaves logging alone."""
+    protocol = functools.partial(HttpProtocol, settings, connection_limit(settings))
+    return uvicorn.Config(
+        app,
+        loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
+        http=cast(type[asyncio.Protocol], protocol),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # anybody can write them
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT,
+        backlog=BACKLOG,
+    )
+
+
+def connection_limit(settings: ServerSettings) -> int:
+    """How many connections can be served, of ``max_connections``.
+
+    Raises the process's soft limit of open files if it must and can: a connection for which there
+    is no file cannot even be refused.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserve = SPARE_FILES + SPARE_CONNECTIONS
+    wanted = settings.max_connections + reserve
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return settings.max_connections
+    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limit = max(1, soft - reserve)
+    if limit < settings.max_connections:
+        logger.warning("the limit of %d open files leaves %d connections", soft, limit)
+    return limit
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The one socket of the server, listening.
+
+    Raises:
+        ConfigError: the address or the port cannot be used.
+    """
+    where = f"{settings.host} port {settings.port}"
+    try:
+        found = socket.getaddrinfo(
+            settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM
+        )
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"host {settings.host} is no address of this machine") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # "localhost" is both
+    family, _, _, _, address = found[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit these. A token is a small write that must not wait for the next.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {where}: {_advice(error)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another program does; stop it, or choose another --port (0 takes a free one)"
+        case errno.EACCES:
+            return "this port is for the system; choose a --port above 1023"
+        case errno.EADDRNOTAVAIL:
+            return "the host is no address of this machine; try --host 127.0.0.1 or 0.0.0.0"
+    return error.strerror or "it was refused"

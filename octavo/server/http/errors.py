@@ -1,0 +1,149 @@
+"""Every error as an HTTP answer, with OpenAI's error body.
+
+A body says what the client did wrong, or that it was not the client's fault; never more. Details
+of our own faults go to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from octavo.errors import (
+    ChatTemplateError,
+    DeadlineError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    QuarantinedError,
+    QueueFullError,
+    RequestError,
+)
+from octavo.server.http.tenants import RateLimitError
+
+logger = logging.getLogger("octavo.server")
+
+MAX_MESSAGE_CHARS = 2000
+
+# What OpenAI and Anthropic call errors of these statuses; others are one of the last two.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_CLIENT_ERROR, _SERVER_ERROR = "invalid_request_error", "server_error"
+
+
+class HttpError(Exception):
+    """Answer the request with this error.
+
+    Args:
+        status: the HTTP status.
+        message: for people; no more than `MAX_MESSAGE_CHARS` of it are sent.
+        type: a class of errors; what is usual for the status if not given.
+        param: dotted path of the field that is wrong.
+        code: a name that programs can compare.
+        headers: further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type or _TYPES.get(status, _SERVER_ERROR if status >= 500 else _CLIENT_ERROR)
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+def to_http_error(error: BaseException) -> HttpError:
+    """The answer to any exception. What is our own fault is logged here, with its traceback."""
+    match error:
+        case HttpError():
+            return error
+        case InvalidRequestError():
+            return HttpError(400, str(error), param=error.field)
+        case PromptTooLongError():
+            return HttpError(400, str(error), code="context_length_exceeded")
+        case RateLimitError():
+            headers = _retry_headers(error.retry_after)
+            return HttpError(429, str(error), code="rate_limit_exceeded", headers=headers)
+        case QueueFullError() | EngineUnavailableError():
+            return HttpError(503, str(error), headers=_retry_headers(error.retry_after))
+        case RequestError() | ChatTemplateError():
+            return HttpError(400, str(error))
+        case ModelNotFoundError():
+            # Its message may name folders of this machine.
+            return HttpError(404, "The model does not exist.", code="model_not_found")
+        case DeadlineError():
+            return HttpError(504, str(error), code="timeout", headers={"x-should-retry": "false"})
+        case QuarantinedError():
+            return HttpError(500, str(error), headers={"x-should-retry": "false"})
+        case HTTPException():  # of the router: no such route, or not with this method
+            return HttpError(error.status_code, str(error.detail), headers=error.headers)
+        case EngineError():
+            logger.error("the engine failed: %s", error)  # its own log has the traceback
+            # The same request would most likely meet the same bug.
+            headers = {"x-should-retry": "false"}
+            message = "The engine failed while it worked on this request."
+            return HttpError(500, message, headers=headers)
+        case _:
+            logger.error("unexpected %s", type(error).__name__, exc_info=error)
+            return HttpError(500, "internal error")
+
+
+def error_body(error: HttpError) -> dict[str, Any]:
+    """The JSON object that tells a client of it, as a body or as the event of a stream."""
+    return {
+        "error": {
+            "message": _printable(error.message),
+            "type": error.type,
+            "param": None if error.param is None else _printable(error.param),
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: HttpError) -> JSONResponse:
+    return JSONResponse(error_body(error), error.status, error.headers)
+
+
+def model_not_found(name: str, served: Sequence[str]) -> HttpError:
+    """The request names a model that is not served; says which names there are."""
+    message = f"The model {name[:200]!r} does not exist; there is {', '.join(served)}."
+    return HttpError(404, message, param="model", code="model_not_found")
+
+
+def _retry_headers(retry_after: float | None) -> dict[str, str]:
+    """What makes clients try again, ``retry_after`` seconds from now (1 if that is unknown)."""
+    seconds = 1.0 if retry_after is None else max(retry_after, 0.001)
+    return {
+        "retry-after": str(max(1, math.ceil(seconds))),
+        "retry-after-ms": str(math.ceil(seconds * 1000)),
+        "x-should-retry": "true",
+    }
+
+
+def _printable(text: str) -> str:
+    """Bounded, and without the lone surrogates of a request that echoed here break UTF-8."""
+    return text[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()

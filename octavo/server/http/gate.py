@@ -1,0 +1,336 @@
+"""What every request must pass before a route sees it, as plain ASGI.
+
+    id, path ─► Host, Origin ─► key ─► size ─► room, rate ─► the app
+
+All of it is decided from the header alone, so saying no costs little, whatever the client has yet
+to send. Everything that nobody has allowed is refused; the one open door is ``/health``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
+from octavo.server.engine.generation import EngineClient, Observer
+from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
+from octavo.server.http.errors import HttpError, error_response, to_http_error
+from octavo.server.http.hosts import AllowedHosts
+from octavo.server.http.tenants import RateLimitError, Tenant, Tenants
+from octavo.server.settings import MAX_ID_CHARS, ServerSettings
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+_REQUEST_ID = re.compile(f"[!-~]{{1,{MAX_ID_CHARS}}}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#]+")
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_, -]{1,2048}")
+# Spellings that other programs may read as another path; and bytes that are no UTF-8.
+_ODD_PATH = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|//|/\.{1,2}(?:/|$)")
+
+# Headers that decide something here: two of one would leave open which.
+_DECISIVE = (b"authorization", b"content-length", b"host", b"origin", b"x-request-id")
+_IGNORED = b"x-octavo-ignored"
+_EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry, " + _IGNORED
+_PREFLIGHT_SECONDS = b"600"
+_PLAIN_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Whether the server is on its way out. Set once, on SIGTERM."""
+
+    is_draining: bool = False
+
+
+class Gate:
+    """The ASGI app around the app.
+
+    Args:
+        app: whose routes find a `RequestContext` in their scope.
+        engine: asked whether there is room.
+        lifecycle: whether new work is still taken.
+        observer: told of what is refused for overload.
+        costly_paths: where a POST is work, for the engine or the tokenizer.
+
+    Raises:
+        ConfigError: an ``allowed_origin`` is none.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: ServerSettings,
+        tenants: Tenants,
+        engine: EngineClient,
+        lifecycle: Lifecycle,
+        observer: Observer,
+        costly_paths: frozenset[str],
+    ):
+        self._app = app
+        self._tenants = tenants
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._observer = observer
+        self._costly_paths = costly_paths
+        self._max_body_bytes = settings.max_body_bytes
+        self._strict_fields = settings.strict_fields
+        self._hosts = AllowedHosts(settings, is_open=tenants.is_open)
+        self._origins = frozenset(origin.lower() for origin in settings.allowed_origin)
+        for origin in self._origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed_origin {origin} is no origin: it looks like https://example.org"
+                )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            case "lifespan":
+                await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival_time = time.monotonic()
+        headers = {
+            name.decode("latin-1"): text.decode("latin-1") for name, text in scope["headers"]
+        }
+        answer = _Answer(send, _request_id(headers))
+        try:
+            self._check_source(scope, headers, answer)
+            if _is_preflight(scope, headers, answer):
+                await answer.send_preflight(headers)
+                return
+            tenant = self._authenticate(scope, headers, answer)
+            self._check_length(headers)
+            is_costly = scope["method"] == "POST" and scope["path"] in self._costly_paths
+            if is_costly:
+                self._check_room(tenant)
+        except Exception as error:
+            await self._reject(to_http_error(error), scope, headers, answer)
+            return
+        ignored = answer.ignored = IgnoredFields(strict=self._strict_fields)
+        scope["octavo"] = RequestContext(answer.external_id, tenant, arrival_time, ignored)
+        body = _BoundedBody(receive, answer, self._max_body_bytes)
+        try:
+            await self._app(scope, body.receive, answer.send)
+        except Exception as error:
+            await self._fail(error, scope, answer)
+        finally:
+            if is_costly:
+                tenant.end_request()
+            if ignored.names:
+                self._observer.on_ignored_fields(ignored.names)
+
+    # -- who asks ----------------------------------------------------------------------------
+
+    def _check_source(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> None:
+        """Whether a browser was lured here: by a name that leads to us, or by a foreign page.
+
+        Makes the answer readable to the pages that are allowed to ask.
+        """
+        decisive = [name for name, _ in scope["headers"] if name in _DECISIVE]
+        if len(decisive) > len(set(decisive)):
+            raise HttpError(400, "A header that must be unique came twice.")
+        if _ODD_PATH.search(scope["path"]):
+            raise HttpError(400, "The path is malformed.")
+        host = headers.get("host", "").lower()
+        if not self._hosts.accepts(host):
+            raise HttpError(
+                403, f"The Host header names {host[:200]!r}; --allowed-host lets it through."
+            )
+        if self._origins:
+            answer.add_headers([(b"vary", b"origin")])
+        origin = headers.get("origin", "").lower()
+        if origin in self._origins:
+            answer.allow_origin(headers["origin"].encode("latin-1"))
+        elif "origin" in headers and origin not in (f"http://{host}", f"https://{host}"):
+            raise HttpError(403, "The page's origin is not allowed; see --allowed-origin.")
+
+    def _authenticate(self, scope: Scope, headers: dict[str, str], answer: _Answer) -> Tenant:
+        host = scope["client"][0] if scope.get("client") else None
+        tenant = self._tenants.authenticate(headers.get("authorization"), host)
+        if tenant is not None:
+            return tenant
+        path = scope.get("raw_path") or scope["path"].encode()
+        if path == b"/health" and scope["method"] in ("GET", "HEAD"):
+            return self._tenants.from_address(host)
+        if path == b"/":  # the chat page: have the browser ask for the key
+            answer.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
+        raise HttpError(
+            401,
+            "The API key is wrong." if "authorization" in headers else "An API key is needed.",
+            code="invalid_api_key",
+            headers={"www-authenticate": 'Bearer realm="octavo"'},
+        )
+
+    # -- how much ----------------------------------------------------------------------------
+
+    def _check_length(self, headers: dict[str, str]) -> None:
+        if _content_length(headers) > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+
+    def _check_room(self, tenant: Tenant) -> None:
+        """Charge the tenant for a request, which must be ended if this returns."""
+        try:
+            if self._lifecycle.is_draining:
+                raise EngineUnavailableError("the server is stopping")
+            self._engine.check_room()
+            tenant.begin_request()
+        except RateLimitError as error:
+            self._observer.on_rejected(error.reason)
+            raise
+        except QueueFullError:
+            self._observer.on_rejected("queue_requests")
+            raise
+        except EngineUnavailableError:
+            self._observer.on_rejected("draining" if self._lifecycle.is_draining else "unavailable")
+            raise
+
+    # -- how it ends badly -------------------------------------------------------------------
+
+    async def _reject(
+        self, error: HttpError, scope: Scope, headers: dict[str, str], answer: _Answer
+    ) -> None:
+        """Answer without having read the body.
+
+        The protocol then reads the body and drops it, and the connection stays usable: unless the
+        body is long, or of unknown length, or may not come at all.
+        """
+        is_long = _content_length(headers) > self._max_body_bytes
+        if is_long or "transfer-encoding" in headers or "expect" in headers:
+            answer.add_headers([(b"connection", b"close")])
+        await error_response(error)(scope, _receive_nothing, answer.send)
+
+    async def _fail(self, error: Exception, scope: Scope, answer: _Answer) -> None:
+        """An exception came out of the app."""
+        if answer.is_complete or isinstance(error, ClientDisconnect):
+            return  # whoever gave the answer has logged why; without a client nobody cares
+        http_error = to_http_error(error)
+        if not answer.has_begun:
+            await error_response(http_error)(scope, _receive_nothing, answer.send)
+        # Else uvicorn closes the connection: that is how a client sees that its answer is cut.
+
+
+class _Answer:
+    """The way back: puts headers on whatever is answered, and knows how far the answer is."""
+
+    def __init__(self, send: Send, external_id: str):
+        self.external_id = external_id
+        self.has_begun = False
+        self.is_complete = False
+        self._send = send
+        self._headers: list[Header] = [
+            (b"x-request-id", external_id.encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        self.allowed_origin: bytes | None = None
+        self.ignored = IgnoredFields()
+
+    def add_headers(self, headers: list[Header]) -> None:
+        self._headers += headers
+
+    def allow_origin(self, origin: bytes) -> None:
+        self.allowed_origin = origin
+        self._headers += [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", _EXPOSED),
+        ]
+
+    async def send(self, message: Message) -> None:
+        """Pass on a message of the app; nothing after a complete answer."""
+        if self.is_complete:
+            return
+        if message["type"] == "http.response.start":
+            # With this Starlette answers an exception before it raises it: `_fail` knows better.
+            if message["status"] == 500 and _PLAIN_TEXT in message.get("headers", ()):
+                return
+            self.has_begun = True
+            headers = [*message.get("headers", ()), *self._headers]
+            if all(name.lower() != b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-store"))
+            if names := self.ignored.names:
+                headers.append((_IGNORED, ", ".join(names).encode()))
+            message = {**message, "headers": headers}
+        elif not self.has_begun:
+            return
+        else:
+            self.is_complete = not message.get("more_body", False)
+        await self._send(message)
+
+    async def send_preflight(self, headers: dict[str, str]) -> None:
+        """Tell a browser that its page may send what it wants to send."""
+        wanted = headers.get("access-control-request-headers", "")
+        if _HEADER_NAMES.fullmatch(wanted):
+            self.add_headers([(b"access-control-allow-headers", wanted.encode())])
+        if "access-control-request-private-network" in headers:
+            self.add_headers([(b"access-control-allow-private-network", b"true")])
+        self.add_headers(
+            [
+                (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
+                (b"access-control-max-age", _PREFLIGHT_SECONDS),
+            ]
+        )
+        await self.send({"type": "http.response.start", "status": 204, "headers": []})
+        await self.send({"type": "http.response.body"})
+
+
+class _BoundedBody:
+    """The way in: ends a request whose body turns out to be too long."""
+
+    def __init__(self, receive: Receive, answer: _Answer, max_bytes: int):
+        self._receive = receive
+        self._answer = answer
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            return message
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes <= self._max_bytes:
+            return message
+        if not self._answer.has_begun:
+            self._answer.add_headers([(b"connection", b"close")])
+            response = error_response(_too_large(self._max_bytes))
+            await response({"type": "http"}, _receive_nothing, self._answer.send)
+        return {"type": "http.disconnect"}
+
+
+def _request_id(headers: dict[str, str]) -> str:
+    """The client's, if it is fit for logs and headers, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else create_request_id()
+
+
+def _content_length(headers: dict[str, str]) -> float:
+    """0 without a body of known length. What is no number is more than any limit."""
+    length = headers.get("content-length", "0")
+    return int(length) if len(length) < 19 and length.isdecimal() else math.inf
+
+
+def _is_preflight(scope: Scope, headers: dict[str, str], answer: _Answer) -> bool:
+    is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+    return is_asked and answer.allowed_origin is not None
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"The body has more than {max_bytes} bytes.")
+
+
+async def _receive_nothing() -> Message:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,92 @@
+"""Counts HTTP requests, from outside of everything else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.http.context import SLOW_READER
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+CLIENT_LEFT = 499  # the status of a request whose client left before it was answered
+
+
+class HttpObserver(Protocol):
+    """Told of HTTP requests, on the event loop."""
+
+    def on_disconnect(self) -> None:
+        """A client left before its answer had ended."""
+        ...
+
+    def on_slow_reader(self) -> None:
+        """A stream was ended because its client did not read it."""
+        ...
+
+    def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
+        """An HTTP request has been answered. ``route`` and ``method`` are of a fixed set."""
+        ...
+
+
+class MeasuredApp:
+    """An ASGI layer that counts HTTP requests, their times, and how their clients leave.
+
+    Put it around all others. Inner layers mark a client that was cut with `SLOW_READER`.
+
+    Args:
+        paths: paths of the app, to tell by which route a request would have gone that an inner
+            layer refused. Paths that clients make up all count as "other".
+    """
+
+    def __init__(self, app: ASGIApp, observer: HttpObserver, paths: Container[str] = ()):
+        self._app = app
+        self._observer = observer
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = CLIENT_LEFT
+        is_whole = has_left = False
+        started = time.perf_counter()
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status, is_whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                is_whole = True
+
+        async def watched_receive() -> Message:
+            nonlocal has_left
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_whole:
+                has_left = True
+            return message
+
+        try:
+            await self._app(scope, watched_receive, watched_send)
+        except Exception:
+            status = 500 if status == CLIENT_LEFT else status  # what uvicorn will answer
+            raise
+        finally:
+            if scope.get(SLOW_READER):
+                self._observer.on_slow_reader()
+            elif has_left:
+                self._observer.on_disconnect()
+            self._observer.on_http_response(
+                self._route_of(scope),
+                scope["method"] if scope["method"] in METHODS else "other",
+                status,
+                time.perf_counter() - started,
+            )
+
+    def _route_of(self, scope: Scope) -> str:
+        route = scope.get("route")  # set by FastAPI's router
+        if route is not None:
+            return str(route.path)
+        return scope["path"] if scope["path"] in self._paths else "other"

@@ -1,0 +1,285 @@
+"""Who may use the server, and how much of it.
+
+A tenant is one API key, or, on a server without keys, one client address. Limits are token
+buckets: a bucket holds one minute's worth, fills evenly, and what a request takes must be in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.errors import ConfigError, InvalidRequestError, RequestError
+from octavo.server.settings import KEY_VARIABLE, ServerSettings
+
+MAX_OPEN_TENANTS = 4096  # addresses whose buckets an open server remembers
+
+Clock = Callable[[], float]
+
+
+class RateLimitError(RequestError):
+    """A tenant is over one of its limits.
+
+    Args:
+        reason: "rate_requests", "rate_tokens" or "concurrency".
+        retry_after: seconds until the same request may pass.
+    """
+
+    def __init__(self, reason: str, retry_after: float):
+        super().__init__(f"{_LIMITS[reason]}; try again in {max(retry_after, 0.1):.1f} s")
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+_LIMITS = {
+    "rate_requests": "the limit of requests a minute is reached",
+    "rate_tokens": "the limit of tokens a minute is reached",
+    "concurrency": "too many requests at once",
+}
+
+
+class TokenBucket:
+    """Lets ``per_minute`` through in a minute, and as much at once after a quiet one."""
+
+    def __init__(self, per_minute: float, clock: Clock):
+        self.capacity = max(per_minute, 1.0)
+        self._rate = per_minute / 60  # a second
+        self._clock = clock
+        self._level = self.capacity
+        self._level_time = clock()
+
+    def take(self, amount: float) -> float:
+        """Take ``amount`` and return 0.0, or take nothing and return the seconds to wait."""
+        now = self._clock()
+        self._level = min(self.capacity, self._level + (now - self._level_time) * self._rate)
+        self._level_time = now
+        missing = amount - self._level
+        if missing > 1e-6:  # less is the rounding of many small refills
+            return missing / self._rate
+        self._level -= amount
+        return 0.0
+
+    def put_back(self, amount: float) -> None:
+        self._level = min(self.capacity, self._level + amount)
+
+
+class Tenant:
+    """One account. Its limits count what is charged here; nothing else knows them.
+
+    Args:
+        name: short, and safe for logs.
+        salt: requests share cached prefixes only within the same salt.
+        max_concurrent: requests at once.
+        requests, tokens: the buckets of a limited tenant.
+        priority_range: how far from 0 the priorities of its requests may be.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        salt: str = "",
+        *,
+        max_concurrent: int | None = None,
+        requests: TokenBucket | None = None,
+        tokens: TokenBucket | None = None,
+        priority_range: int = 0,
+    ):
+        self.name = name
+        self.salt = salt
+        self.num_running = 0
+        self._max_concurrent = max_concurrent
+        self._requests = requests
+        self._tokens = tokens
+        self._priority_range = priority_range
+
+    def priority_of(self, asked: int | None) -> int:
+        """The priority that a request gets, of the one that it asks for."""
+        return max(-self._priority_range, min(asked or 0, self._priority_range))
+
+    def begin_request(self) -> None:
+        """Charge a request; `end_request` must follow when its answer is over.
+
+        Raises:
+            RateLimitError: nothing was charged.
+        """
+        if self._max_concurrent is not None and self.num_running >= self._max_concurrent:
+            raise RateLimitError("concurrency", 1.0)
+        if self._requests is not None and (wait := self._requests.take(1)):
+            raise RateLimitError("rate_requests", wait)
+        self.num_running += 1
+
+    def end_request(self) -> None:
+        self.num_running -= 1
+
+    def charge_tokens(self, num_tokens: int) -> None:
+        """Charge what a request may use: its prompt, and all the tokens it may bring.
+
+        Raises:
+            RateLimitError: they are not there now; nothing was charged.
+            InvalidRequestError: they never will be.
+        """
+        if self._tokens is None:
+            return
+        if num_tokens > self._tokens.capacity:
+            raise InvalidRequestError(
+                f"the request may use {num_tokens} tokens, more than the limit of "
+                f"{self._tokens.capacity:g} a minute; lower max_tokens or shorten the prompt"
+            )
+        if wait := self._tokens.take(num_tokens):
+            raise RateLimitError("rate_tokens", wait)
+
+    def refund_tokens(self, num_tokens: int) -> None:
+        """Give back what was charged and not used."""
+        if self._tokens is not None:
+            self._tokens.put_back(num_tokens)
+
+
+class Tenants:
+    """All tenants. Keys are remembered as digests only.
+
+    Keys come from ``api_key``, from the lines of ``api_key_file`` and from the environment
+    variable ``OCTAVO_API_KEY``. Without any, the server is open.
+
+    Raises:
+        ConfigError: the key file cannot be read or holds no key, or the variable is empty. It is
+            never taken to mean an open server.
+    """
+
+    def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic):
+        self._settings = settings
+        self._clock = clock
+        # Known to this process only, so that salts tell nothing about keys, and change with it.
+        secret = secrets.token_bytes(32)
+        self._by_digest: dict[bytes, Tenant] = {}
+        for key in _configured_keys(settings):
+            digest = _digest(key.encode())
+            salt = hmac.digest(secret, digest, "sha256").hex()
+            name = f"key-{len(self._by_digest) + 1}"
+            self._by_digest.setdefault(digest, self._create_tenant(name, salt))
+        self._by_address: OrderedDict[str, Tenant] = OrderedDict()  # least recently used first
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who can connect may use the server."""
+        return not self._by_digest
+
+    @property
+    def num_running(self) -> int:
+        """Requests of all tenants that are not over."""
+        tenants = (*self._by_digest.values(), *self._by_address.values())
+        return sum(tenant.num_running for tenant in tenants)
+
+    def authenticate(self, authorization: str | None, client_host: str | None) -> Tenant | None:
+        """The tenant who sent this ``Authorization`` header, None if its key is wrong or missing.
+
+        A key comes as ``Bearer KEY``, or as the password of ``Basic`` with any user name, which
+        is what a browser can ask its user for.
+        """
+        if self.is_open:
+            return self.from_address(client_host)
+        digest = _digest(_presented_key(authorization))
+        found = None
+        for known, tenant in self._by_digest.items():
+            # No way out of this loop: its time must not tell how many keys were compared.
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        return found
+
+    def from_address(self, client_host: str | None) -> Tenant:
+        """The tenant of a client without a key; mutates the memory of recent addresses."""
+        name = _network(client_host)
+        tenant = self._by_address.pop(name, None)
+        if tenant is None:
+            self._forget_oldest()
+            tenant = self._create_tenant(name, "")
+        self._by_address[name] = tenant
+        return tenant
+
+    def _forget_oldest(self) -> None:
+        if len(self._by_address) < MAX_OPEN_TENANTS:
+            return
+        for name, tenant in self._by_address.items():
+            if not tenant.num_running:  # there are fewer running ones than connections
+                del self._by_address[name]
+                return
+
+    def _create_tenant(self, name: str, salt: str) -> Tenant:
+        settings = self._settings
+
+        def bucket(per_minute: float | None) -> TokenBucket | None:
+            return None if per_minute is None else TokenBucket(per_minute, self._clock)
+
+        return Tenant(
+            name,
+            salt,
+            max_concurrent=settings.max_concurrent_per_key,
+            requests=bucket(settings.rate_limit_requests),
+            tokens=bucket(settings.rate_limit_tokens),
+            priority_range=settings.priority_range,
+        )
+
+
+def _configured_keys(settings: ServerSettings) -> list[str]:
+    keys = [key.strip() for key in settings.api_key]
+    if settings.api_key_file is not None:
+        keys += _file_keys(Path(settings.api_key_file))
+    if (key := os.environ.get(KEY_VARIABLE)) is not None:
+        if not key.strip():
+            raise ConfigError(f"{KEY_VARIABLE} is empty: set a key, or unset it to serve openly")
+        keys.append(key.strip())
+    return keys
+
+
+def _file_keys(path: Path) -> list[str]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"api_key_file {path} cannot be read: {reason}") from None
+    keys = [re.split(r"(?:^|\s)#", line)[0].strip() for line in lines]
+    keys = [key for key in keys if key]
+    if not keys:
+        raise ConfigError(f"api_key_file {path} holds no key: write one a line")
+    return keys
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _presented_key(authorization: str | None) -> bytes:
+    """The key in a header, b"" if there is none. Headers are bytes that were read as Latin-1."""
+    scheme, _, credentials = (authorization or "").strip().partition(" ")
+    key = credentials.strip().encode("latin-1", "replace")
+    match scheme.lower():
+        case "bearer":
+            return key
+        case "basic":
+            try:
+                return base64.b64decode(key, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return b""
+    return b""
+
+
+def _network(host: str | None) -> str:
+    """Whose address it is: an IPv6 client commands a whole /64."""
+    try:
+        address = ipaddress.ip_address(host or "")
+    except ValueError:
+        return "local"
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), 64), strict=False))

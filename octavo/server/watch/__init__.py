@@ -1,0 +1,1 @@
+"""What is counted and written down. It observes, and nothing depends on it."""

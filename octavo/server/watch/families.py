@@ -1,0 +1,367 @@
+"""What the server measures: the table that ``/metrics`` and docs/metrics.md are made from.
+
+Each family has one name of ours, ``octavo:…``. Where vLLM has the same quantity, the family carries
+vLLM's labels and bucket edges too and is exposed a second time under vLLM's name, so that boards
+and autoscalers made for vLLM work unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.server.engine.generation import EngineState
+
+# Every series has these labels. One engine serves, so "engine" is always "0".
+BASE_LABELS = ("model_name", "engine")
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "timeout")
+REJECTIONS = (
+    "queue_requests",
+    "queue_tokens",
+    "rate_requests",
+    "rate_tokens",
+    "concurrency",
+    "draining",
+    "unavailable",
+)
+WAITING_REASONS = ("capacity", "deferred")
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+BLOCK_STATES = ("free", "cached", "used")
+
+
+def _edges(vllm: tuple[float, ...], finer: tuple[float, ...]) -> tuple[float, ...]:
+    """vLLM's edges, so that quantiles over its buckets stay what they are, and ours between."""
+    return tuple(sorted({*map(float, vllm), *map(float, finer)}))
+
+
+# Small models answer within vLLM's lowest edges, which are made for large ones.
+_LATENCY = _edges(
+    (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2),
+)
+_FIRST_TOKEN = _edges(
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+    + (1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+    (0.0025, 0.03, 0.05, 0.15, 0.35),
+)
+_TOKEN = _edges(
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+    + (1, 2.5, 5, 7.5, 10, 20, 40, 80),
+    (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.015, 0.02, 0.03, 0.04),
+)
+_STEP_TOKENS = _edges((1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384), (2, 4))
+_STEP_SAMPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+_SAMPLES = _edges((1, 2, 5, 10, 20), (50, 100))
+_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+# 1, 2, 5, 10, ... up to more than any context; vLLM has the same, up to the model's.
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)) + (1e6,)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric.
+
+    Args:
+        name: without the prefix ``octavo:``; that of a counter without ``_total``, which the
+            exposition adds.
+        help: its definition.
+        labels: beside `BASE_LABELS`.
+        buckets: upper edges of a histogram.
+        vllm: vLLM's name after ``vllm:``, if vLLM has it; "=" is the same name.
+        figure: what of `StepStats` it shows, if it does: a gauge as it is, a counter by how much it
+            has grown, a histogram at each step. With a label, the figure for each of its values.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    vllm: str | None = None
+    figure: str | Mapping[str, str] | None = None
+
+    @property
+    def vllm_name(self) -> str | None:
+        """vLLM's whole name, where it has one."""
+        if self.vllm is None:
+            return None
+        return "vllm:" + (self.name if self.vllm == "=" else self.vllm)
+
+
+_Figure = str | Mapping[str, str] | None
+
+
+def _counter(
+    name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
+) -> Family:
+    return Family(name, "counter", help, labels, (), vllm, figure)
+
+
+def _gauge(
+    name: str, help: str, *labels: str, vllm: str | None = None, figure: _Figure = None
+) -> Family:
+    return Family(name, "gauge", help, labels, (), vllm, figure)
+
+
+def _histogram(
+    name: str,
+    help: str,
+    buckets: tuple[float, ...],
+    *labels: str,
+    vllm: str | None = None,
+    figure: _Figure = None,
+) -> Family:
+    return Family(name, "histogram", help, labels, buckets, vllm, figure)
+
+
+FAMILIES = (
+    # -- the engine at this moment --
+    _gauge(
+        "num_requests_running",
+        "Samples that take part in steps.",
+        vllm="=",
+        figure="num_running",
+    ),
+    _gauge("num_requests_waiting", "Samples in the queue.", vllm="=", figure="num_waiting"),
+    _gauge(
+        "num_requests_waiting_by_reason",
+        "Samples in the queue: capacity waits for room; deferred is always 0.",
+        "reason",
+        vllm="=",
+        figure={"capacity": "num_waiting"},
+    ),
+    _gauge(
+        "num_tokens_waiting",
+        "Tokens of the samples in the queue: of their prompts, and what they had when preempted.",
+        figure="num_waiting_tokens",
+    ),
+    _gauge(
+        "kv_cache_usage_perc",
+        "Share of the KV blocks that requests hold, 0 to 1.",
+        vllm="=",
+        figure="kv_utilisation",
+    ),
+    _gauge(
+        "kv_blocks",
+        "KV blocks: free + cached + used is the whole pool.",
+        "state",
+        figure={
+            "free": "num_free_blocks",
+            "cached": "num_cached_blocks",
+            "used": "num_used_blocks",
+        },
+    ),
+    _gauge(
+        "kv_waste",
+        "Share of the slots in blocks of running samples that carry no token, 0 to 1.",
+        figure="kv_waste",
+    ),
+    _gauge("engine_state", "1 for the state that the engine is in, 0 for the others.", "state"),
+    _gauge(
+        "cache_config_info",
+        "Always 1; its labels are the block size and the number of blocks, on any device.",
+        "block_size",
+        "num_gpu_blocks",
+        vllm="=",
+    ),
+    # -- what the engine has done --
+    _counter("engine_restarts", "Times that the engine died and was started again."),
+    _counter(
+        "prefix_cache_queries",
+        "Prompt tokens that were looked up in the prefix cache.",
+        vllm="=",
+        figure="prefix_tokens_queried",
+    ),
+    _counter(
+        "prefix_cache_hits",
+        "Prompt tokens that were found in the prefix cache.",
+        vllm="=",
+        figure="prefix_tokens_hit",
+    ),
+    _counter(
+        "num_preemptions",
+        "Times that a sample lost its blocks to others.",
+        vllm="=",
+        figure="num_preemptions",
+    ),
+    _counter(
+        "spec_decode_num_draft_tokens",
+        "Drafted tokens that were verified.",
+        vllm="=",
+        figure="draft_tokens",
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens",
+        "Drafted tokens that were right.",
+        vllm="=",
+        figure="draft_tokens_accepted",
+    ),
+    _counter(
+        "invariant_violations",
+        "Times that an audit found the block pool damaged: a bug, please report it.",
+        figure="num_invariant_violations",
+    ),
+    _counter(
+        "prompt_tokens",
+        "Tokens of prompts, counted with the first output token; each request once.",
+        vllm="=",
+    ),
+    _counter(
+        "prompt_tokens_by_source",
+        "prompt_tokens by where their KV came from; external_kv_transfer is always 0.",
+        "source",
+        vllm="=",
+    ),
+    _counter(
+        "prompt_tokens_cached",
+        "Those of prompt_tokens that the prefix cache had.",
+        vllm="=",
+    ),
+    _counter(
+        "generation_tokens",
+        "Tokens generated, when they are; a run begun anew after a crash counts its own again.",
+        vllm="=",
+    ),
+    _histogram(
+        "iteration_tokens",
+        "Tokens in a step, of prompts and answers.",
+        _STEP_TOKENS,
+        vllm="iteration_tokens_total",
+        figure="num_tokens",
+    ),
+    _histogram(
+        "iteration_samples",
+        "Samples that took part in a step.",
+        _STEP_SAMPLES,
+        figure="num_seqs",
+    ),
+    # -- requests, when they are over --
+    _counter("requests_submitted", "Requests that were accepted."),
+    _counter(
+        "request_success",
+        "Requests that are over, by how they ended; of several samples, the first one's end.",
+        "finished_reason",
+        vllm="=",
+    ),
+    _counter(
+        "admission_rejections",
+        "Requests refused for overload, by what was at its limit.",
+        "reason",
+        vllm="=",
+    ),
+    _counter("ignored_fields", "Fields of requests that have no effect here and were dropped."),
+    _counter(
+        "corrupted_requests",
+        "Requests with a sample that ended because the model's logits held NaN or infinity.",
+        vllm="=",
+    ),
+    _histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS, vllm="="),
+    _histogram("request_generation_tokens", "Tokens generated for a request.", _TOKENS, vllm="="),
+    _histogram(
+        "request_max_num_generation_tokens",
+        "Tokens of a request's longest sample.",
+        _TOKENS,
+        vllm="=",
+    ),
+    _histogram("request_params_n", "The n of a request.", _SAMPLES, vllm="="),
+    _histogram(
+        "request_params_max_tokens",
+        "The max_tokens of a request, where it has one.",
+        _TOKENS,
+        vllm="=",
+    ),
+    _histogram(
+        "request_num_preemptions",
+        "Times that a request was preempted.",
+        _PREEMPTIONS,
+        vllm="=",
+    ),
+    _histogram(
+        "request_prefill_kv_computed_tokens",
+        "Tokens of a request's prompt less those that were cached, if it got a token.",
+        _TOKENS,
+        vllm="=",
+    ),
+    # -- times --
+    _histogram(
+        "time_to_first_token_seconds",
+        "TTFT: from arrival to the first token.",
+        _FIRST_TOKEN,
+        vllm="=",
+    ),
+    _histogram(
+        "inter_token_latency_seconds",
+        "ITL: every gap between two results that brought tokens of a sample.",
+        _TOKEN,
+        vllm="=",
+    ),
+    _histogram(
+        "request_time_per_output_token_seconds",
+        "TPOT: mean time per token after the first; none for fewer than two tokens.",
+        _TOKEN,
+        vllm="=",
+    ),
+    _histogram(
+        "e2e_request_latency_seconds",
+        "E2E: from arrival to the last token.",
+        _LATENCY,
+        vllm="=",
+    ),
+    _histogram(
+        "request_queue_time_seconds",
+        "From arrival to the first step that computed something of the request.",
+        _LATENCY,
+        vllm="=",
+    ),
+    _histogram(
+        "request_prefill_time_seconds",
+        "From that step to the first token.",
+        _LATENCY,
+        vllm="=",
+    ),
+    _histogram(
+        "request_decode_time_seconds",
+        "From the first token to the last.",
+        _LATENCY,
+        vllm="=",
+    ),
+    _histogram(
+        "request_inference_time_seconds",
+        "Prefill and decode time together.",
+        _LATENCY,
+        vllm="=",
+    ),
+    # -- around the engine --
+    _counter("response_cache_hits", "Requests answered from the response cache."),
+    _counter("client_disconnects", "Clients that left before their answer had ended."),
+    _counter("slow_readers_cut", "Streams ended because the client did not read them."),
+    _counter(
+        "http_requests",
+        "HTTP requests answered, by the matched route; 499 means the client left unanswered.",
+        "route",
+        "method",
+        "status",
+    ),
+    _histogram(
+        "http_request_duration_seconds",
+        "From an HTTP request's header to the end of its answer.",
+        _LATENCY,
+        "route",
+    ),
+)
+
+ENGINE_STATES = tuple(state.value for state in EngineState)
+
+
+def to_markdown() -> str:
+    """The families as the table of docs/metrics.md."""
+    lines = ["| metric | type | labels | what | vLLM's name |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
+        suffix = "_total" if family.kind == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        alias = f"`{family.vllm_name}{suffix}`" if family.vllm_name else ""
+        row = (f"`octavo:{family.name}{suffix}`", family.kind, labels, family.help, alias)
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,306 @@
+"""Prometheus metrics: counted as an `Observer`, served at ``/metrics``.
+
+Every quantity is measured once, in a registry of this object's own, and named when it is rendered:
+
+    measured       octavo:prompt_tokens
+    names=all      octavo:prompt_tokens_total and vllm:prompt_tokens_total (the default)
+    names=octavo   octavo:prompt_tokens_total
+    names=vllm     vllm:prompt_tokens_total
+    names=plain    octavo_prompt_tokens_total, without the colons that linters of names dislike
+
+``families.py`` holds the definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.core.batch import BAD_LOGITS, DAMAGED
+from octavo.core.stats import StepStats
+from octavo.errors import EngineUnavailableError
+from octavo.server.engine.generation import (
+    EngineClient,
+    EngineFacts,
+    EngineState,
+    Generation,
+    Observer,
+)
+from octavo.server.watch.families import (
+    BASE_LABELS,
+    FAMILIES,
+    FINISH_REASONS,
+    REJECTIONS,
+    Family,
+)
+
+# What octavo.runtime.sampler says of a row of logits; importing it would load torch.
+_NUMERIC_ERRORS = frozenset({DAMAGED, BAD_LOGITS})
+MEDIA_TYPES = ("text/plain", "application/openmetrics-text")
+_OPENMETRICS = f"{MEDIA_TYPES[1]}; version=1.0.0"
+_VLLM_NAMES = {f"octavo:{family.name}": family.vllm_name for family in FAMILIES}
+
+
+def _all_names(name: str) -> list[str]:
+    vllm_name = _VLLM_NAMES.get(name)
+    return [name] if vllm_name is None else [name, vllm_name]
+
+
+# How a rendering names a family: not at all, or in several ways.
+NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
+    "all": _all_names,
+    "octavo": lambda name: [name],
+    "vllm": lambda name: _all_names(name)[1:] or ([] if name.startswith("octavo:") else [name]),
+    "plain": lambda name: [name.replace(":", "_")],
+}
+
+
+class Metrics(Observer):
+    """Counts what it is told, as an observer and by `MeasuredApp`.
+
+    Belongs to the event loop, as all observers do. Answers that came from the response cache
+    count in requests_submitted, request_success and response_cache_hits alone: nothing was
+    computed for them, and their times would hide the engine's.
+    """
+
+    def __init__(self, model_name: str):
+        self._registry = CollectorRegistry()
+        self._base_labels = (model_name, "0")
+        self._families = {family.name: self._register(family) for family in FAMILIES}
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+        self._engine: EngineClient | None = None
+        self._stats = StepStats.idle()
+        self._facts: EngineFacts | None = None
+        # Requests that have a token, and whether their TTFT has been taken in.
+        self._begun: dict[str, bool] = {}
+
+        # Looking series up by their labels costs more than counting: those that the hot paths
+        # need are at hand, and those that can be foreseen exist from the start, with 0.
+        self._generation_tokens = self._counter("generation_tokens")
+        self._inter_token_latency = self._histogram("inter_token_latency_seconds")
+        self._gauges = [*self._figures("gauge")]
+        self._totals = [*self._figures("counter")]
+        self._of_steps = [*self._figures("histogram")]
+        for reason in FINISH_REASONS:
+            self._counter("request_success", reason)
+        for reason in REJECTIONS:
+            self._counter("admission_rejections", reason)
+        self._counter("prompt_tokens_by_source", "external_kv_transfer")
+        self._set("num_requests_waiting_by_reason", 0, "deferred")
+        for label_free in (family for family in FAMILIES if not family.labels):
+            self._series(label_free.name)
+        self._show_state(EngineState.STARTING)
+
+    def watch(self, engine: EngineClient) -> None:
+        """Read the engine's state, record and facts at each scrape, however long ago a step was."""
+        self._engine = engine
+
+    # -- what happens to requests ------------------------------------------------------------
+
+    def on_submitted(self, generation: Generation) -> None:
+        self._counter("requests_submitted").inc()
+
+    def on_rejected(self, reason: str) -> None:
+        self._counter("admission_rejections", reason).inc()
+
+    def on_ignored_fields(self, names: Sequence[str]) -> None:
+        self._counter("ignored_fields").inc(len(names))
+
+    def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
+        self._generation_tokens.inc(num_tokens)
+        if gap is not None:
+            self._inter_token_latency.observe(gap)
+        elif generation.request.request_id not in self._begun:  # else another sample's first
+            self._on_begun(generation)
+
+    def _on_begun(self, generation: Generation) -> None:
+        stats = generation.stats
+        num_prompt, num_cached = stats.num_prompt_tokens, stats.num_cached_tokens
+        self._counter("prompt_tokens").inc(num_prompt)
+        self._counter("prompt_tokens_cached").inc(num_cached)
+        self._counter("prompt_tokens_by_source", "local_cache_hit").inc(num_cached)
+        self._counter("prompt_tokens_by_source", "local_compute").inc(num_prompt - num_cached)
+        self._observe("request_prefill_kv_computed_tokens", num_prompt - num_cached)
+        self._observe("time_to_first_token_seconds", stats.ttft)
+        self._begun[generation.request.request_id] = stats.ttft is not None
+
+    def on_finished(self, generation: Generation, reason: str) -> None:
+        self._counter("request_success", reason).inc()
+        if generation.is_from_cache:
+            self._counter("response_cache_hits").inc()
+            return
+        if not _NUMERIC_ERRORS.isdisjoint(generation.sample_errors):
+            self._counter("corrupted_requests").inc()
+        stats, params = generation.stats, generation.request.params
+        if not self._begun.pop(generation.request.request_id, False):
+            self._observe("time_to_first_token_seconds", stats.ttft)
+        self._observe("request_prompt_tokens", stats.num_prompt_tokens)
+        self._observe("request_generation_tokens", stats.num_output_tokens)
+        self._observe("request_max_num_generation_tokens", stats.num_longest_tokens)
+        self._observe("request_num_preemptions", stats.num_preemptions)
+        self._observe("request_params_n", params.n)
+        self._observe("request_params_max_tokens", params.max_tokens)
+        self._observe("request_time_per_output_token_seconds", stats.tpot)
+        self._observe("e2e_request_latency_seconds", stats.e2e)
+        self._observe("request_queue_time_seconds", stats.queue_time)
+        self._observe("request_prefill_time_seconds", stats.prefill_time)
+        self._observe("request_decode_time_seconds", stats.decode_time)
+        if stats.prefill_time is not None:
+            self._observe(
+                "request_inference_time_seconds", stats.prefill_time + (stats.decode_time or 0.0)
+            )
+
+    # -- what happens to the engine ----------------------------------------------------------
+
+    def on_step(self, stats: StepStats) -> None:
+        for histogram, figure_of in self._of_steps:
+            histogram.observe(figure_of(stats))
+        self._advance(stats)
+
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
+        if state is EngineState.RESTARTING:
+            self._counter("engine_restarts").inc()
+            self._stats = StepStats.idle()  # the totals of the next one begin at 0
+        self._show_state(state)
+
+    # -- what happens around the engine ------------------------------------------------------
+
+    def on_disconnect(self) -> None:
+        """A client left before its answer had ended."""
+        self._counter("client_disconnects").inc()
+
+    def on_slow_reader(self) -> None:
+        """A stream was ended because its client did not read it."""
+        self._counter("slow_readers_cut").inc()
+
+    def on_http_response(self, route: str, method: str, status: int, seconds: float) -> None:
+        """An HTTP request has been answered. ``route`` and ``method`` must be of a fixed set."""
+        self._counter("http_requests", route, method, str(status)).inc()
+        self._observe("http_request_duration_seconds", seconds, route)
+
+    # -- rendering ---------------------------------------------------------------------------
+
+    def render(self, names: str = "all", accept: str = "") -> tuple[bytes, str]:
+        """All metrics as text, and its content type.
+
+        Args:
+            names: one of `NAMINGS`.
+            accept: the ``Accept`` header of who asks; OpenMetrics is spoken where it is wanted.
+        """
+        self._refresh()
+        # Versions and parameters in the header are not for the library to stumble over.
+        wants_openmetrics = MEDIA_TYPES[1] in accept
+        encode, content_type = choose_encoder(_OPENMETRICS if wants_openmetrics else "")
+        return encode(_Renamed(self._registry, NAMINGS[names])), content_type
+
+    def _refresh(self) -> None:
+        """Set the gauges."""
+        if self._engine is not None:
+            self._show_state(self._engine.state)
+            self._advance(self._engine.stats)
+            if self._facts is None:
+                self._show_facts(self._engine)
+        for gauge, figure_of in self._gauges:
+            gauge.set(figure_of(self._stats))
+
+    def _advance(self, stats: StepStats) -> None:
+        """Take in a newer record: what its totals have grown by goes to the counters."""
+        last, self._stats = self._stats, stats
+        if stats is last:
+            return
+        for counter, figure_of in self._totals:
+            before, now = figure_of(last), figure_of(stats)
+            if now != before:
+                counter.inc(now - before if now > before else now)  # a new engine begins at 0
+
+    def _show_state(self, state: EngineState) -> None:
+        for each in EngineState:
+            self._set("engine_state", each is state, each.value)
+
+    def _show_facts(self, engine: EngineClient) -> None:
+        try:
+            self._facts = facts = engine.facts
+        except EngineUnavailableError:  # it has never been ready
+            return
+        self._set("cache_config_info", 1, str(facts.block_size), str(facts.num_blocks))
+
+    # -- the families ------------------------------------------------------------------------
+
+    def _register(self, family: Family) -> Counter | Gauge | Histogram:
+        name, labels = f"octavo:{family.name}", (*BASE_LABELS, *family.labels)
+        if family.kind == "counter":
+            return Counter(name, family.help, labels, registry=self._registry)
+        if family.kind == "gauge":
+            return Gauge(name, family.help, labels, registry=self._registry)
+        return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
+
+    def _figures(self, kind: str) -> Iterator[tuple[Any, Callable[[StepStats], float]]]:
+        """The series of a kind that show a figure of each step, and what takes it from a record."""
+        for family in FAMILIES:
+            if family.kind == kind and family.figure is not None:
+                by_label = (
+                    {(): family.figure}
+                    if isinstance(family.figure, str)
+                    else {(value,): figure for value, figure in family.figure.items()}
+                )
+                for labels, figure in by_label.items():
+                    yield self._series(family.name, *labels), attrgetter(figure)
+
+    def _series(self, name: str, *labels: str) -> Counter | Gauge | Histogram:
+        return self._families[name].labels(*self._base_labels, *labels)
+
+    def _counter(self, name: str, *labels: str) -> Counter:
+        series = self._series(name, *labels)
+        assert isinstance(series, Counter)
+        return series
+
+    def _histogram(self, name: str, *labels: str) -> Histogram:
+        series = self._series(name, *labels)
+        assert isinstance(series, Histogram)
+        return series
+
+    def _observe(self, name: str, value: float | None, *labels: str) -> None:
+        if value is not None:
+            self._histogram(name, *labels).observe(value)
+
+    def _set(self, name: str, value: float, *labels: str) -> None:
+        series = self._series(name, *labels)
+        assert isinstance(series, Gauge)
+        series.set(value)
+
+
+class _Renamed(Collector):
+    """A registry's families under other names, and without the times at which they were made
+    (which would double the series of all counters)."""
+
+    def __init__(self, registry: CollectorRegistry, names_of: Callable[[str], list[str]]):
+        self._registry = registry
+        self._names_of = names_of
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            for name in self._names_of(family.name):
+                renamed = Metric(name, family.documentation, family.type)
+                renamed.samples = [
+                    sample._replace(name=name + sample.name[len(family.name) :])
+                    for sample in family.samples
+                    if not sample.name.endswith("_created")
+                ]
+                yield renamed

@@ -1,0 +1,64 @@
+"""One observer that is many."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from octavo.core.stats import StepStats
+from octavo.server.engine.generation import EngineState, Generation, Observer
+
+_log = logging.getLogger("octavo.server")
+
+_EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
+
+
+class Observers(Observer):
+    """Passes everything on to several observers, in their order.
+
+    Whoever observes must not hurt what it looks at: an observer that raises is logged, the first
+    time that it fails at an event, and the others and the caller go on.
+    """
+
+    def __init__(self, *observers: Observer):
+        # Only what an observer overrides is called: on_tokens comes thousands of times a second.
+        self._listeners: dict[str, list[Callable[..., None]]] = {
+            event: [
+                getattr(observer, event)
+                for observer in observers
+                if getattr(type(observer), event) is not getattr(Observer, event)
+            ]
+            for event in _EVENTS
+        }
+        self._failed: set[Callable[..., None]] = set()
+
+    def on_submitted(self, generation: Generation) -> None:
+        self._tell("on_submitted", generation)
+
+    def on_rejected(self, reason: str) -> None:
+        self._tell("on_rejected", reason)
+
+    def on_ignored_fields(self, names: Sequence[str]) -> None:
+        self._tell("on_ignored_fields", names)
+
+    def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
+        self._tell("on_tokens", generation, num_tokens, gap)
+
+    def on_finished(self, generation: Generation, reason: str) -> None:
+        self._tell("on_finished", generation, reason)
+
+    def on_step(self, stats: StepStats) -> None:
+        self._tell("on_step", stats)
+
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
+        self._tell("on_engine_state", state, detail)
+
+    def _tell(self, event: str, *arguments: Any) -> None:
+        for listener in self._listeners[event]:
+            try:
+                listener(*arguments)
+            except Exception:
+                if listener not in self._failed:
+                    self._failed.add(listener)
+                    _log.exception("%s failed; not said again", listener.__qualname__)

@@ -1,0 +1,111 @@
+"""A line every few seconds that says how the engine is doing, and one when its state changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from octavo.core.stats import StepStats
+from octavo.server.engine.generation import EngineState, Generation, Observer
+from octavo.server.log_lines import log_event
+
+_LEVELS = {EngineState.RESTARTING: logging.WARNING, EngineState.FAILED: logging.ERROR}
+
+
+class StatusLine(Observer):
+    """Counts what happens between two lines. While nothing happens, nothing is written.
+
+    Args:
+        interval: seconds between two lines; 0 writes none.
+    """
+
+    def __init__(self, interval: float):
+        self._interval = interval
+        self._stats = StepStats.idle()  # after the last step
+        self._num_open = 0  # requests that are not over
+        self._begun: set[str] = set()  # those of them that have a token
+        self._last_time = time.monotonic()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._num_finished = 0
+        self._num_rejected = 0
+        self._last_preemptions = self._stats.num_preemptions
+
+    async def run(self) -> None:
+        """Write the lines, until cancelled."""
+        while self._interval > 0:
+            await asyncio.sleep(self._interval)
+            self.write(time.monotonic())
+
+    def write(self, now: float) -> None:
+        """Write a line about the time since the last call, if there was anything to do."""
+        elapsed, self._last_time = now - self._last_time, now
+        is_busy = self._num_open or self._num_finished or self._num_rejected
+        if is_busy and elapsed > 0:
+            fields = self._fields(elapsed)
+            log_event("status", _readable(fields), fields)
+        self._start_over()
+
+    def _fields(self, elapsed: float) -> dict[str, Any]:
+        stats = self._stats
+        # The last step may have been before the last request was aborted.
+        is_open = self._num_open > 0
+        hit_rate = None
+        if stats.prefix_tokens_queried:
+            hit_rate = round(stats.prefix_hit_rate, 4)
+        return {
+            "prompt_tps": round(self._num_prompt_tokens / elapsed, 1),
+            "output_tps": round(self._num_output_tokens / elapsed, 1),
+            "running": stats.num_running if is_open else 0,
+            "waiting": stats.num_waiting if is_open else 0,
+            "kv_usage": round(stats.kv_utilisation, 4) if is_open else 0.0,
+            "prefix_hit_rate": hit_rate,
+            "finished": self._num_finished,
+            "preemptions": max(0, stats.num_preemptions - self._last_preemptions),
+            "rejected": self._num_rejected,
+        }
+
+    def on_submitted(self, generation: Generation) -> None:
+        self._num_open += 1
+
+    def on_rejected(self, reason: str) -> None:
+        self._num_rejected += 1
+
+    def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
+        self._num_output_tokens += num_tokens
+        if gap is None and generation.request.request_id not in self._begun:
+            self._begun.add(generation.request.request_id)
+            self._num_prompt_tokens += generation.stats.num_prompt_tokens
+
+    def on_finished(self, generation: Generation, reason: str) -> None:
+        self._num_open -= 1
+        self._num_finished += 1
+        self._begun.discard(generation.request.request_id)
+
+    def on_step(self, stats: StepStats) -> None:
+        self._stats = stats
+
+    def on_engine_state(self, state: EngineState, detail: str) -> None:
+        message = f"engine {state.value}" + (f": {detail}" if detail else "")
+        fields = {"state": state.value, "detail": detail}
+        log_event("engine state", message, fields, _LEVELS.get(state, logging.INFO))
+
+
+def _readable(fields: dict[str, Any]) -> str:
+    hit_rate = fields["prefix_hit_rate"]
+    parts = [
+        f"{fields['prompt_tps']:.1f} prompt tokens/s",
+        f"{fields['output_tps']:.1f} output tokens/s",
+        f"{fields['running']} running",
+        f"{fields['waiting']} waiting",
+        f"KV cache {fields['kv_usage']:.1%}",
+        "prefix hit rate " + ("-" if hit_rate is None else f"{hit_rate:.1%}"),
+        f"{fields['finished']} finished",
+    ]
+    parts += [f"{fields[name]} {name}" for name in ("preemptions", "rejected") if fields[name]]
+    return "status: " + ", ".join(parts)

@@ -1,0 +1,1 @@
+"""What is asked, and when: data sets, traces, arrival processes; of a server, or of a simulator."""

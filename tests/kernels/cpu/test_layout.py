@@ -1,0 +1,43 @@
+"""Sizes that are only planned, against those of a loaded library."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from octavo.kernels.cpu import abi, layout
+from octavo.kernels.cpu.library import load, runnable
+from octavo.quantization.ggml_types import GGMLType
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was built")
+SIZES = [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 127, 128, 129, 255, 576, 1536, 49152]
+
+
+@pytest.mark.parametrize("format", layout.ARITHMETIC)
+def test_packed_weights(format):
+    lib = load().lib
+    groups = [0] if format in (abi.OCT_BF16, abi.OCT_F32) else [32, 64, 128]
+    if format in (abi.OCT_W8S, abi.OCT_W8A):
+        groups.append(16)
+    for group in groups:
+        for n in SIZES:
+            for k in SIZES:
+                expected = lib.oct_packed_bytes(format, n, k, group)
+                assert layout.packed_bytes(format, n, k, group) == expected, (n, k, group)
+
+
+def test_what_becomes_of_the_types_of_files():
+    lib, found = load().lib, {}
+    for type in GGMLType:
+        format, group = ctypes.c_int32(), ctypes.c_int32()
+        if lib.oct_gguf_format(type, ctypes.byref(format), ctypes.byref(group)) == abi.OCT_OK:
+            found[type] = (format.value, group.value)
+    assert found == layout.PACKED_FORMATS
+
+
+@pytest.mark.parametrize("format", layout.KV_FORMATS.values())
+def test_keys_and_values(format):
+    for head_dim in range(16, 257, 16):
+        expected = load().lib.oct_kv_chunk_bytes(format, head_dim)
+        assert layout.kv_chunk_bytes(format, head_dim) == expected

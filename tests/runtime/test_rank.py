@@ -1,0 +1,70 @@
+"""A rank: loaded, asked what fits, started, run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError
+from octavo.kernels.cpu import library
+from octavo.models.loader import load_config
+from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
+from octavo.runtime.rank import Rank
+
+LIMITS = RankLimits(num_blocks=4, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32)
+KERNELS = [
+    "reference",
+    pytest.param("native", marks=pytest.mark.skipif(not library.runnable(), reason="not built")),
+]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_it_loads_says_what_fits_and_runs_a_batch(tiny_model, kernels):
+    progress = []
+    spec = RankSpec(tiny_model, kernels=kernels, threads=1)
+    rank = Rank.load(spec, progress=lambda *at: progress.append(at))
+    assert rank.kernels == kernels and (rank.isa is None) == (kernels == "reference")
+    assert progress and progress[-1][0] == progress[-1][1]
+    assert rank.weights_bytes > 0 and rank.capacity.kv_memory_bytes > 0
+    rank.start(LIMITS)
+    assert rank.num_blocks == 4
+
+    request = Request("r", [1, 2, 3], SamplingParams(temperature=0), 0.0)
+    request.block_ids = [3]
+    output = rank.run(Batch(0, (ScheduledRequest(request, 0, 3, 1),)))
+    assert list(output.token_ids) == ["r"] and not output.errors
+    probe = rank.probe()
+    assert probe.isa == rank.isa
+    assert probe.kv_bytes_per_token == rank.capacity.kv_bytes_per_token
+    rank.close()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "f32", "bf16"])
+def test_capacity_needs_no_weights(tiny_model, kernels, kv_cache_dtype):
+    spec = RankSpec(tiny_model, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
+    loaded = Rank.load(spec).capacity
+    computed = capacity_of(
+        spec,
+        load_config(tiny_model),
+        is_native=kernels == "native",
+        kv_memory_bytes=loaded.kv_memory_bytes,
+    )
+    assert computed == loaded
+
+
+def test_capacity_needs_no_torch():
+    code = "import octavo.runtime.capacity, octavo.config, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_cannot_be_had_is_said(tiny_model):
+    with pytest.raises(ConfigError, match="int8 needs the native CPU kernels"):
+        Rank.load(RankSpec(tiny_model, kernels="reference", kv_cache_dtype="int8"))
+    with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
+        Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))

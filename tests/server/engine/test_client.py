@@ -1,0 +1,556 @@
+"""The engine as HTTP sees it: here on the hash model, in a thread that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from octavo.build import build_engine
+from octavo.config import CacheConfig, EngineConfig
+from octavo.core.limits import QueueLimits
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import SchedulerConfig
+from octavo.errors import (
+    DeadlineError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    QuarantinedError,
+    QueueFullError,
+)
+from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.server.engine.client import ProcessEngine
+from octavo.server.engine.flight_record import FlightRecord
+from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest, Observer
+from octavo.server.engine.wire import Decoder, encode
+from octavo.server.engine.worker import EngineLoop
+from octavo.text_engine import TextEngine
+
+VOCAB = 97
+POISON, LATE_POISON, RAISE = 96, 95, 94  # prompt tokens that the engine cannot stand
+NUM_BLOCKS = 64
+
+
+class Death(BaseException):
+    """What ends a thread as a signal ends a process."""
+
+
+class Moody(HashExecutor):
+    """Dies of POISON at once, and of LATE_POISON when it has produced three tokens."""
+
+    def __init__(self, running):
+        super().__init__(NUM_BLOCKS, 4, VOCAB)
+        self.running = running
+        self.delay = 0.001
+
+    def submit(self, batch):
+        time.sleep(self.delay)
+        while self.running.is_hanging:
+            time.sleep(0.005)
+        if self.running.is_killed:
+            raise Death
+        for item in batch.items:
+            prompt = item.request.prompt_token_ids
+            if POISON in prompt or (LATE_POISON in prompt and item.request.num_output_tokens >= 3):
+                raise Death
+            if RAISE in prompt:
+                raise RuntimeError("as asked")
+        return super().submit(batch)
+
+
+class ThreadEngine:
+    """A RunningEngine in this process."""
+
+    def __init__(self, tokenizer, failure=None):
+        self.args = {}
+        self.is_killed = self.is_hanging = False
+        self.failure = failure
+        self.connection, self.theirs = socket.socketpair()
+        self.connection.setblocking(False)
+        scheduler = SchedulerConfig(max_num_seqs=8, max_model_len=64, max_num_batched_tokens=64)
+        cache = CacheConfig(4, NUM_BLOCKS, "hash", True)
+        config = EngineConfig("hash", "cpu", "hash", 0, "continuous", cache, scheduler)
+        self.executor = Moody(self)
+        engine = build_engine(config, self.executor)
+        self.text_engine = TextEngine(engine, tokenizer, VOCAB, ())
+        self.record = FlightRecord()
+        self.loop = EngineLoop(self.text_engine, self.record, self._send)
+        self.is_asked = threading.Event()  # by the first message, to start
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        threading.Thread(target=self._fill, daemon=True).start()
+
+    def _fill(self):
+        decoder = Decoder()
+        with contextlib.suppress(OSError):
+            while data := self.theirs.recv(4096):
+                for message in decoder.feed(data):
+                    if self.is_asked.is_set():
+                        self.loop.receive(message)
+                    self.is_asked.set()
+
+    def _send(self, message):
+        self.theirs.sendall(encode(message))
+
+    def _run(self):
+        with contextlib.suppress(Death, OSError, EngineError):
+            self.is_asked.wait()
+            if self.failure is not None:
+                self._send({"ev": "failed", **self.failure})
+                raise Death
+            facts = EngineFacts(64, 8, VOCAB, NUM_BLOCKS, 4)
+            self._send({"ev": "ready", "facts": dataclasses.asdict(facts)})
+            self.loop.run()
+        with contextlib.suppress(OSError):
+            self.theirs.shutdown(socket.SHUT_RDWR)
+
+    def kill(self, signum=signal.SIGKILL):
+        self.is_killed, self.is_hanging = True, False
+        self.is_asked.set()
+        self.loop.receive({"op": "stop"})
+
+    def wait(self):
+        self.thread.join()
+        self.theirs.close()
+        return "thread"
+
+    def at_work(self):
+        return self.record.read()
+
+
+class ThreadLauncher:
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.engines = []
+        self.failure = None
+
+    def launch(self):
+        self.engines.append(ThreadEngine(self.tokenizer, self.failure))
+        return self.engines[-1]
+
+    @property
+    def current(self):
+        return self.engines[-1]
+
+
+class Account(Observer):
+    """Everything that was told."""
+
+    def __init__(self):
+        self.submitted, self.finished, self.num_tokens, self.states = [], {}, 0, []
+
+    def on_submitted(self, generation):
+        self.submitted.append(generation.request.request_id)
+
+    def on_finished(self, generation, reason):
+        assert generation.request.request_id not in self.finished
+        self.finished[generation.request.request_id] = reason
+
+    def on_tokens(self, generation, num_tokens, gap):
+        assert gap is None or gap >= 0
+        self.num_tokens += num_tokens
+
+    def on_engine_state(self, state, detail):
+        self.states.append(state)
+
+
+@pytest.fixture
+def launcher(byte_tokenizer):
+    return ThreadLauncher(byte_tokenizer)
+
+
+def run(launcher, main, **options):
+    """Run ``main(engine, account)`` with a started engine; nothing may be left behind."""
+
+    async def with_engine():
+        account = Account()
+        engine = ProcessEngine(launcher, observer=account, **options)
+        await engine.start()
+        try:
+            await asyncio.wait_for(main(engine, account), 20)
+        finally:
+            await engine.stop()
+        assert sorted(account.submitted) == sorted(account.finished)
+        assert engine.num_unfinished == 0
+
+    asyncio.run(with_engine())
+
+
+_ids = iter(range(10**9))
+
+
+def make(prompt, max_tokens=6, **fields):
+    params = fields.pop("params", None) or SamplingParams(
+        max_tokens=max_tokens, seed=1, ignore_eos=True
+    )
+    return GenerationRequest(f"r{next(_ids)}", prompt, params, time.monotonic(), **fields)
+
+
+async def stream(generation):
+    """Token ids as they come; the error in place of the rest."""
+    ids = []
+    try:
+        async with generation:
+            async for deltas in generation:
+                for delta in deltas:
+                    ids += delta.token_ids
+    except Exception as error:
+        ids.append(error)
+    return ids
+
+
+async def until(condition):
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it never came true")
+
+
+def used_blocks(launcher):
+    return launcher.current.text_engine.engine.scheduler.block_manager.num_used_blocks
+
+
+def test_streams_and_whole_answers_agree_with_the_model(launcher):
+    async def main(engine, account):
+        prompts = [[i, i + 1, i + 2] for i in range(20)]
+        streams = [stream(engine.submit(make(prompt, streams=True))) for prompt in prompts]
+        wholes = [engine.submit(make(prompt)).collect() for prompt in prompts]
+        for prompt, ids in zip(prompts, await asyncio.gather(*streams), strict=True):
+            assert ids == expected_tokens(prompt, 6, VOCAB)
+        for prompt, (whole,) in zip(prompts, await asyncio.gather(*wholes), strict=True):
+            assert whole.token_ids == expected_tokens(prompt, 6, VOCAB)
+            assert whole.text == launcher.tokenizer.decode(whole.token_ids)
+            assert whole.finish_reason == "length"
+        assert account.num_tokens == 2 * 20 * 6
+        assert set(account.finished.values()) == {"length"}
+
+    run(launcher, main)
+
+
+def test_samples_share_a_generation_and_have_stats(launcher):
+    async def main(engine, account):
+        params = SamplingParams(n=3, max_tokens=5, ignore_eos=True)
+        generation = engine.submit(make([1, 2, 3, 4, 5], params=params))
+        completions = await generation.collect()
+        assert [one.index for one in completions] == [0, 1, 2]
+        stats = generation.stats
+        assert stats.num_output_tokens == 15
+        assert 0 <= stats.queue_time <= stats.ttft <= stats.e2e
+        assert stats.e2e == pytest.approx(stats.ttft + stats.decode_time)
+
+    run(launcher, main)
+
+
+def test_closing_frees_the_blocks_within_a_step(launcher):
+    async def main(engine, account):
+        launcher.current.executor.delay = 0.02
+        request = make([1, 2, 3], 60, streams=True)
+        async with engine.submit(request) as generation:
+            await anext(generation)
+            assert used_blocks(launcher)
+        assert account.finished == {request.request_id: "abort"}
+        step = launcher.current.text_engine.engine.scheduler.num_steps
+        await until(lambda: not used_blocks(launcher))
+        assert launcher.current.text_engine.engine.scheduler.num_steps <= step + 2
+        generation.close()
+
+    run(launcher, main)
+
+
+def test_a_request_that_raises_ends_alone(launcher):
+    async def main(engine, account):
+        good = [engine.submit(make([i, i])) for i in range(6)]
+        bad = engine.submit(make([RAISE, 1]))
+        (whole,) = await bad.collect()
+        assert whole.finish_reason == "error" and "as asked" in whole.error
+        for i, generation in enumerate(good):
+            (whole,) = await generation.collect()
+            assert whole.token_ids == expected_tokens([i, i], 6, VOCAB)
+        assert len(launcher.engines) == 1
+
+    run(launcher, main)
+
+
+def test_an_engine_that_fails_everything_is_replaced(launcher):
+    """A request can be bad; but when the engine's own probe fails too, it is the engine."""
+
+    async def main(engine, account):
+        def broken(batch):
+            raise RuntimeError("the device has fallen over")
+
+        launcher.current.executor.submit = broken
+        failed = [await engine.submit(make([i, i])).collect() for i in range(8)]
+        assert all(whole.finish_reason == "error" for (whole,) in failed)
+        await until(lambda: len(launcher.engines) == 2 and engine.state is EngineState.READY)
+        (whole,) = await engine.submit(make([1, 2])).collect()
+        assert whole.token_ids == expected_tokens([1, 2], 6, VOCAB)
+
+    run(launcher, main)
+
+
+def test_many_bad_requests_are_no_reason_to_begin_anew(launcher):
+    async def main(engine, account):
+        for i in range(30):
+            await engine.submit(make([RAISE, i])).collect()
+        assert len(launcher.engines) == 1
+
+    run(launcher, main)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "error"),
+    [
+        ([], 6, InvalidRequestError),
+        ([1] * 60, 6, PromptTooLongError),
+        ([VOCAB], 6, InvalidRequestError),
+        ([True], 6, InvalidRequestError),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_the_door(launcher, prompt, max_tokens, error):
+    async def main(engine, account):
+        with pytest.raises(error):
+            engine.submit(make(prompt, max_tokens))
+        assert not account.submitted
+
+    run(launcher, main)
+
+
+def test_the_queue_is_bounded_by_requests_and_by_tokens(launcher):
+    async def main(engine, account):
+        launcher.current.is_hanging = True
+        accepted = [engine.submit(make([1, 2, 3])) for _ in range(4)]
+        with pytest.raises(QueueFullError) as refusal:
+            engine.check_room()
+        assert refusal.value.retry_after >= 1
+        with pytest.raises(QueueFullError):
+            engine.submit(make([1]))
+        for generation in accepted[1:]:
+            generation.close()
+        engine.check_room()
+        with pytest.raises(QueueFullError):  # its samples come together
+            engine.submit(make([1], params=SamplingParams(n=4)))
+        engine.submit(make([1] * 30)).close()
+        with pytest.raises(QueueFullError, match="tokens"):
+            engine.submit(make([1] * 40))
+        launcher.current.is_hanging = False
+        assert await accepted[0].collect()
+
+    run(launcher, main, limits=QueueLimits(4, 40))
+
+
+@pytest.mark.parametrize(("num_requests", "num_tokens"), [(5, 5), (1, 41), (5, 41)])
+def test_what_could_never_wait_is_an_error_of_the_request(launcher, num_requests, num_tokens):
+    """Not "try again later", which it would be told for ever."""
+
+    async def main(engine, account):
+        engine.check_size(4, 40)
+        with pytest.raises(InvalidRequestError, match="at once"):
+            engine.check_size(num_requests, num_tokens)
+
+    run(launcher, main, limits=QueueLimits(4, 40))
+
+
+@pytest.mark.timing
+def test_deadlines_hold_in_the_queue_and_in_the_run(launcher):
+    async def main(engine, account):
+        launcher.current.executor.delay = 0.02
+        now = time.monotonic()
+        running = engine.submit(make([1, 2], 60, deadline=now + 0.2))
+        await until(lambda: used_blocks(launcher))
+        others = [engine.submit(make([i, 3], 60)) for i in range(7)]
+        queued = engine.submit(make([9, 9], 60, deadline=now + 0.1))
+        with pytest.raises(DeadlineError, match="in the queue"):
+            await queued.collect()
+        with pytest.raises(DeadlineError, match="while it ran"):
+            await running.collect()
+        assert time.monotonic() - now < 0.4
+        for generation in others:
+            generation.close()
+        await until(lambda: not used_blocks(launcher))
+        assert sorted(account.finished.values())[-2:] == ["timeout", "timeout"]
+
+    run(launcher, main)
+
+
+def test_a_deadline_that_has_passed_is_missed_however_quick_the_answer(launcher):
+    async def main(engine, account):
+        for _ in range(20):
+            generation = engine.submit(make([1], 1, deadline=time.monotonic() - 1e-9))
+            time.sleep(0.005)  # the answer is there before the loop turns
+            with pytest.raises(DeadlineError):
+                await generation.collect()
+
+    run(launcher, main)
+
+
+def test_a_dead_engine_is_replaced_and_nothing_is_lost(launcher):
+    async def main(engine, account):
+        launcher.current.executor.delay = 0.01
+        begun = [
+            asyncio.create_task(stream(engine.submit(make([i, 7], 50, streams=True))))
+            for i in range(3)
+        ]
+        unseen = [engine.submit(make([i, 8], 30)) for i in range(3)]
+        waiting = [engine.submit(make([i, 9], 4)) for i in range(8)]
+        await until(lambda: used_blocks(launcher) > 6)
+        await asyncio.sleep(0.1)
+        launcher.current.kill()
+        await until(lambda: EngineState.RESTARTING in account.states)
+        meanwhile = engine.submit(make([5, 5], 4))
+        for ids in await asyncio.gather(*begun):
+            *some, error = ids
+            assert some and isinstance(error, EngineError) and "restarted" in str(error)
+        for number, generations, count in ((8, unseen, 30), (9, waiting, 4)):
+            for i, generation in enumerate(generations):
+                (whole,) = await generation.collect()
+                assert whole.token_ids == expected_tokens([i, number], count, VOCAB)
+        assert (await meanwhile.collect())[0].token_ids == expected_tokens([5, 5], 4, VOCAB)
+        assert account.states == [
+            EngineState.READY,
+            EngineState.RESTARTING,
+            EngineState.READY,
+        ]
+        assert engine.num_restarts == 1
+
+    run(launcher, main)
+
+
+@pytest.mark.parametrize("token", [POISON, LATE_POISON])
+def test_a_query_of_death_kills_twice_at_most(launcher, token):
+    async def main(engine, account):
+        good = [engine.submit(make([i, 7], 20)) for i in range(5)]
+        deadly = engine.submit(make([token, 1], 20))
+        with pytest.raises(QuarantinedError):
+            await deadly.collect()
+        for i, generation in enumerate(good):
+            (whole,) = await generation.collect()
+            assert whole.token_ids == expected_tokens([i, 7], 20, VOCAB)
+        for _ in range(3):  # the client's library tries again
+            with pytest.raises(QuarantinedError):
+                engine.submit(make([token, 1], 20))
+        assert (await engine.submit(make([3, 3])).collect())[0].finish_reason == "length"
+        assert len(launcher.engines) == 3
+
+    run(launcher, main)
+
+
+def test_a_stream_that_kills_is_quarantined_after_two_engines(launcher):
+    async def main(engine, account):
+        for _ in range(2):
+            ids = await stream(engine.submit(make([LATE_POISON], 20, streams=True)))
+            assert len(ids) == 4 and "restarted" in str(ids[-1])
+            await until(lambda: engine.state is EngineState.READY)
+        with pytest.raises(QuarantinedError):
+            engine.submit(make([LATE_POISON], 20, streams=True))
+        assert len(launcher.engines) == 3
+
+    run(launcher, main)
+
+
+def test_a_hanging_engine_is_noticed(launcher):
+    async def main(engine, account):
+        launcher.current.is_hanging = True
+        generation = engine.submit(make([1, 2]))
+        await until(lambda: len(launcher.engines) == 2)
+        assert (await generation.collect())[0].token_ids == expected_tokens([1, 2], 6, VOCAB)
+
+    run(launcher, main, engine_timeout=0.2)
+
+
+def test_what_an_idle_engine_finds_out_of_itself_is_told(launcher):
+    """Damage that an audit finds when nothing runs waits for no request."""
+
+    async def main(engine, account):
+        launcher.current.text_engine.engine.num_invariant_violations = 3
+        await until(lambda: engine.stats.num_invariant_violations == 3)
+
+    run(launcher, main, engine_timeout=0.4)
+
+
+def test_an_engine_that_dies_by_itself_is_given_up(launcher, monkeypatch):
+    monkeypatch.setattr("octavo.server.engine.supervisor._RESTART_PAUSES", (0.0,) * 5)
+
+    async def main(engine, account):
+        waiting = engine.submit(make([1] * 3))
+        await waiting.collect()
+        launcher.failure = {"kind": "ModelFileError", "message": "the file is gone"}
+        launcher.current.kill()
+        await asyncio.wait_for(engine.wait_until_given_up(), 5)
+        assert engine.state is EngineState.FAILED
+        with pytest.raises(EngineUnavailableError):
+            engine.check_room()
+
+    run(launcher, main)
+
+
+def test_what_keeps_it_from_starting_is_said(launcher):
+    launcher.failure = {"kind": "ModelNotFoundError", "message": "no such model"}
+
+    async def main():
+        engine = ProcessEngine(launcher)
+        with pytest.raises(EngineUnavailableError, match="being loaded"):
+            engine.submit(make([1]))
+        with pytest.raises(ModelNotFoundError, match="no such model"):
+            await engine.start()
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_stopping_tells_everybody(launcher):
+    async def main(engine, account):
+        launcher.current.is_hanging = True
+        generations = [engine.submit(make([i, 1])) for i in range(4)]
+        launcher.current.is_hanging = False
+        await engine.stop()
+        for generation in generations:
+            with pytest.raises(EngineUnavailableError, match="stopping"):
+                await generation.collect()
+        with pytest.raises(EngineUnavailableError, match="stopping"):
+            engine.submit(make([1]))
+
+    run(launcher, main)
+
+
+def test_a_thousand_random_aborts_lose_and_mix_nothing(launcher):
+    async def client(engine, rng, number):
+        prompt = [number % 90, number // 90 % 90, *(rng.randrange(90) for _ in range(3))]
+        count = rng.randint(1, 12)
+        streams = rng.random() < 0.5
+        generation = engine.submit(make(prompt, count, streams=streams))
+        answer = stream(generation) if streams else generation.collect()
+        task = asyncio.create_task(answer)
+        if rng.random() < 0.6:
+            await asyncio.sleep(rng.random() * 0.05)
+            generation.close()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return
+        result = await task
+        ids = result if streams else result[0].token_ids
+        assert ids == expected_tokens(prompt, count, VOCAB)
+
+    async def main(engine, account):
+        rng = random.Random(0)
+        launcher.current.executor.delay = 0.0
+        for start in range(0, 1000, 50):
+            await asyncio.gather(*(client(engine, rng, start + i) for i in range(50)))
+        await until(lambda: not used_blocks(launcher))
+        blocks = launcher.current.text_engine.engine.scheduler.block_manager
+        await until(lambda: not launcher.current.text_engine.has_unfinished_requests)
+        blocks.check_integrity([])
+        assert len(account.finished) == 1000
+
+    run(launcher, main)

@@ -1,0 +1,158 @@
+"""The server put together: what holds for every route, also for those that are yet to come."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from octavo.server.app import create_app, create_routers, create_server_app, post_routes
+from octavo.server.http.body import JsonRoute
+from octavo.server.http.context import RequestContext
+from octavo.server.http.gate import App
+from octavo.server.http.tenants import Tenant, Tenants
+from octavo.server.watch.metrics import Metrics
+
+LARGE = 1 << 18  # bytes
+MOST_CPU_SECONDS = 0.1  # between two turns of the event loop; a fifth of it is usual
+
+
+@pytest.fixture
+def service(fake_engine, create_service):
+    return create_service(fake_engine)
+
+
+def body_models(service) -> dict[str, type[BaseModel]]:
+    """Of all routes that take one, by path."""
+    routes = post_routes(create_routers(service))
+    assert all(isinstance(route, JsonRoute) for route in routes.values())  # strict, and bounded
+    return {path: route.body_field.field_info.annotation for path, route in routes.items()}
+
+
+# -- who may ask ---------------------------------------------------------------------------------
+
+
+def test_every_post_is_under_the_same_rules(fake_engine, create_service):
+    """Rates, requests at once, and draining: the tokenizer is not for free either."""
+    service = create_service(fake_engine, rate_limit_requests=1e-6)
+    service = dataclasses.replace(service, metrics=Metrics("tiny"))
+    paths = sorted(post_routes(create_routers(service)))
+    assert {"/tokenize", "/detokenize", "/v1/chat/completions", "/generate", "/"} <= set(paths)
+    app = create_server_app(service, Tenants(service.settings))
+
+    async def statuses(path: str, address: str) -> list[int]:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answers = [await client.post(path, json={}) for _ in range(2)]
+            service.lifecycle.is_draining = True
+            answers.append(await client.post(path, json={}))
+            service.lifecycle.is_draining = False
+        return [answer.status_code for answer in answers]
+
+    for number, path in enumerate(paths):
+        assert asyncio.run(statuses(path, f"10.0.0.{number}")) == [400, 429, 503], path
+
+
+# -- lists -----------------------------------------------------------------------------------------
+
+
+def unbounded(schema: Any, where: str) -> Iterator[str]:
+    """Places in a pydantic schema that validate more than somebody has thought of."""
+    if isinstance(schema, dict):
+        kind = schema.get("type")
+        if kind in ("list", "dict") and "max_length" not in schema:
+            yield f"{where}: a {kind} without a bound"
+        if kind == "list" and not schema.get("fail_fast"):
+            yield f"{where}: a list that goes on after its first wrong item"
+        if kind in ("set", "frozenset", "tuple", "generator"):
+            yield f"{where}: a {kind}, which this test does not know"
+        for key, value in schema.items():
+            if key not in ("metadata", "serialization"):
+                yield from unbounded(value, f"{where}.{key}" if isinstance(key, str) else where)
+    elif isinstance(schema, list | tuple):
+        for item in schema:
+            yield from unbounded(item, where)
+
+
+def test_lists_of_bodies_have_bounds_and_fail_fast(service):
+    for path, model in body_models(service).items():
+        found = list(unbounded(model.__pydantic_core_schema__, path))
+        assert not found, "\n".join(found)
+
+
+def test_the_search_for_lists_finds_them():
+    class Body(BaseModel):
+        names: list[str]
+        sizes: dict[str, int]
+
+    assert len(list(unbounded(Body.__pydantic_core_schema__, "body"))) == 3
+
+
+# -- large bodies ----------------------------------------------------------------------------------
+
+
+def many(item: str) -> str:
+    return f"[{','.join([item] * (LARGE // (len(item) + 1)))}]"
+
+
+# Of some, as much as a server takes was seconds in which nobody else was served.
+FIELDS = {"prompt", "messages", "tokens", "allowed_token_ids"}
+KEYS = ",".join(f'"k{i}":1' for i in range(4000))
+ODD = {
+    "thousands of keys": f"{{{KEYS}}}",
+    "objects that have a key twice": "[" + ",".join([f'{{{KEYS},"k3999":1}}'] * 16) + "]",
+    "halves of characters": '"' + "\\ud800" * (LARGE // 6) + '"',
+    "text like JSON": '"' + ',\\"[{:' * (LARGE // 6) + '"',
+    "strings": many('""'),
+}
+
+
+def fields_of(model: type[BaseModel]) -> set[str]:
+    schema = model.model_json_schema()
+    forms = (schema, *schema.get("$defs", {}).values())
+    return FIELDS & {name for form in forms for name in form.get("properties", ())}
+
+
+def longest_stall(app: App, path: str, body: str) -> float:
+    """CPU seconds that pass at most while the event loop waits for its next turn."""
+
+    async def with_context(scope, receive, send):
+        scope["octavo"] = RequestContext("req-1", Tenant("test"), time.monotonic())
+        await app(scope, receive, send)
+
+    async def ask() -> float:
+        transport = httpx.ASGITransport(with_context)
+        headers = {"content-type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            content = body.encode()
+            asking = asyncio.ensure_future(client.post(path, content=content, headers=headers))
+            longest, last = 0.0, time.process_time()
+            while not asking.done():
+                await asyncio.sleep(0.001)
+                now = time.process_time()
+                longest, last = max(longest, now - last), now
+            assert (await asking).status_code in (200, 400)
+        return longest
+
+    return asyncio.run(ask())
+
+
+def test_a_large_wrong_body_stalls_nobody(service):
+    app = create_app(create_routers(service))
+    bodies = [
+        (path, f'{{"{name}": {many(item)}}}', f"{path}: many {item} as {name}")
+        for path, model in body_models(service).items()
+        for name in sorted(fields_of(model))
+        for item in ("-1", '"a"')
+    ]
+    bodies += [("/tokenize", f'{{"prompt": {odd}}}', name) for name, odd in ODD.items()]
+    for path, body, case in bodies:
+        # Of three: what else the process has to do, as collecting garbage, comes once.
+        stalls = (longest_stall(app, path, body) for _ in range(3))
+        assert any(stall < MOST_CPU_SECONDS for stall in stalls), case

@@ -1,0 +1,102 @@
+"""Files are whole or not there, and nothing is left of those that were not finished."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from octavo.files import NewFile, replace_file
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_when_it_is_published(tmp_path):
+    path = tmp_path / "a" / "b"
+    with NewFile(path) as new:
+        new.file.write(b"new")
+        assert not path.exists()
+        new.publish()
+        assert path.read_bytes() == b"new"
+    assert names(path.parent) == ["b"] and stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_raises_leaves_the_old_file_alone(tmp_path, error):
+    path = tmp_path / "a"
+    replace_file(path, b"old")
+    with pytest.raises(error), NewFile(path) as new:
+        new.file.write(b"half")
+        raise error
+    assert path.read_bytes() == b"old" and names(tmp_path) == ["a"]
+
+
+def test_what_is_not_published_was_not_wanted(tmp_path):
+    with NewFile(tmp_path / "a") as new:
+        new.file.write(b"half")
+    assert names(tmp_path) == []
+
+
+def test_it_can_be_mapped_and_be_of_its_owner_alone(tmp_path):
+    with NewFile(tmp_path / "a") as new:
+        new.file.truncate(8)
+        with mmap.mmap(new.file.fileno(), 8) as memory:
+            memory[:] = b"12345678"
+        new.publish(mode=0o600, sync=True)
+    assert (tmp_path / "a").read_bytes() == b"12345678"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+WRITE_AND_WAIT = """
+import sys, time
+from octavo.files import NewFile
+with NewFile(sys.argv[1]) as new:
+    print("written", flush=True)
+    time.sleep(60)
+"""
+
+
+def age(folder, seconds=3600):
+    for path in folder.glob("*.octavo.part"):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_what_a_killed_process_left_is_taken_away(tmp_path):
+    """By the next one that writes the same file, and only when the other is dead."""
+    path = tmp_path / "a"
+    (tmp_path / "a.of-others.part").write_text("")
+    command = [sys.executable, "-c", WRITE_AND_WAIT, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"written\n"
+        age(tmp_path)
+        replace_file(path, b"mine")
+        assert len(names(tmp_path)) == 3  # it is still being written
+        process.send_signal(signal.SIGKILL)
+    replace_file(tmp_path / "b", b"other")
+    assert len(names(tmp_path)) == 4
+    replace_file(path, b"mine")
+    assert names(tmp_path) == ["a", "a.of-others.part", "b"]
+
+
+def test_a_file_that_was_just_made_may_not_be_locked_yet(tmp_path):
+    young = tmp_path / "a.xyz.octavo.part"
+    young.write_text("")
+    replace_file(tmp_path / "a", b"")
+    assert young.exists()
+    age(tmp_path)
+    replace_file(tmp_path / "a", b"")
+    assert not young.exists()
+
+
+def test_a_place_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        replace_file(tmp_path / "file" / "below", b"")
