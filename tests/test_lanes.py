@@ -28,12 +28,14 @@ PROJECT = {
                 log.write(json.dumps(entry) + "\\n")
         """,
     "test_a_timing.py": """
-        import pytest, time
+        import os, pytest, time
 
         @pytest.mark.timing
         @pytest.mark.parametrize("i", range(3))
-        def test_time(i):
+        def test_time(i, request):
             time.sleep(0.1)
+            failures = int(os.environ.get("FAILURES", 0)) if i == 1 else 0
+            assert getattr(request.node, "execution_count", 1) > failures
 
         def test_no_time():
             time.sleep(0.1)
@@ -134,3 +136,15 @@ def test_a_process_that_dies_fails_its_test_and_no_other(run):
     assert "1 failed, 11 passed" in done.stdout.splitlines()[-1], done.stdout
     assert "test_d.py::test_d[1]" in done.stdout
     check_alone(log)
+
+
+@pytest.mark.parametrize("flags", [(), TWO])
+def test_what_is_timed_is_tried_again(run, flags):
+    pytest.importorskip("pytest_rerunfailures")
+    done, log = run(*flags, "-p", "pytest_rerunfailures", FAILURES="2")
+    last = done.stdout.splitlines()[-1]
+    assert "12 passed" in last and "2 rerun" in last, done.stdout
+    assert [test.partition("::")[2] for test, *_ in log[-5:]].count("test_time[1]") == 3
+    done, _ = run(*flags, "-p", "pytest_rerunfailures", FAILURES="3")
+    last = done.stdout.splitlines()[-1]
+    assert "1 failed, 11 passed" in last and "2 rerun" in last, done.stdout

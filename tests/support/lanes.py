@@ -2,8 +2,9 @@
 
 The tests of a file are one lane: they run in their order, in one process. So do all that have the
 same mark ``xdist_group``, because they share a server or a model. Those marked ``timing`` begin
-when everything else is done and all processes but one have ended. Without ``-n`` there is only one
-process, and they are just the last.
+when everything else is done and all processes but one have ended, and one that fails is tried
+again: what the code did wrong it does wrong each time, what the machine did it does not. Without
+``-n`` there is only one process, and they are just the last.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 
 MAX_WORKERS = 8  # each imports everything, and the longest lane is one piece
 WORKER_BYTES = 3 << 30  # for a model or two, and the other implementation of them
+RERUNS = 2  # of a test that compares times
 # Roughly, of a test: one that is marked slow, one that may start a server, another.
 SLOW_SECONDS, LIVE_SECONDS, SECONDS = 10.0, 2.0, 0.05
 
@@ -55,8 +57,11 @@ def plan(items: list[pytest.Item]) -> dict[str, Any]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=is_timing)
+    if hasattr(config.option, "reruns"):  # pytest-rerunfailures is installed
+        for item in filter(is_timing, items):
+            item.add_marker(pytest.mark.flaky(reruns=RERUNS, reruns_delay=1))
 
 
 # -- with xdist ------------------------------------------------------------------------------------

@@ -63,43 +63,57 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_has_no_effect(cls, value: Any, info: ValidationInfo) -> Any:
+    def _keep_what_has_an_effect(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
-        unknown = value.keys() - cls.model_fields.keys()
-        dropped = unknown | (value.keys() & cls._without_effect)
+        dropped = (value.keys() - cls.model_fields.keys()) | (value.keys() & cls._without_effect)
         if not dropped:
             return value
         ignored = info.context if isinstance(info.context, IgnoredFields) else IgnoredFields()
-        refused = unknown if ignored.strict else (unknown & cls.refused) - cls.synonyms.keys()
-        refused = {name for name in refused if ignored.strict or not asks_for_nothing(value[name])}
-        if refused:
-            raise _unknown_fields(cls.__name__, {name: value[name] for name in refused})
+        cls._refuse_what_is_not_ours(value, ignored.strict)
         if ignored.strict:
             return value
-        kept = {name: field for name, field in value.items() if name not in dropped}
-        named_as_ours: dict[str, Any] = {}
         for name in value:  # in the body's order
+            if name in dropped and name not in cls.synonyms and not asks_for_nothing(value[name]):
+                ignored.add(name)
+        kept = {name: field for name, field in value.items() if name not in dropped}
+        cls._name_as_ours(value, kept)
+        return kept
+
+    @classmethod
+    def _refuse_what_is_not_ours(cls, value: Mapping[str, Any], strict: bool) -> None:
+        unknown = value.keys() - cls.model_fields.keys()
+        if not strict:
+            unknown = {
+                name
+                for name in (unknown & cls.refused) - cls.synonyms.keys()
+                if not asks_for_nothing(value[name])
+            }
+        if unknown:
+            raise ValidationError.from_exception_data(
+                cls.__name__,
+                [
+                    {"type": "extra_forbidden", "loc": (name,), "input": value[name]}
+                    for name in value
+                    if name in unknown
+                ],
+            )
+
+    @classmethod
+    def _name_as_ours(cls, value: dict[str, Any], kept: dict[str, Any]) -> None:
+        """Other servers' fields, under our names. Also in the body as it came: where an error says
+        what is wrong, it looks there for the name."""
+        named_as_ours: dict[str, Any] = {}
+        for name in value:  # in the body's order: the first of two counts
             ours = cls.synonyms.get(name)
             if ours is not None:
-                kept.setdefault(ours, value[name])
-                named_as_ours[ours] = kept[ours]
-            elif name in dropped and not asks_for_nothing(value[name]):
-                ignored.add(name)
-        value |= named_as_ours  # where an error says what is wrong, it looks there for the name
-        return kept
+                named_as_ours[ours] = kept.setdefault(ours, value[name])
+        value |= named_as_ours
 
 
 def asks_for_nothing(value: Any) -> bool:
     """Whether a value is one that clients send for what they do not want."""
     return value is None or value is False or value == [] or value == {}
-
-
-def _unknown_fields(model: str, fields: Mapping[str, Any]) -> ValidationError:
-    return ValidationError.from_exception_data(
-        model,
-        [{"type": "extra_forbidden", "loc": (name,), "input": fields[name]} for name in fields],
-    )
 
 
 @dataclass(frozen=True, eq=False)  # `Annotated` takes what is equal for the same, as 1 and True

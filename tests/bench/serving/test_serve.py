@@ -48,6 +48,7 @@ def workload(tmp_path):
     return create
 
 
+@pytest.mark.timing
 def test_a_load_test(fake_server, workload, tmp_path):
     """Warm-up, load, goodput, files."""
     scripts = [{"first": 0.02, "gaps": [0.01] * 4}] * 15 + [{"first": 0.3}] * 5
