@@ -120,9 +120,9 @@ size_t Encoding::block_bytes(int rows) const {
 }
 
 Encoding encoding_for(const Layout& layout) {
-  const Encoding::Kind kind = layout.format == OCT_BF16  ? Encoding::kBf16
-                              : layout.format == OCT_F32 ? Encoding::kF32
-                                                         : Encoding::kInt8;
+  const Encoding::Kind kind = is_quantized(layout.format) ? Encoding::kInt8
+                              : layout.format == OCT_BF16 ? Encoding::kBf16
+                                                          : Encoding::kF32;
   return {kind, layout.group, layout.padded_k};
 }
 

@@ -243,10 +243,11 @@ class Linear {
                 float* out) const {
     const Layout& layout = segments_[s].layout;
     const Encoded& encoded = encoded_[segments_[s].encoded];
-    Panel panel = {tile_at(s, p.tile), layout.tile_bytes, layout.num_groups, layout.group / 32,
-                   nullptr, 0};
+    Panel panel = {tile_at(s, p.tile), layout.tile_bytes, 0, layout.group / kUnit, nullptr, 0};
     if (!is_quantized(layout.format)) {
       panel.steps = static_cast<int>(encoded.encoding.block_bytes(1) / 32);
+    } else {
+      panel.steps = traits_of(layout.format).nested ? layout.padded_k / kUnit : layout.num_groups();
     }
     if (parts > 0) {
       const int ahead = is_gated(args_) ? s : following.segment;

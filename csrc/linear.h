@@ -39,8 +39,9 @@ Encoding encoding_for(const Layout& layout);
 struct Panel {
   const uint8_t* tiles;
   int64_t tile_bytes;  // from one tile to the next
-  int steps;           // groups of a row; or lines of 8 x 4 B of activations
-  int inner;           // of a group: 32 inputs each
+  int steps;           // at each of which a kernel looks ahead: groups of W formats, units of K
+                       // formats, 32 B of activations of floats
+  int units;           // of a group of W formats
   const uint8_t* next; // what will be read next, and
   int next_lines;      // lines of it to fetch at each step
 };

@@ -1,9 +1,9 @@
-// Products of activations and weights in bfloat16 or float32.
+// Products of activations and weights in bfloat16, float16 or float32.
 //
 // An output is one chain of sums from the first input to the last:
 //
 //     bf16    acc = dot2(acc, pair of w, pair of x)      inputs 2i and 2i+1; simd::dot2
-//     f32     acc = fma(w, x, acc)
+//     f32     acc = fma(w, x, acc)                       of float16 too, which float32 can hold
 //
 // Both operands of bf16 are rounded to it on all instruction sets. Only the rounding of the sums
 // differs: BF16 instructions have their own, elsewhere a pair are two fused operations.
@@ -27,15 +27,18 @@ template <int kFormat, int kRows, int kTiles>
 struct FloatKernel {
   // Of a BF16 pair, activations are a word, or two where there is no dot2 instruction.
   static constexpr bool kWide = kFormat == OCT_BF16 && !simd::kHasDot2;
+  static constexpr int kWordBytes = kFormat == OCT_F16 ? kLine / 2 : kLine;  // of weights
   static constexpr int kLines = kWide ? kWords / 2 : kWords;  // of weights, to 8 words
 
   static OCT_INLINE void line(const Panel& panel, const uint8_t* weights, const uint8_t* words,
                               F32 (&acc)[kTiles][kRows]) {
-    if constexpr (kFormat == OCT_F32) {
+    if constexpr (kFormat != OCT_BF16) {
       F32 w[kTiles];
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++) {
-        w[t] = simd::load(reinterpret_cast<const float*>(weights + t * panel.tile_bytes));
+        const uint8_t* at = weights + t * panel.tile_bytes;
+        w[t] = kFormat == OCT_F16 ? simd::load_f16(reinterpret_cast<const uint16_t*>(at))
+                                  : simd::load(reinterpret_cast<const float*>(at));
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) {
@@ -84,9 +87,9 @@ struct FloatKernel {
       for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
 #pragma GCC unroll 2
       for (int i = 0; i < kLines; i++) {
-        line(panel, weights + i * kLine, block + i * (kWide ? 8 : 4), acc);
+        line(panel, weights + i * kWordBytes, block + i * (kWide ? 8 : 4), acc);
       }
-      weights += kLines * kLine;
+      weights += kLines * kWordBytes;
       block += kRows * kWords * 4;
     }
     for (int t = 0; t < kTiles; t++) {
@@ -113,8 +116,11 @@ TileKernel with_rows(int rows, int tiles) {
 }  // namespace
 
 TileKernel float_kernel(const Layout& layout, int rows, int tiles) {
-  return layout.format == OCT_BF16 ? with_rows<OCT_BF16>(rows, tiles)
-                                   : with_rows<OCT_F32>(rows, tiles);
+  switch (layout.format) {
+    case OCT_BF16: return with_rows<OCT_BF16>(rows, tiles);
+    case OCT_F16: return with_rows<OCT_F16>(rows, tiles);
+    default: return with_rows<OCT_F32>(rows, tiles);
+  }
 }
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Products of int8 activations and weights of 4 or 8 bits.
+// Products of int8 activations and weights of 2 to 8 bits.
 //
 // An output is, group by group, and always in this order:
 //
@@ -6,9 +6,13 @@
 //     acc = fma(float(dot), d * scale, acc)                   d of the weights, scale of the row
 //     acc = fma(m, scale * sum of a, acc)                     asymmetric formats only
 //
+// where d (and m) of K formats is a product of a float16 and a small integer, and so exact too.
+//
 // Weights are unsigned in memory. The zero point of symmetric ones is paid once per group and row:
-// the sum starts at -8 * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
+// the sum starts at -zero * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
 // bits take that back, as some instruction sets can only multiply signed weights.
+#include <utility>
+
 #include "linear.h"
 
 namespace octavo {
@@ -19,151 +23,267 @@ using simd::I32;
 using simd::U8;
 
 constexpr int kScalars = 3;  // of a row and group: scale, scale * sum, sum
+constexpr int kQuads = 8;    // of a unit
 
-// How products of a format are summed up over a chunk of inputs.
-template <bool kNibbles>
+// Quad j of the integers of a unit (pack.h): planes are put together, the low bits first.
+template <int kBits, int j>
+OCT_INLINE U8 quad_of(const uint8_t* unit) {
+  if constexpr (kBits == 8) return simd::load_bytes(unit + j * kLine);
+  U8 value = {};
+  if constexpr ((kBits & 4) != 0) {
+    const U8 line = simd::load_bytes(unit + j / 2 * kLine);
+    value = j % 2 == 0 ? simd::low_nibbles(line) : simd::high_nibbles(line);
+    unit += 4 * kLine;
+  }
+  if constexpr ((kBits & 2) != 0) {
+    constexpr int kPlace = kBits & 4;
+    const U8 line = simd::shifted<j % 4 * 2 - kPlace>(simd::load_bytes(unit + j / 4 * kLine));
+    value = kPlace == 0 ? simd::bits_of(line, 3) : simd::with_bits_of(value, line, 3 << kPlace);
+    unit += 2 * kLine;
+  }
+  if constexpr ((kBits & 1) != 0) {
+    constexpr int kPlace = kBits & 6;
+    const U8 line = simd::shifted<j - kPlace>(simd::load_bytes(unit));
+    value = simd::with_bits_of(value, line, 1 << kPlace);
+  }
+  return value;
+}
+
+// How products of a format are summed up over a unit, or a group if that is less.
+enum class Products { kNibbles, kSmall, kCentred };  // below 16, below 128, 128 is zero
+
+template <Products kProducts>
 struct Sum;
 template <>
-struct Sum<true> {
+struct Sum<Products::kNibbles> {
   simd::NibbleSum value;
   OCT_INLINE void begin(I32 acc) { value = simd::begin_nibbles(acc); }
   OCT_INLINE void add(U8 w, I32 a) { value = simd::add_nibbles(value, w, a); }
   OCT_INLINE I32 end(I32 acc) const { return simd::end_nibbles(acc, value); }
 };
 template <>
-struct Sum<false> {
+struct Sum<Products::kSmall> {
+  I32 value;
+  OCT_INLINE void begin(I32 acc) { value = acc; }
+  OCT_INLINE void add(U8 w, I32 a) { value = simd::dot4(value, w, a); }
+  OCT_INLINE I32 end(I32) const { return value; }
+};
+template <>
+struct Sum<Products::kCentred> {
   I32 value;
   OCT_INLINE void begin(I32 acc) { value = acc; }
   OCT_INLINE void add(U8 w, I32 a) { value = simd::dot4_centred(value, w, a); }
   OCT_INLINE I32 end(I32) const { return value; }
 };
 
-// kUnits: quads of inputs that lie together, 8 of them; 4 where groups are of 16. kInner: how often
-// that is in a group, if it is once, as in most files; 0 if the panel has to be asked.
-template <int kFormat, int kUnits, int kInner, int kRows, int kTiles>
+// kUnits: of a group of a W format, if it is 1, as in most files; 0 if the panel has to be asked.
+template <int kFormat, int kUnits, int kRows, int kTiles>
 struct Int8Kernel {
-  static constexpr bool kNibbles = kFormat == OCT_W4S || kFormat == OCT_W4A;
-  static constexpr bool kMin = kFormat == OCT_W4A || kFormat == OCT_W8A;
+  static constexpr Traits kTraits = traits_of(kFormat);
+  static constexpr int kBits = kTraits.bits;
+  static constexpr bool kMin = kTraits.has_min;
+  static constexpr int kUnitBytes = kBits * kLine;
+  static constexpr Products kProducts = kBits == 8 || kTraits.nonlinear ? Products::kCentred
+                                        : kBits <= 4                    ? Products::kNibbles
+                                                                        : Products::kSmall;
+  // Of activations that lie together.
+  static constexpr int kGroupQuads = kTraits.group == 16 ? 4 : kQuads;
+  static constexpr int kChunkBytes = kGroupQuads * 4 * kRows;
 
-  static OCT_INLINE int inner_of(const Panel& panel) { return kInner ? kInner : panel.inner; }
+  using Acc = F32[kTiles][kRows];
+  using Dot = I32[kTiles][kRows];
 
   static OCT_INLINE I32 start_at(int32_t sum) {
-    if (kFormat == OCT_W4S) return simd::set1(-8 * sum);
-    if (kFormat == OCT_W4A) return simd::zero_i();
+    if (kProducts != Products::kCentred) {
+      return kTraits.zero == 0 ? simd::zero_i() : simd::set1(-kTraits.zero * sum);
+    }
     const I32 centre = simd::centre(sum);
-    return kFormat == OCT_W8S ? centre : simd::add(centre, simd::set1(128 * sum));
+    return kMin ? simd::add(centre, simd::set1(128 * sum)) : centre;
   }
-
-  // One group of all tiles: `quants` and `scales` of the first, the rows' part of the block.
-  static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* quants,
-                                         const uint8_t* scales, const uint8_t* block,
-                                         F32 (&acc)[kTiles][kRows]) {
-    const int inner = inner_of(panel);
-    const uint8_t* scalars = block + static_cast<size_t>(inner) * kUnits * 4 * kRows;
-    I32 dot[kTiles][kRows];
+  static OCT_INLINE void start(const uint8_t* scalars, Dot& dot) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       int32_t sum;
       __builtin_memcpy(&sum, scalars + (2 * kRows + r) * 4, 4);
-      const I32 start = start_at(sum);
+      const I32 value = start_at(sum);
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) dot[t][r] = start;
+      for (int t = 0; t < kTiles; t++) dot[t][r] = value;
     }
-    for (int i = 0; i < inner; i++) {
-      products(panel, quants, block, dot);
-      quants += kUnits * (kNibbles ? 32 : 64);
-      block += kUnits * 4 * kRows;
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) {
-      const uint16_t* halves =
-          reinterpret_cast<const uint16_t*>(scales + t * panel.tile_bytes);
-      const F32 d = simd::load_f16(halves);
-      const F32 m = kMin ? simd::load_f16(halves + kTile) : simd::zero();
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) {
-        const F32 step = simd::mul(d, scalar(scalars, r));
-        acc[t][r] = simd::fma(simd::to_float(dot[t][r]), step, acc[t][r]);
-        if (kMin) acc[t][r] = simd::fma(m, scalar(scalars, kRows + r), acc[t][r]);
-      }
-    }
-    return scalars + kScalars * 4 * kRows;
   }
 
-  static OCT_INLINE F32 scalar(const uint8_t* scalars, int i) {
-    float value;
-    __builtin_memcpy(&value, scalars + i * 4, 4);
-    return simd::set1(value);
-  }
-
-  // Of kUnits quads of inputs, onto the sums so far.
-  static OCT_INLINE void products(const Panel& panel, const uint8_t* quants, const uint8_t* block,
-                                  I32 (&dot)[kTiles][kRows]) {
-    Sum<kNibbles> part[kTiles][kRows];
+  // Quads of a unit of all tiles from kFirst on, as many as lie together, onto the sums so far.
+  template <int kFirst>
+  static OCT_INLINE void products(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                                  Dot& dot) {
+    Sum<kProducts> part[kTiles][kRows];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) part[t][r].begin(dot[t][r]);
     }
-#pragma GCC unroll 4
-    for (int j = 0; j < kUnits; j += 2) {
-      U8 first[kTiles], second[kTiles];
-#pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) {
-        const uint8_t* line = quants + t * panel.tile_bytes + j * (kNibbles ? 32 : 64);
-        const U8 bytes = simd::load_bytes(line);
-        first[t] = kNibbles ? simd::low_nibbles(bytes) : bytes;
-        second[t] = kNibbles ? simd::high_nibbles(bytes) : simd::load_bytes(line + kLine);
-      }
-      quad(first, block + j * 4, part);
-      quad(second, block + j * 4 + 4, part);
-    }
+    quads<kFirst>(panel, unit, block, part, std::make_integer_sequence<int, kGroupQuads>());
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; r++) dot[t][r] = part[t][r].end(dot[t][r]);
     }
   }
-
-  static OCT_INLINE void quad(const U8 (&w)[kTiles], const uint8_t* activations,
-                              Sum<kNibbles> (&part)[kTiles][kRows]) {
+  template <int kFirst, int... j>
+  static OCT_INLINE void quads(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                               Sum<kProducts> (&part)[kTiles][kRows],
+                               std::integer_sequence<int, j...>) {
+    (quad<kFirst + j>(panel, unit, block + j * 4, part), ...);
+  }
+  template <int j>
+  static OCT_INLINE void quad(const Panel& panel, const uint8_t* unit, const uint8_t* activations,
+                              Sum<kProducts> (&part)[kTiles][kRows]) {
+    U8 w[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      w[t] = quad_of<kBits, j>(unit + t * panel.tile_bytes);
+      if constexpr (kTraits.nonlinear) w[t] = simd::look_up(kLevels, w[t]);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
-      const I32 a =
-          simd::set1_quad(reinterpret_cast<const int8_t*>(activations + r * kUnits * 4));
+      const I32 a = simd::set1_quad(
+          reinterpret_cast<const int8_t*>(activations + r * kGroupQuads * 4));
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++) part[t][r].add(w[t], a);
     }
   }
 
+  // Sums of a group, with the scales of the weights and the rows, onto the outputs so far.
+  static OCT_INLINE void finish(const F32 (&d)[kTiles], const F32 (&m)[kTiles],
+                                const uint8_t* scalars, const Dot& dot, Acc& acc) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) {
+        const F32 step = simd::mul(d[t], scalar(scalars, r));
+        acc[t][r] = simd::fma(simd::to_float(dot[t][r]), step, acc[t][r]);
+        if (kMin) acc[t][r] = simd::fma(m[t], scalar(scalars, kRows + r), acc[t][r]);
+      }
+    }
+  }
+  static OCT_INLINE F32 scalar(const uint8_t* scalars, int i) {
+    float value;
+    __builtin_memcpy(&value, scalars + i * 4, 4);
+    return simd::set1(value);
+  }
+  static OCT_INLINE F32 half(const uint8_t* halves) {
+    return simd::load_f16(reinterpret_cast<const uint16_t*>(halves));
+  }
+
+  // A group of a W format: its integers and scales in the first tile. Returns what follows in the
+  // block of activations.
+  static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* units,
+                                         const uint8_t* halves, const uint8_t* block, Acc& acc) {
+    const int count = kUnits != 0 ? kUnits : panel.units;
+    const uint8_t* scalars = block + static_cast<size_t>(count) * kChunkBytes;
+    Dot dot;
+    start(scalars, dot);
+    for (int u = 0; u < count; u++) {
+      products<0>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
+    }
+    F32 d[kTiles], m[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      const uint8_t* at = halves + t * panel.tile_bytes;
+      d[t] = half(at);
+      m[t] = kMin ? half(at + kLine / 2) : simd::zero();
+    }
+    finish(d, m, scalars, dot, acc);
+    return scalars + kScalars * 4 * kRows;
+  }
+
+  static OCT_INLINE void groups(const Panel& panel, const uint8_t* block, Acc& acc,
+                                const uint8_t*& next) {
+    const int count = kUnits != 0 ? kUnits : panel.units;
+    const int64_t bytes = int64_t{count} * kUnitBytes;
+    const uint8_t* units = panel.tiles;
+    if (kMin) {
+      for (int g = 0; g < panel.steps; g++) {
+        look_ahead(panel, next);
+        block = group(panel, units, units + bytes, block, acc);
+        units += bytes + kLine;
+      }
+      return;
+    }
+    int g = 0;
+    for (; g + 2 <= panel.steps; g += 2) {  // scales are behind every second group
+      look_ahead(panel, next);
+      block = group(panel, units, units + 2 * bytes, block, acc);
+      look_ahead(panel, next);
+      block = group(panel, units + bytes, units + 2 * bytes + kLine / 2, block, acc);
+      units += 2 * bytes + kLine;
+    }
+    if (g < panel.steps) group(panel, units, units + bytes, block, acc);
+  }
+
+  // A group of a K format: quads of a unit from kFirst on. `halves` and `scale` in the first tile.
+  template <int kFirst>
+  static OCT_INLINE const uint8_t* nested_group(const Panel& panel, const uint8_t* unit,
+                                                const uint8_t* halves, const uint8_t* scale,
+                                                const uint8_t* block, Acc& acc) {
+    const uint8_t* scalars = block + kChunkBytes;
+    Dot dot;
+    start(scalars, dot);
+    products<kFirst>(panel, unit, block, dot);
+    F32 d[kTiles], m[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      const uint8_t* from = scale + t * panel.tile_bytes;
+      const uint8_t* at = halves + t * panel.tile_bytes;
+      I32 steps, mins = simd::zero_i();
+      if constexpr (kMin && kBits == 2) {
+        const I32 both = simd::load_u8(from);
+        steps = simd::bits_of(both, 15);
+        mins = simd::shift_right<4>(both);
+      } else {
+        steps = simd::load_s8(from);
+        if (kMin) mins = simd::load_s8(from + kTile);
+      }
+      d[t] = simd::mul(half(at), simd::to_float(steps));
+      m[t] = kMin ? simd::mul(half(at + kLine / 2), simd::to_float(mins)) : simd::zero();
+    }
+    finish(d, m, scalars, dot, acc);
+    return scalars + kScalars * 4 * kRows;
+  }
+
+  static OCT_INLINE void nested_groups(const Panel& panel, const uint8_t* block, Acc& acc,
+                                       const uint8_t*& next) {
+    constexpr int kScaleBytes = scale_bytes(kTraits);
+    const uint8_t* halves = panel.tiles;
+    for (int step = 0; step < panel.steps; step += kBlock / kUnit) {
+      const uint8_t *scale = halves + kLine, *unit = halves + header_bytes(kTraits);
+#pragma GCC unroll 1
+      for (int u = 0; u < kBlock / kUnit; u++, unit += kUnitBytes) {
+        look_ahead(panel, next);
+        block = nested_group<0>(panel, unit, halves, scale, block, acc);
+        scale += kScaleBytes;
+        if constexpr (kGroupQuads < kQuads) {
+          block = nested_group<kGroupQuads>(panel, unit, halves, scale, block, acc);
+          scale += kScaleBytes;
+        }
+      }
+      halves += block_bytes(kTraits);
+    }
+  }
+
+  static OCT_INLINE void look_ahead(const Panel& panel, const uint8_t*& next) {
+    for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+  }
+
   static void run(const Panel& panel, const uint8_t* block, float* out) {
-    F32 acc[kTiles][kRows];
+    Acc acc;
     for (int t = 0; t < kTiles; t++) {
       for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
     }
-    const int64_t bytes =
-        static_cast<int64_t>(kUnits) * (kNibbles ? 32 : 64) * inner_of(panel);
-    const uint8_t* quants = panel.tiles;
     const uint8_t* next = panel.next;
-    auto look_ahead = [&] {
-      for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
-    };
-    if (kMin) {
-      for (int g = 0; g < panel.steps; g++) {
-        look_ahead();
-        block = group(panel, quants, quants + bytes, block, acc);
-        quants += bytes + kLine;
-      }
-    } else {  // scales behind every second group
-      int g = 0;
-      for (; g + 2 <= panel.steps; g += 2) {
-        look_ahead();
-        block = group(panel, quants, quants + 2 * bytes, block, acc);
-        look_ahead();
-        block = group(panel, quants + bytes, quants + 2 * bytes + kLine / 2, block, acc);
-        quants += 2 * bytes + kLine;
-      }
-      if (g < panel.steps) group(panel, quants, quants + bytes, block, acc);
+    if constexpr (kTraits.nested) {
+      nested_groups(panel, block, acc, next);
+    } else {
+      groups(panel, block, acc, next);
     }
     for (int t = 0; t < kTiles; t++) {
       for (int r = 0; r < kRows; r++) simd::store(out + (t * kRows + r) * kTile, acc[t][r]);
@@ -172,40 +292,45 @@ struct Int8Kernel {
 };
 
 // The kernels of a format, by rows and tiles.
-template <int kFormat, int kUnits, int kInner, int kRows>
+template <int kFormat, int kUnits, int kRows>
 TileKernel with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) {
-    return Int8Kernel<kFormat, kUnits, kInner, kRows, kMaxTiles>::run;
-  }
-  return Int8Kernel<kFormat, kUnits, kInner, kRows, 1>::run;
+  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
+  return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
 }
 
-template <int kFormat, int kUnits, int kInner, int kRows = kMaxRows>
+template <int kFormat, int kUnits, int kRows = kMaxRows>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return with_rows<kFormat, kUnits, kInner, kRows - 1>(rows, tiles);
+    if (rows < kRows) return with_rows<kFormat, kUnits, kRows - 1>(rows, tiles);
   }
-  return with_tiles<kFormat, kUnits, kInner, kRows>(tiles);
+  return with_tiles<kFormat, kUnits, kRows>(tiles);
 }
 
 template <int kFormat>
-TileKernel with_group(int group, int rows, int tiles) {
-  constexpr bool kBytes = kFormat == OCT_W8S || kFormat == OCT_W8A;
-  if constexpr (kBytes) {
-    if (group == 16) return with_rows<kFormat, 4, 1>(rows, tiles);
+TileKernel of_format(int group, int rows, int tiles) {
+  if constexpr (has_long_groups(kFormat)) {
+    if (group != kUnit) return with_rows<kFormat, 0>(rows, tiles);
   }
-  if (group == 32) return with_rows<kFormat, 8, 1>(rows, tiles);
-  return with_rows<kFormat, 8, 0>(rows, tiles);
+  return with_rows<kFormat, 1>(rows, tiles);
 }
 
 }  // namespace
 
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles) {
   switch (layout.format) {
-    case OCT_W4S: return with_group<OCT_W4S>(layout.group, rows, tiles);
-    case OCT_W4A: return with_group<OCT_W4A>(layout.group, rows, tiles);
-    case OCT_W8S: return with_group<OCT_W8S>(layout.group, rows, tiles);
-    default: return with_group<OCT_W8A>(layout.group, rows, tiles);
+    case OCT_W4S: return of_format<OCT_W4S>(layout.group, rows, tiles);
+    case OCT_W4A: return of_format<OCT_W4A>(layout.group, rows, tiles);
+    case OCT_W8S: return of_format<OCT_W8S>(layout.group, rows, tiles);
+    case OCT_W8A: return of_format<OCT_W8A>(layout.group, rows, tiles);
+    case OCT_W5S: return of_format<OCT_W5S>(layout.group, rows, tiles);
+    case OCT_W5A: return of_format<OCT_W5A>(layout.group, rows, tiles);
+    case OCT_W4N: return of_format<OCT_W4N>(layout.group, rows, tiles);
+    case OCT_K2A: return of_format<OCT_K2A>(layout.group, rows, tiles);
+    case OCT_K3S: return of_format<OCT_K3S>(layout.group, rows, tiles);
+    case OCT_K4A: return of_format<OCT_K4A>(layout.group, rows, tiles);
+    case OCT_K5A: return of_format<OCT_K5A>(layout.group, rows, tiles);
+    case OCT_K6S: return of_format<OCT_K6S>(layout.group, rows, tiles);
+    default: return of_format<OCT_K4N>(layout.group, rows, tiles);
   }
 }
 

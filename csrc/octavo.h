@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 2
+#define OCT_ABI_VERSION 3
 
 #if defined(__cplusplus)
 extern "C" {
@@ -51,27 +51,46 @@ void oct_abort(oct_pool* pool);
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
-/* Packed formats: 16 output columns to a tile, in the order that the kernels read (pack.h). */
+/* Packed formats: 16 output columns to a tile, in the order that the kernels read (pack.h). Of
+ * quantized ones the number says the bits of an integer q, and the last letter what it stands for:
+ *
+ *     S  symmetric    d * (q - 2^(bits - 1))
+ *     A  asymmetric   d * q + m
+ *     N  nonlinear    d * level[q], of the 16 levels of IQ4_NL
+ *
+ * W formats have a float16 d (and m) for each group of 32 inputs; W4S, W4A, W8S and W8A also of 64
+ * or 128. K formats have int8 scales (and mins) for each group, and a float16 d (and m) for each
+ * block of 256 inputs by which these are multiplied. */
 enum {
-  OCT_W4S = 0,  /* d * (q - 8),   q in 0..15, float16 d per group of inputs */
-  OCT_W4A = 1,  /* d * q + m,     q in 0..15, float16 d and m */
-  OCT_W8S = 2,  /* d * (q - 128), q in 0..255, float16 d */
-  OCT_W8A = 3,  /* d * q + m,     q in 0..255, float16 d and m */
-  OCT_BF16 = 4,
-  OCT_F32 = 5
+  OCT_W4S = 0,
+  OCT_W4A = 1,
+  OCT_W8S = 2,
+  OCT_W8A = 3,
+  OCT_W5S = 4,
+  OCT_W5A = 5,
+  OCT_W4N = 6,
+  OCT_K2A = 7,  /* groups of 16; scales and mins of 4 bits */
+  OCT_K3S = 8,  /* groups of 16 */
+  OCT_K4A = 9,  /* groups of 32 */
+  OCT_K5A = 10, /* groups of 32 */
+  OCT_K6S = 11, /* groups of 16 */
+  OCT_K4N = 12, /* groups of 32 */
+  OCT_BF16 = 13,
+  OCT_F16 = 14,
+  OCT_F32 = 15
 };
 
 typedef struct oct_weight {
   int32_t format;
   int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
-  int32_t group;   /* inputs that share a scale: 16 (8 bit only), 32, 64 or 128; 0 for BF16 and F32 */
+  int32_t group;   /* inputs that share a scale, see above; 0 for floats */
   const void* data; /* 64-byte aligned, oct_packed_bytes() of them */
 } oct_weight;
 
 int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /* or an error */
 
 /* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
- * for symmetric formats); or, for BF16 and F32, values of that type in `q` and no scales. */
+ * but for A) into a W format; or values of BF16, F16 or F32 in `q`, without scales. */
 int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const uint16_t* scales,
                  const uint16_t* mins, void* out);
 /* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). The format that a type becomes is

@@ -12,44 +12,129 @@ namespace {
 
 constexpr int kSlot = 0;  // of scratch: the rows of a tile
 
-// Where input k of a tile's output 0 is, in bytes from the start of the group.
-int64_t byte_of(int format, int k) {
-  if (is_nibbles(format)) return k / 8 * kLine + k % 4;
-  return k / 4 * kLine + k % 4;
+uint32_t quad_at(const uint8_t* q) {
+  uint32_t quad;
+  std::memcpy(&quad, q, 4);
+  return quad;
+}
+
+// A plane of `bits` bits, which are from bit `place` of the integers: as many lines, each with fields
+// of 8 / bits quads. An output's part of it.
+void write_plane(const uint8_t* q, int bits, int place, uint8_t* out) {
+  const uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+  for (int line = 0; line < bits; line++, out += kLine) {
+    uint32_t word = 0;
+    for (int shift = 0; shift < 8; shift += bits, q += 4) {
+      word |= ((quad_at(q) >> place) & mask) << shift;
+    }
+    std::memcpy(out, &word, 4);
+  }
+}
+
+// A unit of one output.
+void write_unit(const uint8_t* q, int bits, uint8_t* out) {
+  int place = 0;
+  for (int plane = 8; plane >= 1; plane /= 2) {
+    if ((bits & plane) == 0) continue;
+    write_plane(q, plane, place, out);
+    out += plane * kLine;
+    place += plane;
+  }
+}
+
+// Integer of input k of a unit of one output: the other direction.
+int read_unit(const uint8_t* unit, int bits, int k) {
+  const int quad = k / 4;
+  int value = 0, place = 0;
+  for (int plane = 8; plane >= 1; plane /= 2) {
+    if ((bits & plane) == 0) continue;
+    const int quads = 8 / plane;  // in a line
+    const int byte = unit[quad / quads * kLine + k % 4];
+    value |= ((byte >> (quad % quads * plane)) & ((1 << plane) - 1)) << place;
+    unit += plane * kLine;
+    place += plane;
+  }
+  return value;
 }
 
 void write_integers(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
-  const bool nibbles = is_nibbles(layout.format);
-  for (int g = 0; g < layout.num_groups; g++) {
-    uint8_t* line = tile + layout.quants(g);
-    const uint8_t* group = rows + static_cast<int64_t>(g) * layout.group;
-    for (int k = 0; k < layout.group; k += nibbles ? 8 : 4, line += kLine) {
-      for (int column = 0; column < kTile; column++) {
-        const uint8_t* q = group + static_cast<int64_t>(column) * layout.padded_k + k;
-        uint8_t* to = line + column * 4;
-        for (int i = 0; i < 4; i++) {
-          to[i] = nibbles ? static_cast<uint8_t>((q[i] & 15) | (q[i + 4] << 4)) : q[i];
-        }
+  const int bits = traits_of(layout.format).bits;
+  for (int u = 0; u < layout.padded_k / kUnit; u++) {
+    uint8_t* unit = tile + layout.unit(u);
+    const uint8_t* q = rows + static_cast<int64_t>(u) * kUnit;
+    for (int column = 0; column < kTile; column++, q += layout.padded_k) {
+      write_unit(q, bits, unit + column * 4);
+    }
+  }
+}
+
+void write_halves(const Layout& layout, const uint16_t* d, const uint16_t* m, uint8_t* tile) {
+  const Traits traits = traits_of(layout.format);
+  const int count = layout.num_scales();
+  for (int i = 0; i < count; i++) {
+    uint16_t line[2 * kTile] = {};
+    for (int column = 0; column < kTile; column++) {
+      const int64_t at = static_cast<int64_t>(column) * count + i;
+      line[column] = d[at];
+      line[kTile + column] = traits.has_min ? m[at] : 0;
+    }
+    // Of two groups that share a line the second overwrites the zeros behind the scales of the first.
+    const bool is_half = !traits.has_min && !traits.nested && i % 2 == 1;
+    std::memcpy(tile + layout.scales(i), line, is_half ? 32 : 64);
+  }
+}
+
+// Scales (and mins) of the groups of K formats.
+void write_scales(const Layout& layout, const int8_t* scales, const int8_t* mins, uint8_t* tile) {
+  const Traits traits = traits_of(layout.format);
+  const int of_block = kBlock / layout.group, count = layout.num_groups();
+  for (int g = 0; g < count; g++) {
+    uint8_t* to = tile + layout.scales(g / of_block) + kLine + g % of_block * scale_bytes(traits);
+    for (int column = 0; column < kTile; column++) {
+      const int64_t at = static_cast<int64_t>(column) * count + g;
+      to[column] = static_cast<uint8_t>(scales[at]);
+      if (!traits.has_min) continue;
+      if (traits.bits > 2) {
+        to[kTile + column] = static_cast<uint8_t>(mins[at]);
+      } else {
+        to[column] = static_cast<uint8_t>(to[column] | mins[at] << 4);
       }
     }
   }
 }
 
-void write_scales(const Layout& layout, const uint16_t* d, const uint16_t* m, uint8_t* tile) {
-  for (int g = 0; g < layout.num_groups; g++) {
-    uint16_t line[2 * kTile] = {};
-    for (int column = 0; column < kTile; column++) {
-      const int64_t at = static_cast<int64_t>(column) * layout.num_groups + g;
-      line[column] = d[at];
-      line[kTile + column] = has_min(layout.format) ? m[at] : 0;
-    }
-    // Of two symmetric groups the second overwrites the zeros behind the scales of the first.
-    std::memcpy(tile + layout.scales(g), line, g % 2 == 1 && !has_min(layout.format) ? 32 : 64);
+// Scale and min of group g of a column.
+struct Step {
+  float d, m;
+};
+Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
+  const Traits traits = traits_of(layout.format);
+  const int of_scale = traits.nested ? kBlock / layout.group : 1;
+  const uint8_t* halves = tile + layout.scales(g / of_scale);
+  uint16_t d, m = 0;
+  std::memcpy(&d, halves + column * 2, 2);
+  if (traits.has_min) std::memcpy(&m, halves + 32 + column * 2, 2);
+  Step step = {from_half(d), from_half(m)};
+  if (!traits.nested) return step;
+  const uint8_t* scale = halves + kLine + g % of_scale * scale_bytes(traits) + column;
+  if (traits.has_min && traits.bits == 2) {
+    return {step.d * static_cast<float>(*scale & 15), step.m * static_cast<float>(*scale >> 4)};
   }
+  step.d *= static_cast<float>(static_cast<int8_t>(scale[0]));
+  if (traits.has_min) step.m *= static_cast<float>(static_cast<int8_t>(scale[kTile]));
+  return step;
 }
 
 void write_values(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
   const int64_t row_bytes = layout.tile_bytes / kTile;
+  if (layout.format == OCT_F16) {  // by inputs
+    for (int64_t at = 0; at < row_bytes; at += 2, tile += kLine / 2) {
+      for (int column = 0; column < kTile; column++) {
+        std::memcpy(tile + column * 2, rows + column * row_bytes + at, 2);
+      }
+    }
+    return;
+  }
   for (int64_t at = 0; at < row_bytes; at += 4, tile += kLine) {
     for (int column = 0; column < kTile; column++) {
       std::memcpy(tile + column * 4, rows + column * row_bytes + at, 4);
@@ -68,17 +153,24 @@ struct PlainRows : RowSource {
 
   void read(int32_t row, const Row& into) const override {
     if (!is_quantized(layout.format)) {
-      const size_t bytes = static_cast<size_t>(layout.k) * (layout.format == OCT_BF16 ? 2 : 4);
+      const size_t bytes = static_cast<size_t>(layout.k) * (layout.format == OCT_F32 ? 4 : 2);
       std::memcpy(into.values, q + row * bytes, bytes);
       return;
     }
-    const size_t groups = static_cast<size_t>(layout.num_groups) * sizeof(uint16_t);
-    const int64_t first = static_cast<int64_t>(row) * layout.num_groups;
+    const size_t groups = static_cast<size_t>(layout.num_groups()) * sizeof(uint16_t);
+    const int64_t first = static_cast<int64_t>(row) * layout.num_groups();
     std::memcpy(into.q, q + static_cast<int64_t>(row) * layout.k, static_cast<size_t>(layout.k));
     std::memcpy(into.d, d + first, groups);
-    if (has_min(layout.format)) std::memcpy(into.m, m + first, groups);
+    if (m != nullptr) std::memcpy(into.m, m + first, groups);
   }
 };
+
+bool is_group_of(int format, int group) {
+  if (!is_quantized(format)) return group == 0;
+  if (has_long_groups(format) && (group == 64 || group == 128)) return true;
+  const Traits traits = traits_of(format);
+  return group == (traits.nested ? traits.group : kUnit);
+}
 
 }  // namespace
 
@@ -91,27 +183,27 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
   if (n < 1 || k < 1 || n > kMost || k > kMost) {
     return fail(OCT_ERR_ARGUMENT, "a weight is [%d, %d]: both must be 1 to 2^30", n, k);
   }
-  const bool grouped = is_quantized(format);
-  const bool known = grouped ? group == 32 || group == 64 || group == 128 ||
-                                   (group == 16 && !is_nibbles(format))
-                             : group == 0;
-  if (!known) {
+  if (!is_group_of(format, group)) {
     return fail(OCT_ERR_ARGUMENT,
-                "a weight of format %d has groups of %d: 32, 64 or 128 are possible, 16 also with "
-                "8 bits, and 0 for BF16 and F32",
+                "a weight of format %d has groups of %d: K2A, K3S and K6S have 16, other quantized "
+                "formats 32, of W formats with 4 and 8 bits also 64 or 128, and floats 0",
                 format, group);
   }
-  *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0, 0, 0};
-  if (grouped) {
-    layout->num_groups = (k + group - 1) / group;
-    layout->padded_k = layout->num_groups * group;
-    layout->group_bytes = static_cast<int64_t>(group) * kTile / (is_nibbles(format) ? 2 : 1);
-    const int lines = has_min(format) ? layout->num_groups : (layout->num_groups + 1) / 2;
-    layout->tile_bytes = layout->num_groups * layout->group_bytes + int64_t{lines} * kLine;
-  } else {
-    const int unit = format == OCT_BF16 ? 16 : 8;
+  *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0};
+  if (!is_quantized(format)) {
+    const int unit = format == OCT_F32 ? 8 : 16;
     layout->padded_k = (k + unit - 1) / unit * unit;
-    layout->tile_bytes = int64_t{layout->padded_k} * kTile * (format == OCT_BF16 ? 2 : 4);
+    layout->tile_bytes = int64_t{layout->padded_k} * kTile * (format == OCT_F32 ? 4 : 2);
+    return OCT_OK;
+  }
+  const Traits traits = traits_of(format);
+  const int whole = traits.nested ? kBlock : group;
+  layout->padded_k = (k + whole - 1) / whole * whole;
+  if (traits.nested) {
+    layout->tile_bytes = layout->padded_k / kBlock * int64_t{block_bytes(traits)};
+  } else {
+    const int groups = layout->num_groups(), lines = traits.has_min ? groups : (groups + 1) / 2;
+    layout->tile_bytes = int64_t{layout->padded_k / kUnit * traits.bits + lines} * kLine;
   }
   return OCT_OK;
 }
@@ -139,21 +231,25 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
     }
     return;
   }
-  const int zero = weight.format == OCT_W4S ? 8 : weight.format == OCT_W8S ? 128 : 0;
-  for (int g = 0; g < layout.num_groups; g++) {
-    uint16_t d, m = 0;
-    std::memcpy(&d, tile + layout.scales(g) + column * 2, 2);
-    if (has_min(weight.format)) std::memcpy(&m, tile + layout.scales(g) + 32 + column * 2, 2);
-    const float step = from_half(d), offset = from_half(m);
-    const uint8_t* quants = tile + layout.quants(g) + column * 4;
-    const int first = g * weight.group;
-    const int count = weight.k - first < weight.group ? weight.k - first : weight.group;
-    for (int k = 0; k < count; k++) {
-      int q = quants[byte_of(weight.format, k)];
-      if (is_nibbles(weight.format)) q = k % 8 < 4 ? q & 15 : q >> 4;
+  if (weight.format == OCT_F16) {
+    for (int k = 0; k < weight.k; k++) {
+      uint16_t value;
+      std::memcpy(&value, tile + k / 2 * kLine + k % 2 * 32 + column * 2, 2);
+      out[k] = from_half(value);
+    }
+    return;
+  }
+  const Traits traits = traits_of(weight.format);
+  for (int first = 0; first < weight.k; first += weight.group) {
+    const Step step = step_of(layout, tile, column, first / weight.group);
+    const int end = weight.k - first < weight.group ? weight.k : first + weight.group;
+    for (int k = first; k < end; k++) {
+      const uint8_t* unit = tile + layout.unit(k / kUnit) + column * 4;
+      const int q = read_unit(unit, traits.bits, k % kUnit);
+      const int level = (traits.nonlinear ? kLevels[q] : q) - traits.zero;
       // The product is exact, so it does not matter whether it is fused with the addition.
-      const float product = step * static_cast<float>(q - zero);
-      out[first + k] = has_min(weight.format) ? product + offset : product;
+      const float product = step.d * static_cast<float>(level);
+      out[k] = traits.has_min ? product + step.m : product;
     }
   }
 }
@@ -162,26 +258,30 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
   const Layout layout = layout_of(weight);
   const bool grouped = is_quantized(layout.format);
   const size_t row_bytes = static_cast<size_t>(layout.padded_k) *
-                           (grouped ? 1 : layout.format == OCT_BF16 ? 2 : 4);
-  const size_t groups = static_cast<size_t>(layout.num_groups);
-  const size_t bytes = kTile * (row_bytes + 2 * groups * sizeof(uint16_t));
+                           (grouped ? 1 : layout.format == OCT_F32 ? 4 : 2);
+  const size_t halves = static_cast<size_t>(layout.num_scales());
+  const size_t groups = static_cast<size_t>(layout.num_groups());
+  const size_t bytes = kTile * (row_bytes + 2 * halves * sizeof(uint16_t) + 2 * groups);
   return run(pool, [&](const Worker& worker) {
     uint8_t* rows = static_cast<uint8_t*>(worker.scratch(kSlot, bytes));
     uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * row_bytes);
-    uint16_t* m = d + kTile * groups;
+    uint16_t* m = d + kTile * halves;
+    int8_t* scales = reinterpret_cast<int8_t*>(m + kTile * halves);
+    int8_t* mins = scales + kTile * groups;
     const Range mine = share(layout.num_tiles, worker.rank, worker.size);
     for (int tile = mine.begin; tile < mine.end; tile++) {
       std::memset(rows, 0, bytes);
       for (int r = 0; r < kTile && tile * kTile + r < layout.n; r++) {
         const size_t at = static_cast<size_t>(r);
-        const Row row = {rows + at * row_bytes, d + at * groups, m + at * groups,
-                         rows + at * row_bytes};
+        const Row row = {rows + at * row_bytes, d + at * halves,     m + at * halves,
+                         scales + at * groups,  mins + at * groups, rows + at * row_bytes};
         source.read(tile * kTile + r, row);
       }
       uint8_t* to = static_cast<uint8_t*>(out) + tile * layout.tile_bytes;
       if (grouped) {
         write_integers(layout, rows, to);
-        write_scales(layout, d, m, to);
+        write_halves(layout, d, m, to);
+        if (traits_of(layout.format).nested) write_scales(layout, scales, mins, to);
       } else {
         write_values(layout, rows, to);
       }
@@ -206,10 +306,14 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
       make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
   if (code != OCT_OK) return code;
   if (!q || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
-  if (is_quantized(layout.format) && (!scales || has_min(layout.format) != (mins != nullptr))) {
-    return fail(OCT_ERR_ARGUMENT,
-                "format %d is packed with %s", layout.format,
-                has_min(layout.format) ? "scales and mins" : "scales, and without mins");
+  const Traits traits = traits_of(layout.format);
+  if (traits.nested) {
+    return fail(OCT_ERR_ARGUMENT, "format %d is packed from rows of a GGUF file only",
+                layout.format);
+  }
+  if (is_quantized(layout.format) && (!scales || traits.has_min != (mins != nullptr))) {
+    return fail(OCT_ERR_ARGUMENT, "format %d is packed with %s", layout.format,
+                traits.has_min ? "scales and mins" : "scales, and without mins");
   }
   return pack_rows(pool, *weight, PlainRows(layout, q, scales, mins), out);
 }

@@ -5,18 +5,33 @@
 //
 //     lines of 64 bytes |  4 B of output 0  |  4 B of output 1  |  ...  |  4 B of output 15  |
 //
-//     4 B are       1 float32, 2 bfloat16, 4 bytes, or 8 nibbles: consecutive inputs of an output.
-//     of nibbles    a line's low ones are 4 inputs, its high ones the 4 that follow.
+// So one broadcast of 4 bytes of activations meets 16 outputs in one instruction.
 //
-// So one broadcast of 4 bytes of activations meets 16 outputs in one instruction. Quantized formats
-// have the inputs of a group together, and the scales (float16 d, and m of asymmetric formats)
-// behind them, so that scales always are one line:
+// Floats are what they are: 4 B of an output are 1 float32, or 2 bfloat16. (float16 are converted
+// when they are read: a line is 16 outputs of one input, and 16 of the next.)
 //
-//     W4A, W8A      | group 0 | d0 m0 | group 1 | d1 m1 | ...
-//     W4S, W8S      | group 0 | group 1 | d0 d1 | group 2 | group 3 | d2 d3 | ...
-//                   (an odd last group has a line of scales for itself: | d  0 |)
+// Quantized integers come in units of 32 inputs, 8 quads of 4. A unit has as many lines as an integer
+// has bits. 8 bits are a line for each quad. Fewer are split into planes, of which the bits of
+// their number tell: 6 = 4 + 2 has a plane of 4 bits and one of 2.
 //
-// Rows beyond n are zeros. Inputs beyond k, up to a whole group (8 float32, 16 bfloat16), are zeros
+//     4 lines, if 4 is in it     line j: the low bits of quad 2j, and above them those of 2j + 1
+//     2 lines, if 2 is in it     line j: the next 2 bits of quads 4j, 4j + 1, 4j + 2, 4j + 3
+//     1 line,  if 1 is in it             the last bit of all quads
+//
+// Scales are whole lines, behind the integers of W formats: (float16 d and, if asymmetric, m)
+//
+//     asymmetric     | group 0 | d0 m0 | group 1 | d1 m1 | ...
+//     others         | group 0 | group 1 | d0 d1 | group 2 | group 3 | d2 d3 | ...
+//                    (an odd last group has a line of scales for itself: | d  0 |)
+//
+// and before those of K formats, where a block of 256 inputs is
+//
+//     | d m | 16 B of scales for each group | 8 units |
+//
+// with 16 B of mins behind the scales of each group if it is asymmetric; K2A has both in a byte.
+// So the bytes of a weight are those of its GGUF type, or 1 to 5 % more.
+//
+// Rows beyond n are zeros. Inputs beyond k, up to a whole group (8 float32, 16 of 2 bytes), are zeros
 // too, and meet activations of zero. All instruction sets share this order.
 #pragma once
 
@@ -24,31 +39,90 @@
 
 namespace octavo {
 
-constexpr int kTile = 16;   // outputs of a tile
-constexpr int kLine = 64;   // bytes
+constexpr int kTile = 16;    // outputs of a tile
+constexpr int kLine = 64;    // bytes
+constexpr int kUnit = 32;    // inputs whose integers lie together
+constexpr int kBlock = 256;  // inputs of a block of K formats
 
-inline bool is_quantized(int format) { return format <= OCT_W8A; }
-inline bool is_nibbles(int format) { return format == OCT_W4S || format == OCT_W4A; }
-inline bool has_min(int format) { return format == OCT_W4A || format == OCT_W8A; }
+inline constexpr bool is_quantized(int format) { return format < OCT_BF16; }
+
+// What the values of a quantized format are.
+struct Traits {
+  int bits;        // of an integer
+  bool has_min;    // d * q + m
+  bool nested;     // scales of scales: K formats
+  bool nonlinear;  // integers are looked up
+  int zero;        // what is subtracted from them otherwise
+  int group;       // inputs of a group of K formats
+};
+
+constexpr Traits traits_of(int format) {
+  switch (format) {
+    case OCT_W4S: return {4, false, false, false, 8, 0};
+    case OCT_W4A: return {4, true, false, false, 0, 0};
+    case OCT_W8S: return {8, false, false, false, 128, 0};
+    case OCT_W8A: return {8, true, false, false, 0, 0};
+    case OCT_W5S: return {5, false, false, false, 16, 0};
+    case OCT_W5A: return {5, true, false, false, 0, 0};
+    case OCT_W4N: return {4, false, false, true, 128, 0};
+    case OCT_K2A: return {2, true, true, false, 0, 16};
+    case OCT_K3S: return {3, false, true, false, 4, 16};
+    case OCT_K4A: return {4, true, true, false, 0, 32};
+    case OCT_K5A: return {5, true, true, false, 0, 32};
+    case OCT_K6S: return {6, false, true, false, 32, 16};
+    case OCT_K4N: return {4, false, true, true, 128, 32};
+    default: return {};
+  }
+}
+
+// Whether groups may be of 64 and 128 inputs, and not only of 32.
+constexpr bool has_long_groups(int format) { return format <= OCT_W8A; }
+
+// What the integers of nonlinear formats stand for, and 128.
+constexpr uint8_t kLevels[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                 129, 141, 153, 166, 181, 197, 217, 241};
+
+// Bytes of a group's scales (and mins) of a K format, and of all that is before its integers.
+constexpr int scale_bytes(const Traits& traits) {
+  return traits.has_min && traits.bits > 2 ? 2 * kTile : kTile;
+}
+constexpr int header_bytes(const Traits& traits) {
+  return kLine + kBlock / traits.group * scale_bytes(traits);
+}
+constexpr int block_bytes(const Traits& traits) {
+  return header_bytes(traits) + kBlock / kUnit * traits.bits * kLine;
+}
 
 // Where things are in a packed matrix.
 struct Layout {
   int format, n, k, group;
   int num_tiles;
-  int num_groups;       // of a row; 0 for BF16 and F32
   int padded_k;         // inputs, with the padding
-  int64_t group_bytes;  // integers of a group, in a tile; 0 for BF16 and F32
   int64_t tile_bytes;
 
-  // Byte of the integers of a group, and of its scales, from the start of a tile.
-  int64_t quants(int g) const {
-    if (has_min(format)) return g * (group_bytes + kLine);
-    return g / 2 * (2 * group_bytes + kLine) + g % 2 * group_bytes;
+  int num_groups() const { return group == 0 ? 0 : padded_k / group; }
+  // Of float16 scales: one for a group, or for a block.
+  int num_scales() const {
+    return traits_of(format).nested ? padded_k / kBlock : num_groups();
   }
-  int64_t scales(int g) const {
-    if (has_min(format)) return quants(g) + group_bytes;
-    if (g % 2 == 1) return quants(g) + group_bytes + kLine / 2;
-    return quants(g) + (g + 1 < num_groups ? 2 : 1) * group_bytes;
+  // Byte of the integers of a unit, and of the float16 scales `i`, from the start of a tile.
+  int64_t unit(int u) const {
+    const Traits traits = traits_of(format);
+    const int64_t bytes = int64_t{traits.bits} * kLine;
+    if (traits.nested) {
+      return u / 8 * int64_t{block_bytes(traits)} + header_bytes(traits) + u % 8 * bytes;
+    }
+    const int units = group / kUnit, g = u / units;
+    return u * bytes + int64_t{traits.has_min ? g : g / 2} * kLine;
+  }
+  int64_t scales(int i) const {
+    const Traits traits = traits_of(format);
+    if (traits.nested) return i * int64_t{block_bytes(traits)};
+    const int units = group / kUnit;
+    const int64_t bytes = int64_t{units} * traits.bits * kLine;
+    if (traits.has_min) return unit(i * units) + bytes;
+    if (i % 2 == 1) return unit(i * units) + bytes + kLine / 2;
+    return unit(i * units) + (i + 1 < num_groups() ? 2 : 1) * bytes;
   }
 };
 
@@ -62,10 +136,10 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out);
 
 // One row on its way into a tile. Zeros when it is handed out.
 struct Row {
-  uint8_t* q;   // quantized formats: padded_k integers
-  uint16_t* d;  // num_groups float16 each
-  uint16_t* m;
-  void* values;  // BF16, F32: padded_k values
+  uint8_t* q;      // quantized formats: padded_k integers
+  uint16_t *d, *m;  // num_scales() float16 each
+  int8_t *scales, *mins;  // K formats: num_groups() each
+  void* values;    // floats: padded_k values
 };
 
 // Something that can tell the rows of a matrix, called by many threads.

@@ -1,41 +1,14 @@
-// GGUF blocks into packed formats.
-//
-// The file's integers are kept, all of them; only where a block's scale is a product (K-quants and
-// IQ4_XS have scales of scales) is that product rounded, to float16:
-//
-//     Q4_0 Q4_1              4 bit, exact          Q4_K                 4 bit, scales rounded
-//     Q5_0 Q5_1 Q8_0 IQ4_NL  8 bit, exact          Q5_K Q6_K Q3_K Q2_K  8 bit, scales rounded
-//     F32 F16 BF16           float, exact          IQ4_XS               8 bit, scales rounded
-//
-// Rounding changes a scale by at most 1 part in 2048; below 6e-5, where float16 has steps of 6e-8,
-// by at most 3e-8. A product that float16 cannot hold is an error, not an infinity.
+// GGUF blocks into packed formats: the same integers and scales in another order, so exactly.
 //
 // Each reader below is handed one block and fills the integers and scales of its values. The
 // layouts are described in octavo/quantization/gguf_formats.py.
-#include <atomic>
-#include <cmath>
 #include <cstring>
 
-#include "half.h"
 #include "pack.h"
 #include "pool.h"
 
 namespace octavo {
 namespace {
-
-struct Block {
-  uint8_t* q;
-  uint16_t* d;
-  uint16_t* m;
-  void* values;
-  bool too_large;  // a scale that is finite, but not in float16
-
-  uint16_t fold(float scale) {
-    const uint16_t half = to_half(scale);
-    too_large = too_large || ((half & 0x7fff) == 0x7c00 && std::isfinite(scale));
-    return half;
-  }
-};
 
 uint16_t half_at(const uint8_t* p) {
   uint16_t half;
@@ -51,59 +24,55 @@ void read_nibbles(const uint8_t* bytes, uint8_t* q) {
   }
 }
 
-// The same, with a fifth bit for each from 32 consecutive bits, and an offset.
-void read_five_bits(const uint8_t* bits, const uint8_t* bytes, int offset, uint8_t* q) {
+// The same, with a fifth bit for each from 32 consecutive bits.
+void read_five_bits(const uint8_t* bits, const uint8_t* bytes, uint8_t* q) {
   read_nibbles(bytes, q);
   for (int i = 0; i < 32; i++) {
-    q[i] = static_cast<uint8_t>(q[i] + ((bits[i / 8] >> (i % 8)) & 1) * 16 + offset);
+    q[i] = static_cast<uint8_t>(q[i] | ((bits[i / 8] >> (i % 8)) & 1) << 4);
   }
 }
 
-constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                   1,    13,   25,  38,  53,  69,  89,  113};
-
-void read_iq4(const uint8_t* bytes, uint8_t* q) {
-  read_nibbles(bytes, q);
-  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>(kIq4Values[q[i]] + 128);
-}
-
-void read_q4_0(const uint8_t* from, Block& to) {
+void read_q4_0(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
   read_nibbles(from + 2, to.q);
 }
 
-void read_q4_1(const uint8_t* from, Block& to) {
+void read_q4_1(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
   to.m[0] = half_at(from + 2);
   read_nibbles(from + 4, to.q);
 }
 
-void read_q5_0(const uint8_t* from, Block& to) {
+void read_q5_0(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
-  read_five_bits(from + 2, from + 6, 128 - 16, to.q);
+  read_five_bits(from + 2, from + 6, to.q);
 }
 
-void read_q5_1(const uint8_t* from, Block& to) {
+void read_q5_1(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
   to.m[0] = half_at(from + 2);
-  read_five_bits(from + 4, from + 8, 0, to.q);
+  read_five_bits(from + 4, from + 8, to.q);
 }
 
-void read_q8_0(const uint8_t* from, Block& to) {
+void read_q8_0(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
   for (int i = 0; i < 32; i++) to.q[i] = from[2 + i] ^ 0x80;  // int8 + 128
 }
 
-void read_iq4_nl(const uint8_t* from, Block& to) {
+void read_iq4_nl(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from);
-  read_iq4(from + 2, to.q);
+  read_nibbles(from + 2, to.q);
 }
 
-void read_q2_k(const uint8_t* from, Block& to) {
-  const float d = from_half(half_at(from + 80)), e = from_half(half_at(from + 82));
+// A float16 with the other sign: mins of K-quants are subtracted.
+uint16_t negative(uint16_t half) { return half ^ 0x8000; }
+
+void read_q2_k(const uint8_t* from, const Row& to) {
+  to.d[0] = half_at(from + 80);
+  to.m[0] = negative(half_at(from + 82));
   for (int g = 0; g < 16; g++) {
-    to.d[g] = to.fold(d * static_cast<float>(from[g] & 15));
-    to.m[g] = to.fold(-e * static_cast<float>(from[g] >> 4));
+    to.scales[g] = static_cast<int8_t>(from[g] & 15);
+    to.mins[g] = static_cast<int8_t>(from[g] >> 4);
   }
   for (int i = 0; i < 256; i++) {
     const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
@@ -111,23 +80,24 @@ void read_q2_k(const uint8_t* from, Block& to) {
   }
 }
 
-void read_q3_k(const uint8_t* from, Block& to) {
-  const float d = from_half(half_at(from + 108));
+void read_q3_k(const uint8_t* from, const Row& to) {
+  to.d[0] = half_at(from + 108);
   for (int g = 0; g < 16; g++) {
     const int low = (from[96 + g % 8] >> (g / 8 * 4)) & 15;
     const int high = (from[104 + g % 4] >> (g / 4 * 2)) & 3;
-    to.d[g] = to.fold(d * static_cast<float>((low | high << 4) - 32));
+    to.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
   }
   for (int i = 0; i < 256; i++) {
     const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
     const int third = (from[i % 32] >> (i / 32)) & 1;
-    to.q[i] = static_cast<uint8_t>(((from[32 + byte] >> shift) & 3) + third * 4 - 4 + 128);
+    to.q[i] = static_cast<uint8_t>(((from[32 + byte] >> shift) & 3) | third << 2);
   }
 }
 
 // Scales and mins of the 8 groups of Q4_K and Q5_K, six bits each.
-void read_k_scales(const uint8_t* from, Block& to) {
-  const float d = from_half(half_at(from)), e = from_half(half_at(from + 2));
+void read_k_scales(const uint8_t* from, const Row& to) {
+  to.d[0] = half_at(from);
+  to.m[0] = negative(half_at(from + 2));
   const uint8_t* packed = from + 4;
   for (int g = 0; g < 8; g++) {
     int s, t;
@@ -138,19 +108,19 @@ void read_k_scales(const uint8_t* from, Block& to) {
       s = (packed[g + 4] & 15) | (packed[g - 4] >> 6) << 4;
       t = (packed[g + 4] >> 4) | (packed[g] >> 6) << 4;
     }
-    to.d[g] = to.fold(d * static_cast<float>(s));
-    to.m[g] = to.fold(-e * static_cast<float>(t));
+    to.scales[g] = static_cast<int8_t>(s);
+    to.mins[g] = static_cast<int8_t>(t);
   }
 }
 
-void read_q4_k(const uint8_t* from, Block& to) {
+void read_q4_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
   for (int i = 0; i < 256; i++) {
     to.q[i] = (from[16 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
   }
 }
 
-void read_q5_k(const uint8_t* from, Block& to) {
+void read_q5_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
   for (int i = 0; i < 256; i++) {
     const int low = (from[48 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
@@ -159,33 +129,24 @@ void read_q5_k(const uint8_t* from, Block& to) {
   }
 }
 
-void read_q6_k(const uint8_t* from, Block& to) {
-  const float d = from_half(half_at(from + 208));
-  for (int g = 0; g < 16; g++) {
-    to.d[g] = to.fold(d * static_cast<float>(static_cast<int8_t>(from[192 + g])));
-  }
+void read_q6_k(const uint8_t* from, const Row& to) {
+  to.d[0] = half_at(from + 208);
+  for (int g = 0; g < 16; g++) to.scales[g] = static_cast<int8_t>(from[192 + g]);
   for (int i = 0; i < 256; i++) {
     const int low = (from[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
     const int high = (from[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-    to.q[i] = static_cast<uint8_t>((low | high << 4) - 32 + 128);
+    to.q[i] = static_cast<uint8_t>(low | high << 4);
   }
 }
 
-void read_iq4_xs(const uint8_t* from, Block& to) {
-  const float d = from_half(half_at(from));
+void read_iq4_xs(const uint8_t* from, const Row& to) {
+  to.d[0] = half_at(from);
   const int high_bits = half_at(from + 2);
   for (int g = 0; g < 8; g++) {
     const int low = (from[4 + g / 2] >> (g % 2 * 4)) & 15, high = (high_bits >> (2 * g)) & 3;
-    to.d[g] = to.fold(d * static_cast<float>((low | high << 4) - 32));
-    read_iq4(from + 8 + 16 * g, to.q + 32 * g);
+    to.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
+    read_nibbles(from + 8 + 16 * g, to.q + 32 * g);
   }
-}
-
-void read_float32(const uint8_t* from, Block& to) { std::memcpy(to.values, from, 4); }
-void read_bfloat16(const uint8_t* from, Block& to) { std::memcpy(to.values, from, 2); }
-void read_float16(const uint8_t* from, Block& to) {
-  const float value = from_half(half_at(from));
-  std::memcpy(to.values, &value, 4);
 }
 
 struct Type {
@@ -193,25 +154,25 @@ struct Type {
   const char* name;
   int32_t values, bytes;  // of a block
   int32_t format, group;  // what it becomes
-  void (*read)(const uint8_t*, Block&);
+  void (*read)(const uint8_t*, const Row&);
 };
 
 constexpr Type kTypes[] = {
-    {0, "F32", 1, 4, OCT_F32, 0, read_float32},
-    {1, "F16", 1, 2, OCT_F32, 0, read_float16},
+    {0, "F32", 1, 4, OCT_F32, 0, nullptr},
+    {1, "F16", 1, 2, OCT_F16, 0, nullptr},
     {2, "Q4_0", 32, 18, OCT_W4S, 32, read_q4_0},
     {3, "Q4_1", 32, 20, OCT_W4A, 32, read_q4_1},
-    {6, "Q5_0", 32, 22, OCT_W8S, 32, read_q5_0},
-    {7, "Q5_1", 32, 24, OCT_W8A, 32, read_q5_1},
+    {6, "Q5_0", 32, 22, OCT_W5S, 32, read_q5_0},
+    {7, "Q5_1", 32, 24, OCT_W5A, 32, read_q5_1},
     {8, "Q8_0", 32, 34, OCT_W8S, 32, read_q8_0},
-    {10, "Q2_K", 256, 84, OCT_W8A, 16, read_q2_k},
-    {11, "Q3_K", 256, 110, OCT_W8S, 16, read_q3_k},
-    {12, "Q4_K", 256, 144, OCT_W4A, 32, read_q4_k},
-    {13, "Q5_K", 256, 176, OCT_W8A, 32, read_q5_k},
-    {14, "Q6_K", 256, 210, OCT_W8S, 16, read_q6_k},
-    {20, "IQ4_NL", 32, 18, OCT_W8S, 32, read_iq4_nl},
-    {23, "IQ4_XS", 256, 136, OCT_W8S, 32, read_iq4_xs},
-    {30, "BF16", 1, 2, OCT_BF16, 0, read_bfloat16},
+    {10, "Q2_K", 256, 84, OCT_K2A, 16, read_q2_k},
+    {11, "Q3_K", 256, 110, OCT_K3S, 16, read_q3_k},
+    {12, "Q4_K", 256, 144, OCT_K4A, 32, read_q4_k},
+    {13, "Q5_K", 256, 176, OCT_K5A, 32, read_q5_k},
+    {14, "Q6_K", 256, 210, OCT_K6S, 16, read_q6_k},
+    {20, "IQ4_NL", 32, 18, OCT_W4N, 32, read_iq4_nl},
+    {23, "IQ4_XS", 256, 136, OCT_K4N, 32, read_iq4_xs},
+    {30, "BF16", 1, 2, OCT_BF16, 0, nullptr},
 };
 
 const Type* find_type(int32_t id) {
@@ -226,24 +187,26 @@ struct GgufRows : RowSource {
   const Type& type;
   const uint8_t* rows;
   int32_t blocks;  // of a row
-  mutable std::atomic<bool> too_large{false};
 
   GgufRows(const Type& t, const void* data, int32_t k)
       : type(t), rows(static_cast<const uint8_t*>(data)), blocks(k / t.values) {}
 
   void read(int32_t row, const Row& into) const override {
     const uint8_t* from = rows + static_cast<int64_t>(row) * blocks * type.bytes;
-    const int groups = type.group ? type.values / type.group : 0;
-    const int value_bytes = type.format == OCT_BF16 ? 2 : 4;
-    Block block = {into.q, into.d, into.m, into.values, false};
+    if (type.group == 0) {  // floats, which are packed as they are
+      std::memcpy(into.values, from, static_cast<size_t>(blocks) * type.bytes);
+      return;
+    }
+    const int groups = type.values / type.group;
+    Row block = into;
     for (int32_t b = 0; b < blocks; b++, from += type.bytes) {
       type.read(from, block);
       block.q += type.values;
-      block.d += groups;
-      block.m += groups;
-      block.values = static_cast<uint8_t*>(block.values) + value_bytes;
+      block.d += 1;  // blocks have one pair of float16 scales each
+      block.m += 1;
+      block.scales += groups;
+      block.mins += groups;
     }
-    if (block.too_large) too_large.store(true, std::memory_order_relaxed);
   }
 };
 
@@ -265,7 +228,7 @@ int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_typ
   const Type* type = find_type(ggml_type);
   if (type == nullptr) return OCT_ERR_ARGUMENT;
   Layout layout = {};
-  int32_t code = make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
+  const int32_t code = make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
   if (code != OCT_OK) return code;
   if (weight->format != type->format || weight->group != type->group) {
     return fail(OCT_ERR_ARGUMENT, "%s becomes format %d with groups of %d, not %d with %d",
@@ -276,13 +239,5 @@ int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_typ
                 type->values, weight->k);
   }
   if (!rows || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
-  const GgufRows source(*type, rows, weight->k);
-  code = pack_rows(pool, *weight, source, out);
-  if (code == OCT_OK && source.too_large.load()) {
-    return fail(OCT_ERR_ARGUMENT,
-                "a %s tensor has scales above 65504, which packed weights cannot hold: the file is "
-                "damaged, or such that only the reference ops can run it",
-                type->name);
-  }
-  return code;
+  return pack_rows(pool, *weight, GgufRows(*type, rows, weight->k), out);
 }

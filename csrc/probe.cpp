@@ -123,6 +123,12 @@ int64_t multiply(int64_t rounds) {
   return rounds * kRepeats * kMaxRows * kMaxTiles * kTile * P::kInputs * 2;
 }
 
+// Whether integers are multiplied as they are: no more than 4 bits.
+bool is_small(int format) {
+  const Traits traits = traits_of(format);
+  return traits.bits <= 4 && !traits.nonlinear;
+}
+
 void read(const uint8_t* lines, int64_t begin, int64_t end) {
   constexpr int kAtOnce = 8;
   I32 sums[kAtOnce];
@@ -146,11 +152,13 @@ int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds) {
   using namespace octavo;
   int64_t (*kernel)(int64_t) = nullptr;
   switch (format) {
-    case OCT_W4S: case OCT_W4A: kernel = multiply<OCT_W4S>; break;
-    case OCT_W8S: case OCT_W8A: kernel = multiply<OCT_W8S>; break;
     case OCT_BF16: kernel = multiply<OCT_BF16>; break;
-    case OCT_F32: kernel = multiply<OCT_F32>; break;
-    default: return fail(OCT_ERR_ARGUMENT, "there is no weight format %d", format);
+    case OCT_F16: case OCT_F32: kernel = multiply<OCT_F32>; break;
+    default:
+      if (format < 0 || format > OCT_F32) {
+        return fail(OCT_ERR_ARGUMENT, "there is no weight format %d", format);
+      }
+      kernel = is_small(format) ? multiply<OCT_W4S> : multiply<OCT_W8S>;
   }
   if (rounds < 0) return fail(OCT_ERR_ARGUMENT, "%lld rounds", static_cast<long long>(rounds));
   int64_t operations = 0;  // written by one worker

@@ -29,12 +29,12 @@
 namespace octavo {
 namespace simd {
 
-// Sums of up to 8 dot4_nibbles, where 16 bits for them are faster than 32:
+// Sums of up to 8 dot4 of nibbles, where 16 bits for them are faster than 32:
 //     sum = begin_nibbles(acc);  sum = add_nibbles(sum, w, a) ...;  acc = end_nibbles(acc, sum)
 #if !defined(OCT_SHORT_NIBBLE_SUMS)
 using NibbleSum = I32;
 OCT_INLINE NibbleSum begin_nibbles(I32 acc) { return acc; }
-OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) { return dot4_nibbles(sum, w, a); }
+OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) { return dot4(sum, w, a); }
 OCT_INLINE I32 end_nibbles(I32, NibbleSum sum) { return sum; }
 #endif
 

@@ -125,6 +125,18 @@ OCT_INLINE I32 add(I32 a, I32 b) {
 OCT_INLINE I32 sub(I32 a, I32 b) {
   return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
 }
+OCT_INLINE I32 load_u8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+OCT_INLINE I32 load_s8(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+OCT_INLINE I32 bits_of(I32 a, int32_t mask) {
+  const __m256i bits = _mm256_set1_epi32(mask);
+  return {_mm256_and_si256(a.lo, bits), _mm256_and_si256(a.hi, bits)};
+}
 template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
@@ -216,6 +228,27 @@ OCT_INLINE U8 high_nibbles(U8 x) {
   return {_mm256_and_si256(_mm256_srli_epi16(x.lo, 4), mask),
           _mm256_and_si256(_mm256_srli_epi16(x.hi, 4), mask)};
 }
+// Bytes shifted right by N bits, left by -N: those that come from a neighbour are not defined.
+template <int N>
+OCT_INLINE U8 shifted(U8 x) {
+  if constexpr (N < 0) return {_mm256_slli_epi16(x.lo, -N), _mm256_slli_epi16(x.hi, -N)};
+  if constexpr (N > 0) return {_mm256_srli_epi16(x.lo, N), _mm256_srli_epi16(x.hi, N)};
+  return x;
+}
+OCT_INLINE U8 bits_of(U8 x, int mask) {
+  const __m256i bits = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_and_si256(x.lo, bits), _mm256_and_si256(x.hi, bits)};
+}
+OCT_INLINE U8 with_bits_of(U8 base, U8 x, int mask) {  // base | (x & mask)
+  const U8 bits = bits_of(x, mask);
+  return {_mm256_or_si256(base.lo, bits.lo), _mm256_or_si256(base.hi, bits.hi)};
+}
+// table[x], of bytes below 16.
+OCT_INLINE U8 look_up(const uint8_t* table, U8 x) {
+  const __m256i bytes =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(bytes, x.lo), _mm256_shuffle_epi8(bytes, x.hi)};
+}
 // Four int8 activations to all lanes.
 OCT_INLINE I32 set1_quad(const int8_t* quad) {
   int32_t bits;
@@ -225,11 +258,10 @@ OCT_INLINE I32 set1_quad(const int8_t* quad) {
 
 #if defined(__AVXVNNI__)
 
+// w is unsigned and at most 127, a signed.
 OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return {_mm256_dpbusd_avx_epi32(acc.lo, w.lo, a.lo), _mm256_dpbusd_avx_epi32(acc.hi, w.hi, a.hi)};
 }
-// w is unsigned and at most 15, a signed.
-OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
 OCT_INLINE I32 centre(int32_t sum_of_a) { return set1(-128 * sum_of_a); }
@@ -249,8 +281,8 @@ OCT_INLINE __m256i dot4_half(__m256i acc, __m256i u, __m256i s) {
   const __m256i pairs = _mm256_maddubs_epi16(u, s);
   return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
-// w is unsigned and at most 15, a signed.
-OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) {
+// w is unsigned and at most 127, a signed.
+OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return {dot4_half(acc.lo, w.lo, a.lo), dot4_half(acc.hi, w.hi, a.hi)};
 }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as

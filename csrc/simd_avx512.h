@@ -83,6 +83,13 @@ OCT_INLINE I32 load(const int32_t* p) { return _mm512_loadu_si512(p); }
 OCT_INLINE void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
 OCT_INLINE I32 add(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 OCT_INLINE I32 sub(I32 a, I32 b) { return _mm512_sub_epi32(a, b); }
+OCT_INLINE I32 load_u8(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+OCT_INLINE I32 load_s8(const uint8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+OCT_INLINE I32 bits_of(I32 a, int32_t mask) { return _mm512_and_si512(a, set1(mask)); }
 template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return _mm512_srai_epi32(a, N);
@@ -141,14 +148,32 @@ OCT_INLINE U8 low_nibbles(U8 x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8
 OCT_INLINE U8 high_nibbles(U8 x) {
   return {_mm512_and_si512(_mm512_srli_epi16(x.v, 4), _mm512_set1_epi8(15))};
 }
+// Bytes shifted right by N bits, left by -N: those that come from a neighbour are not defined.
+template <int N>
+OCT_INLINE U8 shifted(U8 x) {
+  if constexpr (N < 0) return {_mm512_slli_epi16(x.v, -N)};
+  if constexpr (N > 0) return {_mm512_srli_epi16(x.v, N)};
+  return x;
+}
+OCT_INLINE U8 bits_of(U8 x, int mask) {
+  return {_mm512_and_si512(x.v, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+OCT_INLINE U8 with_bits_of(U8 base, U8 x, int mask) {  // base | (x & mask)
+  return {_mm512_ternarylogic_epi32(base.v, x.v, _mm512_set1_epi8(static_cast<char>(mask)), 0xf8)};
+}
+// table[x], of bytes below 16.
+OCT_INLINE U8 look_up(const uint8_t* table, U8 x) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), x.v)};
+}
 // Four int8 activations to all lanes.
 OCT_INLINE I32 set1_quad(const int8_t* quad) {
   int32_t bits;
   __builtin_memcpy(&bits, quad, 4);
   return _mm512_set1_epi32(bits);
 }
-// w is unsigned and at most 15, a signed.
-OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) { return _mm512_dpbusd_epi32(acc, w.v, a); }
+// w is unsigned and at most 127, a signed.
+OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return _mm512_dpbusd_epi32(acc, w.v, a); }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
 OCT_INLINE I32 centre(int32_t sum_of_a) { return _mm512_set1_epi32(-128 * sum_of_a); }

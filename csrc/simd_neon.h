@@ -149,6 +149,22 @@ OCT_INLINE I32 add(I32 a, I32 b) {
 OCT_INLINE I32 sub(I32 a, I32 b) {
   return each<I32>([](I4 x, I4 y) { return vsubq_s32(x, y); }, a, b);
 }
+OCT_INLINE I32 load_u8(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t lo = vmovl_u8(vget_low_u8(bytes)), hi = vmovl_u8(vget_high_u8(bytes));
+  const auto part = [](uint16x4_t x) { return vreinterpretq_s32_u32(vmovl_u16(x)); };
+  return I32{{part(vget_low_u16(lo)), part(vget_high_u16(lo)), part(vget_low_u16(hi)),
+              part(vget_high_u16(hi))}};
+}
+OCT_INLINE I32 load_s8(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  const int16x8_t lo = vmovl_s8(vget_low_s8(bytes)), hi = vmovl_s8(vget_high_s8(bytes));
+  return I32{{vmovl_s16(vget_low_s16(lo)), vmovl_s16(vget_high_s16(lo)),
+              vmovl_s16(vget_low_s16(hi)), vmovl_s16(vget_high_s16(hi))}};
+}
+OCT_INLINE I32 bits_of(I32 a, int32_t mask) {
+  return each<I32>([&](I4 x) { return vandq_s32(x, vdupq_n_s32(mask)); }, a);
+}
 template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return each<I32>([](I4 x) { return vshrq_n_s32(x, N); }, a);
@@ -231,6 +247,26 @@ OCT_INLINE U8 low_nibbles(U8 x) {
 OCT_INLINE U8 high_nibbles(U8 x) {
   return each<U8>([](B16 v) { return vshrq_n_u8(v, 4); }, x);
 }
+// Bytes shifted right by N bits, left by -N: on x86, some bits come from a neighbour.
+template <int N>
+OCT_INLINE U8 shifted(U8 x) {
+  if constexpr (N < 0) return each<U8>([](B16 v) { return vshlq_n_u8(v, -N); }, x);
+  if constexpr (N > 0) return each<U8>([](B16 v) { return vshrq_n_u8(v, N); }, x);
+  return x;
+}
+OCT_INLINE U8 bits_of(U8 x, int mask) {
+  const B16 bits = vdupq_n_u8(static_cast<uint8_t>(mask));
+  return each<U8>([&](B16 v) { return vandq_u8(v, bits); }, x);
+}
+OCT_INLINE U8 with_bits_of(U8 base, U8 x, int mask) {  // base | (x & mask)
+  const B16 bits = vdupq_n_u8(static_cast<uint8_t>(mask));
+  return each<U8>([&](B16 b, B16 v) { return vorrq_u8(b, vandq_u8(v, bits)); }, base, x);
+}
+// table[x], of bytes below 16.
+OCT_INLINE U8 look_up(const uint8_t* table, U8 x) {
+  const B16 bytes = vld1q_u8(table);
+  return each<U8>([&](B16 v) { return vqtbl1q_u8(bytes, v); }, x);
+}
 // Four int8 activations to all lanes.
 OCT_INLINE I32 set1_quad(const int8_t* quad) {
   int32_t bits;
@@ -240,8 +276,8 @@ OCT_INLINE I32 set1_quad(const int8_t* quad) {
 OCT_INLINE I4 dot4_part(I4 acc, B16 w, I4 a) {  // both signed
   return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_s32(a));
 }
-// w is unsigned and at most 15, a signed.
-OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) {
+// w is unsigned and at most 127, a signed.
+OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return each<I32>([](I4 x, B16 y, I4 z) { return dot4_part(x, y, z); }, acc, w, a);
 }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as

@@ -158,6 +158,15 @@ OCT_INLINE I32 add(I32 a, I32 b) {
 OCT_INLINE I32 sub(I32 a, I32 b) {
   return lanes<I32>([&](int i) { return wrap(uint32_t(a.v[i]) - uint32_t(b.v[i])); });
 }
+OCT_INLINE I32 load_u8(const uint8_t* p) {
+  return lanes<I32>([&](int i) { return static_cast<int32_t>(p[i]); });
+}
+OCT_INLINE I32 load_s8(const uint8_t* p) {
+  return lanes<I32>([&](int i) { return static_cast<int32_t>(bit_cast<int8_t>(p[i])); });
+}
+OCT_INLINE I32 bits_of(I32 a, int32_t mask) {
+  return lanes<I32>([&](int i) { return a.v[i] & mask; });
+}
 template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return lanes<I32>([&](int i) { return a.v[i] >> N; });
@@ -238,13 +247,32 @@ OCT_INLINE U8 high_nibbles(U8 x) {
   for (uint8_t& b : x.v) b >>= 4;
   return x;
 }
+// Bytes shifted right by N bits, left by -N: on x86, some bits come from a neighbour.
+template <int N>
+OCT_INLINE U8 shifted(U8 x) {
+  for (uint8_t& b : x.v) b = static_cast<uint8_t>(N < 0 ? b << (N < 0 ? -N : 0) : b >> (N < 0 ? 0 : N));
+  return x;
+}
+OCT_INLINE U8 bits_of(U8 x, int mask) {
+  for (uint8_t& b : x.v) b = static_cast<uint8_t>(b & mask);
+  return x;
+}
+OCT_INLINE U8 with_bits_of(U8 base, U8 x, int mask) {  // base | (x & mask)
+  for (int i = 0; i < 64; i++) base.v[i] = static_cast<uint8_t>(base.v[i] | (x.v[i] & mask));
+  return base;
+}
+// table[x], of bytes below 16.
+OCT_INLINE U8 look_up(const uint8_t* table, U8 x) {
+  for (uint8_t& b : x.v) b = table[b];
+  return x;
+}
 // Four int8 activations to all lanes.
 OCT_INLINE I32 set1_quad(const int8_t* quad) {
   int32_t bits;
   std::memcpy(&bits, quad, 4);
   return set1(bits);
 }
-OCT_INLINE I32 dot4(I32 acc, U8 w, int zero_point, I32 a) {
+OCT_INLINE I32 dot4_from(I32 acc, U8 w, int zero_point, I32 a) {
   int8_t bytes[64];
   std::memcpy(bytes, a.v, 64);
   for (int i = 0; i < 16; i++) {
@@ -252,12 +280,12 @@ OCT_INLINE I32 dot4(I32 acc, U8 w, int zero_point, I32 a) {
   }
   return acc;
 }
-// w is unsigned and at most 15, a signed.
-OCT_INLINE I32 dot4_nibbles(I32 acc, U8 w, I32 a) { return dot4(acc, w, 0, a); }
+// w is unsigned and at most 127, a signed.
+OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return dot4_from(acc, w, 0, a); }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
 OCT_INLINE I32 centre(int32_t) { return zero_i(); }
-OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4(acc, w, 128, a); }
+OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4_from(acc, w, 128, a); }
 
 OCT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 OCT_INLINE void pause() {}

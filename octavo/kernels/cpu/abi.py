@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 2
+OCT_ABI_VERSION = 3
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -34,8 +34,18 @@ OCT_W4S = 0
 OCT_W4A = 1
 OCT_W8S = 2
 OCT_W8A = 3
-OCT_BF16 = 4
-OCT_F32 = 5
+OCT_W5S = 4
+OCT_W5A = 5
+OCT_W4N = 6
+OCT_K2A = 7
+OCT_K3S = 8
+OCT_K4A = 9
+OCT_K5A = 10
+OCT_K6S = 11
+OCT_K4N = 12
+OCT_BF16 = 13
+OCT_F16 = 14
+OCT_F32 = 15
 
 # Epilogues of a linear.
 OCT_EPI_NONE = 0

@@ -7,40 +7,78 @@ only plan.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.kernels.cpu import abi
 from octavo.quantization.ggml_types import GGMLType
 
 _TILE = 16  # outputs that lie together; see csrc/pack.h
 _LINE = 64
+_BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
 
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a packed format of integers is made of; see `traits_of` in csrc/pack.h."""
+
+    bits: int
+    has_min: bool = False
+    nested_group: int = 0  # inputs that share an int8 scale: of K formats
+    has_long_groups: bool = False
+    arithmetic: str = "int8"  # what products are computed in
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """How many inputs may share a scale."""
+        if self.nested_group:
+            return (self.nested_group,)
+        return (32, 64, 128) if self.has_long_groups else (32,)
+
+
+_NIBBLES = "int4 x int8"
+INTEGER_FORMATS = {
+    abi.OCT_W4S: Traits(4, has_long_groups=True, arithmetic=_NIBBLES),
+    abi.OCT_W4A: Traits(4, has_min=True, has_long_groups=True, arithmetic=_NIBBLES),
+    abi.OCT_W8S: Traits(8, has_long_groups=True),
+    abi.OCT_W8A: Traits(8, has_min=True, has_long_groups=True),
+    abi.OCT_W5S: Traits(5),
+    abi.OCT_W5A: Traits(5, has_min=True),
+    abi.OCT_W4N: Traits(4),
+    abi.OCT_K2A: Traits(2, has_min=True, nested_group=16, arithmetic=_NIBBLES),
+    abi.OCT_K3S: Traits(3, nested_group=16, arithmetic=_NIBBLES),
+    abi.OCT_K4A: Traits(4, has_min=True, nested_group=32, arithmetic=_NIBBLES),
+    abi.OCT_K5A: Traits(5, has_min=True, nested_group=32),
+    abi.OCT_K6S: Traits(6, nested_group=16),
+    abi.OCT_K4N: Traits(4, nested_group=32),
+}
+# Bytes of a value, and how many inputs there always are a multiple of.
+FLOAT_FORMATS = {abi.OCT_BF16: (2, 16), abi.OCT_F16: (2, 16), abi.OCT_F32: (4, 8)}
+
 # What products with weights of a packed format are computed in.
-ARITHMETIC = {
-    abi.OCT_W4S: "int4 x int8",
-    abi.OCT_W4A: "int4 x int8",
-    abi.OCT_W8S: "int8",
-    abi.OCT_W8A: "int8",
+ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.items()} | {
     abi.OCT_BF16: "bfloat16",
+    abi.OCT_F16: "float32",
     abi.OCT_F32: "float32",
 }
 
 # What a tensor of a file becomes: the format, and the inputs of a group.
 PACKED_FORMATS = {
     GGMLType.F32: (abi.OCT_F32, 0),
-    GGMLType.F16: (abi.OCT_F32, 0),
+    GGMLType.F16: (abi.OCT_F16, 0),
     GGMLType.BF16: (abi.OCT_BF16, 0),
     GGMLType.Q4_0: (abi.OCT_W4S, 32),
     GGMLType.Q4_1: (abi.OCT_W4A, 32),
-    GGMLType.Q5_0: (abi.OCT_W8S, 32),
-    GGMLType.Q5_1: (abi.OCT_W8A, 32),
+    GGMLType.Q5_0: (abi.OCT_W5S, 32),
+    GGMLType.Q5_1: (abi.OCT_W5A, 32),
     GGMLType.Q8_0: (abi.OCT_W8S, 32),
-    GGMLType.Q2_K: (abi.OCT_W8A, 16),
-    GGMLType.Q3_K: (abi.OCT_W8S, 16),
-    GGMLType.Q4_K: (abi.OCT_W4A, 32),
-    GGMLType.Q5_K: (abi.OCT_W8A, 32),
-    GGMLType.Q6_K: (abi.OCT_W8S, 16),
-    GGMLType.IQ4_NL: (abi.OCT_W8S, 32),
-    GGMLType.IQ4_XS: (abi.OCT_W8S, 32),
+    GGMLType.Q2_K: (abi.OCT_K2A, 16),
+    GGMLType.Q3_K: (abi.OCT_K3S, 16),
+    GGMLType.Q4_K: (abi.OCT_K4A, 32),
+    GGMLType.Q5_K: (abi.OCT_K5A, 32),
+    GGMLType.Q6_K: (abi.OCT_K6S, 16),
+    GGMLType.IQ4_NL: (abi.OCT_W4N, 32),
+    GGMLType.IQ4_XS: (abi.OCT_K4N, 32),
 }
 
 # The formats of the KV cache, as it is called in results.
@@ -54,16 +92,24 @@ KV_FORMATS = {
 def packed_bytes(format: int, n: int, k: int, group: int) -> int:
     """Bytes of a matrix of ``n`` outputs and ``k`` inputs."""
     tiles = -(-n // _TILE)
-    if format in (abi.OCT_BF16, abi.OCT_F32):
-        unit, value = (16, 2) if format == abi.OCT_BF16 else (8, 4)
-        return tiles * _TILE * -(-k // unit) * unit * value
+    if format in FLOAT_FORMATS:
+        size, unit = FLOAT_FORMATS[format]
+        return tiles * _TILE * -(-k // unit) * unit * size
+    traits = INTEGER_FORMATS[format]
+    if traits.nested_group:
+        return tiles * -(-k // _BLOCK) * _block_bytes(traits)
     groups = -(-k // group)
-    integers = groups * group * _TILE
-    if format in (abi.OCT_W4S, abi.OCT_W4A):
-        integers //= 2
-    has_min = format in (abi.OCT_W4A, abi.OCT_W8A)
-    lines_of_scales = groups if has_min else -(-groups // 2)
+    integers = groups * group * _TILE * traits.bits // 8
+    lines_of_scales = groups if traits.has_min else -(-groups // 2)
     return tiles * (integers + lines_of_scales * _LINE)
+
+
+def _block_bytes(traits: Traits) -> int:
+    """Of a block of a K format, in a tile."""
+    scales = _BLOCK // traits.nested_group * _TILE
+    if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
+        scales *= 2
+    return _LINE + scales + _BLOCK * _TILE * traits.bits // 8
 
 
 def kv_chunk_bytes(format: int, head_dim: int) -> int:

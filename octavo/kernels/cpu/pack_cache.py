@@ -38,7 +38,7 @@ from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest
 from octavo.quantization.base import Weight
 
 # To be raised whenever the kernels read another order of bytes.
-LAYOUT = "v16.1"
+LAYOUT = "v16.2"
 _MAGIC = b"octavo16"
 _PREFIX_BYTES = len(_MAGIC) + 8 + DIGEST_BYTES
 _MAX_HEADER = 64 << 20

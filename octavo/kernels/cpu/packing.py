@@ -3,8 +3,7 @@
     weight = pack(tensor_or_quantized_weight, library, pool)
     weight.as_struct()                                      what the kernels are handed
 
-GGUF weights keep the integers of their file; see docs/kernels.md for what is exact. Tensors keep
-their dtype, but float16 becomes float32.
+GGUF weights keep the integers and scales of their file, and tensors their dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ALIGNMENT = 64
 
 _TENSOR_FORMATS = {
     torch.float32: abi.OCT_F32,
-    torch.float16: abi.OCT_F32,
+    torch.float16: abi.OCT_F16,
     torch.bfloat16: abi.OCT_BF16,
 }
 
@@ -109,8 +108,7 @@ def pack_into(
         rows = weight.data.contiguous()
         code = lib.oct_pack_gguf(pool, struct, weight.type, rows.data_ptr(), address)
     else:
-        values = weight.float() if weight.dtype == torch.float16 else weight
-        values = values.detach().contiguous()
+        values = weight.detach().contiguous()
         code = lib.oct_pack(pool, struct, values.data_ptr(), None, None, address)
     library.check(code)
 

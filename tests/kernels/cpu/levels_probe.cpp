@@ -69,22 +69,56 @@ void report(const std::string& name, const void* data, size_t bytes) {
   std::printf("\n");
 }
 
+struct Case {
+  const char* name;
+  int format, group;
+  // Of K formats: the GGUF type, its bytes for 256 values, and where in these float16 scales are.
+  int type = 0, bytes = 0, d = 0, m = 0;
+};
+
 struct Matrix {
-  Matrix(int format, int n, int k, int group)
-      : packed(CALL(oct_packed_bytes)(format, n, k, group)), weight{format, n, k, group, nullptr} {
-    const bool quantized = format <= OCT_W8A, asymmetric = format == OCT_W4A || format == OCT_W8A;
-    const int size = format == OCT_F32 ? 4 : format == OCT_BF16 ? 2 : 1;
+  Matrix(const Case& c, int n, int k)
+      : packed(CALL(oct_packed_bytes)(c.format, n, k, c.group)),
+        weight{c.format, n, k, c.group, nullptr} {
+    if (c.type != 0) {
+      pack_blocks(c, n * k / 256);
+    } else {
+      pack_values(c.format, n, k, c.group);
+    }
+    weight.data = packed.memory;
+  }
+  void pack_blocks(const Case& c, int blocks) {
+    std::vector<uint8_t> rows(static_cast<size_t>(blocks) * c.bytes);
+    for (uint8_t& byte : rows) byte = static_cast<uint8_t>(random_bits());
+    for (size_t at = 0; at < rows.size(); at += c.bytes) {
+      const uint16_t d = half(-9), m = half(-9);
+      std::memcpy(rows.data() + at + c.m, &m, 2);
+      std::memcpy(rows.data() + at + c.d, &d, 2);
+    }
+    check(CALL(oct_pack_gguf)(pool, &weight, c.type, rows.data(), packed.memory), "oct_pack_gguf");
+  }
+  void pack_values(int format, int n, int k, int group) {
+    const bool quantized = format < OCT_BF16;
+    const bool asymmetric = format == OCT_W4A || format == OCT_W8A || format == OCT_W5A;
+    const int size = format == OCT_F32 ? 4 : quantized ? 1 : 2;
     std::vector<uint8_t> q(static_cast<size_t>(n) * k * size);
     if (format == OCT_F32) {
       const std::vector<float> x = random_floats(static_cast<size_t>(n) * k);
       std::memcpy(q.data(), x.data(), q.size());
+    } else if (format == OCT_F16) {
+      for (size_t i = 0; i < q.size(); i += 2) {
+        const uint16_t x = static_cast<uint16_t>(half(-2) | (random_bits() % 2) << 15);
+        std::memcpy(q.data() + i, &x, 2);
+      }
     } else if (format == OCT_BF16) {
       for (size_t i = 0; i < q.size(); i += 2) {  // the upper halves of floats
         const float x = random_float();
         std::memcpy(q.data() + i, reinterpret_cast<const char*>(&x) + 2, 2);
       }
     } else {
-      const uint32_t levels = format == OCT_W4S || format == OCT_W4A ? 16 : 256;
+      const uint32_t levels = format == OCT_W8S || format == OCT_W8A   ? 256
+                              : format == OCT_W5S || format == OCT_W5A ? 32
+                                                                       : 16;
       for (uint8_t& v : q) v = static_cast<uint8_t>(random_bits() % levels);
     }
     std::vector<uint16_t> scales(quantized ? static_cast<size_t>(n) * ((k + group - 1) / group) : 0), mins(scales);
@@ -93,24 +127,35 @@ struct Matrix {
     check(CALL(oct_pack)(pool, &weight, q.data(), scales.data(), asymmetric ? mins.data() : nullptr,
                          packed.memory),
           "oct_pack");
-    weight.data = packed.memory;
   }
   Aligned packed;
   oct_weight weight;
 };
 
 void linears() {
-  struct Case {
-    const char* name;
-    int format, group;
-  };
-  const Case cases[] = {{"w4s.32", OCT_W4S, 32}, {"w4a.32", OCT_W4A, 32},   {"w4a.64", OCT_W4A, 64},
-                        {"w4s.128", OCT_W4S, 128}, {"w8s.32", OCT_W8S, 32}, {"w8a.16", OCT_W8A, 16},
-                        {"w8a.128", OCT_W8A, 128}, {"f32", OCT_F32, 0},     {"bf16", OCT_BF16, 0}};
+  const Case cases[] = {{"w4s.32", OCT_W4S, 32},
+                        {"w4a.32", OCT_W4A, 32},
+                        {"w4a.64", OCT_W4A, 64},
+                        {"w4s.128", OCT_W4S, 128},
+                        {"w8s.32", OCT_W8S, 32},
+                        {"w8a.32", OCT_W8A, 32},
+                        {"w8a.128", OCT_W8A, 128},
+                        {"w5s", OCT_W5S, 32},
+                        {"w5a", OCT_W5A, 32},
+                        {"w4n", OCT_W4N, 32},
+                        {"k2a", OCT_K2A, 16, 10, 84, 80, 82},
+                        {"k3s", OCT_K3S, 16, 11, 110, 108, 108},
+                        {"k4a", OCT_K4A, 32, 12, 144, 0, 2},
+                        {"k5a", OCT_K5A, 32, 13, 176, 0, 2},
+                        {"k6s", OCT_K6S, 16, 14, 210, 208, 208},
+                        {"k4n", OCT_K4N, 32, 23, 136, 0, 0},
+                        {"f32", OCT_F32, 0},
+                        {"f16", OCT_F16, 0},
+                        {"bf16", OCT_BF16, 0}};
   const int n = 72, k = 256;
   const float eps = 1e-5f;
   for (const Case& c : cases) {
-    const Matrix first(c.format, n, k, c.group), second(c.format, n, k, c.group);
+    const Matrix first(c, n, k), second(c, n, k);
     for (int rows : {1, 4, 7, 19}) {
       for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {
         const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k), norm = random_floats(k);

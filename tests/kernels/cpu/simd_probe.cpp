@@ -81,6 +81,9 @@ void apply(const Input& in) {
   put("to_float", to_float(i));
   put("to_int", to_int(load(in.integral)));
   put("power_of_two", power_of_two(load(in.exponent)));
+  put("load_u8", load_u8(in.bytes));
+  put("load_s8", load_s8(in.bytes));
+  put("bits_of", bits_of(i, 0x5a));
   int8_t bytes[16];
   store_s8(bytes, i);
   put_raw("store_s8", bytes);
@@ -102,8 +105,13 @@ void apply(const Input& in) {
   const U8 w = load_bytes(in.bytes);
   const I32 quad = set1_quad(in.quad);
   put("set1_quad", quad);
-  put("low_nibbles", dot4_nibbles(i, low_nibbles(w), quad));
-  put("high_nibbles", dot4_nibbles(i, high_nibbles(w), quad));
+  put("dot4", dot4(i, bits_of(w, 127), quad));
+  put("low_nibbles", dot4(i, low_nibbles(w), quad));
+  put("high_nibbles", dot4(i, high_nibbles(w), quad));
+  put("shifted_right", dot4(i, bits_of(shifted<3>(w), 0x1f), quad));
+  put("shifted_left", dot4(i, bits_of(shifted<-3>(w), 0x78), quad));
+  put("with_bits_of", dot4(i, with_bits_of(low_nibbles(w), shifted<2>(w), 0x30), quad));
+  put("look_up", dot4(i, bits_of(look_up(in.bytes, low_nibbles(w)), 127), quad));
   auto sum = begin_nibbles(i);
   for (int step = 0; step < 8; step++) sum = add_nibbles(sum, low_nibbles(w), quad);
   put("add_nibbles", end_nibbles(i, sum));

@@ -17,10 +17,8 @@ SIZES = [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 127, 128, 129, 255, 576, 1536, 491
 @pytest.mark.parametrize("format", layout.ARITHMETIC)
 def test_packed_weights(format):
     lib = load().lib
-    groups = [0] if format in (abi.OCT_BF16, abi.OCT_F32) else [32, 64, 128]
-    if format in (abi.OCT_W8S, abi.OCT_W8A):
-        groups.append(16)
-    for group in groups:
+    traits = layout.INTEGER_FORMATS.get(format)
+    for group in traits.groups if traits else (0,):
         for n in SIZES:
             for k in SIZES:
                 expected = lib.oct_packed_bytes(format, n, k, group)

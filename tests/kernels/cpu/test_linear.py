@@ -15,48 +15,86 @@ import torch
 
 from octavo.errors import EngineError
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi, packing
+from octavo.kernels.cpu import abi, layout, packing
 from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.ggml_types import GGMLType, row_bytes
+from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
 
+# Types of files for the formats that nothing else becomes.
+NESTED = (
+    *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K),
+    GGMLType.IQ4_XS,
+)
 FORMATS = [
     *((abi.OCT_W4S, group) for group in (32, 64, 128)),
     *((abi.OCT_W4A, group) for group in (32, 64, 128)),
-    *((abi.OCT_W8S, group) for group in (16, 32, 128)),
-    *((abi.OCT_W8A, group) for group in (16, 32, 64)),
+    *((abi.OCT_W8S, group) for group in (32, 128)),
+    *((abi.OCT_W8A, group) for group in (32, 64)),
+    *((abi.OCT_W5S, 32), (abi.OCT_W5A, 32), (abi.OCT_W4N, 32)),
+    *(layout.PACKED_FORMATS[type] for type in NESTED),
     (abi.OCT_BF16, 0),
+    (abi.OCT_F16, 0),
     (abi.OCT_F32, 0),
 ]
+# Where the float16 scales of a block are.
+HALVES = {
+    GGMLType.Q2_K: (80, 82),
+    GGMLType.Q3_K: (108,),
+    GGMLType.Q4_K: (0, 2),
+    GGMLType.Q5_K: (0, 2),
+    GGMLType.Q6_K: (208,),
+    GGMLType.IQ4_XS: (0,),
+}
 # (n, k): less and more than a tile, a group, a register, a line.
 SHAPES = [(1, 33), (7, 1), (16, 32), (17, 31), (100, 96), (49, 576), (33, 1000)]
+NESTED_SHAPES = [(1, 256), (17, 512), (100, 1280)]  # whole blocks
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 33]
 
 
-def is_quantized(format):
-    return format <= abi.OCT_W8A
+FLOATS = {
+    abi.OCT_F32: torch.float32,
+    abi.OCT_F16: torch.float16,
+    abi.OCT_BF16: torch.bfloat16,
+}
+
+
+def is_nested(format):
+    return format not in FLOATS and layout.INTEGER_FORMATS[format].nested_group > 0
 
 
 def make_weight(native, format, group, n, k, seed=0):
     """A packed random matrix, and what it stands for as float64 [n, k]."""
     rng = np.random.default_rng(seed)
-    if not is_quantized(format):
-        dtype = torch.bfloat16 if format == abi.OCT_BF16 else torch.float32
-        values = torch.from_numpy(rng.normal(size=(n, k))).to(dtype)
+    if format in FLOATS:
+        values = torch.from_numpy(rng.normal(size=(n, k))).to(FLOATS[format])
         return packing.pack(values, native.library, native.pool), values.double().numpy()
+    if is_nested(format):
+        return make_nested_weight(native, format, n, k, rng)
+    traits = layout.INTEGER_FORMATS[format]
     spec = packing.plain_format(format, n, k, group, native.library)
-    q = rng.integers(0, 16 if format in (abi.OCT_W4S, abi.OCT_W4A) else 256, (n, k))
+    q = rng.integers(0, 1 << traits.bits, (n, k))
     groups = -(-k // group)
     d = rng.normal(size=(n, groups)).astype(np.float16)
-    m = None
-    if format in (abi.OCT_W4A, abi.OCT_W8A):
-        m = rng.normal(size=(n, groups)).astype(np.float16)
+    m = rng.normal(size=(n, groups)).astype(np.float16) if traits.has_min else None
     weight = packing.pack_integers(spec, q.astype(np.uint8), d, m, native.library, native.pool)
     return weight, weight.unpack(native.library, native.pool).double().numpy()
 
 
+def make_nested_weight(native, format, n, k, rng):
+    """Random blocks of the type that becomes ``format``, but for their float16 scales."""
+    type = next(type for type in NESTED if layout.PACKED_FORMATS[type][0] == format)
+    data = rng.integers(0, 256, (n, row_bytes(type, k)), dtype=np.uint8)
+    blocks = data.reshape(-1, block_shape(type)[1])
+    for at in HALVES[type]:
+        halves = rng.normal(size=(len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = halves.view(np.uint8)
+    source = QuantizedWeight(type, torch.from_numpy(data), (n, k))
+    weight = packing.pack(source, native.library, native.pool)
+    return weight, source.dequantize().double().numpy()
+
+
 def rounded(x, format, group):
     """Activations as the kernels of a format see them: float64 [rows, k]."""
-    if format == abi.OCT_F32:
+    if format in (abi.OCT_F16, abi.OCT_F32):
         return x.astype(np.float64)
     if format == abi.OCT_BF16:
         return torch.from_numpy(x).bfloat16().double().numpy()
@@ -171,7 +209,7 @@ def rmsnorm(x, weight, eps):
 def test_products(native, make_pool, format, group):
     """Against float64, for all shapes; and each row has the same bits whoever else is there."""
     pools = [make_pool(1), native.pool, make_pool(3)]
-    for n, k in SHAPES:
+    for n, k in NESTED_SHAPES if is_nested(format) else SHAPES:
         weight, values = make_weight(native, format, group, n, k)
         x = activations(130, k)
         [y] = Call([Segment(weight)], x).run(native)
@@ -187,28 +225,53 @@ def test_products(native, make_pool, format, group):
         assert_same(alone, y[129:])
 
 
-@pytest.mark.parametrize(("format", "group"), [pair for pair in FORMATS if is_quantized(pair[0])])
-def test_integers_are_exact(native, format, group):
-    """Scales of 1 and whole numbers, the largest there are: nothing may saturate or be rounded."""
-    has_min = format in (abi.OCT_W4A, abi.OCT_W8A)
-    top = 15 if format in (abi.OCT_W4S, abi.OCT_W4A) else 255
-    rng = np.random.default_rng(0)
-    n, k = 48, 2 * max(group, 32)
-    q = rng.integers(0, top + 1, (n, k), dtype=np.uint8)
-    q[:8], q[8:16] = 0, top
-    ones = np.ones((n, k // group), dtype=np.float16)
-    spec = packing.plain_format(format, n, k, group, native.library)
-    mins = ones * 3 if has_min else None
-    weight = packing.pack_integers(spec, q, ones, mins, native.library, native.pool)
-    x = rng.integers(-127, 128, (12, k)).astype(np.float32)
+def extreme_activations(k, group):
+    """Whole numbers of which the largest in each group is 127, so that its scale is 1."""
+    x = np.random.default_rng(0).integers(-127, 128, (12, k)).astype(np.float32)
     x[0], x[1], x[2, ::2], x[2, 1::2] = 127, -127, 127, -127
-    x[:, :: max(group, 32)] = 127  # so that the scale of each group is 1
-    zero = 0 if has_min else (top + 1) // 2
-    expected = x.astype(np.int64) @ (q.astype(np.int64) - zero + 3 * has_min).T
+    x[:, :: max(group, 32)] = 127
+    return x
+
+
+def check_exactly(native, weight, values, x):
+    expected = x.astype(np.int64) @ values.astype(np.int64).T
     assert np.abs(expected).max() < 2**24
     for rows in (1, 4, 12):
         [y] = Call([Segment(weight)], x[:rows]).run(native)
         np.testing.assert_array_equal(y, expected[:rows])
+
+
+@pytest.mark.parametrize(("format", "group"), [p for p in FORMATS if p[0] not in FLOATS])
+def test_integers_are_exact(native, format, group):
+    """Scales of 1 and whole numbers, the largest there are: nothing may saturate or be rounded."""
+    if is_nested(format):
+        pytest.skip("see test_nested_integers_are_exact")
+    traits = layout.INTEGER_FORMATS[format]
+    rng = np.random.default_rng(0)
+    n, k, top = 48, 2 * group, (1 << traits.bits) - 1
+    q = rng.integers(0, top + 1, (n, k), dtype=np.uint8)
+    q[:8], q[8:16] = 0, top
+    ones = np.ones((n, k // group), dtype=np.float16)
+    spec = packing.plain_format(format, n, k, group, native.library)
+    mins = ones * 3 if traits.has_min else None
+    weight = packing.pack_integers(spec, q, ones, mins, native.library, native.pool)
+    values = weight.unpack(native.library, native.pool).numpy()
+    check_exactly(native, weight, values, extreme_activations(k, group))
+
+
+@pytest.mark.parametrize("type", NESTED, ids=lambda type: type.name)
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x5A])
+def test_nested_integers_are_exact(native, type, byte):
+    """The same where scales have scales: those of blocks are 1, and all other bytes the same."""
+    n, k = 20, 256
+    data = np.full((n, row_bytes(type, k)), byte, dtype=np.uint8)
+    for at in HALVES[type]:
+        data[:, at : at + 2] = np.ones(1, dtype=np.float16).view(np.uint8)
+    source = QuantizedWeight(type, torch.from_numpy(data), (n, k))
+    weight = packing.pack(source, native.library, native.pool)
+    x = extreme_activations(k, 32)
+    only = np.arange(k) // 32 == np.arange(len(x))[:, None] % 8  # more would be rounded
+    check_exactly(native, weight, source.dequantize().numpy(), x * only)
 
 
 @pytest.mark.parametrize("type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.Q6_K])
@@ -324,9 +387,9 @@ def test_activation_functions(native):
 @pytest.mark.parametrize("rows", [1, 4, 8, 20])
 def test_segments_of_different_formats(native, rows):
     """One node may have four encodings of the same activations; each is as if alone."""
-    k = 257
+    k = 512
     x, norm = activations(rows, k), np.random.default_rng(3).normal(size=k).astype(np.float32)
-    kinds = [(abi.OCT_W4A, 32), (abi.OCT_BF16, 0), (abi.OCT_W8S, 16), (abi.OCT_F32, 0)]
+    kinds = [(abi.OCT_W4A, 32), (abi.OCT_BF16, 0), (abi.OCT_K6S, 16), (abi.OCT_F32, 0)]
     segments = [
         Segment(make_weight(native, *kind, n, k, seed=n)[0])
         for kind, n in zip(kinds, (70, 1, 33, 16), strict=True)
@@ -335,10 +398,12 @@ def test_segments_of_different_formats(native, rows):
     for segment, y in zip(segments, together, strict=True):
         [alone] = Call([segment], x, norm=norm).run(native)
         assert_same(np.ascontiguousarray(y), np.ascontiguousarray(alone))
-    gate, up = segments[0], Segment(make_weight(native, abi.OCT_W8S, 16, 70, k)[0])
+    gate, up = segments[0], Segment(make_weight(native, abi.OCT_K6S, 16, 70, k)[0])
     [mixed] = Call([gate, up], x, abi.OCT_EPI_SILU_MUL).run(native)
     a, b = (Call([s], x).run(native)[0].astype(np.float64) for s in (gate, up))
-    np.testing.assert_allclose(mixed, silu(a) * b, rtol=1e-5, atol=1e-5)
+    with np.errstate(over="ignore"):
+        expected = silu(a) * b
+    np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
@@ -401,7 +466,7 @@ def test_head_of_equal_and_odd_logits(native, make_pool, rows):
 @pytest.mark.parametrize(("format", "group"), FORMATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_damage_is_seen_and_stays_in_its_row(native, format, group, bad):
-    n, k = 40, 200
+    n, k = 40, 256 if is_nested(format) else 200
     weight, _ = make_weight(native, format, group, n, k)
     for rows in (3, 20):
         x = activations(rows, k)
@@ -415,11 +480,11 @@ def test_damage_is_seen_and_stays_in_its_row(native, format, group, bad):
         assert not np.isfinite(normed.run(native)[0][1]).any()
 
 
-@pytest.mark.parametrize(("format", "group"), [(abi.OCT_W4A, 32), (abi.OCT_W8S, 16)])
+@pytest.mark.parametrize(("format", "group"), [(abi.OCT_W4A, 32), (abi.OCT_K6S, 16)])
 def test_tiny_and_huge_activations(native, format, group):
-    weight, values = make_weight(native, format, group, 20, 64)
+    weight, values = make_weight(native, format, group, 20, 256)
     for magnitude in (0.0, 1e-44, 1e-38, 1e-33, 1e-25, 1e25):
-        x = activations(2, 64) * np.float32(magnitude)
+        x = activations(2, 256) * np.float32(magnitude)
         [y] = Call([Segment(weight)], x).run(native)
         expected = x.astype(np.float64) @ values.T
         assert np.abs(y - expected).max() <= 0.03 * np.abs(expected).max() + 1e-27
@@ -452,7 +517,7 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a.segments[0], "ldy", 3), "rows of 3 floats for 4 outputs"),
         (lambda a: setattr(a.segments[0].weight, "data", None), "64 bytes"),
         (lambda a: setattr(a.segments[0].weight, "data", a.segments[0].weight.data + 4), "64 byte"),
-        (lambda a: setattr(a.segments[0].weight, "format", 7), "unknown format 7"),
+        (lambda a: setattr(a.segments[0].weight, "format", 16), "unknown format 16"),
         (lambda a: setattr(a.segments[0].weight, "group", 48), "groups of 48"),
     ],
 )

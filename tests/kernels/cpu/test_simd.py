@@ -238,6 +238,10 @@ class TestScalarIsWhatItSays:
         self.check("to_int", scalar, np.rint(records["integral"]).astype(np.int32))
         self.check("power_of_two", scalar, np.exp2(records["exponent"].astype(float)).astype("f4"))
         self.check("store_s8", scalar, i.astype(np.int8))
+        self.check("bits_of", scalar, i & 0x5A)
+        bytes_ = records["bytes"].reshape(ROWS, -1)[:, :16]
+        self.check("load_u8", scalar, bytes_.astype(np.int32))
+        self.check("load_s8", scalar, bytes_.view(np.int8).astype(np.int32))
 
     def test_halves(self, scalar, records):
         f16 = records["pairs"][:, :16].copy().view(np.float16).astype(np.float32)
@@ -258,8 +262,18 @@ class TestScalarIsWhatItSays:
         bytes_ = records["bytes"].astype(np.int64).reshape(ROWS, 16, 4)
         centred = ((bytes_ - 128) * quad).sum(-1).astype(np.int32)
         self.check("centred", scalar, centred)
-        for name, nibbles in (("low_nibbles", bytes_ & 15), ("high_nibbles", bytes_ >> 4)):
-            total = records["i"] + (nibbles * quad).sum(-1)
+        table = bytes_.reshape(ROWS, -1)[:, :16]
+        looked_up = np.take_along_axis(table, (bytes_ & 15).reshape(ROWS, -1), axis=1)
+        for name, factors in (
+            ("dot4", bytes_ & 127),
+            ("low_nibbles", bytes_ & 15),
+            ("high_nibbles", bytes_ >> 4),
+            ("shifted_right", bytes_ >> 3),
+            ("shifted_left", (bytes_ << 3) & 0x78),
+            ("with_bits_of", (bytes_ & 15) | ((bytes_ >> 2) & 0x30)),
+            ("look_up", looked_up.reshape(bytes_.shape) & 127),
+        ):
+            total = records["i"] + (factors * quad).sum(-1)
             self.check(name, scalar, total.astype(np.int32))
         total = records["i"] + 8 * ((bytes_ & 15) * quad).sum(-1)
         self.check("add_nibbles", scalar, total.astype(np.int32))
