@@ -46,11 +46,43 @@ bool all_finite(const float* x, int padded) {
   return !simd::any(simd::is_nan(zeros));
 }
 
-void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
-  const int group = encoding.group, span = group < 32 ? 32 : group;
+// What is to become integers: a number, or what is left of it.
+struct Part {
+  float scale, inverse;
+  bool zero;  // whatever the numbers are
+
+  OCT_INLINE I32 integers(F32 x) const {
+    return zero ? simd::zero_i() : simd::to_int(simd::mul(x, simd::set1(inverse)));
+  }
+  OCT_INLINE F32 left(F32 x) const {
+    return simd::fma(simd::to_float(integers(x)), simd::set1(-scale), x);
+  }
+};
+
+// A group of a row, as row `r` of a block of `rows`. `from(i)`: numbers i to i + 15 of the group.
+template <class From>
+OCT_INLINE void encode_group(const Part& part, int group, int r, int rows, uint8_t* block,
+                             From&& from) {
   const int chunk = group < 32 ? 16 : 32;  // bytes of a row that lie together
-  const size_t quants = static_cast<size_t>(rows) * group;
-  const size_t stride = quants + static_cast<size_t>(rows) * 12;
+  F32 total = simd::zero();
+  for (int i = 0; i < group; i += kLanes) {
+    const I32 q = part.integers(from(i));
+    total = simd::add(total, simd::to_float(q));
+    const size_t lies = static_cast<size_t>(i / chunk * chunk) * rows + r * chunk + i % chunk;
+    simd::store_s8(reinterpret_cast<int8_t*>(block + lies), q);
+  }
+  const float sum = simd::sum(total);  // of small integers: exact
+  const float scaled = part.scale * sum;
+  const int32_t integer = static_cast<int32_t>(sum);
+  uint8_t* scalars = block + static_cast<size_t>(rows) * group + r * 4;
+  std::memcpy(scalars, &part.scale, 4);
+  std::memcpy(scalars + rows * 4, &scaled, 4);
+  std::memcpy(scalars + rows * 8, &integer, 4);
+}
+
+void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  const int group = encoding.group, span = group < 32 ? 32 : group, parts = encoding.parts;
+  const size_t stride = static_cast<size_t>(rows * parts) * (group + 12);
   const bool finite = all_finite(x, (encoding.padded_k + 31) / 32 * 32);
   for (int first = 0; first < encoding.padded_k; first += span) {
     F32 largest = simd::zero();
@@ -61,23 +93,15 @@ void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint
     const bool zero = !(amax >= kSmallest);
     const float scale = finite ? (zero ? 0.0f : amax / 127.0f)
                                : std::numeric_limits<float>::quiet_NaN();
-    const F32 inverse = simd::set1(zero ? 0.0f : 127.0f / amax);
+    const Part part = {scale, 127.0f / amax, zero};
+    const Part second = {scale / 254.0f, 254.0f / scale, zero};
     for (int at = first; at < first + span && at < encoding.padded_k; at += group) {
-      F32 total = simd::zero();
-      for (int i = 0; i < group; i += kLanes) {
-        const F32 value = simd::load(x + at + i);
-        const I32 q = zero ? simd::zero_i() : simd::to_int(simd::mul(value, inverse));
-        total = simd::add(total, simd::to_float(q));
-        const size_t lies = static_cast<size_t>(i / chunk * chunk) * rows + r * chunk + i % chunk;
-        simd::store_s8(reinterpret_cast<int8_t*>(block + lies), q);
+      const auto number = [&](int i) { return simd::load(x + at + i); };
+      encode_group(part, group, r * parts, rows * parts, block, number);
+      if (parts == 2) {
+        encode_group(second, group, r * 2 + 1, rows * 2, block,
+                     [&](int i) { return part.left(number(i)); });
       }
-      const float sum = simd::sum(total);  // of small integers: exact
-      const float scaled = scale * sum;
-      const int32_t integer = static_cast<int32_t>(sum);
-      uint8_t* scalars = block + quants + r * 4;
-      std::memcpy(scalars, &scale, 4);
-      std::memcpy(scalars + rows * 4, &scaled, 4);
-      std::memcpy(scalars + rows * 8, &integer, 4);
       block += stride;
     }
   }
@@ -107,10 +131,10 @@ void encode_bf16(const Encoding& encoding, const float* x, int r, int rows, uint
 }  // namespace
 
 size_t Encoding::block_bytes(int rows) const {
-  const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(padded_k);
+  const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(parts * padded_k);
   switch (kind) {
     case kInt8:
-      return values + static_cast<size_t>(padded_k / group) * static_cast<size_t>(rows) * 12;
+      return values + values / static_cast<size_t>(group) * 12;
     case kBf16:
       return values * (kPairs ? 2 : 4);
     case kF32:
@@ -119,11 +143,11 @@ size_t Encoding::block_bytes(int rows) const {
   return 0;
 }
 
-Encoding encoding_for(const Layout& layout) {
+Encoding encoding_for(const Layout& layout, int parts) {
   const Encoding::Kind kind = is_quantized(layout.format) ? Encoding::kInt8
                               : layout.format == OCT_BF16 ? Encoding::kBf16
                                                           : Encoding::kF32;
-  return {kind, layout.group, layout.padded_k};
+  return {kind, layout.group, kind == Encoding::kInt8 ? parts : 1, layout.padded_k};
 }
 
 void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x) {

@@ -1,6 +1,7 @@
 // What a linear does to rows of activations before the products: add, norm, encode.
 //
-// Encoded rows lie in blocks of up to kMaxRows, one per kernel call. R rows of a block:
+// Encoded rows lie in blocks of up to kMaxRows, one per kernel call. In two parts, a row is two of
+// them, one after the other. R rows of a block:
 //
 //     int8    per group   | 32 B of row 0 | ... | 32 B of row R-1 |  (group / 32 times; 16 B if 16)
 //                         | R scales | R (scale * sum) | R sums |    4 B each
@@ -12,6 +13,9 @@
 // weights have groups of 16), rounded to even; the scale is max |x| / 127. Sums are those of the
 // int8 values. A group that is smaller than 1e-30 everywhere becomes zeros. A row with any number
 // that is not finite becomes zeros with scales of NaN, so that all of its outputs are NaN.
+//
+// The second part is the same of what the first leaves, x - int8 * scale, which is at most half a
+// scale: rounded to multiples of scale / 254.
 #pragma once
 
 #include "linear.h"

@@ -13,6 +13,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "activations.h"
 #include "epilogue.h"
@@ -37,12 +38,15 @@ bool is_gated(const oct_linear_args& args) {
 class Linear {
  public:
   Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
-    num_blocks_ = (args.rows + kMaxRows - 1) / kMaxRows;
-    panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
+    int parts = 1;
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout);
+      parts = std::max(parts, encoded_[segments_[s].encoded].encoding.parts);
     }
+    most_rows_ = kMaxRows / parts;
+    num_blocks_ = (args.rows + most_rows_ - 1) / most_rows_;
+    panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     // A gated segment is walked together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
   }
@@ -83,7 +87,7 @@ class Linear {
   }
 
   int encoded_for(const Layout& layout) {
-    const Encoding wanted = encoding_for(layout);
+    const Encoding wanted = encoding_for(layout, args_.parts);
     for (int e = 0; e < num_encoded_; e++) {
       if (encoded_[e].encoding == wanted) return e;
     }
@@ -149,7 +153,7 @@ class Linear {
   int chunk_blocks(int units) const {
     size_t bytes = 0;
     for (int e = 0; e < num_encoded_; e++) {
-      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(most_rows_));
     }
     int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
     chunk = std::min(chunk, num_blocks_);
@@ -238,8 +242,8 @@ class Linear {
     }
   }
 
-  // Products of segment s. Meanwhile, fetch part `part` of `parts` of the unit that follows.
-  void multiply(int s, const Products& p, int b, const Unit& following, int part, int parts,
+  // Products of segment s. Meanwhile, fetch share `share` of `shares` of the unit that follows.
+  void multiply(int s, const Products& p, int b, const Unit& following, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
     const Encoded& encoded = encoded_[segments_[s].encoded];
@@ -249,24 +253,42 @@ class Linear {
     } else {
       panel.steps = traits_of(layout.format).nested ? layout.padded_k / kUnit : layout.num_groups();
     }
-    if (parts > 0) {
+    if (shares > 0) {
       const int ahead = is_gated(args_) ? s : following.segment;
       const int64_t lines =
           following.tiles * segments_[ahead].layout.tile_bytes / kLine;
-      const int64_t steps = static_cast<int64_t>(panel.steps) * parts;
+      const int64_t steps = static_cast<int64_t>(panel.steps) * shares;
       panel.next_lines = static_cast<int>((lines + steps - 1) / steps);
-      const int64_t skipped = static_cast<int64_t>(part) * panel.steps * panel.next_lines;
+      const int64_t skipped = static_cast<int64_t>(share) * panel.steps * panel.next_lines;
       panel.next = tile_at(ahead, following.tile) + skipped * kLine;
       if (skipped >= lines) panel.next_lines = 0;
     }
-    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, p.rows, p.tiles)
-                                                          : float_kernel(layout, p.rows, p.tiles);
+    if (shares == 0) {
+      static const int ahead = getenv("AHEAD") ? atoi(getenv("AHEAD")) : 0;
+      if (ahead) {
+        const int64_t lines = layout.tile_bytes / kLine;
+        panel.next = panel.tiles + ahead;
+        panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
+      }
+    }
+    const int parts = encoded.encoding.parts, rows = p.rows * parts;
+    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, rows, p.tiles)
+                                                          : float_kernel(layout, rows, p.tiles);
     kernel(panel, block(encoded, b), out);
+    if (parts == 2) add_up_parts(p.rows * p.tiles, out);
+  }
+
+  // Products of two parts of each of `count` rows: to their sums, in place.
+  static void add_up_parts(int count, float* out) {
+    for (int i = 0; i < count; i++) {
+      const float* parts = out + i * 2 * kTile;
+      simd::store(out + i * kTile, simd::add(simd::load(parts), simd::load(parts + kTile)));
+    }
   }
 
   const oct_linear_args& args_;
   const Worker& worker_;
-  int num_blocks_, panel_tiles_, walked_;
+  int most_rows_, num_blocks_, panel_tiles_, walked_;
   Segment segments_[OCT_MAX_SEGMENTS];
   Encoded encoded_[OCT_MAX_SEGMENTS];
   int num_encoded_ = 0;
@@ -312,6 +334,10 @@ int32_t check_linear(const oct_linear_args& args) {
   if (args.num_segments < (gated ? 2 : 1) || args.num_segments > most) {
     return fail(OCT_ERR_ARGUMENT, "a linear with epilogue %d has %d segments; %d %s possible",
                 args.epilogue, args.num_segments, most, several ? "at most are" : "is what is");
+  }
+  if (args.parts != 1 && args.parts != 2) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has activations of %d parts: 1 or 2 are possible",
+                args.parts);
   }
   if (args.in == nullptr || args.ldin < args.k) {
     return fail(OCT_ERR_ARGUMENT, "a linear has no input, or rows of %lld floats for %d inputs",

@@ -21,19 +21,20 @@
 namespace octavo {
 
 // Rows of a block. A kernel's accumulators are rows x tiles, and have to stay in registers.
-constexpr int kMaxRows = simd::kNumRegisters >= 32 ? 6 : simd::kNumRegisters >= 8 ? 4 : 1;
+constexpr int kMaxRows = simd::kNumRegisters >= 32 ? 6 : simd::kNumRegisters >= 8 ? 4 : 2;
 constexpr int kMaxTiles = simd::kNumRegisters >= 32 ? 2 : 1;
 
 // The encodings of activations; those of int8 are told apart by group as well.
 struct Encoding {
   enum Kind { kInt8, kBf16, kF32 } kind;
   int group;  // inputs of a scale, as that of the weights: 16, 32, 64, 128; 0 for kBf16 and kF32
+  int parts;  // rows that a row becomes: 1, or 2 of int8, whose products are added up
   int padded_k;
 
   bool operator==(const Encoding& o) const { return kind == o.kind && group == o.group; }
   size_t block_bytes(int rows) const;  // of a block of so many rows; in proportion to them
 };
-Encoding encoding_for(const Layout& layout);
+Encoding encoding_for(const Layout& layout, int parts);
 
 // A panel of tiles, and where to look ahead meanwhile.
 struct Panel {

@@ -126,6 +126,7 @@ class LinearArgs(Structure):
         ("norm", c_void_p),
         ("eps", c_float),
         ("add_eps", c_float),
+        ("parts", c_int32),
         ("epilogue", c_int32),
         ("num_segments", c_int32),
         ("segments", Segment * OCT_MAX_SEGMENTS),

@@ -174,7 +174,7 @@ class Program:
         return arguments
 
     def _input(self, source: Value, norm: Norm | None) -> abi.LinearArgs:
-        arguments = abi.LinearArgs(k=source.width, ldin=source.width)
+        arguments = abi.LinearArgs(k=source.width, ldin=source.width, parts=1)
         setattr(arguments, "in", self._at(source))  # a word of Python's, so no keyword
         if norm is not None:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps
