@@ -60,33 +60,36 @@ struct Part {
 };
 
 // A group of a row, as row `r` of a block of `rows`. `from(i)`: numbers i to i + 15 of the group.
-template <class From>
-OCT_INLINE void encode_group(const Part& part, int group, int r, int rows, uint8_t* block,
-                             From&& from) {
-  const int chunk = group < 32 ? 16 : 32;  // bytes of a row that lie together
-  F32 total = simd::zero();
-  for (int i = 0; i < group; i += kLanes) {
+template <int kGroup, class From>
+OCT_INLINE void encode_group(const Part& part, int r, int rows, uint8_t* block, From&& from) {
+  constexpr int kChunk = kGroup < 32 ? 16 : 32;  // bytes of a row that lie together
+  I32 total = simd::zero_i();
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; i += kLanes) {
     const I32 q = part.integers(from(i));
-    total = simd::add(total, simd::to_float(q));
-    const size_t lies = static_cast<size_t>(i / chunk * chunk) * rows + r * chunk + i % chunk;
+    total = simd::add(total, q);
+    const size_t lies = static_cast<size_t>(i / kChunk * kChunk) * rows + r * kChunk + i % kChunk;
     simd::store_s8(reinterpret_cast<int8_t*>(block + lies), q);
   }
-  const float sum = simd::sum(total);  // of small integers: exact
+  const float sum = simd::sum(simd::to_float(total));  // of small integers: exact
   const float scaled = part.scale * sum;
   const int32_t integer = static_cast<int32_t>(sum);
-  uint8_t* scalars = block + static_cast<size_t>(rows) * group + r * 4;
+  uint8_t* scalars = block + static_cast<size_t>(rows) * kGroup + r * 4;
   std::memcpy(scalars, &part.scale, 4);
   std::memcpy(scalars + rows * 4, &scaled, 4);
   std::memcpy(scalars + rows * 8, &integer, 4);
 }
 
-void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
-  const int group = encoding.group, span = group < 32 ? 32 : group, parts = encoding.parts;
-  const size_t stride = static_cast<size_t>(rows * parts) * (group + 12);
+template <int kGroup>
+void encode_groups(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  constexpr int kSpan = kGroup < 32 ? 32 : kGroup;  // that has a scale
+  const int parts = encoding.parts;
+  const size_t stride = static_cast<size_t>(rows * parts) * (kGroup + 12);
   const bool finite = all_finite(x, (encoding.padded_k + 31) / 32 * 32);
-  for (int first = 0; first < encoding.padded_k; first += span) {
+  for (int first = 0; first < encoding.padded_k; first += kSpan) {
     F32 largest = simd::zero();
-    for (int i = 0; i < span; i += kLanes) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kSpan; i += kLanes) {
       largest = simd::max(simd::abs(simd::load(x + first + i)), largest);
     }
     const float amax = finite ? simd::max_of(largest) : 0.0f;
@@ -95,15 +98,24 @@ void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint
                                : std::numeric_limits<float>::quiet_NaN();
     const Part part = {scale, 127.0f / amax, zero};
     const Part second = {scale / 254.0f, 254.0f / scale, zero};
-    for (int at = first; at < first + span && at < encoding.padded_k; at += group) {
+    for (int at = first; at < first + kSpan && at < encoding.padded_k; at += kGroup) {
       const auto number = [&](int i) { return simd::load(x + at + i); };
-      encode_group(part, group, r * parts, rows * parts, block, number);
+      encode_group<kGroup>(part, r * parts, rows * parts, block, number);
       if (parts == 2) {
-        encode_group(second, group, r * 2 + 1, rows * 2, block,
-                     [&](int i) { return part.left(number(i)); });
+        encode_group<kGroup>(second, r * 2 + 1, rows * 2, block,
+                             [&](int i) { return part.left(number(i)); });
       }
       block += stride;
     }
+  }
+}
+
+void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+  switch (encoding.group) {
+    case 16: return encode_groups<16>(encoding, x, r, rows, block);
+    case 32: return encode_groups<32>(encoding, x, r, rows, block);
+    case 64: return encode_groups<64>(encoding, x, r, rows, block);
+    default: return encode_groups<128>(encoding, x, r, rows, block);
   }
 }
 
