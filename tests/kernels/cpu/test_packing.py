@@ -7,13 +7,15 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+from weights import stored
 
 from octavo.errors import EngineError, UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.library import load
-from octavo.quantization.base import QuantizedWeight
+from octavo.quantization.base import Weight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.tensors import QuantizedTensor
 
 INTEGER_FORMATS = [
     (format, group)
@@ -43,6 +45,10 @@ def random_bytes(*shape, seed=0):
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
+def unpacked(native, weight):
+    return torch.from_numpy(weight.unpack(native.library, native.pool))
+
+
 def with_scales(type, rows, columns, largest, seed=0):
     """Random blocks whose float16 scales are at most ``largest``, of both signs."""
     data = random_bytes(rows, row_bytes(type, columns), seed=seed)
@@ -51,7 +57,7 @@ def with_scales(type, rows, columns, largest, seed=0):
     for at in ROUNDED[type]:
         scale = (torch.rand(len(blocks), generator=generator) * 2 - 1) * largest
         blocks[:, at : at + 2] = scale.half().view(torch.uint8).view(-1, 2)
-    return QuantizedWeight(type, data, (rows, columns))
+    return QuantizedTensor(type, data, (rows, columns))
 
 
 def integers(native, format, group, n, k, seed=0):
@@ -74,7 +80,7 @@ def integers(native, format, group, n, k, seed=0):
 def test_integers_and_scales_are_kept(native, format, group):
     for n, k in SHAPES:
         weight, values = integers(native, format, group, n, k)
-        got = weight.unpack(native.library, native.pool).numpy()
+        got = weight.unpack(native.library, native.pool)
         np.testing.assert_array_equal(got, values.astype(np.float32))
 
 
@@ -83,15 +89,16 @@ def test_floats_are_kept(native, dtype):
     for n, k in SHAPES:
         values = torch.randn(n, k, generator=torch.Generator().manual_seed(n)).to(dtype)
         values[0, 0], values[-1, -1] = float("inf"), 6e-8
-        weight = packing.pack(values, native.library, native.pool)
+        weight = packing.pack(stored(values), native.library, native.pool)
         assert weight.shape == (n, k)
-        assert torch.equal(weight.unpack(native.library, native.pool), values.float())
+        assert torch.equal(unpacked(native, weight), values.float())
 
 
 def test_a_tensor_that_is_not_contiguous(native):
-    values = torch.randn(40, 20).t()
-    weight = packing.pack(values, native.library, native.pool)
-    assert torch.equal(weight.unpack(native.library, native.pool), values)
+    values = torch.randn(40, 20)
+    every_other = Weight(GGMLType.F32, stored(values).data[::2], (20, 20))
+    weight = packing.pack(every_other, native.library, native.pool)
+    assert torch.equal(unpacked(native, weight), values[::2])
 
 
 @pytest.mark.parametrize("type", EXACT, ids=lambda type: type.name)
@@ -99,8 +106,9 @@ def test_gguf_types_that_are_kept_exactly(native, type):
     for n, k in [(1, 32), (17, 96), (50, 576)]:
         # Any bytes: scales are infinite, NaN, denormal and huge too.
         data = random_bytes(n, row_bytes(type, k), seed=n)
-        weight = packing.pack(QuantizedWeight(type, data, (n, k)), native.library, native.pool)
-        got = weight.unpack(native.library, native.pool).numpy()
+        source = stored(QuantizedTensor(type, data, (n, k)))
+        weight = packing.pack(source, native.library, native.pool)
+        got = weight.unpack(native.library, native.pool)
         np.testing.assert_array_equal(got, dequantize(type, data).numpy())
 
 
@@ -108,8 +116,8 @@ def test_gguf_types_that_are_kept_exactly(native, type):
 @pytest.mark.parametrize("largest", [1e-7, 1e-4, 0.01, 10.0])
 def test_gguf_types_whose_scales_are_rounded(native, type, largest):
     source = with_scales(type, 20, 512, largest)
-    weight = packing.pack(source, native.library, native.pool)
-    got = weight.unpack(native.library, native.pool)
+    weight = packing.pack(stored(source), native.library, native.pool)
+    got = unpacked(native, weight)
     groups = got.view(20, -1, weight.spec.group)
     expected = source.dequantize().view_as(groups)
     top, bottom = expected.amax(-1, keepdim=True), expected.amin(-1, keepdim=True)
@@ -125,14 +133,14 @@ def test_gguf_types_whose_scales_are_rounded(native, type, largest):
 def test_a_scale_that_float16_cannot_hold_is_an_error(native, type):
     source = with_scales(type, 3, 256, 60000.0)
     with pytest.raises(EngineError, match=rf"{type.name} .*65504"):
-        packing.pack(source, native.library, native.pool)
+        packing.pack(stored(source), native.library, native.pool)
 
 
 def test_infinite_scales_stay_infinite(native):
     source = with_scales(GGMLType.Q4_K, 3, 256, 0.1)
     source.data.view(-1, 144)[1, :2] = torch.tensor([0, 0x7C], dtype=torch.uint8)
-    weight = packing.pack(source, native.library, native.pool)
-    got = weight.unpack(native.library, native.pool)
+    weight = packing.pack(stored(source), native.library, native.pool)
+    got = unpacked(native, weight)
     assert got[0].isfinite().all() and not got[1].isfinite().all() and got[2].isfinite().all()
 
 
@@ -143,9 +151,9 @@ def test_packed_bytes_are_the_same_everywhere(native_on_any_level, type):
     if type in ROUNDED:
         source = with_scales(type, 18, 512, 0.01)
     else:
-        source = QuantizedWeight(type, random_bytes(18, row_bytes(type, 480)), (18, 480))
-    here = packing.pack(source, native.library, native.pool)
-    scalar = packing.pack(source, load("scalar"), native.pool)
+        source = QuantizedTensor(type, random_bytes(18, row_bytes(type, 480)), (18, 480))
+    here = packing.pack(stored(source), native.library, native.pool)
+    scalar = packing.pack(stored(source), load("scalar"), native.pool)
     np.testing.assert_array_equal(here.data, scalar.data)
 
 
@@ -185,11 +193,10 @@ def test_formats_that_do_not_exist(native, arguments, message):
 
 
 def test_what_cannot_be_packed(native):
-    data = random_bytes(2, row_bytes(GGMLType.TQ1_0, 256))
-    with pytest.raises(UnsupportedModelError, match="TQ1_0"):
-        packing.pack(QuantizedWeight(GGMLType.TQ1_0, data, (2, 256)), native.library, native.pool)
-    with pytest.raises(UnsupportedModelError, match="int32"):
-        packing.pack(torch.zeros(2, 2, dtype=torch.int32), native.library, native.pool)
+    for type in (GGMLType.TQ1_0, GGMLType.I32):
+        source = QuantizedTensor(type, random_bytes(2, row_bytes(type, 256)), (2, 256))
+        with pytest.raises(UnsupportedModelError, match=type.name):
+            packing.pack(stored(source), native.library, native.pool)
 
     spec = packing.plain_format(abi.OCT_W8S, 2, 32, 32, native.library)
     out = packing.aligned(spec.num_bytes)
