@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,9 @@ from octavo.core.engine import Engine
 from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, MissingPackageError
+from octavo.extras import need_torch
+from octavo.machine import has_gpu_driver, keep_openmp_patient
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.config import ModelConfig
     from octavo.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("octavo")
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
     "continuous": ContinuousAdmission,
@@ -39,10 +45,12 @@ class LoadedEngine:
         text_engine: TextEngine,
         model_config: ModelConfig,
         info: dict[str, Any],
+        load_seconds: dict[str, float],
     ):
         self.config = config
         self.text_engine = text_engine
         self.model_config = model_config
+        self.load_seconds = load_seconds  # by phase, in their order
         self._info = info
 
     @property
@@ -63,7 +71,6 @@ def load_engine(
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     from octavo import hub
-    from octavo.machine import keep_openmp_patient
 
     keep_openmp_patient()
 
@@ -72,18 +79,22 @@ def load_engine(
     from octavo.models.loader import check_tokenizer
     from octavo.runtime.rank import Rank
 
+    phases = _Phases()
     path = hub.resolve(args.model)
     checkpoint = open_checkpoint(path)
     _check_quantization(args.quantization, checkpoint)
     model_config = checkpoint.config()
-    tokenizer = load_tokenizer(path)
+    phases.end("header")
+    tokenizer = _tokenizer_of(checkpoint)
     check_tokenizer(model_config, tokenizer.vocab_size, path)
-
+    phases.end("tokenizer")
     spec = _rank_spec(args, path, hub.home() / "packed")
     rank = Rank.load(spec, checkpoint, progress)
+    phases.end("weights")
     config = resolve(args, rank.capacity)
     rank.start(_rank_limits(config))
     engine = build_engine(config, LocalExecutor(rank))
+    phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
         "device": spec.device,
@@ -94,8 +105,27 @@ def load_engine(
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
     }
-    text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
-    return LoadedEngine(config, text_engine, model_config, info)
+    text_engine = TextEngine(
+        engine,
+        tokenizer,
+        model_config.vocab_size,
+        eos_token_ids,
+        config.seed,
+        check_params=rank.check_params,
+    )
+    return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
+
+
+class _Phases:
+    """Where the time goes, phase after phase, with what each of them is the first to import."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begin = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._begin = now - self._begin, now
 
 
 def _rank_spec(args: EngineArgs, path: Path, packed_folder: Path) -> RankSpec:
@@ -146,6 +176,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.from_gguf(GGUFFile(path).metadata, path)
 
 
+def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """As load_tokenizer, without reading the header of a GGUF file, mostly vocabulary, again."""
+    from octavo.models.checkpoint import GGUFFiles
+    from octavo.text.tokenizer import Tokenizer
+
+    if isinstance(checkpoint, GGUFFiles):
+        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
+    return Tokenizer.from_folder(checkpoint.path)
+
+
 def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:
     """The format is read from the files; a word of the user's can only agree with it."""
     from octavo.models.checkpoint import GGUFFiles
@@ -159,10 +199,19 @@ def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:
 
 
 def _choose_device(asked: str) -> str:
-    import torch
+    if asked == "cpu" or (asked == "auto" and not has_gpu_driver()):
+        return "cpu"
+    try:
+        need_torch("device cuda")
+    except MissingPackageError as missing:
+        if asked == "cuda":
+            raise
+        _log.info("the GPU of this machine is not used: %s", missing)
+        return "cpu"
+    from octavo.runtime.torch_backend import sees_gpu
 
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and not torch.cuda.is_available():
+    if sees_gpu():
+        return "cuda"
+    if asked == "cuda":
         raise ConfigError("device cuda: torch sees no CUDA device; `octavo doctor` says why")
-    return asked
+    return "cpu"

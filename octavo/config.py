@@ -8,7 +8,6 @@ replaced and says which choices were made; nothing writes to it afterwards.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +154,8 @@ class EngineArgs:
         for name, value in kwargs.items():
             target = aliases.get(name, name)
             if target not in known:
+                import difflib  # for a mistake, and not for every start
+
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"unknown engine setting {name!r}{hint}")

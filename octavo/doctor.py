@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo import __version__, hub, machine
+from octavo.extras import ADD_TORCH
 from octavo.hub.wheels import has_pip
 
 GIB = 1 << 30
@@ -172,13 +173,11 @@ def look_at_storage() -> Storage:
 
 def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     """The dispatcher's own account, for every kind of device that there is."""
-    import torch
-
     from octavo.kernels import dispatch
 
-    devices = {"cpu": torch.float32}
+    devices = {"cpu": "float32"}
     if cuda.devices:
-        devices["cuda"] = torch.bfloat16
+        devices["cuda"] = "bfloat16"
     return tuple(
         KernelChoice(device, choice.op, choice.chosen, choice.refused)
         for device, dtype in devices.items()
@@ -190,7 +189,10 @@ def missing_software(
     packages: dict[str, str | None], compiler: machine.Compiler | None, native: NativeKernels
 ) -> list[Finding]:
     found = [
-        Finding(f"the package {name} is not installed", f"pip install {name}")
+        Finding(
+            f"the package {name} is not installed",
+            ADD_TORCH if name == "torch" else f"pip install {name}",
+        )
         for name, version in packages.items()
         if version is None
     ]

@@ -2,6 +2,7 @@
 
     OctavoError
     ├── ConfigError            an engine setting is wrong or not supported here (ValueError)
+    │   └── MissingPackageError    it needs a package that is not installed
     ├── RequestError           one request cannot be served, others can (ValueError)
     │   ├── InvalidRequestError    a field of the request is wrong
     │   ├── PromptTooLongError     prompt (+ max_tokens) exceeds the context or the block pool
@@ -37,6 +38,10 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError, ValueError):
     """An engine setting is wrong, contradicts another, or is not supported on this machine."""
+
+
+class MissingPackageError(ConfigError):
+    """What was asked for needs a package that is not installed; says which command adds it."""
 
 
 class RequestError(OctavoError, ValueError):

@@ -71,6 +71,11 @@ class LLM:
         """Device, dtype, kernels and memory, as ``octavo generate --json`` prints them."""
         return self._loaded.info
 
+    @property
+    def load_seconds(self) -> dict[str, float]:
+        """Where the time of loading went: header, tokenizer, weights, program."""
+        return dict(self._loaded.load_seconds)
+
     def get_tokenizer(self) -> Tokenizer:
         return self._text_engine.tokenizer
 

@@ -11,8 +11,8 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -101,6 +101,8 @@ def usable_memory_bytes() -> int:
 
 def compiler() -> Compiler | None:
     """The C++ compiler that native kernels would be built with: ``$CXX``, or the first found."""
+    import subprocess
+
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         path = shutil.which(name) if name else None
         if path is None:
@@ -202,6 +204,30 @@ def _memory_group(root: Path) -> tuple[int | None, int]:
             room = int(limit) - busy
             tightest = (int(limit), max(0, busy))
     return tightest
+
+
+def has_gpu_driver(root: Path = Path("/")) -> bool:
+    """Whether it is worth asking PyTorch, which takes a second to load, for a GPU: whether there is
+    a driver that it can use, of NVIDIA (in WSL too) or AMD."""
+    devices = ("dev/nvidiactl", "dev/nvidia0", "dev/dxg", "dev/kfd")
+    return any((root / path).exists() for path in devices) or bool(shutil.which("nvidia-smi"))
+
+
+@contextmanager
+def without_blas_threads() -> Iterator[None]:
+    """For importing numpy: OpenBLAS then starts a thread for each core, which takes a third of that
+    import on two cores, and nobody multiplies matrices with it.
+
+    Only for processes of octavo's own; a program that uses octavo may want to.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def keep_openmp_patient() -> None:

@@ -16,7 +16,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "files", "options"}
+OPEN = {"errors", "extras", "files", "options"}
 
 ALLOWED = {
     "machine": set(),
@@ -64,13 +64,52 @@ def test_light_parts_stay_light(statement):
     assert not loaded_modules(statement) & set(HEAVY)
 
 
+# What computes with tensors. All else runs without torch, and imports these where it needs them.
+OF_TORCH = {
+    "kernels/attention.py",
+    "kernels/reference.py",
+    "layers/tensors.py",
+    "quantization/gguf_formats.py",
+    "quantization/tensors.py",
+    "runtime/eager_forward.py",
+    "runtime/kv_cache.py",
+    "runtime/logits.py",
+    "runtime/sampler.py",
+    "runtime/torch_backend.py",
+    "runtime/torch_probe.py",
+    "bench/peers/workers/transformers_worker.py",  # in the environment of another engine
+}
+
+
+def imported_at_once(file: Path) -> set[str]:
+    """Modules that a file imports whenever it is imported itself, with what they are asked for."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.update({node.module, *(f"{node.module}.{name.name}" for name in node.names)})
+    return found
+
+
+def test_torch_is_imported_by_those_who_compute_with_it():
+    modules = {f"octavo.{name.removesuffix('.py').replace('/', '.')}" for name in OF_TORCH}
+    for file in PACKAGE.rglob("*.py"):
+        name = str(file.relative_to(PACKAGE))
+        imported = imported_at_once(file)
+        assert (name in OF_TORCH) == any(m.split(".")[0] == "torch" for m in imported), name
+        assert name in OF_TORCH or not imported & modules, name
+
+
 def test_the_text_part_needs_no_torch():
     assert "torch" not in loaded_modules("import octavo.text.tokenizer, octavo.text.chat_template")
 
 
 def test_the_server_needs_no_torch():
-    """Its engine does, in a process of its own."""
-    assert "torch" not in loaded_modules("import octavo.server.run, octavo.server.app")
+    """Nor does the module of its engine, which imports it where a model or a request needs it."""
+    assert "torch" not in loaded_modules(
+        "import octavo.server.run, octavo.server.app, octavo.server.engine.worker"
+    )
 
 
 def test_a_load_generator_needs_no_torch():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,28 @@ def test_limits_of_the_control_group(tmp_path: Path, files: dict[str, str]) -> N
 def test_this_machine() -> None:
     assert machine.cpu().usable_cores >= 1
     assert 0 < machine.usable_memory_bytes() <= machine.memory().total
+
+
+def test_a_driver_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert not machine.has_gpu_driver(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    assert machine.has_gpu_driver(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").touch(mode=0o755)
+    assert machine.has_gpu_driver(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("before", [None, "3"])
+def test_blas_without_threads(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    """In this process, for as long as it takes; what the user has set stays."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", before)
+    with machine.without_blas_threads():
+        assert os.environ["OPENBLAS_NUM_THREADS"] == (before or "1")
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == before
 
 
 def test_compiler_is_the_one_in_cxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

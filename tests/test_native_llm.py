@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -118,18 +116,3 @@ def test_no_native_kernels_is_said_and_works(tiny_model, monkeypatch, caplog):
         assert llm.engine_info()["kernels"] == "reference"
         answer(llm)
     assert caplog.text.count("asks for the reference kernels") == 1
-
-
-def test_torch_is_kept_quiet(tiny_model):
-    """In a process of its own: the number of torch's threads is global."""
-    code = (
-        "import sys, torch\nfrom octavo import LLM\n"
-        "with LLM(sys.argv[1]) as llm:\n"
-        "    print(llm.engine_info()['kernels'], torch.get_num_threads())\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tiny_model)], capture_output=True, text=True, check=True
-    )
-    kernels, threads = result.stdout.split()
-    assert kernels == ("native" if library.runnable() else "reference")
-    assert kernels == "reference" or threads == "1"

@@ -12,6 +12,7 @@ from octavo.cli.sampling_flags import add_sampling_flags, base_params, sampling_
 from octavo.cli.text_file import read_text
 from octavo.core.sampling_params import SamplingParams
 from octavo.hub import DEFAULT_MODEL
+from octavo.machine import without_blas_threads
 
 if TYPE_CHECKING:
     from octavo import LLM, RequestOutput
@@ -93,7 +94,9 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 def load(model: str, kwargs: dict[str, Any]) -> LLM:
     """Fetch the model if need be, then make the engine, with progress on a terminal."""
     terminal.resolve(model)
-    with terminal.spinner("starting"):
+    with terminal.spinner("starting"), without_blas_threads():
+        import numpy  # noqa: F401
+
         from octavo import LLM
     if not sys.stderr.isatty():
         return LLM(model=model, **kwargs)

@@ -99,7 +99,7 @@ class LogitsObserver(Protocol):
     def observe(self, request: Request, first: int, logits: Any) -> None:
         """Logits [R, V] of R positions from ``first`` on; the row of p judges the token at p + 1.
 
-        They are a tensor of PyTorch's, which the core does not know; not to be changed, nor kept
+        They are a float32 array of numpy, which the core does not know; not to be changed, nor kept
         after the call.
         """
         ...

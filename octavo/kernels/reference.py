@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
-from octavo.quantization.base import QuantizedWeight, Weight
 from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.tensors import QuantizedTensor, WeightTensor
 
 __all__ = [
     "add",
@@ -56,16 +56,16 @@ _CHUNK_VALUES = 1 << 26
 
 
 def embed(
-    ids: Tensor, weight: Weight, scale: float | None = None, *, dtype: torch.dtype = torch.float32
+    ids: Tensor, weight: WeightTensor, scale: float | None = None, *, dtype: str = "float32"
 ) -> Tensor:
     """Rows ``ids`` (int64 [T]) of ``weight`` [V, K], times ``scale``: [T, K] in ``dtype``."""
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, QuantizedTensor):
         rows = weight.select(ids)
     else:
         rows = weight.index_select(0, ids)
-    rows = rows.to(dtype)
+    rows = rows.to(getattr(torch, dtype))
     # The factor is rounded to the activations' dtype first, as models with one were trained.
-    return rows if scale is None else rows * torch.tensor(scale, dtype=dtype)
+    return rows if scale is None else rows * torch.tensor(scale, dtype=rows.dtype)
 
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,13 +80,13 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: WeightTensor, bias: Tensor | None = None) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N]."""
     y = _linear_in_tiles(x, weight) if _is_bitwise(x) else _linear_at_once(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def lm_head(hidden: Tensor, weight: Weight) -> Tensor:
+def lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
     """Logits, float32 [R, V], of hidden [R, K] and weight [V, K]; computed in float32."""
     return linear(hidden.float(), weight)
 
@@ -147,7 +147,7 @@ def _is_bitwise(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def _linear_in_tiles(x: Tensor, weight: Weight) -> Tensor:
+def _linear_in_tiles(x: Tensor, weight: WeightTensor) -> Tensor:
     """x [T, K] @ weight.T in float32, ``ROW_TILE`` rows of x at a time."""
     num_rows, num_tiles = x.shape[0], -(-x.shape[0] // ROW_TILE)
     if num_rows % ROW_TILE:
@@ -160,13 +160,13 @@ def _linear_in_tiles(x: Tensor, weight: Weight) -> Tensor:
     return out.transpose(1, 2).reshape(-1, weight.shape[0])[:num_rows]
 
 
-def _linear_at_once(x: Tensor, weight: Weight) -> Tensor:
+def _linear_at_once(x: Tensor, weight: WeightTensor) -> Tensor:
     """x [T, K] @ weight.T in the dtype of x, which may be any."""
     parts = [F.linear(x, piece) for _, piece in _pieces(weight, x.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _pieces(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+def _pieces(weight: WeightTensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     """(first row, rows in ``dtype``) of consecutive pieces of a weight.
 
     A piece is valid until the next is asked for. Where weights stay in a smaller format, this is
@@ -182,7 +182,7 @@ def _pieces(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         rows = scratch[: stop - start]
-        if isinstance(weight, QuantizedWeight):
+        if isinstance(weight, QuantizedTensor):
             dequantize(weight.type, weight.data[start:stop], out=rows)
         else:
             rows.copy_(weight[start:stop])

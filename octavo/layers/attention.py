@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from typing import Any
 
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
+from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Causal self-attention of one layer, with grouped query heads.
 
     ``window`` None means all positions. ``qk_norm`` makes the norm of query and key heads, for
@@ -33,7 +34,6 @@ class Attention(nn.Module):
         qk_norm_eps: float | None = None,
         qk_norm_plus: float = 0.0,
     ):
-        super().__init__()
         self.layer_index = layer_index
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale, self.window, self.softcap = scale, window, softcap
@@ -47,7 +47,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
         q = self.q_proj(x, ctx).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)

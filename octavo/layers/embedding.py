@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
+from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 
 
-class Embedding(nn.Module):
+class Embedding(Module):
     """Token ids (int64 [T], below vocab_size) to activations [T, hidden_size]."""
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float | None = None):
-        super().__init__()
         self.weight = Parameter(vocab_size, hidden_size)
         self.scale = scale
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         return ctx.ops.embed(token_ids, self.weight.value, self.scale)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
+from octavo.layers.module import Module
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """down(activation(gate(x)) * up(x)); ``activation`` as in ``ModelConfig``."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
     ):
-        super().__init__()
         self.activation = activation
         self.gate_proj = Linear(hidden_size, intermediate_size, bias)
         self.up_proj = Linear(hidden_size, intermediate_size, bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
         gate, up = self.gate_proj(x, ctx), self.up_proj(x, ctx)
         if self.activation == "silu":
             product = ctx.ops.silu_mul(gate, up)

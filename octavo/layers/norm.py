@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
+from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Module):
     """Scales the last dimension of x to a root mean square of 1, then by a learned weight."""
 
     def __init__(self, size: int, eps: float, plus: float = 0.0):
-        super().__init__()
         self.weight = Parameter(size, exact=True, plus=plus)
         self.eps = eps
 
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        return ctx.ops.rmsnorm(x, self.weight.tensor, self.eps)
+    def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
+        return ctx.ops.rmsnorm(x, self.weight.value, self.eps)

@@ -1,25 +1,20 @@
-"""A parameter that knows how to take its tensor from a checkpoint."""
+"""A parameter that knows how to take its weight from a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from octavo.quantization.base import QuantizedWeight, Weight
-
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from octavo.quantization.base import Weight
 
 
 class ShapeMismatch(ValueError):
-    """A tensor does not have the shape of its parameter; the loader adds the file and the name."""
+    """A weight does not have the shape of its parameter; the loader adds the file and the name."""
 
 
 class Parameter:
     """The place of one weight in a layer: its shape and, once loaded, its value.
-
-    It is not a ``torch.nn.Parameter``: there are no gradients, and the value may stay quantized.
 
     ``exact`` parameters (norms, biases: small, and added or multiplied element by element) are
     kept in float32. ``plus`` is added to them, for checkpoints that store a weight less one.
@@ -31,51 +26,33 @@ class Parameter:
         self.shape = shape
         self.exact = exact
         self.plus = plus
-        self._value: Weight | None = None
+        self._value: Any = None
 
     @property
     def is_loaded(self) -> bool:
         return self._value is not None
 
     @property
-    def value(self) -> Weight:
-        """The weight; a matrix may be quantized, anything ``exact`` is a float32 tensor."""
+    def value(self) -> Any:
+        """What the ops are handed: a ``Weight`` as it is in its file, or a float32 array where it
+        is ``exact``. In a model ``with_tensors``, tensors of PyTorch's in place of both."""
         assert self._value is not None, "a forward pass before the model was loaded"
         return self._value
 
-    @property
-    def tensor(self) -> Tensor:
-        """The value of an ``exact`` parameter."""
-        assert isinstance(self._value, Tensor), "not loaded, or quantized"
-        return self._value
-
-    def load(self, weight: Weight, device: torch.device, dtype: torch.dtype) -> None:
-        """Take ``weight``, moved to ``device``; ShapeMismatch if it is not of this shape.
-
-        On the CPU a weight is kept as it is, so that a mapped file is never copied. Elsewhere an
-        unquantized matrix is converted to ``dtype``, that of the activations.
-        """
-        if tuple(weight.shape) != self.shape:
+    def load(self, weight: Weight) -> None:
+        """Take ``weight``; ShapeMismatch if it is not of this shape."""
+        if weight.shape != self.shape:
             raise ShapeMismatch(f"the shape is {list(weight.shape)}, not {list(self.shape)}")
-        if self.exact:
-            if isinstance(weight, QuantizedWeight):
-                weight = weight.dequantize()
-            # A copy even of float32: reading a page of the file for every norm would be slower.
-            self._value = weight.to(device, torch.float32, copy=True) + self.plus
-        elif isinstance(weight, QuantizedWeight):
-            self._value = weight if device.type == "cpu" else weight.to(device)
-        else:
-            self._value = weight if device.type == "cpu" else weight.to(device, dtype)
+        # A copy even of float32: reading a page of the file for every norm would be slower.
+        self._value = weight.floats() + np.float32(self.plus) if self.exact else weight
+
+    def holding(self, value: Any) -> Parameter:
+        """The same parameter with its value in another form."""
+        parameter = Parameter(*self.shape, exact=self.exact, plus=self.plus)
+        parameter._value = value
+        return parameter
 
     def share(self, other: Parameter) -> None:
         """Hold the same value as a loaded parameter: tied weights."""
         assert self.shape == other.shape and self.exact == other.exact
         self._value = other.value
-
-
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, Parameter]]:
-    """Every parameter of a model with its dotted name, in the order of definition."""
-    for prefix, module in model.named_modules():
-        for attribute, value in vars(module).items():
-            if isinstance(value, Parameter):
-                yield f"{prefix}.{attribute}".lstrip("."), value

@@ -18,11 +18,13 @@ Scalings, by the names of ``rope_parameters.rope_type`` in Hugging Face configs:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from octavo.layers.context import ForwardContext
+from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 from octavo.layers.rope_config import RopeConfig
 
@@ -30,47 +32,51 @@ from octavo.layers.rope_config import RopeConfig
 _GROWTH = 1024
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(Module):
     """Cosines and sines for all positions met so far: a long context costs nothing upfront."""
 
     def __init__(self, config: RopeConfig):
-        super().__init__()
         self.config = config
         half = config.rotary_dim // 2
         self.freq_factors = Parameter(half, exact=True) if config.has_freq_factors else None
-        self._table: Tensor | None = None
+        self._table = np.empty((0, config.rotary_dim), dtype=np.float32)
 
-    def forward(self, ctx: ForwardContext) -> Tensor:
+    def forward(self, ctx: ForwardContext) -> Any:
         """The table for a step, see :meth:`table`."""
         return ctx.rope_table(self.table, self.config.rotary_dim)
 
-    def table(self, num_positions: int, device: torch.device) -> Tensor:
+    def with_parameters(self, change: Callable[[Parameter], Parameter]) -> Self:
+        return self  # angles are computed here, wherever the model runs
+
+    def table(self, num_positions: int) -> np.ndarray:
         """float32 [P, rotary_dim] for P >= ``num_positions``: cosines, then sines, of a position.
 
-        A new tensor replaces the table when it grows; rows that it has keep their bits.
+        A new array replaces the table when it grows; rows that it has keep their bits.
         """
-        table = self._table
-        if table is None or table.shape[0] < num_positions or table.device != device:
+        known = len(self._table)
+        if known < num_positions:
             size = -(-num_positions // _GROWTH) * _GROWTH
-            table = self._table = self._cos_sin(torch.arange(size)).to(device)
-        return table
+            self._table = np.concatenate([self._table, self._cos_sin(np.arange(known, size))])
+        return self._table
 
-    def _cos_sin(self, positions: Tensor) -> Tensor:
-        # In float32 throughout, as these models were trained: more exact angles would be others.
+    def _cos_sin(self, positions: np.ndarray) -> np.ndarray:
+        # Angles in float32 throughout, as these models were trained: more exact ones would be
+        # others. Their functions by way of float64, so that they are the same on any processor.
         frequencies = inverse_frequencies(self.config, positions)
         if self.freq_factors is not None:
-            frequencies = frequencies / self.freq_factors.tensor.cpu()
-        angles = positions.float().unsqueeze(1) * frequencies
-        return torch.cat([angles.cos(), angles.sin()], dim=1) * self.config.attention_factor
+            frequencies = frequencies / self.freq_factors.value
+        angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        return table * np.float32(self.config.attention_factor)
 
 
-def inverse_frequencies(config: RopeConfig, positions: Tensor) -> Tensor:
+def inverse_frequencies(config: RopeConfig, positions: np.ndarray) -> np.ndarray:
     """Angle per position, float32 [rotary_dim / 2]; [P, rotary_dim / 2] where it depends on it."""
     match config.scaling:
         case "default":
             return _unscaled(config)
         case "linear":
-            return _unscaled(config) / config.factor
+            return _unscaled(config) / np.float32(config.factor)
         case "dynamic":
             return _dynamic(config, positions)
         case "yarn":
@@ -82,22 +88,22 @@ def inverse_frequencies(config: RopeConfig, positions: Tensor) -> Tensor:
     raise AssertionError(f"unknown rope scaling {config.scaling!r}")
 
 
-def _exponents(config: RopeConfig) -> Tensor:
-    return torch.arange(0, config.rotary_dim, 2).float() / config.rotary_dim
+def _exponents(config: RopeConfig) -> np.ndarray:
+    return np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
 
 
-def _unscaled(config: RopeConfig) -> Tensor:
-    return 1.0 / config.theta ** _exponents(config)
+def _unscaled(config: RopeConfig) -> np.ndarray:
+    return np.float32(1) / np.float32(config.theta) ** _exponents(config)
 
 
-def _dynamic(config: RopeConfig, positions: Tensor) -> Tensor:
-    length = (positions + 1).clamp(min=config.original_max_position).double()
+def _dynamic(config: RopeConfig, positions: np.ndarray) -> np.ndarray:
+    length = np.maximum(positions + 1, config.original_max_position).astype(np.float64)
     stretch = config.factor * length / config.original_max_position - (config.factor - 1)
     base = config.theta * stretch ** (config.rotary_dim / (config.rotary_dim - 2))
-    return 1.0 / base.float().unsqueeze(1) ** _exponents(config)
+    return np.float32(1) / base.astype(np.float32)[:, None] ** _exponents(config)
 
 
-def _yarn(config: RopeConfig) -> Tensor:
+def _yarn(config: RopeConfig) -> np.ndarray:
     def dimension(turns: float) -> float:
         """The dimension (as a real number) that turns so many times in the trained length."""
         wavelength = config.original_max_position / (turns * 2 * math.pi)
@@ -109,22 +115,24 @@ def _yarn(config: RopeConfig) -> Tensor:
     low, high = max(low, 0), min(high, config.rotary_dim - 1)
     if low == high:
         high += 0.001  # a step instead of a ramp
-    ramp = ((torch.arange(config.rotary_dim // 2).float() - low) / (high - low)).clamp(0, 1)
+    places = np.arange(config.rotary_dim // 2, dtype=np.float32)
+    ramp = ((places - np.float32(low)) / np.float32(high - low)).clip(0, 1)
     kept = _unscaled(config)
-    return kept / config.factor * ramp + kept * (1 - ramp)
+    return kept / np.float32(config.factor) * ramp + kept * (1 - ramp)
 
 
-def _longrope(config: RopeConfig) -> Tensor:
+def _longrope(config: RopeConfig) -> np.ndarray:
     is_long = config.max_position > config.original_max_position
-    factors = torch.tensor(config.long_factor if is_long else config.short_factor)
-    return 1.0 / (factors * config.theta ** _exponents(config))
+    factors = np.array(config.long_factor if is_long else config.short_factor, dtype=np.float32)
+    return np.float32(1) / (factors * np.float32(config.theta) ** _exponents(config))
 
 
-def _llama3(config: RopeConfig) -> Tensor:
+def _llama3(config: RopeConfig) -> np.ndarray:
     kept = _unscaled(config)
-    divided = kept / config.factor
-    turns = config.original_max_position * kept / (2 * math.pi)  # in the trained length
-    low, high = config.low_freq_factor, config.high_freq_factor
+    divided = kept / np.float32(config.factor)
+    # In the trained length.
+    turns = np.float32(config.original_max_position) * kept / np.float32(2 * math.pi)
+    low, high = np.float32(config.low_freq_factor), np.float32(config.high_freq_factor)
     smooth = (turns - low) / (high - low)
     mixed = (1 - smooth) * divided + smooth * kept
-    return torch.where(turns < low, divided, torch.where(turns > high, kept, mixed))
+    return np.where(turns < low, divided, np.where(turns > high, kept, mixed))

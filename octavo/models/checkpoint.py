@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
-
-import torch
-from safetensors import SafetensorError, safe_open
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
 from octavo.model_files import ModelFolder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
-from octavo.quantization.base import QuantizedWeight, Weight
-from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_formats import DEQUANTIZERS
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType, row_bytes
+
+if TYPE_CHECKING:
+    from octavo.models.safetensors import SafetensorsFile
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_GGML_DTYPES = {
-    GGMLType.F32: torch.float32,
-    GGMLType.F16: torch.float16,
-    GGMLType.BF16: torch.bfloat16,
-}
+_SAFETENSORS_TYPES = {type.name: type for type in FLOAT_TYPES}  # which have the same names there
 _INDEX = "model.safetensors.index.json"
 
 
@@ -90,7 +85,7 @@ class SafetensorsFolder:
     def __init__(self, path: Path):
         self.path = path
         self._folder = ModelFolder(path)
-        self._files: dict[Path, Any] = {}
+        self._files: dict[Path, SafetensorsFile] = {}
         self.tensors: dict[str, TensorEntry] = {}
         if (whole := self._folder.find("model.safetensors")) is not None:
             self._open(whole)
@@ -106,8 +101,9 @@ class SafetensorsFolder:
         generation = self._folder.read_json("generation_config.json")
         return ModelConfig.from_hf(config, generation, path=self.path.absolute() / "config.json")
 
-    def read(self, name: str) -> torch.Tensor:
-        return self._files[self.tensors[name].path].get_tensor(name)
+    def read(self, name: str) -> Weight:
+        entry = self.tensors[name]
+        return Weight(entry.type, self._files[entry.path].data(name), entry.shape)
 
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.hf_name
@@ -144,31 +140,19 @@ class SafetensorsFolder:
 
     def _open(self, path: Path) -> None:
         """Add the tensors of one safetensors file; its data is mapped, not read."""
-        try:
-            file = safe_open(path, framework="pt", device="cpu")
-            names = list(file.keys())
-            slices = [file.get_slice(name) for name in names]
-        except SafetensorError as error:
-            raise ModelFileError(path, f"not a sound safetensors file: {error}") from error
-        except OSError as error:
-            raise ModelFileError(path, f"cannot be read: {error}") from error
-        self._files[path] = file
-        for name, part in zip(names, slices, strict=True):
+        from octavo.models.safetensors import SafetensorsFile  # not for a start from GGUF
+
+        file = self._files[path] = SafetensorsFile(path)
+        for name, (dtype, shape) in file.tensors.items():
             if name in self.tensors:
                 raise ModelFileError(path, f"also in {self.tensors[name].path.name}", field=name)
-            dtype = _SAFETENSORS_DTYPES.get(part.get_dtype())
-            if dtype is None:
+            type = _SAFETENSORS_TYPES.get(dtype)
+            if type is None:
                 raise UnsupportedModelError(
-                    f"{path} ({name}): tensors of {part.get_dtype()} are not supported, but "
-                    f"{', '.join(_SAFETENSORS_DTYPES)} are"
+                    f"{path} ({name}): tensors of {dtype} are not supported, but "
+                    f"{', '.join(_SAFETENSORS_TYPES)} are"
                 )
-            shape = tuple(part.get_shape())
-            num_values = 1
-            for size in shape:
-                num_values *= size
-            self.tensors[name] = TensorEntry(
-                shape, GGMLType[part.get_dtype()], num_values * dtype.itemsize, path
-            )
+            self.tensors[name] = TensorEntry(shape, type, prod(shape) * row_bytes(type, 1), path)
 
     def _refuse_without_weights(self) -> NoReturn:
         pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
@@ -196,26 +180,27 @@ class GGUFFiles:
                     )
                 self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
         self.metadata = next(iter(self._files.values())).metadata
+        self._config: ModelConfig | None = None
 
     def config(self) -> ModelConfig:
-        return ModelConfig.from_gguf(self.metadata, self.tensors, path=self.path)
+        if self._config is None:  # which looks through the vocabulary
+            self._config = ModelConfig.from_gguf(self.metadata, self.tensors, path=self.path)
+        return self._config
 
     def read(self, name: str) -> Weight:
         file = self._files[self.tensors[name].path]
         tensor = file.tensors[name]
-        if tensor.type not in DEQUANTIZERS:
+        if tensor.type not in READABLE_TYPES:
             raise UnsupportedModelError(
                 f"{file.path} ({name}): tensors of {tensor.type.name} are not supported, but "
-                f"{', '.join(known.name for known in DEQUANTIZERS)} are"
+                f"{', '.join(known.name for known in READABLE_TYPES)} are"
             )
-        data = torch.from_numpy(file.data(name))
-        if tensor.type in _GGML_DTYPES:
-            return data.view(_GGML_DTYPES[tensor.type]).view(tensor.shape)
-        if len(tensor.shape) != 2:
+        weight = Weight(tensor.type, file.data(name), tensor.shape)
+        if weight.is_quantized and len(tensor.shape) != 2:
             raise UnsupportedModelError(
                 f"{file.path} ({name}): {tensor.type.name} is only supported for matrices"
             )
-        return QuantizedWeight(tensor.type, data, (tensor.shape[0], tensor.shape[1]))
+        return weight
 
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.gguf_name

@@ -192,6 +192,6 @@ def _eos_token_ids(vocabulary: Fields) -> tuple[int, ...]:
         ids += [
             index
             for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
-            if kind in (_CONTROL_TOKEN, _USER_TOKEN) and text in _END_TOKENS
+            if text in _END_TOKENS and kind in (_CONTROL_TOKEN, _USER_TOKEN)
         ]
     return tuple(dict.fromkeys(ids))

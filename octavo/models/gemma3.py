@@ -8,14 +8,14 @@ stored less one (but not in GGUF files); embeddings are scaled up by the root of
 from __future__ import annotations
 
 import re
-
-from torch import Tensor, nn
+from typing import Any
 
 from octavo.layers.attention import Attention
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import LMHead
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -43,9 +43,8 @@ _GGUF_LAYER_NAMES = {
 }
 
 
-class Gemma3DecoderLayer(nn.Module):
+class Gemma3DecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
-        super().__init__()
         plus = 1.0 if config.norm_plus_one else 0.0
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, plus)
         self.self_attn = Attention(
@@ -67,25 +66,24 @@ class Gemma3DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.activation)
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.norm_eps, plus)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
         x = ctx.ops.add(x, self.post_attention_layernorm(attended, ctx))
         fed = self.mlp(self.pre_feedforward_layernorm(x, ctx), ctx)
         return ctx.ops.add(x, self.post_feedforward_layernorm(fed, ctx))
 
 
-class Gemma3Model(nn.Module):
+class Gemma3Model(Module):
     def __init__(self, config: ModelConfig):
-        super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
         self.rotary_emb = RotaryEmbedding(config.rope)
         self.rotary_emb_local = RotaryEmbedding(config.local_rope or config.rope)
-        self.layers = nn.ModuleList(Gemma3DecoderLayer(config, i) for i in range(config.num_layers))
+        self.layers = [Gemma3DecoderLayer(config, i) for i in range(config.num_layers)]
         self.layer_windows = config.layer_windows
         plus = 1.0 if config.norm_plus_one else 0.0
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, plus)
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         x = self.embed_tokens(token_ids, ctx)
         everywhere, nearby = self.rotary_emb(ctx), self.rotary_emb_local(ctx)
         for layer, window in zip(self.layers, self.layer_windows, strict=True):
@@ -93,19 +91,18 @@ class Gemma3Model(nn.Module):
         return self.norm(x, ctx)
 
 
-class Gemma3ForCausalLM(nn.Module):
+class Gemma3ForCausalLM(Module):
     """See :class:`octavo.models.registry.CausalLM`."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
         self.config = config
         self.model = Gemma3Model(config)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         return self.model(token_ids, ctx)
 
-    def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
         logits = self.lm_head(hidden, ctx)
         cap = self.config.logit_softcap
         return logits if cap is None else ctx.ops.softcap(logits, cap)

@@ -22,11 +22,8 @@ with the file is a ModelFileError that names the field and the byte at which it 
 
 from __future__ import annotations
 
-import errno
 import mmap
-import stat
 import struct
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.errors import ModelFileError
+from octavo.models.mapping import map_file
 from octavo.quantization.ggml_types import GGMLType, block_shape
 
 MAX_ENTRIES = 1 << 16  # metadata entries, and tensors
@@ -115,7 +113,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._map = _map_file(self.path)
+        self._map = map_file(self.path)
         try:
             header = _Header(self.path, self._map)
             self.version, num_tensors, num_entries = header.counts()
@@ -127,11 +125,7 @@ class GGUFFile:
             raise
 
     def data(self, name: str) -> np.ndarray:
-        """Bytes of a tensor: uint8 (rows, bytes per row), a view of the mapped file.
-
-        The mapping is private: numpy calls the view writable, so that torch.from_numpy takes it
-        without copy or warning, but what is written never reaches the file.
-        """
+        """Bytes of a tensor: uint8 (rows, bytes per row), a view of the mapped file."""
         if (tensor := self.tensors.get(name)) is None:
             raise ModelFileError(self.path, "the file has no such tensor", field=_quote(name))
         if self._map.size() < tensor.offset + tensor.num_bytes:
@@ -170,29 +164,6 @@ class GGUFFile:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # before open(), which would wait for the writer of a pipe
-            what = "a folder" if stat.S_ISDIR(mode) else "a device or pipe"
-            raise ModelFileError(path, f"this is {what}, not a file")
-        if path.stat().st_size == 0:
-            raise ModelFileError(path, "the file is empty; download it again", offset=0)
-        with path.open("rb") as file:
-            try:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except OSError as error:
-                if error.errno != errno.ENOMEM or sys.platform != "linux":
-                    raise
-                # Larger than memory and swap: Linux then wants it said that we will not write.
-                flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
-                protection = mmap.PROT_READ | mmap.PROT_WRITE
-                return mmap.mmap(file.fileno(), 0, flags=flags, prot=protection)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ModelFileError(path, f"the file cannot be opened: {reason}") from error
 
 
 def _quote(name: str) -> str:

@@ -7,14 +7,14 @@ One architecture with switches: biases of the projections (Qwen 2), norms of que
 from __future__ import annotations
 
 import re
-
-from torch import Tensor, nn
+from typing import Any
 
 from octavo.layers.attention import Attention
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import LMHead
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -40,9 +40,8 @@ _GGUF_LAYER_NAMES = {
 }
 
 
-class LlamaDecoderLayer(nn.Module):
+class LlamaDecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
-        super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = Attention(
             index,
@@ -63,21 +62,20 @@ class LlamaDecoderLayer(nn.Module):
             config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
         )
 
-    def forward(self, x: Tensor, cos_sin: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
         x = ctx.ops.add(x, attended)
         return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
 
 
-class LlamaModel(nn.Module):
+class LlamaModel(Module):
     def __init__(self, config: ModelConfig):
-        super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
         self.rotary_emb = RotaryEmbedding(config.rope)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(config.num_layers))
+        self.layers = [LlamaDecoderLayer(config, i) for i in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         x = self.embed_tokens(token_ids, ctx)
         cos_sin = self.rotary_emb(ctx)
         for layer in self.layers:
@@ -85,19 +83,18 @@ class LlamaModel(nn.Module):
         return self.norm(x, ctx)
 
 
-class LlamaForCausalLM(nn.Module):
+class LlamaForCausalLM(Module):
     """See :class:`octavo.models.registry.CausalLM`."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
         self.config = config
         self.model = LlamaModel(config)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
 
-    def forward(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         return self.model(token_ids, ctx)
 
-    def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
         logits = self.lm_head(hidden, ctx)
         cap = self.config.logit_softcap
         return logits if cap is None else ctx.ops.softcap(logits, cap)

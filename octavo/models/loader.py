@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import nn
-
 from octavo.errors import ModelFileError
-from octavo.layers.parameter import ShapeMismatch, named_parameters
+from octavo.layers.module import Module, named_parameters
+from octavo.layers.parameter import ShapeMismatch
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD
@@ -34,14 +32,12 @@ def load_model(
     path: str | Path,
     config: ModelConfig | None = None,
     *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """The model of a Hugging Face folder or a GGUF file; see load_checkpoint."""
     checkpoint = open_checkpoint(path)
     config = config or checkpoint.config()
-    model = load_checkpoint(checkpoint, config, device=device, dtype=dtype, progress=progress)
+    model = load_checkpoint(checkpoint, config, progress=progress)
     return LoadedModel(model, config)
 
 
@@ -49,27 +45,23 @@ def load_checkpoint(
     checkpoint: Checkpoint,
     config: ModelConfig,
     *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> CausalLM:
-    """The model of an open checkpoint, ready to run.
+    """The model of an open checkpoint.
 
-    On the CPU, weights are views of the mapped files in their own format, and are read from disk
-    when they are first used; elsewhere unquantized matrices are converted to ``dtype``.
-    ``progress`` is called with the bytes done and their total after each tensor. ModelFileError if
-    tensors are missing, left over or of another shape than the config makes them;
+    Weights are views of the mapped files in their own format, and are read from disk when they are
+    first used. ``progress`` is called with the bytes done and their total after each tensor.
+    ModelFileError if tensors are missing, left over or of another shape than the config makes them;
     UnsupportedModelError if octavo cannot run the model.
     """
-    model = model_class(config.architecture)(config)
-    _load_parameters(model, config, checkpoint, torch.device(device), dtype, progress)
-    loaded: CausalLM = model.eval()
-    return loaded
+    model: CausalLM = model_class(config.architecture)(config)
+    _load_parameters(model, config, checkpoint, progress)
+    return model
 
 
 def weights_bytes(model: CausalLM) -> int:
     """Bytes of a model's weights, a tied one counted once."""
-    assert isinstance(model, nn.Module)
+    assert isinstance(model, Module)
     values = {id(p.value): p.value.nbytes for _, p in named_parameters(model)}
     return sum(values.values())
 
@@ -90,13 +82,12 @@ def check_tokenizer(config: ModelConfig, tokenizer_vocab_size: int, path: str | 
 
 
 def _load_parameters(
-    model: nn.Module,
+    model: CausalLM,
     config: ModelConfig,
     checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
     progress: Progress | None,
 ) -> None:
+    assert isinstance(model, Module)
     parameters = dict(named_parameters(model))
     if config.tie_embeddings:
         del parameters[HEAD]
@@ -110,7 +101,7 @@ def _load_parameters(
         if parameter.is_loaded:
             raise ModelFileError(where, f"a second tensor for {name}", field=source)
         try:
-            parameter.load(weight, device, dtype)
+            parameter.load(weight)
         except ShapeMismatch as error:
             raise ModelFileError(where, f"{error}", field=source) from None
     missing = [name for name, parameter in parameters.items() if not parameter.is_loaded]

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from octavo.layers.context import ForwardContext
+    from octavo.layers.context import Activations, ForwardContext
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "octavo.models.llama:LlamaForCausalLM",
@@ -35,11 +33,11 @@ GGUF_ARCHITECTURES = {
 class CausalLM(Protocol):
     """What a model is to those who run it."""
 
-    def __call__(self, token_ids: Tensor, ctx: ForwardContext) -> Tensor:
+    def __call__(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         """Token ids (int64 [T]) to hidden states [T, hidden_size], after the last norm."""
         ...
 
-    def compute_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
         """Hidden states [R, hidden_size] to logits, float32 [R, vocab_size]."""
         ...
 

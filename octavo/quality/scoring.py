@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from octavo.core.batch import BAD_LOGITS
 from octavo.core.request import Request
 from octavo.errors import EngineError, OctavoError
 from octavo.quality.windows import Windows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ScoredRow(NamedTuple):
@@ -70,12 +67,12 @@ class Scorer:
             return range(0)
         return range(self._next[int(request.request_id)], self._windows.ctx - 1)
 
-    def observe(self, request: Request, first: int, logits: Tensor) -> None:
+    def observe(self, request: Request, first: int, logits: np.ndarray) -> None:
         window = int(request.request_id)
         if self.failure is not None:
             return
         try:
-            for position, row in enumerate(logits.float().cpu().numpy(), start=first):
+            for position, row in enumerate(logits, start=first):
                 self._take(window, position, row)
                 self._next[window] = position + 1
         except OctavoError as error:

@@ -1,53 +1,53 @@
-"""What a layer holds for a weight: a tensor, or bytes of a quantized format."""
+"""What a model's files hold for a weight: bytes, in the type that they have there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import prod
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from octavo.quantization.ggml_types import GGMLType, row_bytes
-from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, row_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """A matrix of N rows and K columns in a GGUF format, as it is in the file.
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A tensor as it is in its file, of any type.
 
-    ``data`` is uint8 [N, bytes of a row]. On the CPU it is a view of the mapped file: it takes no
-    memory of its own, and must not be written to.
+    ``data`` is uint8 [rows, bytes of a row], a view of the mapped file: it takes no memory of its
+    own, and must not be written to. Bytes and not numbers, since numpy has no bfloat16, and nobody
+    but a kernel has blocks.
     """
 
     type: GGMLType
-    data: Tensor
-    shape: tuple[int, int]
+    data: np.ndarray
+    shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        rows, columns = self.shape
-        assert self.data.dtype == torch.uint8, self.data.dtype
-        assert self.data.shape == (rows, row_bytes(self.type, columns)), (self.data.shape, self)
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
+        num_values = self.shape[-1] if self.shape else 1
+        expected = prod(self.shape[:-1]), row_bytes(self.type, num_values)
+        assert self.data.dtype == np.uint8, self.data.dtype
+        assert self.data.shape == expected, (self.data.shape, self.shape)
 
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def to(self, device: torch.device) -> QuantizedWeight:
-        return QuantizedWeight(self.type, self.data.to(device), self.shape)
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is in blocks, and not in one of the FLOAT_TYPES."""
+        return self.type not in FLOAT_TYPES
 
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows ``start`` to ``stop`` as float32 [rows, K]."""
-        return dequantize(self.type, self.data[start:stop])
-
-    def select(self, rows: Tensor) -> Tensor:
-        """The given rows (int64 [R]) as float32 [R, K]."""
-        return dequantize(self.type, self.data.index_select(0, rows))
-
-
-Weight: TypeAlias = Tensor | QuantizedWeight
-"""A matrix that the ops ``embed``, ``linear`` and ``lm_head`` take: both have shape and nbytes."""
+    def floats(self) -> np.ndarray:
+        """A copy in float32, of one that is not quantized."""
+        raw = self.data.tobytes()
+        match self.type:
+            case GGMLType.F32:
+                values = np.frombuffer(raw, "<f4")
+            case GGMLType.F16:
+                values = np.frombuffer(raw, "<f2")
+            case GGMLType.BF16:  # the upper half of a float32
+                values = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+            case _:
+                raise AssertionError(f"{self.type.name} is quantized")
+        return values.astype(np.float32).reshape(self.shape)

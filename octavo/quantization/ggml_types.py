@@ -44,6 +44,17 @@ class GGMLType(IntEnum):
     Q1_0 = 41
 
 
+# Types of one value after the other; all others have blocks, or are not of weights.
+FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+
+# What octavo runs: these can be dequantized.
+READABLE_TYPES = (
+    *FLOAT_TYPES,
+    *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
+    *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_K),
+    *(GGMLType.IQ4_NL, GGMLType.IQ4_XS),
+)
+
 # (values per block, bytes per block). Types that octavo cannot dequantize are listed too: their
 # size is needed to check a file, and to say which type it is that cannot be run.
 _BLOCK_SHAPES: dict[GGMLType, tuple[int, int]] = {

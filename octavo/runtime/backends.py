@@ -1,4 +1,5 @@
-"""What runs a loaded model: the native CPU kernels, or ops of PyTorch on any device.
+"""What runs a loaded model: the native CPU kernels, or ops of PyTorch on any device
+(``torch_backend.py``, which is imported when it is needed).
 
 A backend is made for a model before it is known how much it is to hold, as that depends on what the
 model leaves; then it makes the forward pass over a KV cache of its own kind.
@@ -11,21 +12,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.extras import need_torch
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.fusion import CannotFuse, fuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.program import KVLayout
-from octavo.kernels.dispatch import CANDIDATES, EAGER, create_ops, explain
+from octavo.kernels.dispatch import CANDIDATES, create_ops, explain
 from octavo.models.config import ModelConfig
+from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.forward import Forward
-from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache, NativeKVCache
 from octavo.runtime.native_forward import NativeForward
+from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.op_program import create_program, pack_weights, record
 
 _log = logging.getLogger("octavo")
@@ -42,6 +42,8 @@ class Backend(Protocol):
     def name(self) -> str: ...
     @property
     def isa(self) -> str | None: ...
+    @property
+    def weights_bytes(self) -> int: ...
 
     def create_forward(self, limits: RankLimits) -> Forward: ...
 
@@ -58,6 +60,7 @@ def choose_backend(
     ``files`` are the model's: packed weights are kept beside them. ConfigError if native kernels
     are asked for and cannot be had.
     """
+    what = "reference ops"
     if spec.kernels != "reference":
         reason = _why_not_native(spec, model_config)
         if reason is None:
@@ -67,16 +70,20 @@ def choose_backend(
                 reason = str(error)
         if spec.kernels == "native":
             raise ConfigError(f"kernels native: {reason}")
+        what = f"reference ops in place of native kernels ({reason})"
         _log.log(
             logging.WARNING if spec.device == "cpu" else logging.DEBUG,
             "reference ops instead of native kernels, several times slower: %s",
             reason,
         )
-    return TorchBackend(spec, model, model_config)
+    need_torch(what)
+    from octavo.runtime.torch_backend import TorchBackend
+
+    return TorchBackend(spec, model, model_config, progress)
 
 
 def _why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
-    for choice in explain(torch.device(spec.device), TORCH_DTYPES[spec.dtype], CANDIDATES):
+    for choice in explain(spec.device, spec.dtype, CANDIDATES):
         if choice.chosen != "native":
             return dict(choice.refused)["native"]
     head_dim = model_config.head_dim
@@ -105,8 +112,7 @@ class NativeBackend:
         self.isa = self._library.isa
         self._phases = fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
         self._pool = library.Pool(self._library, spec.threads or library.usable_threads())
-        # What is left for torch is small; its threads would only get in the way of ours.
-        torch.set_num_threads(1)
+        self.weights_bytes = weights_bytes(model)
         self._packed, self._names = pack_weights(
             model,
             self._phases,
@@ -152,41 +158,4 @@ class NativeBackend:
             limits.max_num_seqs,
             limits.max_model_len,
             limits.max_num_batched_tokens,
-        )
-
-
-class TorchBackend:
-    """The reference ops, one call each."""
-
-    isa = None
-
-    def __init__(self, spec: RankSpec, model: CausalLM, model_config: ModelConfig):
-        if spec.kv_cache_dtype == "int8":
-            raise ConfigError("kv_cache_dtype int8 needs the native CPU kernels: use f32 or bf16")
-        self._spec, self._model, self._model_config = spec, model, model_config
-        self._device = torch.device(spec.device)
-        self._ops = create_ops(self._device, TORCH_DTYPES[spec.dtype], EAGER)
-        self.name = self._ops.name
-        torch.set_num_threads(
-            spec.threads or min(torch.get_num_threads(), library.usable_threads())
-        )
-
-    def create_forward(self, limits: RankLimits) -> EagerForward:
-        model = self._model_config
-        kv_cache = KVCache(
-            model.num_layers,
-            limits.num_blocks,
-            self._spec.block_size,
-            model.num_kv_heads,
-            model.head_dim,
-            TORCH_DTYPES[kv_dtype_of(self._spec, is_native=False)],
-            self._device,
-        )
-        return EagerForward(
-            self._model,
-            kv_cache,
-            self._ops,
-            self._device,
-            limits.max_num_seqs,
-            limits.max_model_len,
         )

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from octavo.core.batch import Batch
 from octavo.kernels.dispatch import Ops
-from octavo.layers.context import ForwardContext
+from octavo.layers.context import LayerCaches
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed, Rows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.probe import TorchProbe
+from octavo.runtime.torch_probe import TorchProbe
+
+
+class RopeTables:
+    """Tables of cosines and sines on a device, until they grow."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Callable[[int], np.ndarray], tuple[np.ndarray, torch.Tensor]] = {}
+
+    def get(
+        self, table: Callable[[int], np.ndarray], num_positions: int, device: torch.device
+    ) -> torch.Tensor:
+        values = table(num_positions)
+        kept = self._kept.get(table)
+        if kept is None or kept[0] is not values:
+            kept = self._kept[table] = values, torch.from_numpy(values).to(device)
+        return kept[1]
+
+
+@dataclass(slots=True)
+class EagerContext:
+    """A ``ForwardContext`` of tensors."""
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    plan: Any
+    kv_cache: LayerCaches
+    ops: Ops
+    rope_tables: RopeTables = field(default_factory=RopeTables)
+
+    def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> torch.Tensor:
+        return self.rope_tables.get(table, self.plan.max_seq_len, self.positions.device)
 
 
 class EagerForward:
@@ -37,14 +71,16 @@ class EagerForward:
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
         self._hidden: torch.Tensor
-        self._context: ForwardContext
+        self._context: EagerContext
+        self._rope_tables = RopeTables()
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Rows:
         inputs = self._input_batch.build(batch)
         self._context = self._make_context(inputs)
         begin = time.perf_counter()
-        self._hidden = self.model(self._tensor(inputs.token_ids), self._context)
+        hidden = self.model(self._tensor(inputs.token_ids), self._context)
+        self._hidden = cast(torch.Tensor, hidden)
         self.kernel_seconds += time.perf_counter() - begin
         # The sum of a row is finite if and only if all of it is, short of overflow in float32.
         is_sound = torch.isfinite(self._hidden.float().abs().sum(dim=-1))
@@ -69,15 +105,17 @@ class EagerForward:
         return self._compute_logits(self._hidden[rows.start : rows.stop])
 
     def probe(self, runner: Observed) -> TorchProbe:
-        return TorchProbe(runner, self.model, self.kv_cache, self._device, self._ops.dtype)
+        return TorchProbe(
+            runner, self.model, self.kv_cache, self._device, getattr(torch, self._ops.dtype)
+        )
 
     def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         begin = time.perf_counter()
         logits = self.model.compute_logits(hidden, self._context)
         self.kernel_seconds += time.perf_counter() - begin
-        return logits
+        return cast(torch.Tensor, logits)
 
-    def _make_context(self, inputs: StepInputs) -> ForwardContext:
+    def _make_context(self, inputs: StepInputs) -> EagerContext:
         plan = self._ops.plan_attention(
             self._tensor(inputs.block_tables),
             self._tensor(inputs.query_start),
@@ -86,12 +124,13 @@ class EagerForward:
             int(inputs.seq_lens.max()),
             self.kv_cache.block_size,
         )
-        return ForwardContext(
+        return EagerContext(
             positions=self._tensor(inputs.positions),
             slot_mapping=self._tensor(inputs.slot_mapping),
             plan=plan,
             kv_cache=self.kv_cache,
             ops=self._ops,
+            rope_tables=self._rope_tables,
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

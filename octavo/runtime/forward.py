@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.executor import LogitsObserver, Probe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Of PyTorch where it runs the model, and arrays where that need not even be installed.
+Logits: TypeAlias = "np.ndarray | Tensor"
 
 
 class Blocks(Protocol):
@@ -39,7 +44,7 @@ class Rows:
     tokens: list[list[int]]
     reasons: dict[int, str]
     left: Sequence[int]
-    logits: torch.Tensor | None  # float32 [len(left), V]
+    logits: Logits | None  # float32 [len(left), V]
 
 
 class Observed(Protocol):
@@ -66,7 +71,7 @@ class Forward(Protocol):
         """Compute a batch. What it leaves is valid until ``run`` is called again."""
         ...
 
-    def logits(self, rows: range) -> torch.Tensor:
+    def logits(self, rows: range) -> Logits:
         """Logits [R, V] of a few rows of the last batch, valid until the next call of anything.
 
         ``Rows.logits`` of that batch are gone by then.

@@ -2,7 +2,7 @@
 
 What ``eager_forward.py`` does op by op, the step program does at once, up to and with the sampling
 of most requests. Here its arguments are written into arrays that persist from step to step, and
-its results are read. Requests that want more of their logits than a token get them as a tensor.
+its results are read. Requests that want more of their logits than a token get them as an array.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
-import torch
+import numpy as np
 
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
@@ -22,7 +22,7 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import Observed, Rows
 from octavo.runtime.input_batch import BlockTables, flatten
-from octavo.runtime.kv_cache import NativeKVCache
+from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.native_sampling import SampleArray, is_native, status_error
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
@@ -57,7 +57,7 @@ class NativeForward:
         self._status = _int32s(rows)
         self._row_finite = bytearray(max(max_tokens, rows))
         self._samples = SampleArray(rows)
-        self._logits = torch.empty(0, program.vocab_size)
+        self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
         self._arguments = self._make_arguments()
 
@@ -177,11 +177,11 @@ class NativeForward:
         if count == 0:
             return []
         if self._logits.shape[0] < count:
-            self._logits = torch.empty(count, self.program.vocab_size)
-        stride = self._logits.stride(0) * self._logits.itemsize
-        return [self._logits.data_ptr() + i * stride for i in range(count)]
+            self._logits = np.empty((count, self.program.vocab_size), dtype=np.float32)
+        first, stride = self._logits.ctypes.data, self._logits.strides[0]
+        return [first + i * stride for i in range(count)]
 
-    def logits(self, rows: range) -> torch.Tensor:
+    def logits(self, rows: range) -> np.ndarray:
         """A further call, of the head alone."""
         count = len(rows)
         self._out_rows[:count] = array("i", rows)

@@ -16,8 +16,11 @@ from typing import NamedTuple
 
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW
 from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError, MissingPackageError
+from octavo.extras import NO_TORCH, need_torch
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampler import GREEDY_TEMPERATURE, SamplingRow
+from octavo.runtime.sampling_row import GREEDY_TEMPERATURE, SamplingRow
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 18 assignments.
 _STRUCT = struct.Struct("@4f2d3iI2P2Q3Pq")
@@ -45,6 +48,20 @@ Row = SamplingRow | Request
 def is_native(row: Row) -> bool:
     """Whether the native sampler gives this row all that it asks for."""
     return row.params.logprobs is None and row.params.typical_p >= 1.0
+
+
+def check_params(params: SamplingParams) -> None:
+    """InvalidRequestError if a request wants what only Python does, and that has no PyTorch."""
+    for field, is_wanted in (
+        ("logprobs", params.logprobs is not None),
+        ("prompt_logprobs", params.prompt_logprobs is not None),
+        ("typical_p", params.typical_p < 1.0),
+    ):
+        if is_wanted:
+            try:
+                need_torch(field)
+            except MissingPackageError:
+                raise InvalidRequestError(NO_TORCH, field) from None
 
 
 def status_error(status: int) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from octavo.kernels.cpu import fusion
 from octavo.kernels.cpu.library import Library, Pool
@@ -15,7 +14,7 @@ from octavo.kernels.cpu.pack_cache import PackedWeights, Progress, open_or_pack
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
-from octavo.layers.parameter import named_parameters
+from octavo.layers.module import Module, named_parameters
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
 
@@ -34,19 +33,16 @@ class _RecordingContext:
         self.plan = None
         self.kv_cache = _RecordedCaches()
 
-    def rope_table(
-        self, table: Callable[[int, torch.device], Tensor], rotary_dim: int
-    ) -> RopeTable:
-        return RopeTable(rotary_dim, lambda positions: table(positions, torch.device("cpu")))
+    def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> RopeTable:
+        return RopeTable(rotary_dim, table)
 
 
 def record(model: CausalLM, ops: Ops) -> Tape:
     """Call ``model``, from token ids to logits, with the ops of ``kernels/recorder.py``."""
     tape = Tape()
     token_ids = Value(tape, None, ())
-    context: Any = _RecordingContext(ops, token_ids)
-    forward: Any = model
-    model.compute_logits(forward(token_ids, context), context)
+    context = _RecordingContext(ops, token_ids)
+    model.compute_logits(model(token_ids, context), context)
     return tape
 
 
@@ -61,7 +57,7 @@ def pack_weights(
     progress: Progress | None = None,
 ) -> tuple[PackedWeights, dict[int, str]]:
     """Every matrix that the phases use, packed, and its name by the id of the weight."""
-    assert isinstance(model, nn.Module)
+    assert isinstance(model, Module)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):
         names.setdefault(id(parameter.value), name)

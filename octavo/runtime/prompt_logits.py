@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
+import numpy as np
 
 from octavo.core.batch import ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver
-from octavo.runtime.sampler import compute_logprobs
+from octavo.runtime.forward import Logits
 
 # So many rows at a time bound the memory.
 LOGITS_ROWS = 64
 
 # Logits [R, V] at at most LOGITS_ROWS positions of an item; valid until the next call.
-LogitsAt = Callable[[range], torch.Tensor]
+LogitsAt = Callable[[range], Logits]
 
 
 def judge_prompt(
@@ -30,7 +30,7 @@ def judge_prompt(
         output.prompt_logprobs[request.request_id] = list(_prompt_logprobs(item, logits_at))
     if observer is not None:
         for positions in _computed(item, observer.wants(request)):
-            observer.observe(request, positions.start, logits_at(positions))
+            observer.observe(request, positions.start, _as_array(logits_at(positions)))
 
 
 def _prompt_logprobs(item: ScheduledRequest, logits_at: LogitsAt) -> Iterator[TokenLogprobs]:
@@ -38,6 +38,8 @@ def _prompt_logprobs(item: ScheduledRequest, logits_at: LogitsAt) -> Iterator[To
 
     After a preemption, the positions reported before are computed again and skipped here.
     """
+    from octavo.runtime.sampler import compute_logprobs  # brings PyTorch
+
     request = item.request
     num_top = request.params.prompt_logprobs
     assert num_top is not None
@@ -45,6 +47,12 @@ def _prompt_logprobs(item: ScheduledRequest, logits_at: LogitsAt) -> Iterator[To
     for positions in _computed(item, due):
         targets = list(request.prompt_token_ids[positions.start + 1 : positions.stop + 1])
         yield from compute_logprobs(logits_at(positions), targets, num_top)
+
+
+def _as_array(logits: Logits) -> np.ndarray:
+    if isinstance(logits, np.ndarray):
+        return logits
+    return logits.float().cpu().numpy()
 
 
 def _computed(item: ScheduledRequest, wanted: range) -> Iterator[range]:

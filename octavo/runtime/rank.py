@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe
+from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.loader import load_checkpoint, weights_bytes
+from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
-from octavo.runtime.kv_cache import TORCH_DTYPES
+from octavo.runtime.native_sampling import check_params
 from octavo.runtime.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -49,8 +48,8 @@ class Rank:
         are kept. ConfigError if ``spec`` asks for what cannot be had."""
         self.spec = spec
         self.model_config = model_config
-        self.weights_bytes = weights_bytes(model)
         backend = choose_backend(spec, model, model_config, files, progress)
+        self.weights_bytes = backend.weights_bytes
         self.kernels, self.isa = backend.name, backend.isa
         self._backend: Backend | None = backend
         self.runner: Runner | None = None
@@ -74,13 +73,7 @@ class Rank:
         report_bus_errors()  # the files are mapped, and may be cut off under us
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config()
-        model = load_checkpoint(
-            checkpoint,
-            config,
-            device=spec.device,
-            dtype=TORCH_DTYPES[spec.dtype],
-            progress=progress,
-        )
+        model = load_checkpoint(checkpoint, config, progress=progress)
         files = sorted({entry.path for entry in checkpoint.tensors.values()})
         return cls(spec, model, config, files, progress)
 
@@ -97,7 +90,9 @@ class Rank:
     def _free_for_kv(self) -> int:
         if self.spec.device == "cpu":
             return min(_CPU_KV_BYTES, machine.memory().available // 2)
-        free, total = torch.cuda.mem_get_info(torch.device(self.spec.device))
+        from octavo.runtime.torch_backend import device_memory
+
+        free, total = device_memory(self.spec.device)
         return int(free - (1 - self.spec.memory_utilization) * total)
 
     def start(self, limits: RankLimits) -> None:
@@ -105,6 +100,11 @@ class Rank:
         assert self._backend is not None, "a rank is started once"
         self.runner = Runner(self._backend.create_forward(limits))
         self._backend = None  # with what only the start needs: weights that have been packed
+
+    def check_params(self, params: SamplingParams) -> None:
+        """InvalidRequestError if a request asks for what cannot be done here."""
+        if self.kernels == "native":
+            check_params(params)
 
     @property
     def num_blocks(self) -> int:

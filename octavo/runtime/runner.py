@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-import torch
-
 from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
-from octavo.core.request import Request
-from octavo.runtime.forward import Forward, Rows
+from octavo.runtime.forward import Forward, Logits, Rows
 from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.sampler import SamplingRow, sample
+from octavo.runtime.sampling_row import sampling_row
 
 
 class Runner:
@@ -52,7 +49,7 @@ class Runner:
             return
         before = first_row - item.start
 
-        def logits_at(positions: range) -> torch.Tensor:
+        def logits_at(positions: range) -> Logits:
             return self.forward.logits(range(before + positions.start, before + positions.stop))
 
         judge_prompt(item, logits_at, self.logits_observer, output)
@@ -88,6 +85,8 @@ def _take_tokens(rows: Rows, output: StepOutput) -> None:
 def _sample_what_is_left(rows: Rows) -> dict[int, TokenLogprobs | None]:
     """Choose the tokens that the forward has not; their log-probabilities, by place."""
     assert rows.logits is not None
+    from octavo.runtime.sampler import sample  # brings PyTorch, without which most rows do
+
     sampled = sample(
         rows.logits, [sampling_row(rows.sampled[place].request) for place in rows.left]
     )
@@ -96,15 +95,3 @@ def _sample_what_is_left(rows: Rows) -> dict[int, TokenLogprobs | None]:
         if index in sampled.errors:
             rows.reasons[place] = sampled.errors[index]
     return dict(zip(rows.left, sampled.logprobs, strict=True))
-
-
-def sampling_row(request: Request) -> SamplingRow:
-    """What the sampler needs to know of a request."""
-    return SamplingRow(
-        params=request.params,
-        seed=request.seed,
-        sample_index=request.sample_index,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-        bits=request.bitmask(),
-    )

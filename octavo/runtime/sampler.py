@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from torch import Tensor
 
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.token_mask import Bits
 from octavo.runtime.logits import (
     WEIGHT_ONE,
     apply_logit_bias,
@@ -43,41 +41,10 @@ from octavo.runtime.logits import (
     token_weights,
 )
 from octavo.runtime.random import uniforms
-
-# A lower temperature is treated as 0.
-GREEDY_TEMPERATURE = 1e-5
+from octavo.runtime.sampling_row import SamplingRow
 
 # Logits worked on at a time. On CPU: what stays in the second-level cache; on CUDA: 100 MiB.
 _CHUNK_SIZE = {"cpu": 2**19, "cuda": 2**22}
-
-
-@dataclass(slots=True)
-class SamplingRow:
-    """What one row of logits needs to become a token; built by the runner from a request."""
-
-    params: SamplingParams
-    seed: int  # 64 bits; the request's own, or drawn for it by the front end
-    sample_index: int  # which of the n samples this is
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]  # the token to sample has position len(output_token_ids)
-    bits: Bits | None = None  # which tokens may come; None: all
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.params.temperature < GREEDY_TEMPERATURE
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
-
-    def bitmask(self) -> Bits | None:
-        return self.bits
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether anything but the model has a say in this row's logits."""
-        params = self.params
-        return self.bits is not None or bool(params.logit_bias) or params.has_penalties
 
 
 class SamplerOutput(NamedTuple):
@@ -88,12 +55,13 @@ class SamplerOutput(NamedTuple):
     errors: dict[int, str]
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
+def sample(logits: Tensor | np.ndarray, rows: Sequence[SamplingRow]) -> SamplerOutput:
     """The next token of each row of ``logits`` (float32 [R, V], not modified).
 
     Logprobs, for rows that ask for them, are those of ``logits`` before any change. Nothing that
     a row contains raises: what cannot be sampled is reported in ``errors``.
     """
+    logits = _as_tensor(logits)
     assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
     token_ids: list[int] = []
     errors: dict[int, str] = {}
@@ -115,13 +83,14 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
 
 
 def compute_logprobs(
-    logits: Tensor, token_ids: Tensor | Sequence[int], num_top: int
+    logits: Tensor | np.ndarray, token_ids: Tensor | Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
     """Log-probabilities of ``token_ids`` [R] and of the ``num_top`` most likely tokens.
 
     Computed from float32 ``logits`` [R, V] as they are. ``rank`` is one more than the number of
     tokens with a greater logit. A row that holds NaN or +inf, or only -inf, gets NaN.
     """
+    logits = _as_tensor(logits)
     chosen = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
     entries: list[TokenLogprobs] = []
     for chunk in _row_chunks(logits):
@@ -146,6 +115,15 @@ def compute_logprobs(
             pairs = tuple((t, x - norm) for t, x in zip(top_ids, top_logits, strict=True))
             entries.append(TokenLogprobs(token_id, logit - norm, place, pairs))
     return entries
+
+
+def _as_tensor(logits: Tensor | np.ndarray) -> Tensor:
+    if isinstance(logits, Tensor):
+        return logits
+    # Of the native kernels. A second pool of threads would only get in the way of theirs, and what
+    # is left for torch is small.
+    torch.set_num_threads(1)
+    return torch.from_numpy(logits)
 
 
 def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, str]]:

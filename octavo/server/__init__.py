@@ -8,5 +8,6 @@
                                                   │ engine/wire: frames on a socket pair
                                             engine/worker    process "engine": one thread steps it
 
-Importing anything here but ``worker`` loads no torch. ``docs/server.md`` describes it for users.
+Importing anything here loads no torch; the engine's process does where a model or a request needs
+it. ``docs/server.md`` describes the server for users.
 """

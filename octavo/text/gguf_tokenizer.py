@@ -200,8 +200,17 @@ def _library_tokenizer(
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = _merges(vocabulary, ids)
-    library = Tokenizer(models.BPE(ids, merges, ignore_merges=family.ignore_merges))
+    texts = vocabulary.fields.texts("merges")
+    # A merge cannot begin with the space between its tokens.
+    merges = [(text[:i], text[i + 1 :]) for text in texts if (i := text.find(" ", 1)) > 0]
+    try:
+        model = models.BPE(ids, merges, ignore_merges=family.ignore_merges)
+    except Exception:  # it says that a token of a merge is not there, and not of which
+        _check_merges(vocabulary, texts, ids)
+        raise
+    if len(merges) < len(texts):
+        _check_merges(vocabulary, texts, ids)
+    library = Tokenizer(model)
     if family.nfc:
         library.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
@@ -211,18 +220,15 @@ def _library_tokenizer(
     return library
 
 
-def _merges(vocabulary: _Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges as pairs, in the order of their priority."""
-    merges: list[tuple[str, str]] = []
-    for i, merge in enumerate(vocabulary.fields.texts("merges")):
-        left, space, right = merge[1:].partition(" ")  # a merge cannot begin with its separator
+def _check_merges(vocabulary: _Vocabulary, merges: list[str], ids: Mapping[str, int]) -> None:
+    """Says which merge is wrong, if one is."""
+    for i, merge in enumerate(merges):
+        left, space, right = merge[1:].partition(" ")
         left = merge[:1] + left
         if not space or left not in ids or right not in ids or left + right not in ids:
             raise vocabulary.fields.error(
                 "merges", f"merge {i} ({merge!r:.60}) is not of two tokens"
             )
-        merges.append((left, right))
-    return merges
 
 
 # -- SentencePiece --------------------------------------------------------------------------------

@@ -121,12 +121,16 @@ def test_startup(bench, monkeypatch, tmp_path):
 
     def start_once(arguments, variables=None):
         assert arguments["threads"] == 1
-        return Start(next(times), 7.0, 0.25, 0.5, 2**20), {"device": "cpu", "kernels": "native"}
+        phases = (0.25, 0.1, 0.2, 0.3, 0.4, 0.5)
+        start = Start(next(times), 7.0, *phases, 2**20)
+        return start, {"device": "cpu", "kernels": "native"}
 
     monkeypatch.setattr(startup, "start_once", start_once)
     flags = ("--threads", 1, "--num-iters-cold", 1)
     status, out, _ = bench("startup", *flags)
     assert status == 0
+    for phase in ("interpreter and imports", "header", "tokenizer", "weights", "program"):
+        assert f"\n {phase} " in out
     assert "1 cold and 3 warm starts" in out and "peak memory 1.0 MiB" in out
     assert "\ncold: packed weights not there" in out and "\nwarm: " in out
 

@@ -14,7 +14,7 @@ from octavo.kernels.dispatch import CANDIDATES, OP_NAMES, Candidate, create_ops,
 
 def test_ops_that_compute_are_those_of_the_reference():
     ops = create_ops("cpu")
-    assert (ops.name, ops.isa, ops.dtype) == ("reference", None, torch.float32)
+    assert (ops.name, ops.isa, ops.dtype) == ("reference", None, "float32")
     assert ops.linear is reference.linear and ops.paged_attention is reference.paged_attention
 
 
@@ -25,8 +25,8 @@ def test_native_kernels_run_everything_on_a_cpu_or_nothing(monkeypatch):
     told = {(choice.chosen, choice.refused) for choice in explain("cpu")}
     assert told == {("reference", (("native", reason),))}
     for device, dtype, why in (
-        ("cpu", torch.bfloat16, "activations between native ops are float32"),
-        ("meta", torch.float32, "these kernels are for the CPU"),
+        ("cpu", "bfloat16", "activations between native ops are float32"),
+        ("meta", "float32", "these kernels are for the CPU"),
     ):
         assert {choice.refused for choice in explain(device, dtype)} == {(("native", why),)}
 
@@ -54,7 +54,7 @@ def test_the_table_cannot_be_changed_but_replaced():
 
 
 def test_embed_gives_the_dtype_of_activations():
-    ops = create_ops("cpu", torch.bfloat16)
+    ops = create_ops("cpu", "bfloat16")
     assert ops.embed(torch.tensor([0]), torch.ones(1, 2)).dtype == torch.bfloat16
 
 
@@ -86,15 +86,15 @@ def candidates(refuses):
 
 def test_the_first_that_does_not_refuse_is_chosen_and_the_reasons_are_told():
     def refuses(op, device, dtype):
-        return "no bf16" if dtype == torch.bfloat16 and op == "linear" else None
+        return "no bf16" if dtype == "bfloat16" and op == "linear" else None
 
-    ops = create_ops("cpu", torch.float32, candidates(refuses))
+    ops = create_ops("cpu", "float32", candidates(refuses))
     assert ops.linear is fast_linear and ops.rope is reference.rope
     assert (ops.name, ops.isa) == ("reference+fast", "avx512")
 
-    ops = create_ops("cpu", torch.bfloat16, candidates(refuses))
+    ops = create_ops("cpu", "bfloat16", candidates(refuses))
     assert ops.linear is reference.linear and ops.paged_attention is fast_attention
-    told = {c.op: c for c in explain("cpu", torch.bfloat16, candidates(refuses))}
+    told = {c.op: c for c in explain("cpu", "bfloat16", candidates(refuses))}
     assert told["linear"] == ("linear", "reference", (("fast", "no bf16"),))
     assert told["rope"].refused == (("fast", "does not have this op"),)
     assert told["paged_attention"] == ("paged_attention", "fast", ())
@@ -104,6 +104,6 @@ def test_a_plan_is_made_by_the_attention_that_reads_it():
     def refuses(op, device, dtype):
         return "not today" if op == "paged_attention" else None
 
-    ops = create_ops("cpu", torch.float32, candidates(refuses))
+    ops = create_ops("cpu", "float32", candidates(refuses))
     assert ops.plan_attention is reference.plan_attention
     assert ops.paged_attention is reference.paged_attention

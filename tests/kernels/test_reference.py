@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weights import stored
 
 from octavo.kernels import reference
-from octavo.quantization.base import QuantizedWeight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.tensors import QuantizedTensor, to_torch
 
 CUDA = pytest.param(
     "cuda",
@@ -34,7 +35,7 @@ def random_quantized(type, rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, row_bytes(type, columns))
     data = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    weight = QuantizedWeight(type, data, (rows, columns))
+    weight = QuantizedTensor(type, data, (rows, columns))
     # Random scales include NaN, infinity and huge numbers; keep to blocks of sane ones.
     blocks = data.view(-1, row_bytes(type, 32))
     blocks[:, 1] = blocks[:, 1] & 0x83 | 0x28
@@ -50,10 +51,10 @@ def test_linear(device, dtype):
     x, weight = random(37, 96, device=device, dtype=dtype), random(50, 96, seed=1, device=device)
     bias = random(50, seed=2, device=device)
     expected = x.double() @ weight.double().T + bias.double()
-    for stored in (torch.float32, torch.float16, torch.bfloat16):
-        got = reference.linear(x, weight.to(stored), bias)
+    for kept in (torch.float32, torch.float16, torch.bfloat16):
+        got = reference.linear(x, weight.to(kept), bias)
         assert got.dtype == dtype and got.shape == (37, 50)
-        tolerance = 1e-6 if dtype == stored == torch.float32 else 1e-2
+        tolerance = 1e-6 if dtype == kept == torch.float32 else 1e-2
         assert (got.double() - expected).abs().max() < tolerance * expected.abs().max()
 
 
@@ -62,7 +63,7 @@ def test_linear(device, dtype):
 def test_linear_and_embed_of_quantized_weights(type, device, monkeypatch):
     # Pieces of few rows, so that the last one is a smaller one.
     monkeypatch.setattr(reference, "_CHUNK_VALUES_CPU", 20 * 64)
-    weight = random_quantized(type, 50, 64).to(torch.device(device))
+    weight = to_torch(stored(random_quantized(type, 50, 64)), device)
     dense = weight.dequantize()
     x = random(5, 64, device=device)
     assert torch.allclose(reference.linear(x, weight), x @ dense.T, rtol=1e-5, atol=1e-3)
@@ -115,7 +116,7 @@ def test_embed_scales_in_the_dtype_of_activations():
     ids = torch.tensor([1])
     assert reference.embed(ids, weight, 10.0).tolist() == [[30, 40]]
     scale = math.sqrt(3072)  # 55.4256, but 55.5 in bfloat16, which is what Gemma was trained with
-    got = reference.embed(ids, weight, scale, dtype=torch.bfloat16)
+    got = reference.embed(ids, weight, scale, dtype="bfloat16")
     assert got.tolist() == (torch.tensor([[3 * 55.5, 4 * 55.5]]).bfloat16()).tolist()
 
 

@@ -10,10 +10,11 @@ import torch
 
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
-from octavo.layers.context import ForwardContext
+from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend
 from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.eager_forward import EagerContext
 
 BLOCK_SIZE = 16
 
@@ -32,8 +33,9 @@ class Driver:
     """A loaded model, and what it answers to lists of token ids."""
 
     def __init__(self, path, dtype=torch.float32, device="cpu", **kwargs):
-        self.model, self.config = load_model(path, device=device, dtype=dtype, **kwargs)
-        self.ops = create_ops(device, dtype)
+        model, self.config = load_model(path, **kwargs)
+        self.model = with_tensors(model, device, dtype)
+        self.ops = create_ops(device, str(dtype).removeprefix("torch."))
         self._dtype, self._device = dtype, torch.device(device)
 
     def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:
@@ -86,7 +88,7 @@ class Driver:
             max(seq_lens),
             BLOCK_SIZE,
         )
-        ctx = ForwardContext(
+        ctx = EagerContext(
             positions.to(self._device), slots.to(self._device), plan, caches, self.ops
         )
         token_ids = torch.tensor([token for tokens in new for token in tokens])

@@ -1,39 +1,50 @@
-"""Weights that stay quantized."""
+"""Weights as they are in files."""
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 import torch
+from weights import stored
 
-from octavo.quantization.base import QuantizedWeight
-from octavo.quantization.ggml_types import GGMLType
-
-
-@pytest.fixture
-def weight():
-    values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
-    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    return QuantizedWeight(GGMLType.Q8_0, torch.from_numpy(data), (6, 64))
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import READABLE_TYPES, GGMLType
+from octavo.quantization.gguf_formats import DEQUANTIZERS
 
 
-def test_rows_in_every_way(weight):
-    expected = gguf.quants.dequantize(weight.data.numpy(), gguf.GGMLQuantizationType.Q8_0)
-    assert weight.dequantize().numpy().tolist() == expected.tolist()
-    assert weight.dequantize(2, 4).numpy().tolist() == expected[2:4].tolist()
-    rows = torch.tensor([5, 0, 5])
-    assert weight.select(rows).numpy().tolist() == expected[[5, 0, 5]].tolist()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floats_of_every_type(dtype):
+    """All numbers of 16 bits are among them: infinite, NaN, denormal and huge ones."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    if dtype == torch.float32:
+        bits = bits.int() * 0x10001
+    tensor = bits.view(dtype).view(256, -1)
+    weight = stored(tensor)
+    assert not weight.is_quantized and weight.nbytes == tensor.nbytes
+    floats = weight.floats()
+    assert floats.dtype == np.float32 and floats.shape == tensor.shape
+    np.testing.assert_array_equal(floats, tensor.float().numpy())
+    floats[:] = 0
+    np.testing.assert_array_equal(weight.floats(), tensor.float().numpy())  # it was a copy
 
 
-def test_it_knows_its_size_and_place(weight):
-    assert weight.nbytes == 6 * 2 * 34
-    assert weight.device == torch.device("cpu")
-    assert torch.equal(weight.to(torch.device("cpu")).data, weight.data)
+def test_shapes_of_fewer_dimensions():
+    for shape in ((), (3,), (0,), (0, 4), (2, 0)):
+        size = int(np.prod(shape, dtype=int))
+        rows = int(np.prod(shape[:-1], dtype=int))
+        data = np.arange(size, dtype=np.float32).view(np.uint8).reshape(rows, -1 if size else 0)
+        if shape == (0, 4):
+            data = np.empty((0, 16), dtype=np.uint8)
+        assert Weight(GGMLType.F32, data, shape).floats().shape == shape
 
 
-def test_shape_and_bytes_must_match(weight):
-    with pytest.raises(AssertionError):
-        QuantizedWeight(GGMLType.Q8_0, weight.data, (6, 32))
-    with pytest.raises(AssertionError):
-        QuantizedWeight(GGMLType.Q8_0, weight.data.view(torch.int8), (6, 64))
+def test_shape_and_bytes_must_match():
+    data = np.zeros((6, 2 * 34), dtype=np.uint8)
+    assert Weight(GGMLType.Q8_0, data, (6, 64)).is_quantized
+    for bad, shape in ((data, (6, 32)), (data.view(np.int8), (6, 64)), (data[:5], (6, 64))):
+        with pytest.raises(AssertionError):
+            Weight(GGMLType.Q8_0, bad, shape)
+
+
+def test_what_is_called_readable_can_be_read():
+    assert set(READABLE_TYPES) == set(DEQUANTIZERS)

@@ -69,7 +69,7 @@ class Bench:
 
 
 def load_bench(path: Path, device: str = "cpu") -> Bench:
-    model, config = load_model(path, device=torch.device(device), dtype=torch.float32)
+    model, config = load_model(path)
     return Bench(model, config, torch.device(device))
 
 

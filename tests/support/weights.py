@@ -1,4 +1,5 @@
-"""Real models on the reference ops, in a tenth of the time."""
+"""Weights as tests have them: tensors as if of a file; real models on the reference ops, in a tenth
+of the time."""
 
 from __future__ import annotations
 
@@ -6,7 +7,26 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
+import torch
+
 from octavo.kernels import reference
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.tensors import QuantizedTensor, WeightTensor
+
+_TYPES = {
+    torch.float32: GGMLType.F32,
+    torch.float16: GGMLType.F16,
+    torch.bfloat16: GGMLType.BF16,
+}
+
+
+def stored(tensor: WeightTensor) -> Weight:
+    """A tensor as a checkpoint has it, and as the native kernels take it."""
+    if isinstance(tensor, QuantizedTensor):
+        return Weight(tensor.type, tensor.data.numpy(), tensor.shape)
+    data = tensor.contiguous().view(torch.uint8).view(-1, tensor.shape[-1] * tensor.itemsize)
+    return Weight(_TYPES[tensor.dtype], data.numpy(), tuple(tensor.shape))
 
 
 @contextlib.contextmanager

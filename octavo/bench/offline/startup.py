@@ -41,12 +41,17 @@ class StartupPlan:
 @dataclass(frozen=True, slots=True)
 class Start:
     """One start. Seconds from the start of the process: until its engine was ready, until its first
-    token; and inside of it, what imports and loading took."""
+    token; and where they went: the interpreter and its imports, and the phases of ``load_engine``.
+    """
 
     ready_s: float
     first_token_s: float
     import_s: float
-    load_s: float
+    header_s: float
+    tokenizer_s: float
+    weights_s: float
+    program_s: float
+    answer_s: float  # from ready to the first token
     peak_rss_bytes: int
 
 
@@ -172,8 +177,15 @@ def start_once(
             errors.seek(0)
             reason = errors.read().decode(errors="replace").strip().splitlines()
             raise BenchmarkError(f"a start failed: {reason[-1] if reason else 'without a word'}")
-    told = json.loads(inside)
-    start = Start(ready, first_token, told["import_s"], told["load_s"], peak)
+    phases = json.loads(inside)
+    start = Start(
+        ready_s=ready,
+        first_token_s=first_token,
+        import_s=ready - sum(phases.values()),
+        **{f"{phase}_s": seconds for phase, seconds in phases.items()},
+        answer_s=first_token - ready,
+        peak_rss_bytes=peak,
+    )
     return start, json.loads(outcome)["engine"]
 
 

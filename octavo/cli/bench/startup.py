@@ -26,8 +26,12 @@ examples:
 """
 
 _ROWS = (
-    ("imports", "import_s"),
-    ("loading", "load_s"),
+    ("interpreter and imports", "import_s"),
+    ("header", "header_s"),
+    ("tokenizer", "tokenizer_s"),
+    ("weights", "weights_s"),
+    ("program", "program_s"),
+    ("first token", "answer_s"),
     ("process start to ready", "ready_s"),
     ("process start to first token", "first_token_s"),
 )
@@ -81,7 +85,7 @@ def print_result(result: StartupResult, console: Console) -> None:
     for label, name in _ROWS:
         cold, warm = spread(result.cold, name), spread(result.warm, name)
         values = (cold.median, cold.min, cold.max, warm.median, warm.min, warm.max)
-        rows.append((label, *(f"{value:.2f}" for value in values)))
+        rows.append((label, *(f"{value:.3f}" for value in values)))
     common.print_figures(
         console,
         f"{result.model}: seconds of {len(result.cold)} cold and {len(result.warm)} warm starts",

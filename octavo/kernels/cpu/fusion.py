@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from torch import Tensor
+import numpy as np
 
 from octavo.kernels.recorder import Call, RopeTable, Tape, Value
 from octavo.quantization.base import Weight
@@ -36,14 +36,14 @@ class CannotFuse(Exception):
 class Norm:
     """An rmsnorm: its weight, and the epsilon under its root."""
 
-    weight: Tensor
+    weight: np.ndarray
     eps: float
 
 
 @dataclass(slots=True)
 class Segment:
     weight: Weight
-    bias: Tensor | None
+    bias: np.ndarray | None
     out: Value
 
 
@@ -79,7 +79,7 @@ class Attention:
     scale: float
     window: int | None
     softcap: float | None
-    sinks: Tensor | None
+    sinks: np.ndarray | None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     rope: RopeTable | None = None

@@ -150,8 +150,14 @@ def built() -> list[str]:
 
 def runnable(cpu: machine.Cpu | None = None) -> list[str]:
     """The levels that were built and that a processor (this one) can run, best first."""
-    present = _features(cpu or machine.cpu())
+    present = _features(cpu or _this_cpu())
     return [isa for isa in built() if present.issuperset(LEVELS[isa])]
+
+
+@functools.cache
+def _this_cpu() -> machine.Cpu:
+    """What it can do is asked for every op; that does not change, and takes reading a long file."""
+    return machine.cpu()
 
 
 def choose(cpu: machine.Cpu | None = None) -> str:
@@ -160,7 +166,7 @@ def choose(cpu: machine.Cpu | None = None) -> str:
     if forced in _NO_NATIVE:
         raise Unavailable(f"OCTAVO_ISA={forced} asks for the reference kernels")
     if forced:
-        return _forced(forced, cpu or machine.cpu())
+        return _forced(forced, cpu or _this_cpu())
     possible = runnable(cpu)
     if not possible:
         if built():

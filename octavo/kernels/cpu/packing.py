@@ -1,9 +1,9 @@
 """Packed weights: which format a weight becomes, and its bytes in the order of csrc/pack.h.
 
-    weight = pack(tensor_or_quantized_weight, library, pool)
+    weight = pack(weight_of_a_file, library, pool)
     weight.as_struct()                                      what the kernels are handed
 
-GGUF weights keep the integers and scales of their file, and tensors their dtype.
+GGUF weights keep the integers and scales of their file, and what is not quantized its type.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.quantization.base import QuantizedWeight, Weight
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
 
 ALIGNMENT = 64
 
-_TENSOR_FORMATS = {
-    torch.float32: abi.OCT_F32,
-    torch.float16: abi.OCT_F16,
-    torch.bfloat16: abi.OCT_BF16,
+_FLOAT_FORMATS = {
+    GGMLType.F32: abi.OCT_F32,
+    GGMLType.F16: abi.OCT_F16,
+    GGMLType.BF16: abi.OCT_BF16,
 }
 
 
@@ -65,11 +65,11 @@ class PackedWeight:
         """What the kernels take for it; valid as long as this object."""
         return self.spec.as_struct(self.data.ctypes.data)
 
-    def unpack(self, library: Library, pool: Pool) -> torch.Tensor:
+    def unpack(self, library: Library, pool: Pool) -> np.ndarray:
         """float32 [n, k] that it stands for."""
-        out = torch.empty(self.shape)
+        out = np.empty(self.shape, dtype=np.float32)
         struct = self.as_struct()
-        library.check(library.lib.oct_unpack(pool, ctypes.byref(struct), out.data_ptr()))
+        library.check(library.lib.oct_unpack(pool, ctypes.byref(struct), out.ctypes.data))
         return out
 
 
@@ -77,7 +77,7 @@ def packed_format(weight: Weight, library: Library) -> PackedFormat:
     """What a weight becomes; UnsupportedModelError if there is no packed form of it."""
     n, k = weight.shape
     group = 0
-    if isinstance(weight, QuantizedWeight):
+    if weight.is_quantized:
         made, of = ctypes.c_int32(), ctypes.c_int32()
         code = library.lib.oct_gguf_format(weight.type, ctypes.byref(made), ctypes.byref(of))
         if code != abi.OCT_OK:
@@ -85,10 +85,8 @@ def packed_format(weight: Weight, library: Library) -> PackedFormat:
                 f"the native kernels cannot run {weight.type.name} tensors; the reference ops can"
             )
         format, group = made.value, of.value
-    elif weight.dtype in _TENSOR_FORMATS:
-        format = _TENSOR_FORMATS[weight.dtype]
     else:
-        raise UnsupportedModelError(f"the native kernels cannot run weights of {weight.dtype}")
+        format = _FLOAT_FORMATS[weight.type]
     return plain_format(format, n, k, group, library)
 
 
@@ -104,12 +102,12 @@ def pack_into(
     """Pack ``weight`` into ``spec.num_bytes`` bytes at ``address``, which is aligned."""
     struct = ctypes.byref(spec.as_struct(address))
     lib = library.lib
-    if isinstance(weight, QuantizedWeight):
-        rows = weight.data.contiguous()
-        code = lib.oct_pack_gguf(pool, struct, weight.type, rows.data_ptr(), address)
+    if weight.is_quantized:
+        rows = np.ascontiguousarray(weight.data)
+        code = lib.oct_pack_gguf(pool, struct, weight.type, rows.ctypes.data, address)
     else:
-        values = weight.detach().contiguous()
-        code = lib.oct_pack(pool, struct, values.data_ptr(), None, None, address)
+        values = np.ascontiguousarray(weight.data)
+        code = lib.oct_pack(pool, struct, values.ctypes.data, None, None, address)
     library.check(code)
 
 

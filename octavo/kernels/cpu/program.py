@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from octavo.kernels.cpu import abi, fusion
 from octavo.kernels.cpu.fusion import Norm, Phase
@@ -75,7 +73,7 @@ class Program:
         self.kv = kv
         self._kept: list[object] = []  # what the structs point to
         self._tables: list[tuple[abi.AttentionArgs, RopeTable]] = []
-        self._cos_sin: list[Tensor] = []  # of each of these, as long as steps read it
+        self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
         self._buffers = _Arena(phases, max_tokens)
@@ -107,17 +105,17 @@ class Program:
                 for segment in linear.segments[: linear.num_segments]:
                     yield node.op, segment.weight
 
-    def buffer(self, value: Value) -> Tensor:
+    def buffer(self, value: Value) -> np.ndarray:
         """The activations of a value, [max_tokens, width]: for tests."""
-        return self._buffers.tensor(value)
+        return self._buffers.array(value)
 
     def _extend_tables(self, num_positions: int) -> None:
         # Many layers have one table. Its owner may replace it, for another program too, so it is
         # held here; those that were too short are let go.
         tables = [rope.make(num_positions) for _, rope in self._tables]
         for (arguments, _), table in zip(self._tables, tables, strict=True):
-            assert table.dtype == torch.float32 and table.is_contiguous()
-            arguments.cos_sin = table.data_ptr()
+            assert table.dtype == np.float32 and table.flags.c_contiguous
+            arguments.cos_sin = table.ctypes.data
         self._cos_sin = tables
         self._num_positions = min((table.shape[0] for table in tables), default=num_positions)
 
@@ -230,13 +228,13 @@ class Program:
     def _at(self, value: Value) -> int:
         return self._buffers.address(value)
 
-    def _constant(self, tensor: Tensor | None) -> int | None:
-        """The address of a small float32 tensor that is kept as long as the program."""
-        if tensor is None:
+    def _constant(self, values: np.ndarray | None) -> int | None:
+        """The address of a small array, in float32, that is kept as long as the program."""
+        if values is None:
             return None
-        tensor = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        self._kept.append(values)
+        return values.ctypes.data
 
 
 class _Arena:
@@ -270,8 +268,8 @@ class _Arena:
     def address(self, value: Value) -> int:
         return self._base + self._offsets[self._places[value.source]]
 
-    def tensor(self, value: Value) -> Tensor:
+    def array(self, value: Value) -> np.ndarray:
         start = self.address(value) - self._memory.ctypes.data
         count = self._max_tokens * value.width * 4
-        piece = torch.from_numpy(self._memory[start : start + count]).view(torch.float32)
-        return piece.view(self._max_tokens, value.width)
+        piece = self._memory[start : start + count].view(np.float32)
+        return piece.reshape(self._max_tokens, value.width)

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,6 +35,8 @@ def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
 
     The same for any number of threads, each of which reads a piece at a time.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     whole = hashlib.sha256(header)
     pieces = (content[i : i + _CHUNK_BYTES] for i in range(0, len(content), _CHUNK_BYTES))
     with ThreadPoolExecutor(num_threads) as threads:

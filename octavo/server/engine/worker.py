@@ -33,6 +33,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.driver import EngineDriver
 from octavo.errors import ENDINGS, EngineError, OctavoError, QueueFullError
+from octavo.machine import without_blas_threads
 from octavo.server.engine.flight_record import FlightRecord, RecordedExecutor
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
@@ -262,6 +263,8 @@ def main(connection_fd: int, record_fd: int, log_format: str) -> int:
     start = next(messages, None)
     if start is None:  # the server ended before it had said anything
         return 0
+    with without_blas_threads():
+        import numpy  # noqa: F401
     made: Future[EngineLoop] = Future()
     threading.Thread(target=_pass_on, args=(messages, made), daemon=True).start()
     try:

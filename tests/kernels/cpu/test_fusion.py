@@ -5,18 +5,20 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from octavo.kernels import recorder
 from octavo.kernels.cpu import fusion
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 8, 4, 2, 2, 6, 11
 
 
-def matrix(n: int, k: int) -> torch.Tensor:
-    return torch.ones(n, k)
+def matrix(n: int, k: int) -> Weight:
+    return Weight(GGMLType.F32, np.ones((n, k), dtype=np.float32).view(np.uint8), (n, k))
 
 
 def attention(x: Value, layer: int = 0, qk_norm: bool = False, rope: bool = True) -> Value:
@@ -24,10 +26,10 @@ def attention(x: Value, layer: int = 0, qk_norm: bool = False, rope: bool = True
     k = recorder.linear(x, matrix(KV_HEADS * HEAD_DIM, HIDDEN)).view(-1, KV_HEADS, HEAD_DIM)
     v = recorder.linear(x, matrix(KV_HEADS * HEAD_DIM, HIDDEN)).view(-1, KV_HEADS, HEAD_DIM)
     if qk_norm:
-        q = recorder.rmsnorm(q, torch.ones(HEAD_DIM), 1e-6)
-        k = recorder.rmsnorm(k, torch.ones(HEAD_DIM), 1e-6)
+        q = recorder.rmsnorm(q, np.ones(HEAD_DIM), 1e-6)
+        k = recorder.rmsnorm(k, np.ones(HEAD_DIM), 1e-6)
     if rope:
-        table = RopeTable(HEAD_DIM, lambda n: torch.zeros(n, HEAD_DIM))
+        table = RopeTable(HEAD_DIM, lambda n: np.zeros((n, HEAD_DIM)))
         q, k = recorder.rope(q, k, None, table)
     recorder.store_kv(k, v, LayerKV(layer), LayerKV(layer), None)
     attended = recorder.paged_attention(q, LayerKV(layer), LayerKV(layer), None, 0.5)
@@ -35,7 +37,7 @@ def attention(x: Value, layer: int = 0, qk_norm: bool = False, rope: bool = True
 
 
 def norm(x: Value) -> Value:
-    return recorder.rmsnorm(x, torch.ones(HIDDEN), 1e-5)
+    return recorder.rmsnorm(x, np.ones(HIDDEN), 1e-5)
 
 
 def mlp(x: Value) -> Value:
@@ -128,7 +130,7 @@ def no_head(x: Value) -> None:
 
 
 def keys_read_twice(x: Value) -> None:
-    table = RopeTable(HEAD_DIM, lambda n: torch.zeros(n, HEAD_DIM))
+    table = RopeTable(HEAD_DIM, lambda n: np.zeros((n, HEAD_DIM)))
     q, k = (recorder.linear(x, matrix(HIDDEN, HIDDEN)).view(-1, HEADS, HEAD_DIM) for _ in "qk")
     q, k = recorder.rope(q, k, None, table)
     recorder.store_kv(k, k, LayerKV(0), LayerKV(0), None)

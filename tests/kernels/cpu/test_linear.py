@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from weights import stored
 
 from octavo.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
-from octavo.quantization.base import QuantizedWeight
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
+from octavo.quantization.tensors import QuantizedTensor
 
 # Types of files for the formats that nothing else becomes.
 NESTED = (
@@ -66,7 +67,7 @@ def make_weight(native, format, group, n, k, seed=0):
     rng = np.random.default_rng(seed)
     if format in FLOATS:
         values = torch.from_numpy(rng.normal(size=(n, k))).to(FLOATS[format])
-        return packing.pack(values, native.library, native.pool), values.double().numpy()
+        return packing.pack(stored(values), native.library, native.pool), values.double().numpy()
     if is_nested(format):
         return make_nested_weight(native, format, n, k, rng)
     traits = layout.INTEGER_FORMATS[format]
@@ -76,7 +77,7 @@ def make_weight(native, format, group, n, k, seed=0):
     d = rng.normal(size=(n, groups)).astype(np.float16)
     m = rng.normal(size=(n, groups)).astype(np.float16) if traits.has_min else None
     weight = packing.pack_integers(spec, q.astype(np.uint8), d, m, native.library, native.pool)
-    return weight, weight.unpack(native.library, native.pool).double().numpy()
+    return weight, weight.unpack(native.library, native.pool).astype(np.float64)
 
 
 def make_nested_weight(native, format, n, k, rng):
@@ -87,8 +88,8 @@ def make_nested_weight(native, format, n, k, rng):
     for at in HALVES[type]:
         halves = rng.normal(size=(len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = halves.view(np.uint8)
-    source = QuantizedWeight(type, torch.from_numpy(data), (n, k))
-    weight = packing.pack(source, native.library, native.pool)
+    source = QuantizedTensor(type, torch.from_numpy(data), (n, k))
+    weight = packing.pack(stored(source), native.library, native.pool)
     return weight, source.dequantize().double().numpy()
 
 
@@ -273,8 +274,8 @@ def test_nested_integers_are_exact(native, type, byte):
     data = np.full((n, row_bytes(type, k)), byte, dtype=np.uint8)
     for at in HALVES[type]:
         data[:, at : at + 2] = np.ones(1, dtype=np.float16).view(np.uint8)
-    source = QuantizedWeight(type, torch.from_numpy(data), (n, k))
-    weight = packing.pack(source, native.library, native.pool)
+    source = QuantizedTensor(type, torch.from_numpy(data), (n, k))
+    weight = packing.pack(stored(source), native.library, native.pool)
     x = extreme_activations(k, 32)
     only = np.arange(k) // 32 == np.arange(len(x))[:, None] % 8  # more would be rounded
     check_exactly(native, weight, source.dequantize().numpy(), x * only)
@@ -291,9 +292,9 @@ def test_near_the_reference(native, type):
     for at in {GGMLType.Q4_1: (0, 2), GGMLType.Q6_K: (208,)}.get(type, (0,)):
         scale = torch.rand(len(blocks), generator=generator) * 0.01 + 0.001
         blocks[:, at : at + 2] = scale.half().view(torch.uint8).view(-1, 2)
-    source = QuantizedWeight(type, data, (n, k))
+    source = QuantizedTensor(type, data, (n, k))
     x = activations(5, k)
-    [y] = Call([Segment(packing.pack(source, native.library, native.pool))], x).run(native)
+    [y] = Call([Segment(packing.pack(stored(source), native.library, native.pool))], x).run(native)
     expected = reference.linear(torch.from_numpy(x), source).numpy()
     assert np.abs(y - expected).max() < 0.01 * np.abs(expected).max()
 
@@ -393,9 +394,9 @@ def test_activation_functions(native):
     """Far out and near zero: one input, weights of 1, so that the products are the input."""
     points = np.concatenate([np.linspace(-12, 12, 1201), [0, -0.0, 1e-20, 90, -90, 1e30, -1e30]])
     x = points.astype(np.float32)[:, None]
-    one = packing.pack(torch.ones(1, 1), native.library, native.pool)
+    one = packing.pack(stored(torch.ones(1, 1)), native.library, native.pool)
     bias = np.ones(1, dtype=np.float32)
-    zero = packing.pack(torch.zeros(1, 1), native.library, native.pool)
+    zero = packing.pack(stored(torch.zeros(1, 1)), native.library, native.pool)
     for epilogue, function in GATES.items():
         [y] = Call([Segment(one), Segment(zero, bias)], x, epilogue).run(native)
         with np.errstate(over="ignore"):
@@ -475,7 +476,7 @@ def test_head_of_equal_and_odd_logits(native, make_pool, rows):
             values = torch.zeros(n, 1)
             for i, value in special.items():
                 values[i] = value
-            weight = packing.pack(values, native.library, native.pool)
+            weight = packing.pack(stored(values), native.library, native.pool)
             call = Call([Segment(weight)], x, abi.OCT_EPI_HEAD)
             call.run(native, pool)
             np.testing.assert_array_equal(call.best, np.full(rows, best, np.float32))

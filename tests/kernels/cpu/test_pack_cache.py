@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from weights import stored
 
 from octavo.kernels.cpu import pack_cache
 from octavo.kernels.cpu.library import Pool, load, runnable
@@ -44,7 +45,7 @@ def packed(values, model, pool, home=None):
     """The weights, and what progress was made in packing them."""
     calls = []
     result = open_or_pack(
-        values,
+        {name: stored(value) for name, value in values.items()},
         [model],
         load(),
         pool,
@@ -322,5 +323,6 @@ def test_a_system_that_cannot_reserve_space_gets_it_written(model, pool, monkeyp
 
 def test_a_model_without_files_stays_in_memory(pool, tmp_path):
     values = weights()
-    result = open_or_pack(values, [], load(), pool, home=tmp_path / "unused")
+    kept = {name: stored(value) for name, value in values.items()}
+    result = open_or_pack(kept, [], load(), pool, home=tmp_path / "unused")
     assert is_right(result, values, pool) and not (tmp_path / "unused").exists()

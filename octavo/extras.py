@@ -1,0 +1,21 @@
+"""Packages that octavo does much without, and what adds them."""
+
+from __future__ import annotations
+
+from octavo.errors import MissingPackageError
+
+ADD_TORCH = "pip install 'octavo[torch]'"
+NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
+
+
+def need_torch(what: str) -> None:
+    """Called before a module is imported that stands on PyTorch; ``what`` is what needs it.
+
+    MissingPackageError, with the command that adds it, if it is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise  # it is there, and in pieces
+        raise MissingPackageError(f"{what}: {NO_TORCH}") from None

@@ -1,0 +1,45 @@
+"""A model with its parameters as tensors of PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from octavo.layers.module import Module, named_parameters
+from octavo.layers.parameter import Parameter
+from octavo.quantization.base import Weight
+from octavo.quantization.tensors import WeightTensor, to_torch
+
+M = TypeVar("M", bound=Module)
+
+
+def with_tensors(
+    model: M,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    progress: Callable[[int, int], None] | None = None,
+) -> M:
+    """A loaded model for ops that compute when they are called; the model itself stays as it is.
+
+    On the CPU the tensors are the same memory. Elsewhere unquantized matrices are converted to
+    ``dtype``, and ``progress`` is called with the bytes that are there, and those of all.
+    """
+    device = torch.device(device)
+    values = {id(p.value): p.value for _, p in named_parameters(model)}
+    total, done = sum(value.nbytes for value in values.values()), 0
+    made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
+    for key, value in values.items():
+        if isinstance(value, Weight):
+            made[key] = to_torch(value, device, dtype)
+        else:
+            made[key] = torch.from_numpy(value).to(device)
+        done += value.nbytes
+        if progress is not None and device.type != "cpu":
+            progress(done, total)
+
+    def place(parameter: Parameter) -> Parameter:
+        return parameter.holding(made[id(parameter.value)])
+
+    return model.with_parameters(place)

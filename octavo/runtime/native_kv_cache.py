@@ -1,0 +1,56 @@
+"""The memory behind the block ids, for the native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from octavo.kernels.cpu.layout import KV_CHUNK
+
+_LINE_BYTES = 64
+
+
+class NativeKVCache:
+    """Keys and values of all layers in the kernels' own order of bytes: [layers, blocks, bytes].
+
+    A block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes`` each), keys and
+    values together; ``oct_attention_args`` has the order inside.
+    """
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, chunk_bytes: int
+    ):
+        assert block_size % KV_CHUNK == 0, block_size
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        block_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
+        data = untouched_zeros(num_layers * num_blocks * block_bytes)
+        self._data = data.reshape(num_layers, num_blocks, block_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._data.nbytes
+
+    def layer_addresses(self) -> list[int]:
+        """Where the blocks of each layer begin; valid as long as the cache."""
+        return [layer.ctypes.data for layer in self._data]
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy (source, destination) blocks in all layers, one after the other.
+
+        The order counts: a block may be the destination of one copy and the source of the next.
+        """
+        for source, target in copies:
+            self._data[:, target] = self._data[:, source]
+
+
+def untouched_zeros(num_bytes: int) -> np.ndarray:
+    """Zeros (uint8, from the beginning of a cache line) that cost memory where they are written.
+
+    numpy asks the system for pages that are zero already and that exist from their first use, where
+    torch fills what it allocates. A large pool then starts at once and counts as it fills.
+    """
+    data = np.zeros(num_bytes + _LINE_BYTES, dtype=np.uint8)
+    start = -data.ctypes.data % _LINE_BYTES
+    return data[start : start + num_bytes]
