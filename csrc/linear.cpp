@@ -5,15 +5,15 @@
 //
 //     few rows    Up to 8. Each worker encodes all rows for itself, so that nobody has to wait,
 //                 and streams a fixed, contiguous part of the weights: reading memory is what takes
-//                 the time. If they are one block, tile by tile: processors are best at fetching a
-//                 single sequential stream ahead, and left alone with it.
+//                 the time. If they are one block, tile by tile, as a single sequential stream; it
+//                 is fetched a little ahead, because what processors fetch of it by themselves ends
+//                 with each page of 4 KB.
 //     many rows   Workers share out the encoding, meet, and then take units by ticket. The panel
 //                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
 //                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
 #include "linear.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "activations.h"
 #include "epilogue.h"
@@ -27,6 +27,7 @@ constexpr int kRowSlot = 0, kBlocksSlot = 1;
 constexpr int kSharedBlocksSlot = 0;
 
 constexpr int kFewRows = 8;
+constexpr int kAhead = 2048;               // bytes fetched before they are read, of a single stream
 constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
 constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
 
@@ -242,7 +243,8 @@ class Linear {
     }
   }
 
-  // Products of segment s. Meanwhile, fetch share `share` of `shares` of the unit that follows.
+  // Products of segment s. Meanwhile, fetch share `share` of `shares` of the unit that follows; if
+  // there are none, a little more of the stream.
   void multiply(int s, const Products& p, int b, const Unit& following, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
@@ -263,13 +265,10 @@ class Linear {
       panel.next = tile_at(ahead, following.tile) + skipped * kLine;
       if (skipped >= lines) panel.next_lines = 0;
     }
-    if (shares == 0) {
-      static const int ahead = getenv("AHEAD") ? atoi(getenv("AHEAD")) : 0;
-      if (ahead) {
-        const int64_t lines = layout.tile_bytes / kLine;
-        panel.next = panel.tiles + ahead;
-        panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
-      }
+    if (num_blocks_ == 1) {
+      const int64_t lines = layout.tile_bytes / kLine;
+      panel.next = panel.tiles + kAhead;
+      panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
     }
     const int parts = encoded.encoding.parts, rows = p.rows * parts;
     const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, rows, p.tiles)
