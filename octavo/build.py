@@ -139,6 +139,7 @@ def _rank_spec(args: EngineArgs, path: Path, packed_folder: Path) -> RankSpec:
         dtype,
         kernels=args.kernels,
         kv_cache_dtype=args.kv_cache_dtype,
+        activations=args.activations,
         block_size=args.block_size,
         threads=args.threads,
         packed_folder=packed_folder,

@@ -62,6 +62,12 @@ class EngineArgs:
         "int8 is for native kernels",
         ("auto", "f32", "bf16", "int8"),
     )
+    activations: str = option(
+        "auto",
+        "what native kernels round activations to for quantized weights: 8 bits (auto is int8), 15 "
+        "bits (int16), or 15 for attention's projections and the head only (mixed)",
+        ("auto", "int8", "mixed", "int16"),
+    )
     max_model_len: int | None = option(
         None, "prompt and output tokens of one request; default: the model's, if memory allows"
     )

@@ -22,7 +22,7 @@ class RankSpec:
     Args:
         path: a model folder or a GGUF file.
         device, dtype: of the activations.
-        kernels, kv_cache_dtype, block_size, threads: as in ``EngineArgs``.
+        kernels, kv_cache_dtype, activations, block_size, threads: as in ``EngineArgs``.
         packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
             beside the model. None keeps none.
         memory_utilization: share of a GPU's memory that this rank may have.
@@ -33,6 +33,7 @@ class RankSpec:
     dtype: str = "float32"
     kernels: str = "auto"
     kv_cache_dtype: str = "auto"
+    activations: str = "auto"
     block_size: int = 16
     threads: int | None = None
     packed_folder: Path | None = None

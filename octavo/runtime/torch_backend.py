@@ -45,6 +45,11 @@ class TorchBackend:
     ):
         if spec.kv_cache_dtype == "int8":
             raise ConfigError("kv_cache_dtype int8 needs the native CPU kernels: use f32 or bf16")
+        if spec.activations != "auto":
+            raise ConfigError(
+                f"activations {spec.activations} needs the native CPU kernels: the reference ops "
+                "round none"
+            )
         assert isinstance(model, Module)  # as all of our own
         self._spec, self._model_config = spec, model_config
         self._device = torch.device(spec.device)

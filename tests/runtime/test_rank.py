@@ -66,5 +66,7 @@ def test_capacity_needs_no_torch():
 def test_what_cannot_be_had_is_said(tiny_model):
     with pytest.raises(ConfigError, match="int8 needs the native CPU kernels"):
         Rank.load(RankSpec(tiny_model, kernels="reference", kv_cache_dtype="int8"))
+    with pytest.raises(ConfigError, match="activations int16 needs the native CPU kernels"):
+        Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))

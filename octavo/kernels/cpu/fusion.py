@@ -67,6 +67,7 @@ class Linear:
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
     activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
+    parts: int = 1  # int8 for a number of x; see activations.py
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Head:
     weight: Weight
     norm: Norm | None = None
     softcap: float | None = None
+    parts: int = 1
 
 
 Phase = Embed | Linear | Attention | Rows | Check | Head
