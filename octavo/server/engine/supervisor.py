@@ -193,6 +193,8 @@ class Supervisor:
     def _receive(self, message: Message) -> None:
         self._last_sign_of_life = time.monotonic()
         if message["ev"] == "ready":
+            if self.is_stopping:  # it had begun to load before, and nobody waits for it any more
+                return
             self.facts = facts_from_dict(message["facts"])
             self._set_state(EngineState.READY, "")
             self._settle_start(None)

@@ -100,6 +100,7 @@ async def _stop_under_load(server, num_signals: int) -> tuple[list[Any], Any]:
     return list(await asyncio.gather(*(stream.rest() for stream in streams))), await queued
 
 
+@pytest.mark.timing  # a tiny model has loaded after half a second
 def test_a_signal_while_it_loads(live_server, tiny_model):
     with live_server(tiny_model, waits=False) as server:
         deadline = time.monotonic() + 60
