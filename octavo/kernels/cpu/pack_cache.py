@@ -303,6 +303,22 @@ def _pack_all(
     done, total = 0, sum(spec.num_bytes for spec, _ in entries.values())
     for name, (spec, offset) in entries.items():
         pack_into(weights[name], spec, memory.ctypes.data + offset, library, pool)
+        _let_go(weights[name].data)
         done += spec.num_bytes
         if progress is not None:
             progress(done, total)
+
+
+def _let_go(data: np.ndarray) -> None:
+    """Give back the memory of a mapped file's part that has been read. (The system may keep it, and
+    whoever reads it again gets it again.) So a model is in memory once, and not twice."""
+    mapped: Any = data
+    while isinstance(mapped, np.ndarray | memoryview):
+        mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise"):
+        return
+    first = np.frombuffer(mapped, np.uint8, 1).ctypes.data
+    begin = -(-(data.ctypes.data - first) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (data.ctypes.data - first + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)

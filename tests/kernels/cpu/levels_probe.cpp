@@ -157,30 +157,31 @@ void linears() {
   for (const Case& c : cases) {
     const Matrix first(c, n, k), second(c, n, k);
     for (int rows : {1, 4, 7, 19}) {
-      for (int parts : {1, 2})
-      for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {
-        const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k), norm = random_floats(k);
-        const std::vector<float> bias = random_floats(n);
-        const std::vector<float> residual = random_floats(static_cast<size_t>(rows) * n);
-        std::vector<float> y(static_cast<size_t>(rows) * n), y2(y);
-        oct_linear_args args{};
-        args.rows = rows;
-        args.k = k;
-        args.in = x.data();
-        args.ldin = k;
-        args.norm = norm.data();
-        args.eps = eps;
-        args.parts = parts;
-        args.epilogue = epilogue;
-        args.num_segments = epilogue == OCT_EPI_RESIDUAL ? 1 : 2;
-        args.segments[0] = {first.weight, bias.data(), y.data(), n};
-        args.segments[1] = {second.weight, nullptr, y2.data(), n};
-        if (epilogue >= OCT_EPI_SILU_MUL) args.segments[0].bias = nullptr;
-        args.residual = residual.data();
-        check(CALL(oct_linear)(pool, &args), "oct_linear");
-        y.insert(y.end(), y2.begin(), y2.end());
-        report("linear." + std::string(c.name) + "." + std::to_string(rows) + "." + std::to_string(epilogue) + "." + std::to_string(parts),
-               y.data(), y.size() * 4);
+      for (int parts : {1, 2}) {
+        for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {
+          const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k), norm = random_floats(k);
+          const std::vector<float> bias = random_floats(n);
+          const std::vector<float> residual = random_floats(static_cast<size_t>(rows) * n);
+          std::vector<float> y(static_cast<size_t>(rows) * n), y2(y);
+          oct_linear_args args{};
+          args.rows = rows;
+          args.k = k;
+          args.in = x.data();
+          args.ldin = k;
+          args.norm = norm.data();
+          args.eps = eps;
+          args.parts = parts;
+          args.epilogue = epilogue;
+          args.num_segments = epilogue == OCT_EPI_RESIDUAL ? 1 : 2;
+          args.segments[0] = {first.weight, bias.data(), y.data(), n};
+          args.segments[1] = {second.weight, nullptr, y2.data(), n};
+          if (epilogue >= OCT_EPI_SILU_MUL) args.segments[0].bias = nullptr;
+          args.residual = residual.data();
+          check(CALL(oct_linear)(pool, &args), "oct_linear");
+          y.insert(y.end(), y2.begin(), y2.end());
+          report("linear." + std::string(c.name) + "." + std::to_string(rows) + "." + std::to_string(epilogue) + "." + std::to_string(parts),
+                 y.data(), y.size() * 4);
+        }
       }
     }
   }

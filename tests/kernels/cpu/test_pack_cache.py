@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from pathlib import Path
 
@@ -326,3 +327,30 @@ def test_a_model_without_files_stays_in_memory(pool, tmp_path):
     kept = {name: stored(value) for name, value in values.items()}
     result = open_or_pack(kept, [], load(), pool, home=tmp_path / "unused")
     assert is_right(result, values, pool) and not (tmp_path / "unused").exists()
+
+
+def resident_kb(path) -> int:
+    """Of the mappings of a file in this process."""
+    sizes, is_its = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_its = line.endswith(str(path))
+        elif is_its and line.startswith("Rss:"):
+            sizes.append(int(line.split()[1]))
+    return sum(sizes)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_what_has_been_packed_is_let_go(tmp_path):
+    path, size = tmp_path / "file", 1 << 20
+    content = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    path.write_bytes(content.tobytes())
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    view = np.frombuffer(mapped, np.uint8, size - 200, 100).reshape(-1, 4)
+    expected, before = view.copy(), resident_kb(path)
+    pack_cache._let_go(view)
+    assert resident_kb(path) < before / 4
+    np.testing.assert_array_equal(view, expected)
+    pack_cache._let_go(content)  # memory that nothing would bring back
+    assert content.tobytes() == path.read_bytes()
