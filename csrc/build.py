@@ -35,7 +35,7 @@ FLAGS = ["-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=h
 FLAGS += ["-fno-math-errno", "-Wall", "-Wextra"]
 OPTIMIZED = ["-O3"]
 SANITIZED = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"]
-SANITIZED += ["-fno-sanitize-recover=undefined"]
+SANITIZED += ["-fno-sanitize-recover=undefined", "-fno-var-tracking"]
 
 
 @dataclass(frozen=True)

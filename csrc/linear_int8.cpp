@@ -50,26 +50,26 @@ OCT_INLINE U8 quad_of(const uint8_t* unit) {
 }
 
 // How products of a format are summed up over a unit, or a group if that is less.
-enum class Products { kNibbles, kSmall, kCentred };  // below 16, below 128, 128 is zero
+enum class Integers { kNibbles, kSmall, kCentred };  // below 16, below 128, 128 is zero
 
-template <Products kProducts>
+template <Integers kIntegers>
 struct Sum;
 template <>
-struct Sum<Products::kNibbles> {
+struct Sum<Integers::kNibbles> {
   simd::NibbleSum value;
   OCT_INLINE void begin(I32 acc) { value = simd::begin_nibbles(acc); }
   OCT_INLINE void add(U8 w, I32 a) { value = simd::add_nibbles(value, w, a); }
   OCT_INLINE I32 end(I32 acc) const { return simd::end_nibbles(acc, value); }
 };
 template <>
-struct Sum<Products::kSmall> {
+struct Sum<Integers::kSmall> {
   I32 value;
   OCT_INLINE void begin(I32 acc) { value = acc; }
   OCT_INLINE void add(U8 w, I32 a) { value = simd::dot4(value, w, a); }
   OCT_INLINE I32 end(I32) const { return value; }
 };
 template <>
-struct Sum<Products::kCentred> {
+struct Sum<Integers::kCentred> {
   I32 value;
   OCT_INLINE void begin(I32 acc) { value = acc; }
   OCT_INLINE void add(U8 w, I32 a) { value = simd::dot4_centred(value, w, a); }
@@ -83,9 +83,9 @@ struct Int8Kernel {
   static constexpr int kBits = kTraits.bits;
   static constexpr bool kMin = kTraits.has_min;
   static constexpr int kUnitBytes = kBits * kLine;
-  static constexpr Products kProducts = kBits == 8 || kTraits.nonlinear ? Products::kCentred
-                                        : kBits <= 4                    ? Products::kNibbles
-                                                                        : Products::kSmall;
+  static constexpr Integers kIntegers = kBits == 8 || kTraits.nonlinear ? Integers::kCentred
+                                        : kBits <= 4                    ? Integers::kNibbles
+                                                                        : Integers::kSmall;
   // Of activations that lie together.
   static constexpr int kGroupQuads = kTraits.group == 16 ? 4 : kQuads;
   static constexpr int kChunkBytes = kGroupQuads * 4 * kRows;
@@ -94,7 +94,7 @@ struct Int8Kernel {
   using Dot = I32[kTiles][kRows];
 
   static OCT_INLINE I32 start_at(int32_t sum) {
-    if (kProducts != Products::kCentred) {
+    if (kIntegers != Integers::kCentred) {
       return kTraits.zero == 0 ? simd::zero_i() : simd::set1(-kTraits.zero * sum);
     }
     const I32 centre = simd::centre(sum);
@@ -115,7 +115,7 @@ struct Int8Kernel {
   template <int kFirst>
   static OCT_INLINE void products(const Panel& panel, const uint8_t* unit, const uint8_t* block,
                                   Dot& dot) {
-    Sum<kProducts> part[kTiles][kRows];
+    Sum<kIntegers> part[kTiles][kRows];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
@@ -130,13 +130,13 @@ struct Int8Kernel {
   }
   template <int kFirst, int... j>
   static OCT_INLINE void quads(const Panel& panel, const uint8_t* unit, const uint8_t* block,
-                               Sum<kProducts> (&part)[kTiles][kRows],
+                               Sum<kIntegers> (&part)[kTiles][kRows],
                                std::integer_sequence<int, j...>) {
     (quad<kFirst + j>(panel, unit, block + j * 4, part), ...);
   }
   template <int j>
   static OCT_INLINE void quad(const Panel& panel, const uint8_t* unit, const uint8_t* activations,
-                              Sum<kProducts> (&part)[kTiles][kRows]) {
+                              Sum<kIntegers> (&part)[kTiles][kRows]) {
     U8 w[kTiles];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
