@@ -24,23 +24,4 @@ inline float from_half(uint16_t half) {
   return value;
 }
 
-// To the nearest, ties to even; infinity from 65520 on; NaN stays NaN.
-inline uint16_t to_half(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
-  bits &= 0x7fffffffu;
-  if (bits > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
-  if (bits >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (bits < 0x38800000u) {  // below 2^-14: a multiple of 2^-24, which the addition rounds to
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    magnitude += 0.5f;  // 0.5 has steps of 2^-24
-    std::memcpy(&bits, &magnitude, 4);
-    return static_cast<uint16_t>(sign | (bits - 0x3f000000u));
-  }
-  const uint32_t odd = (bits >> 13) & 1u;
-  return static_cast<uint16_t>(sign | ((bits + 0xfffu + odd - 0x38000000u) >> 13));
-}
-
 }  // namespace octavo

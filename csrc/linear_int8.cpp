@@ -235,7 +235,7 @@ struct Int8Kernel {
       const uint8_t* from = scale + t * panel.tile_bytes;
       const uint8_t* at = halves + t * panel.tile_bytes;
       I32 steps, mins = simd::zero_i();
-      if constexpr (kMin && kBits == 2) {
+      if constexpr (shares_bytes(kTraits)) {
         const I32 both = simd::load_u8(from);
         steps = simd::bits_of(both, 15);
         mins = simd::shift_right<4>(both);

@@ -94,10 +94,10 @@ void write_scales(const Layout& layout, const int8_t* scales, const int8_t* mins
       const int64_t at = static_cast<int64_t>(column) * count + g;
       to[column] = static_cast<uint8_t>(scales[at]);
       if (!traits.has_min) continue;
-      if (traits.bits > 2) {
-        to[kTile + column] = static_cast<uint8_t>(mins[at]);
-      } else {
+      if (shares_bytes(traits)) {
         to[column] = static_cast<uint8_t>(to[column] | mins[at] << 4);
+      } else {
+        to[kTile + column] = static_cast<uint8_t>(mins[at]);
       }
     }
   }
@@ -117,7 +117,7 @@ Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
   Step step = {from_half(d), from_half(m)};
   if (!traits.nested) return step;
   const uint8_t* scale = halves + kLine + g % of_scale * scale_bytes(traits) + column;
-  if (traits.has_min && traits.bits == 2) {
+  if (shares_bytes(traits)) {
     return {step.d * static_cast<float>(*scale & 15), step.m * static_cast<float>(*scale >> 4)};
   }
   step.d *= static_cast<float>(static_cast<int8_t>(scale[0]));

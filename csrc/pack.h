@@ -82,9 +82,12 @@ constexpr bool has_long_groups(int format) { return format <= OCT_W8A; }
 constexpr uint8_t kLevels[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                  129, 141, 153, 166, 181, 197, 217, 241};
 
+// Whether a byte is a scale and, above it, a min: of 4 bits each.
+constexpr bool shares_bytes(const Traits& traits) { return traits.has_min && traits.bits == 2; }
+
 // Bytes of a group's scales (and mins) of a K format, and of all that is before its integers.
 constexpr int scale_bytes(const Traits& traits) {
-  return traits.has_min && traits.bits > 2 ? 2 * kTile : kTile;
+  return traits.has_min && !shares_bytes(traits) ? 2 * kTile : kTile;
 }
 constexpr int header_bytes(const Traits& traits) {
   return kLine + kBlock / traits.group * scale_bytes(traits);

@@ -85,6 +85,33 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+class ExecutorAround:
+    """Another executor. Subclasses do something before or after its steps."""
+
+    def __init__(self, executor: Executor):
+        self._executor = executor
+
+    @property
+    def depth(self) -> int:
+        return self._executor.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self._executor.feeds_tokens
+
+    def kv_capacity(self) -> int:
+        return self._executor.kv_capacity()
+
+    def submit(self, batch: Batch) -> StepHandle:
+        return self._executor.submit(batch)
+
+    def probe(self) -> Probe:
+        return self._executor.probe()
+
+    def close(self) -> None:
+        self._executor.close()
+
+
 class LogitsObserver(Protocol):
     """Sees whole rows of logits at positions of prompts."""
 

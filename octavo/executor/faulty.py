@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from octavo.core.admission import AdmissionPolicy
 from octavo.core.batch import DAMAGED, Batch, StepOutput
 from octavo.core.block_manager import BlockManager
-from octavo.core.executor import Executor, Probe, StepHandle
+from octavo.core.executor import Executor, ExecutorAround, Probe, StepHandle
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class FaultyScheduler(Scheduler):
         return super().schedule()
 
 
-class FaultyExecutor:
+class FaultyExecutor(ExecutorAround):
     """Another executor, with steps that fail and prompts that it cannot stand.
 
     Args:
@@ -110,21 +110,10 @@ class FaultyExecutor:
         unknown = set(poison) - {"raise", "exit", "kill", "hang", "slow", "nan"}
         if unknown:
             raise ValueError(f"no such faults: {sorted(unknown)}")
-        self._executor = executor
+        super().__init__(executor)
         self._poison = poison
         self._raises = raises
         self._damages = damages
-
-    @property
-    def depth(self) -> int:
-        return self._executor.depth
-
-    @property
-    def feeds_tokens(self) -> bool:
-        return self._executor.feeds_tokens
-
-    def kv_capacity(self) -> int:
-        return self._executor.kv_capacity()
 
     def submit(self, batch: Batch) -> StepHandle:
         damaged: dict[str, str] = {}
@@ -143,12 +132,6 @@ class FaultyExecutor:
         if self._damages():
             damaged[batch.items[0].request.request_id] = DAMAGED
         return _FaultyStep(self._executor.submit(batch), damaged, self._raises)
-
-    def probe(self) -> Probe:
-        return self._executor.probe()
-
-    def close(self) -> None:
-        self._executor.close()
 
 
 class FaultyForward:

@@ -2,9 +2,9 @@
 
 In one int8 each, with a scale for each group; or in two, of which the second holds what the first
 leaves: 15 bits, as exact as float16. The second costs nothing where a step waits for memory, and
-twice the products where it computes, as in prompts. What it is worth differs: the queries, keys
-and values of attention and the logits suffer most from rounding, and are the smaller part of the
-products (docs/kernels.md has the table).
+twice the products where it computes, as in prompts. All linears lose by rounding; the head, and the
+projections of queries, keys and values, lose the most for the products that they have
+(docs/kernels.md has the table).
 """
 
 from __future__ import annotations

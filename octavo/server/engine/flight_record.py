@@ -16,7 +16,7 @@ import tempfile
 from collections import deque
 
 from octavo.core.batch import Batch
-from octavo.core.executor import Executor, Probe, StepHandle
+from octavo.core.executor import Executor, ExecutorAround, StepHandle
 
 _LENGTH = struct.Struct("=I")
 _NUM_BYTES = 1 << 20  # for 30,000 names, and of no cost where nothing is written
@@ -68,32 +68,15 @@ class FlightRecord:
         return data.decode(errors="replace").split("\n") if data else []
 
 
-class RecordedExecutor:
+class RecordedExecutor(ExecutorAround):
     """Another executor, of which it is on record what it runs."""
 
     def __init__(self, executor: Executor, record: FlightRecord):
-        self._executor = executor
+        super().__init__(executor)
         self._record = record
         self._in_flight: deque[list[str]] = deque(maxlen=executor.depth)
-
-    @property
-    def depth(self) -> int:
-        return self._executor.depth
-
-    @property
-    def feeds_tokens(self) -> bool:
-        return self._executor.feeds_tokens
-
-    def kv_capacity(self) -> int:
-        return self._executor.kv_capacity()
 
     def submit(self, batch: Batch) -> StepHandle:
         self._in_flight.append([item.request.request_id for item in batch.items])
         self._record.write([name for names in self._in_flight for name in names])
         return self._executor.submit(batch)
-
-    def probe(self) -> Probe:
-        return self._executor.probe()
-
-    def close(self) -> None:
-        self._executor.close()
