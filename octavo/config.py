@@ -8,6 +8,7 @@ replaced and says which choices were made; nothing writes to it afterwards.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ GIB = 2**30
 # others wait longer.
 CPU_MAX_NUM_SEQS, CUDA_MAX_NUM_SEQS = 64, 256
 CPU_MAX_NUM_BATCHED_TOKENS, CUDA_MAX_NUM_BATCHED_TOKENS = 512, 2048
+SERVING_ITL_TARGET_MS = 80.0
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -84,6 +86,11 @@ class EngineArgs:
     swap_space: float = option(0, "GiB of CPU memory for evicted KV")
     enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
     enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
+    itl_target_ms: float | None = option(
+        None,
+        "milliseconds between two tokens of an answer, for which prompts of others are cut into "
+        "chunks that are small enough; 0: never; default: 80 in a server, 0 elsewhere",
+    )
     batching: str = option(
         "continuous",
         "static starts a batch only when the last has ended, for comparison",
@@ -124,6 +131,8 @@ class EngineArgs:
                 raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError("gpu_memory_utilization must be in (0, 1]")
+        if self.itl_target_ms is not None and not 0.0 <= self.itl_target_ms < math.inf:
+            raise ConfigError(f"itl_target_ms must be at least 0, not {self.itl_target_ms!r}")
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ConfigError("give num_blocks or kv_cache_memory, not both")
         self._refuse_what_is_not_there()
@@ -143,6 +152,12 @@ class EngineArgs:
                     f"{name}={getattr(self, name)!r} is not supported in this version of octavo: "
                     f"leave it at {only!r}"
                 )
+
+    def serving(self) -> EngineArgs:
+        """With the defaults of an engine whose answers are read while they are made."""
+        if self.itl_target_ms is not None:
+            return self
+        return dataclasses.replace(self, itl_target_ms=SERVING_ITL_TARGET_MS)
 
     @classmethod
     def from_kwargs(cls, model: str | None = None, **kwargs: Any) -> EngineArgs:
@@ -267,6 +282,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             enable_chunked_prefill=args.enable_chunked_prefill,
             max_queued_requests=args.max_queued_requests,
             max_queued_tokens=args.max_queued_tokens,
+            target_step_seconds=(args.itl_target_ms or 0.0) / 1e3,
             max_rounds=capacity.max_rounds,
         ),
         choices=tuple(choices),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ class _Submitted(NamedTuple):
 
     batch: Batch
     handle: StepHandle
+    begun_at: float
     is_whole: bool = True
 
 
@@ -57,6 +59,7 @@ class Engine:
         self.executor = executor
         self.clock: Clock = clock or WallClock()
         self._submitted: deque[_Submitted] = deque()
+        self._last_result_at = -math.inf
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
         self._loners: set[str] = set()  # unfinished requests that run alone
         # Damage to the block pool that was seen: a bug of ours, and never expected.
@@ -120,7 +123,7 @@ class Engine:
         except BaseException:  # an interruption: its requests are in flight, and wait for its end
             self._halves.appendleft(batch)
             raise
-        self._submitted.append(_Submitted(batch, handle))
+        self._submitted.append(_Submitted(batch, handle, now))
         return True
 
     def _next_batch(self) -> Batch:
@@ -139,9 +142,10 @@ class Engine:
 
     def finish_step(self) -> EngineStep:
         """Wait for the oldest submitted batch and take in its results."""
-        batch, handle, is_whole = self._submitted.popleft()
+        batch, handle, begun_at, is_whole = self._submitted.popleft()
         try:
             output = handle.result()
+            self._note_time(batch, begun_at)
         except Exception as error:
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:
                 self._cut(batch)
@@ -158,6 +162,12 @@ class Engine:
                     stats.first_token_time = now
                 stats.last_token_time = now
         return EngineStep(batch, updates, self._stats(batch, updates))
+
+    def _note_time(self, batch: Batch, begun_at: float) -> None:
+        """What a step took, from when it could run to when its results were there."""
+        now = self.clock.now()
+        self.scheduler.pacer.observe(batch, now - max(begun_at, self._last_result_at))
+        self._last_result_at = now
 
     def close(self) -> None:
         """Abort everything and release the executor."""
@@ -191,10 +201,10 @@ class Engine:
         What those steps write of them is written over when their turn comes again.
         """
         cut = {item.request for item in batch.items}
-        for index, (later, handle, _) in enumerate(self._submitted):
-            kept = self._without(later, cut)
-            if kept is not later:
-                self._submitted[index] = _Submitted(kept, handle, is_whole=False)
+        for index, submitted in enumerate(self._submitted):
+            kept = self._without(submitted.batch, cut)
+            if kept is not submitted.batch:
+                self._submitted[index] = submitted._replace(batch=kept, is_whole=False)
         self._halves = deque(self._without(later, cut) for later in self._halves)
 
     def _without(self, batch: Batch, requests: Collection[Request]) -> Batch:

@@ -17,6 +17,7 @@ from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
 from octavo.core.limits import QueueLimits, total_tokens_of
 from octavo.core.lookahead import Lookahead
+from octavo.core.pacing import Pacer
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.errors import ConfigError, InvalidRequestError
 
@@ -32,6 +33,8 @@ class SchedulerConfig:
         enable_chunked_prefill: a prompt may be spread over steps. Without it, every prompt has to
             fit the budget.
         max_queued_requests, max_queued_tokens: bounds of the waiting queue; None is no bound.
+        target_step_seconds: what a step may last while somebody is being answered: prompts are cut
+            into chunks that take no longer (``core/pacing.py``). 0 is no bound.
         max_rounds: tokens that a request which is alone may decode in one step.
         runs_ahead: a request may be in several steps at once; see ``Executor.feeds_tokens``.
         ageing_steps: waiting this many steps counts as much as one level of priority, so that no
@@ -47,6 +50,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    target_step_seconds: float = 0.0
     max_rounds: int = 1
     runs_ahead: bool = False
     ageing_steps: int = 128
@@ -63,6 +67,10 @@ class SchedulerConfig:
         ):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
+        if self.target_step_seconds < 0:
+            raise ConfigError(
+                f"target_step_seconds must be at least 0, not {self.target_step_seconds}"
+            )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"without chunked prefill, max_num_batched_tokens ({self.max_num_batched_tokens}) "
@@ -94,6 +102,8 @@ class Scheduler:
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
         self.lookahead = Lookahead(block_manager, config.max_rounds, runs_ahead=config.runs_ahead)
+        # Without chunks there is nothing to pace.
+        self.pacer = Pacer(config.target_step_seconds if config.enable_chunked_prefill else 0.0)
         self.queue_limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # sorted by queue_key
@@ -220,8 +230,9 @@ class Scheduler:
         planned: dict[Request, ScheduledRequest] = {}
         preempted: list[str] = []
         short_of_blocks = False
-        budget = self.config.max_num_batched_tokens
-        for request in self._running_in_order():
+        running = self._running_in_order()
+        budget = self._budget(running)
+        for request in running:
             item = self._next_item(request, budget)
             if item is None or request.status is not RequestStatus.RUNNING:
                 continue  # nothing left to give, or preempted a moment ago
@@ -257,6 +268,12 @@ class Scheduler:
         assert batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(self.running) <= self.config.max_num_seqs
         return batch
+
+    def _budget(self, running: Iterable[Request]) -> int:
+        """Tokens of the next step: fewer, where a large chunk would keep those who decode waiting."""
+        num_decoding = sum(request.num_uncomputed_tokens == 1 for request in running)
+        paced = num_decoding + self.pacer.prompt_tokens(num_decoding)
+        return int(min(self.config.max_num_batched_tokens, paced))
 
     def _running_in_order(self) -> list[Request]:
         """Those that need a single token first; within that, in order of admission.
