@@ -15,8 +15,8 @@ constexpr int kLanes = 16;
 constexpr float kSmallest = 1e-30f;  // 127 / it is still finite, by far
 constexpr bool kPairs = simd::kHasDot2;  // bf16 stays bf16; else it is widened, once and for all
 
-// 1 / sqrt(mean(x^2) + eps), by operations that are exactly rounded everywhere.
-float inverse_rms(const float* x, int k, float eps) {
+// By operations that are exactly rounded everywhere.
+float mean_square(const float* x, int k) {
   F32 squares = simd::zero();
   int i = 0;
   for (; i + kLanes <= k; i += kLanes) {
@@ -27,7 +27,11 @@ float inverse_rms(const float* x, int k, float eps) {
     const F32 value = simd::load_first(x + i, k - i);
     squares = simd::fma(value, value, squares);
   }
-  return 1.0f / std::sqrt(simd::sum(squares) / static_cast<float>(k) + eps);
+  return simd::sum(squares) / static_cast<float>(k);
+}
+
+float inverse_rms(const float* x, int k, float eps) {
+  return 1.0f / std::sqrt(mean_square(x, k) + eps);
 }
 
 // body(i, n): lanes i .. i + n of k, n = 16 but at the end.
@@ -80,11 +84,21 @@ OCT_INLINE void encode_group(const Part& part, int r, int rows, uint8_t* block, 
   std::memcpy(scalars + rows * 8, &integer, 4);
 }
 
-template <int kGroup>
-void encode_groups(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+struct NoRemainders {
+  static constexpr bool kAny = false;
+};
+struct RowRemainders {
+  static constexpr bool kAny = true;
+  float limit;
+  const Remainders& all;
+  int row;
+};
+
+template <int kGroup, class Remainder>
+void encode_groups(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block,
+                   const Remainder& remainder) {
   constexpr int kSpan = kGroup < 32 ? 32 : kGroup;  // that has a scale
-  const int parts = encoding.parts;
-  const size_t stride = static_cast<size_t>(rows * parts) * (kGroup + 12);
+  const size_t stride = static_cast<size_t>(rows) * (kGroup + 12);
   const bool finite = all_finite(x, (encoding.padded_k + 31) / 32 * 32);
   for (int first = 0; first < encoding.padded_k; first += kSpan) {
     F32 largest = simd::zero();
@@ -97,25 +111,33 @@ void encode_groups(const Encoding& encoding, const float* x, int r, int rows, ui
     const float scale = finite ? (zero ? 0.0f : amax / 127.0f)
                                : std::numeric_limits<float>::quiet_NaN();
     const Part part = {scale, 127.0f / amax, zero};
-    const Part second = {scale / 254.0f, 254.0f / scale, zero};
     for (int at = first; at < first + kSpan && at < encoding.padded_k; at += kGroup) {
       const auto number = [&](int i) { return simd::load(x + at + i); };
-      encode_group<kGroup>(part, r * parts, rows * parts, block, number);
-      if (parts == 2) {
-        encode_group<kGroup>(second, r * 2 + 1, rows * 2, block,
-                             [&](int i) { return part.left(number(i)); });
-      }
+      encode_group<kGroup>(part, r, rows, block, number);
       block += stride;
+      if constexpr (Remainder::kAny) {
+        const Remainders& all = remainder.all;
+        const int group = at / kGroup;
+        const bool is_kept = !zero && !(amax <= remainder.limit);
+        all.flags[static_cast<size_t>(group) * all.rows + remainder.row] = is_kept;
+        if (is_kept) {
+          encode_group<kGroup>({scale / 254.0f, 254.0f / scale, false}, 0, 1,
+                               all.entry(group, remainder.row),
+                               [&](int i) { return part.left(number(i)); });
+        }
+      }
     }
   }
 }
 
-void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
+template <class Remainder>
+void encode_int8(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block,
+                 const Remainder& remainder) {
   switch (encoding.group) {
-    case 16: return encode_groups<16>(encoding, x, r, rows, block);
-    case 32: return encode_groups<32>(encoding, x, r, rows, block);
-    case 64: return encode_groups<64>(encoding, x, r, rows, block);
-    default: return encode_groups<128>(encoding, x, r, rows, block);
+    case 16: return encode_groups<16>(encoding, x, r, rows, block, remainder);
+    case 32: return encode_groups<32>(encoding, x, r, rows, block, remainder);
+    case 64: return encode_groups<64>(encoding, x, r, rows, block, remainder);
+    default: return encode_groups<128>(encoding, x, r, rows, block, remainder);
   }
 }
 
@@ -143,7 +165,7 @@ void encode_bf16(const Encoding& encoding, const float* x, int r, int rows, uint
 }  // namespace
 
 size_t Encoding::block_bytes(int rows) const {
-  const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(parts * padded_k);
+  const size_t values = static_cast<size_t>(rows) * static_cast<size_t>(padded_k);
   switch (kind) {
     case kInt8:
       return values + values / static_cast<size_t>(group) * 12;
@@ -155,11 +177,11 @@ size_t Encoding::block_bytes(int rows) const {
   return 0;
 }
 
-Encoding encoding_for(const Layout& layout, int parts) {
+Encoding encoding_for(const Layout& layout) {
   const Encoding::Kind kind = is_quantized(layout.format) ? Encoding::kInt8
                               : layout.format == OCT_BF16 ? Encoding::kBf16
                                                           : Encoding::kF32;
-  return {kind, layout.group, kind == Encoding::kInt8 ? parts : 1, layout.padded_k};
+  return {kind, layout.group, layout.padded_k};
 }
 
 void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x) {
@@ -198,15 +220,24 @@ void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x) {
   std::memset(x + k, 0, static_cast<size_t>(padded - k) * 4);
 }
 
+float remainder_limit(const float* x, int k, float above) {
+  return above * std::sqrt(mean_square(x, k));
+}
+
 void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block) {
   switch (encoding.kind) {
     case Encoding::kInt8:
-      return encode_int8(encoding, x, r, rows, block);
+      return encode_int8(encoding, x, r, rows, block, NoRemainders{});
     case Encoding::kBf16:
       return encode_bf16(encoding, x, r, rows, block);
     case Encoding::kF32:
       return encode_words(x, encoding.padded_k, r, rows, block);
   }
+}
+
+void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block,
+                float limit, const Remainders& remainders, int row) {
+  encode_int8(encoding, x, r, rows, block, RowRemainders{limit, remainders, row});
 }
 
 }  // namespace octavo

@@ -1,7 +1,6 @@
 // What a linear does to rows of activations before the products: add, norm, encode.
 //
-// Encoded rows lie in blocks of up to kMaxRows, one per kernel call. In two parts, a row is two of
-// them, one after the other. R rows of a block:
+// Encoded rows lie in blocks of up to kMaxRows, one per kernel call. R rows of a block:
 //
 //     int8    per group   | 32 B of row 0 | ... | 32 B of row R-1 |  (group / 32 times; 16 B if 16)
 //                         | R scales | R (scale * sum) | R sums |    4 B each
@@ -14,8 +13,9 @@
 // int8 values. A group that is smaller than 1e-30 everywhere becomes zeros. A row with any number
 // that is not finite becomes zeros with scales of NaN, so that all of its outputs are NaN.
 //
-// The second part is the same of what the first leaves, x - int8 * scale, which is at most half a
-// scale: rounded to multiples of scale / 254.
+// A remainder is the same of what that leaves, x - int8 * scale, which is at most half a scale:
+// rounded to multiples of scale / 254. Where one number of a group is large, the others lose most;
+// so a group has a remainder if its largest is above a limit.
 #pragma once
 
 #include "linear.h"
@@ -26,7 +26,14 @@ namespace octavo {
 // x_out too, if `store_sum`.
 void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x);
 
+// What groups of a prepared row have to exceed to have remainders: `above` times its root mean
+// square. Infinite or NaN where that is no number.
+float remainder_limit(const float* x, int k, float above);
+
 // Write a prepared row as row `r` of a block of `rows` rows.
 void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block);
+// The same of int8, with remainders as those of row `row` of all.
+void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block,
+                float limit, const Remainders& remainders, int row);
 
 }  // namespace octavo

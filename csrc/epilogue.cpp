@@ -40,7 +40,7 @@ void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* ma
     const float* gate_bias = gates(kEpilogue) ? args.segments[1].bias : nullptr;
     const F32 second_bias = gate_bias ? simd::load_first(gate_bias + column, n) : simd::zero();
     for (int r = 0; r < p.rows; r++) {
-      const int at = (t * p.rows + r) * kTile, row = p.row + r;
+      const int at = (r * p.tiles + t) * kTile, row = p.row + r;
       F32 value = simd::load(p.values + at);
       if (segment.bias) value = simd::add(value, bias);
       if constexpr (kEpilogue == OCT_EPI_HEAD) {

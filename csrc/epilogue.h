@@ -9,7 +9,7 @@ namespace octavo {
 // Products of `rows` rows from row `row`, and `tiles` tiles from tile `tile` of a segment.
 struct Products {
   int segment, tile, tiles, row, rows;
-  const float* values;  // [tiles][rows][16]
+  const float* values;  // [rows][tiles][16]
   const float* gated;   // the same of segment 1, where the epilogue multiplies the two
 };
 

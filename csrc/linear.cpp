@@ -11,9 +11,13 @@
 //     many rows   Workers share out the encoding, meet, and then take units by ticket. The panel
 //                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
 //                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
+//
+// Where int8 activations have remainders, the products of ten blocks wait in the L1 cache for those
+// of the remainders, before the epilogue.
 #include "linear.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "activations.h"
 #include "epilogue.h"
@@ -24,12 +28,15 @@ namespace {
 
 // Slots of scratch and shared memory. epilogue.cpp has others; the head of a step has the rest.
 constexpr int kRowSlot = 0, kBlocksSlot = 1;
+constexpr int kListsSlot = kRowSlot;  // once the last row is encoded
 constexpr int kSharedBlocksSlot = 0;
 
 constexpr int kFewRows = 8;
 constexpr int kAhead = 2048;               // bytes fetched before they are read, of a single stream
 constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
 constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
+constexpr int kTogether = kMostListedRows / kMaxRows;  // blocks whose remainders are one list
+constexpr int kMostLists = 8;                          // of a chunk
 
 bool is_gated(const oct_linear_args& args) {
   return args.epilogue >= OCT_EPI_SILU_MUL && args.epilogue <= OCT_EPI_GELU_ERF_MUL;
@@ -39,14 +46,11 @@ bool is_gated(const oct_linear_args& args) {
 class Linear {
  public:
   Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
-    int parts = 1;
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout);
-      parts = std::max(parts, encoded_[segments_[s].encoded].encoding.parts);
     }
-    most_rows_ = kMaxRows / parts;
-    num_blocks_ = (args.rows + most_rows_ - 1) / most_rows_;
+    num_blocks_ = (args.rows + kMaxRows - 1) / kMaxRows;
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     // A gated segment is walked together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
@@ -63,7 +67,10 @@ class Linear {
  private:
   struct Encoded {
     Encoding encoding;
+    bool has_remainders;
     uint8_t* blocks;  // one after the other
+    Remainders remainders;
+    RemainderList lists[kMostLists];  // of the chunk of rows that begins with block listed_
   };
   struct Segment {
     Layout layout;
@@ -88,28 +95,41 @@ class Linear {
   }
 
   int encoded_for(const Layout& layout) {
-    const Encoding wanted = encoding_for(layout, args_.parts);
+    const Encoding wanted = encoding_for(layout);
     for (int e = 0; e < num_encoded_; e++) {
       if (encoded_[e].encoding == wanted) return e;
     }
-    encoded_[num_encoded_] = {wanted, nullptr};
+    const bool splits = wanted.kind == Encoding::kInt8 && std::isfinite(args_.remainder_above);
+    encoded_[num_encoded_] = {wanted, splits, nullptr, {}, {}};
+    any_remainders_ |= splits;
     return num_encoded_++;
   }
 
-  size_t encoded_bytes(int e) const {
-    return (encoded_[e].encoding.block_bytes(args_.rows) + kLine - 1) / kLine * kLine;
+  static size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+  size_t flags_bytes(const Encoding& encoding) const {
+    return static_cast<size_t>(encoding.num_groups()) * static_cast<size_t>(args_.rows) + 8;
   }
   // Of all rows in all encodings.
-  size_t blocks_bytes() const {
+  size_t encoded_bytes() const {
     size_t bytes = 0;
-    for (int e = 0; e < num_encoded_; e++) bytes += encoded_bytes(e);
+    for (int e = 0; e < num_encoded_; e++) {
+      const size_t blocks = encoded_[e].encoding.block_bytes(args_.rows);
+      bytes += lines(blocks);  // and as many for entries, which are blocks of a row and a group
+      if (!encoded_[e].has_remainders) continue;
+      bytes += lines(blocks) + lines(flags_bytes(encoded_[e].encoding));
+    }
     return bytes;
   }
-  void place_blocks(void* memory) {
+  void place_encoded(void* memory) {
     uint8_t* at = static_cast<uint8_t*>(memory);
     for (int e = 0; e < num_encoded_; e++) {
-      encoded_[e].blocks = at;
-      at += encoded_bytes(e);
+      Encoded& encoded = encoded_[e];
+      const size_t blocks = encoded.encoding.block_bytes(args_.rows);
+      encoded.blocks = at;
+      at += lines(blocks);
+      if (!encoded.has_remainders) continue;
+      encoded.remainders = {at, at + lines(blocks), args_.rows, encoded.encoding.group + 12};
+      at += lines(blocks) + lines(flags_bytes(encoded.encoding));
     }
   }
 
@@ -119,15 +139,23 @@ class Linear {
     for (int r = begin; r < end; r++) {
       prepare_row(args_, r, store_sum, x);
       const int b = block_of(r);
+      const float limit =
+          any_remainders_ ? remainder_limit(x, args_.k, args_.remainder_above) : 0.0f;
       for (int e = 0; e < num_encoded_; e++) {
-        encode_row(encoded_[e].encoding, x, r - first_row(b), block_rows(b),
-                   block(encoded_[e], b));
+        const Encoded& encoded = encoded_[e];
+        uint8_t* to = block(encoded, b);
+        const int at = r - first_row(b), rows = block_rows(b);
+        if (encoded.has_remainders) {
+          encode_row(encoded.encoding, x, at, rows, to, limit, encoded.remainders, r);
+        } else {
+          encode_row(encoded.encoding, x, at, rows, to);
+        }
       }
     }
   }
 
   void few_rows() {
-    place_blocks(worker_.scratch(kBlocksSlot, blocks_bytes()));
+    place_encoded(worker_.scratch(kBlocksSlot, encoded_bytes()));
     const int begin = first_unit_from(worker_.rank), end = first_unit_from(worker_.rank + 1);
     if (begin < end) fetch_beginning(unit(begin));
     encode_rows(0, args_.rows, worker_.rank == 0);
@@ -135,7 +163,7 @@ class Linear {
   }
 
   void many_rows() {
-    place_blocks(worker_.shared(kSharedBlocksSlot, blocks_bytes()));
+    place_encoded(worker_.shared(kSharedBlocksSlot, encoded_bytes()));
     const Range rows = share(args_.rows, worker_.rank, worker_.size);
     encode_rows(rows.begin, rows.end, true);
     if (!worker_.barrier()) return;
@@ -154,9 +182,10 @@ class Linear {
   int chunk_blocks(int units) const {
     size_t bytes = 0;
     for (int e = 0; e < num_encoded_; e++) {
-      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(most_rows_));
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
     }
     int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
+    chunk = std::min(chunk, any_remainders_ ? kMostLists * kTogether : num_blocks_);
     chunk = std::min(chunk, num_blocks_);
     while (chunk > 1 && units * ((num_blocks_ + chunk - 1) / chunk) < kMinUnits * worker_.size) {
       chunk = (chunk + 1) / 2;
@@ -217,12 +246,12 @@ class Linear {
   }
 
   // Rows of the residual are far apart, and would be waited for one by one.
-  void fetch_residual(const Products& p) const {
+  void fetch_residual(const Unit& u, int first, int count) const {
     if (args_.epilogue != OCT_EPI_RESIDUAL) return;
-    const int end = std::min((p.tile + p.tiles) * kTile, segments_[0].layout.n);
-    for (int r = p.row; r < p.row + p.rows; r++) {
+    const int end = std::min((u.tile + u.tiles) * kTile, segments_[0].layout.n);
+    for (int r = first; r < first + count; r++) {
       const float* row = args_.residual + r * args_.segments[0].ldy;
-      for (int column = p.tile * kTile; column < end; column += kTile) {
+      for (int column = u.tile * kTile; column < end; column += kTile) {
         simd::prefetch(row + column);
       }
     }
@@ -230,31 +259,47 @@ class Linear {
 
   // A unit, for the blocks from `first` up to `last`; `next` is the unit that follows, or -1.
   void compute(const Unit& u, int next, int first, int last) {
-    alignas(kLine) float values[2][kMaxTiles * kMaxRows * kTile];
+    alignas(kLine) float values[2][kMaxTiles * kMostListedRows * kTile];
     const Unit following = next < 0 ? u : unit(next);
     const int fetched = next < 0 || num_blocks_ == 1 ? 0 : last - first;
-    for (int b = first; b < last; b++) {
-      const Products p = {u.segment,     u.tile,    u.tiles,  first_row(b),
-                          block_rows(b), values[0], values[1]};
-      fetch_residual(p);
-      multiply(u.segment, p, b, following, b - first, fetched, values[0]);
-      if (is_gated(args_)) multiply(1, p, b, following, b - first, fetched, values[1]);
-      finish(args_, p, maxima);
+    if (any_remainders_ && listed_ != first) list_remainders(first, last);
+    // Remainders are few: it takes many rows to make a group's weights worth unpacking.
+    const int together = any_remainders_ ? kTogether : 1;
+    for (int from = first; from < last; from += together) {
+      const int to = std::min(from + together, last);
+      const int row = first_row(from), rows = first_row(to) - row;
+      for (int b = from; b < to; b++) {
+        const int64_t at = int64_t{first_row(b) - row} * u.tiles * kTile;
+        fetch_residual(u, first_row(b), block_rows(b));
+        multiply(u.segment, u, b, following, b - first, fetched, values[0] + at);
+        if (is_gated(args_)) multiply(1, u, b, following, b - first, fetched, values[1] + at);
+      }
+      const int list = (from - first) / kTogether;
+      add_remainders(u.segment, u, list, values[0]);
+      if (is_gated(args_)) add_remainders(1, u, list, values[1]);
+      const Products products = {u.segment, u.tile, u.tiles, row, rows, values[0], values[1]};
+      finish(args_, products, maxima);
     }
   }
 
-  // Products of segment s. Meanwhile, fetch share `share` of `shares` of the unit that follows; if
-  // there are none, a little more of the stream.
-  void multiply(int s, const Products& p, int b, const Unit& following, int share, int shares,
+  // Tiles of segment s from `tile` on, with nothing to fetch.
+  Panel panel_at(int s, int tile) const {
+    const Layout& layout = segments_[s].layout;
+    int steps = layout.num_groups();
+    if (!is_quantized(layout.format)) {
+      steps = static_cast<int>(encoded_[segments_[s].encoded].encoding.block_bytes(1) / 32);
+    } else if (traits_of(layout.format).nested) {
+      steps = layout.padded_k / kUnit;
+    }
+    return {tile_at(s, tile), layout.tile_bytes, steps, layout.group / kUnit, nullptr, 0};
+  }
+
+  // Products of segment s and block b. Meanwhile, fetch share `share` of `shares` of the unit that
+  // follows; if there are none, a little more of the stream.
+  void multiply(int s, const Unit& u, int b, const Unit& following, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
-    const Encoded& encoded = encoded_[segments_[s].encoded];
-    Panel panel = {tile_at(s, p.tile), layout.tile_bytes, 0, layout.group / kUnit, nullptr, 0};
-    if (!is_quantized(layout.format)) {
-      panel.steps = static_cast<int>(encoded.encoding.block_bytes(1) / 32);
-    } else {
-      panel.steps = traits_of(layout.format).nested ? layout.padded_k / kUnit : layout.num_groups();
-    }
+    Panel panel = panel_at(s, u.tile);
     if (shares > 0) {
       const int ahead = is_gated(args_) ? s : following.segment;
       const int64_t lines =
@@ -270,24 +315,51 @@ class Linear {
       panel.next = panel.tiles + kAhead;
       panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
     }
-    const int parts = encoded.encoding.parts, rows = p.rows * parts;
-    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, rows, p.tiles)
-                                                          : float_kernel(layout, rows, p.tiles);
-    kernel(panel, block(encoded, b), out);
-    if (parts == 2) add_up_parts(p.rows * p.tiles, out);
+    const int rows = block_rows(b);
+    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, rows, u.tiles)
+                                                          : float_kernel(layout, rows, u.tiles);
+    kernel(panel, block(encoded_[segments_[s].encoded], b), out);
   }
 
-  // Products of two parts of each of `count` rows: to their sums, in place.
-  static void add_up_parts(int count, float* out) {
-    for (int i = 0; i < count; i++) {
-      const float* parts = out + i * 2 * kTile;
-      simd::store(out + i * kTile, simd::add(simd::load(parts), simd::load(parts + kTile)));
+  void add_remainders(int s, const Unit& u, int list, float* out) const {
+    const Encoded& encoded = encoded_[segments_[s].encoded];
+    if (!encoded.has_remainders || encoded.lists[list].count == 0) return;
+    remainder_kernel(segments_[s].layout, u.tiles)(panel_at(s, u.tile), encoded.lists[list], out);
+  }
+
+  // Looks up once what all units of a chunk of rows are going to need.
+  void list_remainders(int first, int last) {
+    const int lists = (last - first + kTogether - 1) / kTogether;
+    int groups = 0;
+    for (int e = 0; e < num_encoded_; e++) {
+      if (encoded_[e].has_remainders) groups += encoded_[e].encoding.num_groups();
     }
+    const size_t most = static_cast<size_t>(groups) * static_cast<size_t>(lists);
+    auto* at =
+        static_cast<ListedGroup*>(worker_.scratch(kListsSlot, most * sizeof(ListedGroup)));
+    for (int e = 0; e < num_encoded_; e++) {
+      Encoded& encoded = encoded_[e];
+      if (!encoded.has_remainders) continue;
+      for (int i = 0; i < lists; i++) {
+        const int from = first + i * kTogether;
+        const int row = first_row(from), end = first_row(std::min(from + kTogether, last));
+        RemainderList& list = encoded.lists[i];
+        list = {&encoded.remainders, row, 0, at};
+        for (int g = 0; g < encoded.encoding.num_groups(); g++) {
+          const uint64_t rows = encoded.remainders.flagged(g, row, end - row);
+          if (rows != 0) at[list.count++] = {rows, g};
+        }
+        at += list.count;
+      }
+    }
+    listed_ = first;
   }
 
   const oct_linear_args& args_;
   const Worker& worker_;
-  int most_rows_, num_blocks_, panel_tiles_, walked_;
+  int num_blocks_, panel_tiles_, walked_;
+  bool any_remainders_ = false;
+  int listed_ = -1;
   Segment segments_[OCT_MAX_SEGMENTS];
   Encoded encoded_[OCT_MAX_SEGMENTS];
   int num_encoded_ = 0;
@@ -334,9 +406,9 @@ int32_t check_linear(const oct_linear_args& args) {
     return fail(OCT_ERR_ARGUMENT, "a linear with epilogue %d has %d segments; %d %s possible",
                 args.epilogue, args.num_segments, most, several ? "at most are" : "is what is");
   }
-  if (args.parts != 1 && args.parts != 2) {
-    return fail(OCT_ERR_ARGUMENT, "a linear has activations of %d parts: 1 or 2 are possible",
-                args.parts);
+  if (!(args.remainder_above >= 0)) {
+    return fail(OCT_ERR_ARGUMENT, "a linear has remainders above %g: 0 is the least",
+                static_cast<double>(args.remainder_above));
   }
   if (args.in == nullptr || args.ldin < args.k) {
     return fail(OCT_ERR_ARGUMENT, "a linear has no input, or rows of %lld floats for %d inputs",

@@ -93,7 +93,7 @@ struct FloatKernel {
       block += kRows * kWords * 4;
     }
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) simd::store(out + (t * kRows + r) * kTile, acc[t][r]);
+      for (int r = 0; r < kRows; r++) simd::store(out + (r * kTiles + t) * kTile, acc[t][r]);
     }
   }
 };

@@ -113,8 +113,8 @@ struct Int8Kernel {
 
   // Quads of a unit of all tiles from kFirst on, as many as lie together, onto the sums so far.
   template <int kFirst>
-  static OCT_INLINE void products(const Panel& panel, const uint8_t* unit, const uint8_t* block,
-                                  Dot& dot) {
+  static OCT_INLINE_VECTORS void products(const Panel& panel, const uint8_t* unit,
+                                          const uint8_t* block, Dot& dot) {
     Sum<kIntegers> part[kTiles][kRows];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
@@ -139,16 +139,35 @@ struct Int8Kernel {
                               Sum<kIntegers> (&part)[kTiles][kRows]) {
     U8 w[kTiles];
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) {
-      w[t] = quad_of<kBits, j>(unit + t * panel.tile_bytes);
-      if constexpr (kTraits.nonlinear) w[t] = simd::look_up(kLevels, w[t]);
-    }
+    for (int t = 0; t < kTiles; t++) w[t] = weights<j>(unit + t * panel.tile_bytes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       const I32 a = simd::set1_quad(
           reinterpret_cast<const int8_t*>(activations + r * kGroupQuads * 4));
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++) part[t][r].add(w[t], a);
+    }
+  }
+
+  template <int j>
+  static OCT_INLINE U8 weights(const uint8_t* unit) {
+    const U8 w = quad_of<kBits, j>(unit);
+    if constexpr (kTraits.nonlinear) return simd::look_up(kLevels, w);
+    return w;
+  }
+  // Quads kFirst and the following of a unit of all tiles.
+  template <int kFirst>
+  static OCT_INLINE void load_quads(const Panel& panel, const uint8_t* unit,
+                                    U8 (&w)[kTiles][kGroupQuads]) {
+    load_quads<kFirst>(panel, unit, w, std::make_integer_sequence<int, kGroupQuads>());
+  }
+  template <int kFirst, int... j>
+  static OCT_INLINE void load_quads(const Panel& panel, const uint8_t* unit,
+                                    U8 (&w)[kTiles][kGroupQuads],
+                                    std::integer_sequence<int, j...>) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      ((w[t][j] = weights<kFirst + j>(unit + t * panel.tile_bytes)), ...);
     }
   }
 
@@ -186,14 +205,31 @@ struct Int8Kernel {
       products<0>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
     }
     F32 d[kTiles], m[kTiles];
+    scales(panel, halves, d, m);
+    finish(d, m, scalars, dot, acc);
+    return scalars + kScalars * 4 * kRows;
+  }
+  static OCT_INLINE void scales(const Panel& panel, const uint8_t* halves, F32 (&d)[kTiles],
+                                F32 (&m)[kTiles]) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
       const uint8_t* at = halves + t * panel.tile_bytes;
       d[t] = half(at);
       m[t] = kMin ? half(at + kLine / 2) : simd::zero();
     }
-    finish(d, m, scalars, dot, acc);
-    return scalars + kScalars * 4 * kRows;
+  }
+
+  // Where the integers of group g of a W format are, and its scales: behind each group, or behind
+  // every second one and the last.
+  static OCT_INLINE const uint8_t* group_at(const Panel& panel, int g) {
+    const int64_t bytes = int64_t{kUnits != 0 ? kUnits : panel.units} * kUnitBytes;
+    return panel.tiles + g * bytes + (kMin ? g : g / 2) * kLine;
+  }
+  static OCT_INLINE const uint8_t* halves_of(const Panel& panel, int g) {
+    const int64_t bytes = int64_t{kUnits != 0 ? kUnits : panel.units} * kUnitBytes;
+    if (kMin) return group_at(panel, g) + bytes;
+    if (g % 2 == 1) return group_at(panel, g) + bytes + kLine / 2;
+    return group_at(panel, g) + (g + 1 < panel.steps ? 2 : 1) * bytes;
   }
 
   static OCT_INLINE void groups(const Panel& panel, const uint8_t* block, Acc& acc,
@@ -230,6 +266,12 @@ struct Int8Kernel {
     start(scalars, dot);
     products<kFirst>(panel, unit, block, dot);
     F32 d[kTiles], m[kTiles];
+    nested_scales(panel, halves, scale, d, m);
+    finish(d, m, scalars, dot, acc);
+    return scalars + kScalars * 4 * kRows;
+  }
+  static OCT_INLINE void nested_scales(const Panel& panel, const uint8_t* halves,
+                                       const uint8_t* scale, F32 (&d)[kTiles], F32 (&m)[kTiles]) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
       const uint8_t* from = scale + t * panel.tile_bytes;
@@ -246,8 +288,6 @@ struct Int8Kernel {
       d[t] = simd::mul(half(at), simd::to_float(steps));
       m[t] = kMin ? simd::mul(half(at + kLine / 2), simd::to_float(mins)) : simd::zero();
     }
-    finish(d, m, scalars, dot, acc);
-    return scalars + kScalars * 4 * kRows;
   }
 
   static OCT_INLINE void nested_groups(const Panel& panel, const uint8_t* block, Acc& acc,
@@ -286,8 +326,94 @@ struct Int8Kernel {
       groups(panel, block, acc, next);
     }
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) simd::store(out + (t * kRows + r) * kTile, acc[t][r]);
+      for (int r = 0; r < kRows; r++) simd::store(out + (r * kTiles + t) * kTile, acc[t][r]);
     }
+  }
+};
+
+// Products of remainders: group by group, of the rows that have one. They go on from the products
+// that the rows have so far, as if their groups came behind all others.
+template <int kFormat, int kUnits, int kTiles>
+struct RemaindersKernel {
+  using One = Int8Kernel<kFormat, kUnits, 1, kTiles>;  // for a row at a time
+  static constexpr int kGroupQuads = One::kGroupQuads;
+  static constexpr int kGroupsOfUnit = kQuads / kGroupQuads;  // of K formats
+  // Whether a group's integers are unpacked once for all rows, and stay in registers or nearly so.
+  static constexpr bool kHeld = kUnits == 1 && simd::kNumRegisters >= 8;
+
+  static void run(const Panel& panel, const RemainderList& list, float* out) {
+    for (int i = 0; i < list.count; i++) {
+      const int g = list.groups[i].group;
+      if (kGroupsOfUnit == 2 && g % 2 == 1) {
+        add<kQuads - kGroupQuads>(panel, list, list.groups[i], out);
+      } else {
+        add<0>(panel, list, list.groups[i], out);
+      }
+    }
+  }
+
+  // A group, whose quads of a unit begin with kFirst.
+  template <int kFirst>
+  static OCT_INLINE void add(const Panel& panel, const RemainderList& list,
+                             const ListedGroup& group, float* out) {
+    const int g = group.group, units = kUnits != 0 ? kUnits : panel.units;
+    const uint8_t* unit;
+    F32 d[kTiles], m[kTiles];
+    if constexpr (One::kTraits.nested) {
+      constexpr int kGroups = kBlock / kUnit * kGroupsOfUnit;  // of a block
+      const uint8_t* block = panel.tiles + int64_t{g / kGroups} * block_bytes(One::kTraits);
+      const int place = g % kGroups;
+      unit = block + header_bytes(One::kTraits) + place / kGroupsOfUnit * One::kUnitBytes;
+      One::nested_scales(panel, block, block + kLine + place * scale_bytes(One::kTraits), d, m);
+    } else {
+      unit = One::group_at(panel, g);
+      One::scales(panel, One::halves_of(panel, g), d, m);
+    }
+    const uint8_t* entry = list.remainders->entry(g, list.first_row);
+    const int stride = list.remainders->entry_bytes;
+    [[maybe_unused]] U8 w[kTiles][kGroupQuads];
+    if constexpr (kHeld) One::template load_quads<kFirst>(panel, unit, w);
+    for (uint64_t rows = group.rows; rows != 0; rows &= rows - 1) {
+      const int r = __builtin_ctzll(rows);
+      const uint8_t* integers = entry + r * stride;
+      const uint8_t* scalars = integers + units * kGroupQuads * 4;
+      typename One::Dot dot;
+      One::start(scalars, dot);
+      if constexpr (kHeld) {
+        multiply(w, integers, dot);
+      } else {
+        for (int u = 0; u < units; u++) {
+          One::template products<kFirst>(panel, unit + u * One::kUnitBytes,
+                                         integers + u * kGroupQuads * 4, dot);
+        }
+      }
+      finish(d, m, scalars, dot, out + r * kTiles * kTile);
+    }
+  }
+
+  static OCT_INLINE void multiply(const U8 (&w)[kTiles][kGroupQuads], const uint8_t* integers,
+                                  typename One::Dot& dot) {
+    Sum<One::kIntegers> part[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) part[t].begin(dot[t][0]);
+#pragma GCC unroll 8
+    for (int j = 0; j < kGroupQuads; j++) {
+      const I32 a = simd::set1_quad(reinterpret_cast<const int8_t*>(integers + j * 4));
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) part[t].add(w[t][j], a);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) dot[t][0] = part[t].end(dot[t][0]);
+  }
+
+  static OCT_INLINE void finish(const F32 (&d)[kTiles], const F32 (&m)[kTiles],
+                                const uint8_t* scalars, const typename One::Dot& dot, float* out) {
+    typename One::Acc acc;
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) acc[t][0] = simd::load(out + t * kTile);
+    One::finish(d, m, scalars, dot, acc);
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) simd::store(out + t * kTile, acc[t][0]);
   }
 };
 
@@ -306,32 +432,54 @@ TileKernel with_rows(int rows, int tiles) {
   return with_tiles<kFormat, kUnits, kRows>(tiles);
 }
 
-template <int kFormat>
-TileKernel of_format(int group, int rows, int tiles) {
+template <int kFormat, int kUnits>
+RemainderKernel remainders_with_tiles(int tiles) {
+  if (kMaxTiles == 2 && tiles == 2) return RemaindersKernel<kFormat, kUnits, kMaxTiles>::run;
+  return RemaindersKernel<kFormat, kUnits, 1>::run;
+}
+
+// make(format, units): with std::integral_constant, for the format and groups of a layout.
+template <int kFormat, class Make>
+auto of_format(const Layout& layout, Make&& make) {
   if constexpr (has_long_groups(kFormat)) {
-    if (group != kUnit) return with_rows<kFormat, 0>(rows, tiles);
+    if (layout.group != kUnit) {
+      return make(std::integral_constant<int, kFormat>(), std::integral_constant<int, 0>());
+    }
   }
-  return with_rows<kFormat, 1>(rows, tiles);
+  return make(std::integral_constant<int, kFormat>(), std::integral_constant<int, 1>());
+}
+
+template <class Make>
+auto of_layout(const Layout& layout, Make&& make) {
+  switch (layout.format) {
+    case OCT_W4S: return of_format<OCT_W4S>(layout, make);
+    case OCT_W4A: return of_format<OCT_W4A>(layout, make);
+    case OCT_W8S: return of_format<OCT_W8S>(layout, make);
+    case OCT_W8A: return of_format<OCT_W8A>(layout, make);
+    case OCT_W5S: return of_format<OCT_W5S>(layout, make);
+    case OCT_W5A: return of_format<OCT_W5A>(layout, make);
+    case OCT_W4N: return of_format<OCT_W4N>(layout, make);
+    case OCT_K2A: return of_format<OCT_K2A>(layout, make);
+    case OCT_K3S: return of_format<OCT_K3S>(layout, make);
+    case OCT_K4A: return of_format<OCT_K4A>(layout, make);
+    case OCT_K5A: return of_format<OCT_K5A>(layout, make);
+    case OCT_K6S: return of_format<OCT_K6S>(layout, make);
+    default: return of_format<OCT_K4N>(layout, make);
+  }
 }
 
 }  // namespace
 
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles) {
-  switch (layout.format) {
-    case OCT_W4S: return of_format<OCT_W4S>(layout.group, rows, tiles);
-    case OCT_W4A: return of_format<OCT_W4A>(layout.group, rows, tiles);
-    case OCT_W8S: return of_format<OCT_W8S>(layout.group, rows, tiles);
-    case OCT_W8A: return of_format<OCT_W8A>(layout.group, rows, tiles);
-    case OCT_W5S: return of_format<OCT_W5S>(layout.group, rows, tiles);
-    case OCT_W5A: return of_format<OCT_W5A>(layout.group, rows, tiles);
-    case OCT_W4N: return of_format<OCT_W4N>(layout.group, rows, tiles);
-    case OCT_K2A: return of_format<OCT_K2A>(layout.group, rows, tiles);
-    case OCT_K3S: return of_format<OCT_K3S>(layout.group, rows, tiles);
-    case OCT_K4A: return of_format<OCT_K4A>(layout.group, rows, tiles);
-    case OCT_K5A: return of_format<OCT_K5A>(layout.group, rows, tiles);
-    case OCT_K6S: return of_format<OCT_K6S>(layout.group, rows, tiles);
-    default: return of_format<OCT_K4N>(layout.group, rows, tiles);
-  }
+  return of_layout(layout, [&](auto format, auto units) {
+    return with_rows<format(), units()>(rows, tiles);
+  });
+}
+
+RemainderKernel remainder_kernel(const Layout& layout, int tiles) {
+  return of_layout(layout, [&](auto format, auto units) {
+    return remainders_with_tiles<format(), units()>(tiles);
+  });
 }
 
 }  // namespace octavo

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 3
+#define OCT_ABI_VERSION 4
 
 #if defined(__cplusplus)
 extern "C" {
@@ -134,7 +134,8 @@ typedef struct oct_head {
  *     x   = x + add, or x + rmsnorm(add) * add_norm   if add        -> written to x_out
  *     x   = rmsnorm(x) * norm                    if norm
  * and then x in the encoding that the weights want: int8 with a scale per group, bf16, or float32.
- * In two parts, an int8 has a second one for what it leaves, and a number 15 bits. */
+ * An int8 may have a remainder, a second int8 for what it leaves: then a number has 15 bits. Groups
+ * have one if their largest number is above `remainder_above` times the root mean square of x. */
 typedef struct oct_linear_args {
   int32_t rows, k;
   const float* in; /* [rows, k], ldin floats from row to row */
@@ -145,7 +146,7 @@ typedef struct oct_linear_args {
   float* x_out;             /* with add: [rows, k], leading dimension ldin; not in nor add */
   const float* norm;        /* NULL or [k] */
   float eps, add_eps;
-  int32_t parts; /* 1 or 2 int8 for a number of x, where weights are quantized */
+  float remainder_above; /* 0: all groups have remainders; INFINITY: none */
   int32_t epilogue, num_segments;
   oct_segment segments[OCT_MAX_SEGMENTS];
   const float* residual; /* leading dimension ldy of segment 0 */

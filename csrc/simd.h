@@ -15,6 +15,8 @@
 #include <cstring>
 
 #define OCT_INLINE inline __attribute__((always_inline))
+// Of long bodies: lane by lane they are so much code that they are compiled once, and called.
+#define OCT_INLINE_VECTORS OCT_INLINE
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #include "simd_avx512.h"
@@ -24,6 +26,8 @@
 #include "simd_neon.h"
 #else
 #include "simd_scalar.h"
+#undef OCT_INLINE_VECTORS
+#define OCT_INLINE_VECTORS __attribute__((noinline))
 #endif
 
 namespace octavo {

@@ -60,14 +60,14 @@ class EngineArgs:
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
         "auto",
-        "type of cached keys and values; auto is bf16 with native kernels, else that of dtype; "
-        "int8 is for native kernels",
+        "type of cached keys and values; auto is bf16 with native kernels (f32 with activations "
+        "int16), else that of dtype; int8 is for native kernels",
         ("auto", "f32", "bf16", "int8"),
     )
     activations: str = option(
         "auto",
-        "what native kernels round activations to for quantized weights: 8 bits (auto is int8), 15 "
-        "bits (int16), or 15 for attention's projections and the head only (mixed)",
+        "what native kernels round activations to for quantized weights: 8 bits (int8), 15 (int16), "
+        "or 15 where 8 would lose most (mixed, which auto is)",
         ("auto", "int8", "mixed", "int16"),
     )
     max_model_len: int | None = option(

@@ -15,7 +15,7 @@ from typing import Protocol
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.activations import split_activations
+from octavo.kernels.cpu.activations import round_activations
 from octavo.kernels.cpu.fusion import CannotFuse, fuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.program import KVLayout
@@ -112,7 +112,7 @@ class NativeBackend:
         self._library = library.load()
         self.isa = self._library.isa
         self._phases = fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
-        split_activations(self._phases, spec.activations)
+        round_activations(self._phases, spec.activations)
         self._pool = library.Pool(self._library, spec.threads or library.usable_threads())
         self.weights_bytes = weights_bytes(model)
         self._packed, self._names = pack_weights(

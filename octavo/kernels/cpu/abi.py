@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 3
+OCT_ABI_VERSION = 4
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -126,7 +126,7 @@ class LinearArgs(Structure):
         ("norm", c_void_p),
         ("eps", c_float),
         ("add_eps", c_float),
-        ("parts", c_int32),
+        ("remainder_above", c_float),
         ("epilogue", c_int32),
         ("num_segments", c_int32),
         ("segments", Segment * OCT_MAX_SEGMENTS),

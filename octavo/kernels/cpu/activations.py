@@ -1,44 +1,28 @@
 """How exactly the activations of a step meet its quantized weights.
 
-In one int8 each, with a scale for each group; or in two, of which the second holds what the first
-leaves: 15 bits, as exact as float16. The second costs nothing where a step waits for memory, and
-twice the products where it computes, as in prompts. All linears lose by rounding; the head, and the
-projections of queries, keys and values, lose the most for the products that they have
-(docs/kernels.md has the table).
+A group of activations becomes one int8 each, with a scale for all of them; and some groups have a
+remainder, a second int8 for what the first leaves: 15 bits, as exact as float16. What int8 loses is
+lost in the groups with an outlier, whose scale is made for it and too large for the others. So
+few groups, those whose largest number is above a multiple of the row's root mean square, have most of the
+loss (docs/kernels.md has the table). A remainder costs nothing where a step waits for memory, and as much
+as its group where it computes, as in prompts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from octavo.kernels.cpu.fusion import Attention, Head, Linear, Phase
+from octavo.kernels.cpu.fusion import Head, Linear, Phase
 
-# What has two parts.
-ACTIVATIONS = {
-    "int8": "nothing",
-    "mixed": "what attention's projections and the head read",
-    "int16": "everything",
-}
-DEFAULT = "int8"
+# Groups have remainders above so many times the root mean square of their row.
+ACTIVATIONS = {"int8": math.inf, "mixed": 4.5, "int16": 0.0}
+DEFAULT = "mixed"
 
 
-def split_activations(phases: Sequence[Phase], activations: str) -> None:
-    """Set ``parts`` of all linears. ``activations``: "auto", or one of `ACTIVATIONS`."""
-    choice = DEFAULT if activations == "auto" else activations
-    seen_by_attention = {
-        id(value.source)
-        for phase in phases
-        if isinstance(phase, Attention)
-        for value in (phase.q, phase.k, phase.v)
-    }
+def round_activations(phases: Sequence[Phase], activations: str) -> None:
+    """Set ``remainder_above`` of all linears. ``activations``: "auto", or one of `ACTIVATIONS`."""
+    above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
     for phase in phases:
-        if isinstance(phase, Head):
-            is_split = choice != "int8"
-        elif isinstance(phase, Linear):
-            is_projection = any(
-                id(segment.out.source) in seen_by_attention for segment in phase.segments
-            )
-            is_split = choice == "int16" or (choice == "mixed" and is_projection)
-        else:
-            continue
-        phase.parts = 2 if is_split else 1
+        if isinstance(phase, Linear | Head):
+            phase.remainder_above = above

@@ -16,6 +16,7 @@ So five phases a layer. What fits no pattern becomes a phase of its own (:class:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Linear:
     sum_out: Value | None = None
     residual: Value | None = None  # the product is added to it
     activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
-    parts: int = 1  # int8 for a number of x; see activations.py
+    remainder_above: float = math.inf  # see activations.py
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Head:
     weight: Weight
     norm: Norm | None = None
     softcap: float | None = None
-    parts: int = 1
+    remainder_above: float = math.inf
 
 
 Phase = Embed | Linear | Attention | Rows | Check | Head

@@ -139,7 +139,7 @@ class Program:
                 return abi.OCT_OP_HEAD, self._head(phase)
 
     def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
-        arguments = self._input(phase.source, phase.norm, phase.parts)
+        arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         if phase.added is not None:
             assert phase.sum_out is not None
             arguments.add = self._at(phase.added)
@@ -162,7 +162,7 @@ class Program:
         return arguments
 
     def _head(self, phase: fusion.Head) -> abi.LinearArgs:
-        arguments = self._input(phase.source, phase.norm, phase.parts)
+        arguments = self._input(phase.source, phase.norm, phase.remainder_above)
         arguments.segments[0].weight = self._packed(phase.weight)
         arguments.num_segments = 1
         arguments.epilogue = abi.OCT_EPI_HEAD
@@ -171,8 +171,10 @@ class Program:
         arguments.head = ctypes.pointer(head)
         return arguments
 
-    def _input(self, source: Value, norm: Norm | None, parts: int) -> abi.LinearArgs:
-        arguments = abi.LinearArgs(k=source.width, ldin=source.width, parts=parts)
+    def _input(self, source: Value, norm: Norm | None, remainder_above: float) -> abi.LinearArgs:
+        arguments = abi.LinearArgs(
+            k=source.width, ldin=source.width, remainder_above=remainder_above
+        )
         setattr(arguments, "in", self._at(source))  # a word of Python's, so no keyword
         if norm is not None:
             arguments.norm, arguments.eps = self._constant(norm.weight), norm.eps

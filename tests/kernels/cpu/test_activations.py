@@ -1,51 +1,58 @@
-"""Which linears have activations in two parts."""
+"""Which activations have remainders: how they are told to the kernels, and what comes of it."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 
 from octavo.config import EngineArgs
-from octavo.kernels.cpu.activations import ACTIVATIONS, split_activations
-from octavo.kernels.cpu.fusion import Attention, Head, Linear, Phase, Segment
+from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
+from octavo.kernels.cpu.fusion import Check, Head, Linear, Phase, Segment
 from octavo.kernels.recorder import Tape, Value
 from octavo.quantization.base import Weight
 from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.capacity import RankSpec, kv_dtype_of
 
 
 def step() -> list[Phase]:
-    """A layer and the head: attention reads views of what the projections make."""
     weight = Weight(GGMLType.F32, np.zeros((8, 32), dtype=np.uint8), (8, 8))
-    x, q, k, v, attended, gate, up = (Value(Tape(), None, (8,)) for _ in range(7))
-    return [
-        Linear(x, [Segment(weight, None, out) for out in (q, k, v)]),
-        Attention(
-            0, *(value.view(-1, 2, 4) for value in (q, k, v)), attended, 1.0, None, None, None
-        ),
-        Linear(attended, [Segment(weight, None, x)], residual=x),
-        Linear(x, [Segment(weight, None, out) for out in (gate, up)], activation="silu"),
-        Linear(gate, [Segment(weight, None, x)]),  # as in Gemma, where the sum comes later
-        Head(x, weight),
-    ]
+    x, y = (Value(Tape(), None, (8,)) for _ in range(2))
+    return [Linear(x, [Segment(weight, None, y)]), Check(y), Head(y, weight)]
 
 
 @pytest.mark.parametrize(
-    ("activations", "expected"),
-    [
-        ("auto", [1, 1, 1, 1, 1]),
-        ("int8", [1, 1, 1, 1, 1]),
-        ("mixed", [2, 1, 1, 1, 2]),
-        ("int16", [2, 2, 2, 2, 2]),
-    ],
+    ("activations", "above"),
+    [("int8", math.inf), ("int16", 0.0), ("mixed", ACTIVATIONS["mixed"])],
 )
-def test_choices(activations, expected):
+def test_choices(activations, above):
     phases = step()
-    split_activations(phases, "int16")  # what was said before does not count
-    split_activations(phases, activations)
-    linears = [phase for phase in phases if not isinstance(phase, Attention)]
-    assert [phase.parts for phase in linears] == expected
+    round_activations(phases, "int8" if activations == "int16" else "int16")  # does not last
+    round_activations(phases, activations)
+    linear, _, head = phases
+    assert linear.remainder_above == head.remainder_above == above
+
+
+def test_auto_is_the_default():
+    chosen, default = step(), step()
+    round_activations(chosen, "auto")
+    round_activations(default, DEFAULT)
+    assert chosen[0].remainder_above == default[0].remainder_above
 
 
 def test_all_of_them_can_be_asked_for():
     for activations in ("auto", *ACTIVATIONS):
         assert EngineArgs(activations=activations).activations == activations
+
+
+def test_exact_activations_have_exact_keys_and_values(tmp_path):
+    def kv_dtype(activations: str, kv_cache_dtype: str = "auto") -> str:
+        spec = RankSpec(
+            tmp_path, "cpu", "float32", activations=activations, kv_cache_dtype=kv_cache_dtype
+        )
+        return kv_dtype_of(spec, is_native=True)
+
+    assert kv_dtype("auto") == kv_dtype("int8") == "bfloat16"
+    assert kv_dtype("int16") == "float32"
+    assert kv_dtype("int16", "bf16") == "bfloat16"

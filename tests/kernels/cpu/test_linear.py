@@ -7,6 +7,7 @@ float64; so what is left to tolerate is the rounding of float32 sums.
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,7 +94,7 @@ def make_nested_weight(native, format, n, k, rng):
     return weight, source.dequantize().double().numpy()
 
 
-def rounded(x, format, group, parts=1):
+def rounded(x, format, group, remainder_above=math.inf):
     """Activations as the kernels of a format see them: float64 [rows, k]."""
     if format in (abi.OCT_F16, abi.OCT_F32):
         return x.astype(np.float64)
@@ -107,10 +108,12 @@ def rounded(x, format, group, parts=1):
     factor = np.float32(127) / np.where(largest > 0, largest, np.float32(1))
     integers = np.rint(spans * factor).astype(np.float64)
     scales = (largest / np.float32(127)).astype(np.float64)
-    if parts == 2:
-        left = (spans - integers * scales).astype(np.float32)
-        second = np.float32(254) / np.where(scales > 0, scales, 1).astype(np.float32)
-        integers += np.rint(left * second).astype(np.float64) / 254
+    rms = np.sqrt(np.square(x.astype(np.float64)).mean(axis=-1))[:, None, None]
+    limit = remainder_above * rms if remainder_above < math.inf else math.inf
+    left = (spans - integers * scales).astype(np.float32)
+    second = np.float32(254) / np.where(scales > 0, scales, 1).astype(np.float32)
+    remainders = np.rint(left * second).astype(np.float64) / 254
+    integers += np.where(largest > limit, remainders, 0)
     return (integers * scales).reshape(rows, -1)[:, :k]
 
 
@@ -133,7 +136,7 @@ class Call:
     norm: np.ndarray | None = None
     residual: np.ndarray | None = None
     in_place: bool = False  # y is the residual
-    parts: int = 1
+    remainder_above: float = math.inf
     softcap: float = 0.0
     logits_of: tuple[int, ...] = ()
     kept: list = field(default_factory=list)
@@ -150,7 +153,8 @@ class Call:
         k = self.x.shape[1]
         wide = np.full((len(self.x), k + 5), np.nan, dtype=np.float32)
         wide[:, :k] = self.x
-        args = abi.LinearArgs(rows=rows, k=k, ldin=k + 5, eps=1e-5, add_eps=1e-6, parts=self.parts)
+        args = abi.LinearArgs(rows=rows, k=k, ldin=k + 5, eps=1e-5, add_eps=1e-6)
+        args.remainder_above = self.remainder_above
         setattr(args, "in", self.at(wide))
         if self.row_index is not None:
             args.row_index = self.at(self.row_index.astype(np.int32))
@@ -211,24 +215,24 @@ def rmsnorm(x, weight, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("above", [math.inf, 2.5, 0.0])
 @pytest.mark.parametrize(("format", "group"), FORMATS)
-def test_products(native, make_pool, format, group, parts):
+def test_products(native, make_pool, format, group, above):
     """Against float64, for all shapes; and each row has the same bits whoever else is there."""
     pools = [make_pool(1), native.pool, make_pool(3)]
     for n, k in NESTED_SHAPES if is_nested(format) else SHAPES:
         weight, values = make_weight(native, format, group, n, k)
         x = activations(130, k)
-        [y] = Call([Segment(weight)], x, parts=parts).run(native)
-        seen = rounded(x, format, group, parts)
+        [y] = Call([Segment(weight)], x, remainder_above=above).run(native)
+        seen = rounded(x, format, group, above)
         scale = np.abs(seen) @ np.abs(values).T + 1e-30
         # bf16 instructions round differently; sums of k float32 have errors of k^0.5 units.
         assert (np.abs(y - seen @ values.T) / scale).max() < 2e-6, (n, k)
         for i, rows in enumerate(ROWS):
             start = (7 * i) % 90
-            some = Call([Segment(weight)], x[start : start + rows], parts=parts)
+            some = Call([Segment(weight)], x[start : start + rows], remainder_above=above)
             assert_same(some.run(native, pools[i % 3])[0], y[start : start + rows])
-        [alone] = Call([Segment(weight)], x[129:], parts=parts).run(native, pools[0])
+        [alone] = Call([Segment(weight)], x[129:], remainder_above=above).run(native, pools[0])
         assert_same(alone, y[129:])
 
 
@@ -300,14 +304,14 @@ def test_near_the_reference(native, type):
 
 
 @pytest.mark.parametrize("format", [abi.OCT_W4S, abi.OCT_K6S])
-def test_two_parts_have_fifteen_bits(native, format):
+def test_with_remainders_activations_have_fifteen_bits(native, format):
     """So products are nearly those of numbers that are not rounded at all."""
     n, k = 40, 512
     weight, values = make_weight(native, format, 16 if format == abi.OCT_K6S else 32, n, k)
     x = activations(9, k)
     errors = []
-    for parts in (1, 2):
-        [y] = Call([Segment(weight)], x, parts=parts).run(native)
+    for above in (math.inf, 0.0):
+        [y] = Call([Segment(weight)], x, remainder_above=above).run(native)
         errors.append(np.sqrt(np.square(y - x.astype(np.float64) @ values.T).mean()))
     assert errors[1] < errors[0] / 200
 
@@ -404,9 +408,9 @@ def test_activation_functions(native):
         np.testing.assert_allclose(y, expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("above", [math.inf, 2.5])
 @pytest.mark.parametrize("rows", [1, 4, 8, 20])
-def test_segments_of_different_formats(native, rows, parts):
+def test_segments_of_different_formats(native, rows, above):
     """One node may have four encodings of the same activations; each is as if alone."""
     k = 512
     x, norm = activations(rows, k), np.random.default_rng(3).normal(size=k).astype(np.float32)
@@ -415,13 +419,16 @@ def test_segments_of_different_formats(native, rows, parts):
         Segment(make_weight(native, *kind, n, k, seed=n)[0])
         for kind, n in zip(kinds, (70, 1, 33, 16), strict=True)
     ]
-    together = Call(segments, x, norm=norm, parts=parts).run(native)
+    together = Call(segments, x, norm=norm, remainder_above=above).run(native)
     for segment, y in zip(segments, together, strict=True):
-        [alone] = Call([segment], x, norm=norm, parts=parts).run(native)
+        [alone] = Call([segment], x, norm=norm, remainder_above=above).run(native)
         assert_same(np.ascontiguousarray(y), np.ascontiguousarray(alone))
     gate, up = segments[0], Segment(make_weight(native, abi.OCT_K6S, 16, 70, k)[0])
-    [mixed] = Call([gate, up], x, abi.OCT_EPI_SILU_MUL, parts=parts).run(native)
-    a, b = (Call([s], x, parts=parts).run(native)[0].astype(np.float64) for s in (gate, up))
+    call = Call([gate, up], x, abi.OCT_EPI_SILU_MUL, remainder_above=above)
+    [mixed] = call.run(native)
+    a, b = (
+        Call([s], x, remainder_above=above).run(native)[0].astype(np.float64) for s in (gate, up)
+    )
     with np.errstate(over="ignore"):
         expected = silu(a) * b
     np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
@@ -526,7 +533,8 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a, "k", 31), "has 32 inputs, its activations have 31"),
         (lambda a: setattr(a, "ldin", 31), "rows of 31 floats for 32 inputs"),
         (lambda a: setattr(a, "in", None), "no input"),
-        (lambda a: setattr(a, "parts", 3), "activations of 3 parts"),
+        (lambda a: setattr(a, "remainder_above", -1), "remainders above -1: 0 is the least"),
+        (lambda a: setattr(a, "remainder_above", math.nan), "remainders above nan"),
         (lambda a: setattr(a, "epilogue", 6), "unknown epilogue 6"),
         (lambda a: setattr(a, "num_segments", 0), "has 0 segments"),
         (lambda a: setattr(a, "num_segments", 5), "has 5 segments"),
