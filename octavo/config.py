@@ -66,8 +66,8 @@ class EngineArgs:
     )
     activations: str = option(
         "auto",
-        "what native kernels round activations to for quantized weights: 8 bits (int8), 15 (int16), "
-        "or 15 where 8 would lose most (mixed, which auto is)",
+        "what native kernels round activations to for quantized weights: 8 bits (int8), 15 "
+        "(int16), or 15 where 8 would lose most (mixed, which auto is)",
         ("auto", "int8", "mixed", "int16"),
     )
     max_model_len: int | None = option(

@@ -1,9 +1,9 @@
 """How much of prompts a step may compute while others are being answered.
 
-A chunk of a prompt makes everybody's next token late by the time that it takes. ``Pacer`` learns from
-the steps that were run what decoding and what a prompt's token cost, and says how many of the latter
-keep the time of a step, which is the latency between tokens (ITL), near a target. Where nobody is
-being answered, or nothing has been measured, a step is as large as its budget.
+A chunk of a prompt makes everybody's next token late by the time that it takes. ``Pacer`` learns
+from the steps that were run what decoding and what a prompt's token cost, and says how many of the
+latter keep the time of a step, which is the latency between tokens (ITL), near a target. Where
+nobody is being answered, or nothing has been measured, a step is as large as its budget.
 
 What Sarathi-Serve (Agrawal et al., OSDI 2024) does with a fixed size of chunks, measured once on
 each machine, is done here with a size that follows the machine, the model and its load. Results do

@@ -270,7 +270,7 @@ class Scheduler:
         return batch
 
     def _budget(self, running: Iterable[Request]) -> int:
-        """Tokens of the next step: fewer, where a large chunk would keep those who decode waiting."""
+        """Tokens of the next step: fewer, where a large chunk would keep streams waiting."""
         num_decoding = sum(request.num_uncomputed_tokens == 1 for request in running)
         paced = num_decoding + self.pacer.prompt_tokens(num_decoding)
         return int(min(self.config.max_num_batched_tokens, paced))

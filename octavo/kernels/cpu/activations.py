@@ -2,10 +2,10 @@
 
 A group of activations becomes one int8 each, with a scale for all of them; and some groups have a
 remainder, a second int8 for what the first leaves: 15 bits, as exact as float16. What int8 loses is
-lost in the groups with an outlier, whose scale is made for it and too large for the others. So
-few groups, those whose largest number is above a multiple of the row's root mean square, have most of the
-loss (docs/kernels.md has the table). A remainder costs nothing where a step waits for memory, and as much
-as its group where it computes, as in prompts.
+lost in the groups with an outlier, whose scale is made for it and too large for the others. So few
+groups, those whose largest number is above a multiple of the row's root mean square, have most of
+the loss (docs/kernels.md has the table). A remainder costs nothing where a step waits for memory,
+and as much as its group where it computes, as in prompts.
 """
 
 from __future__ import annotations
