@@ -73,8 +73,9 @@ PYTHON
     fi
     echo "installing octavo${extra:+ with [$extra]} into .venv (once)" >&2
     # Compiling begins while packages are fetched; pip's own build waits for it and finds all done.
+    # Modules in Python are compiled when they are first imported, if ever.
     build_native &
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         ${torch:+"$torch"} -e ".${extra:+[$extra]}" >&2
     wait $! || fail "the native kernels do not compile"
     echo "$wanted" >"$stamp"
