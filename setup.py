@@ -54,7 +54,9 @@ class BuildNative(Command):
         return Path(self.build_lib) / native.LIBRARIES.relative_to(ROOT)
 
     def run(self) -> None:
-        result = native.build(self.into, keep_going=True)  # better slow than not at all
+        # A wheel is for machines that are not known; a source tree is run where it is.
+        isa = native.isa_from_environment(["native"] if self.editable_mode else None)
+        result = native.build(self.into, isa, keep_going=True)  # better slow than not at all
         for level, reason in result.skipped.items():
             if level != "all":
                 self.warn(f"native kernels for {level} left out: {reason}")

@@ -2,6 +2,7 @@
 
     python csrc/build.py                                  all levels, into octavo/kernels/cpu/lib
     python csrc/build.py --isa avx512bf16,scalar          only these
+    python csrc/build.py --isa native                     only the best one for this processor
     python csrc/build.py --sanitize --into build/sanitized
 
 setup.py calls ``build`` when octavo is installed; scripts/test calls it before each run. It needs
@@ -112,11 +113,15 @@ def build(
 ) -> Result:
     """Build the levels that the compiler knows, or those of them in ``isa``, into a folder.
 
+    ``isa`` None is what ``OCTAVO_BUILD_ISA`` says: names of levels with commas between them, of
+    which "native" is the best one for this processor, and "all", as if it is not set, are all.
+
     A source that does not compile raises ``BuildError``; with ``keep_going`` it costs its level.
     That there is no compiler, or one that does not know a level, is told in the result. ``only``:
     the sources to build from, by name.
     """
-    isa = isa or _isa_from_environment()
+    if isa is None:
+        isa = isa_from_environment()
     if os.environ.get("OCTAVO_NATIVE") == "0":
         return no_libraries(into, "OCTAVO_NATIVE=0 was set when octavo was installed")
     if os.name != "posix":
@@ -149,13 +154,17 @@ def _remove(into: Path, keep: list[str]) -> None:
             file.unlink()
 
 
-def _isa_from_environment() -> list[str] | None:
+def isa_from_environment(default: list[str] | None = None) -> list[str] | None:
+    """The levels that ``OCTAVO_BUILD_ISA`` names, None for all, or the default if it is not set."""
     names = [name for name in os.environ.get("OCTAVO_BUILD_ISA", "").split(",") if name]
-    unknown = set(names) - {level.name for level in LEVELS}
-    if unknown:
-        known = ", ".join(level.name for level in LEVELS)
-        raise BuildError(f"OCTAVO_BUILD_ISA: no level {', '.join(sorted(unknown))}; known: {known}")
-    return names or None
+    known = [*(level.name for level in LEVELS), "native", "all"]
+    if unknown := sorted(set(names).difference(known)):
+        raise BuildError(
+            f"OCTAVO_BUILD_ISA: no level {', '.join(unknown)}; known: {', '.join(known)}"
+        )
+    if not names:
+        return default
+    return None if "all" in names else names
 
 
 class _Build:
@@ -178,11 +187,10 @@ class _Build:
 
     def run(self, isa: list[str] | None, keep_going: bool) -> Result:
         machine = "aarch64" if "arm64" in self.target else self.target.partition("-")[0]
-        wanted = [
-            level
-            for level in LEVELS
-            if level.machine in ("", machine) and (isa is None or level.name in isa)
-        ]
+        wanted = [level for level in LEVELS if level.machine in ("", machine)]
+        if isa is not None:
+            best = self._best_here(wanted).name if "native" in isa else None
+            wanted = [level for level in wanted if level.name in isa or level.name == best]
         result = Result([], {}, self.identity.partition("\n")[0])
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
             known = list(threads.map(self._knows, wanted))
@@ -223,6 +231,21 @@ class _Build:
         text = [self.identity, *self.flags, *parts]
         joined = b"\0".join(part.encode() if isinstance(part, str) else part for part in text)
         return hashlib.sha256(joined).hexdigest()[:24]
+
+    def _best_here(self, levels: list[Level]) -> Level:
+        """The last of the levels whose instructions this processor has, as the compiler sees it."""
+
+        def macros(*flags: str) -> set[str]:
+            try:
+                found = self._call([*self.compiler, *flags, "-dM", "-E", "-xc++", "-"], text="")
+            except BuildError:
+                return set()  # it does not know the level, or cannot tell the processor
+            return set(re.findall(r"^#define (\w+)", found, re.MULTILINE))
+
+        plain, here = macros(), macros("-march=native")
+        # What a level's flags define, beside what is always defined, are its instructions.
+        defined = {level: macros(*level.flags) for level in levels}
+        return [level for level in levels if defined[level] and defined[level] - plain <= here][-1]
 
     def _knows(self, level: Level) -> bool:
         folder = self._folder(level)
@@ -322,7 +345,10 @@ class _locked:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, default=LIBRARIES, help="the folder of the libraries")
-    parser.add_argument("--isa", help="levels, with commas between them; all that are possible")
+    parser.add_argument(
+        "--isa",
+        help="levels, with commas between them; native: the best one here; all: that are possible",
+    )
     parser.add_argument("--only", help="sources in csrc, with commas between them; all")
     parser.add_argument("--sanitize", action="store_true", help="with checks of memory accesses")
     parser.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")

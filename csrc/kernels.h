@@ -25,4 +25,9 @@ bool changes_logits(const oct_sample& params);
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& params, const Worker& worker,
                    int32_t* token);
 
+// What a row of logits, which stays as it is, says of a token: into `out`, by one worker.
+void logprobs_of_row(const float* logits, int32_t vocab, int32_t token, oct_logprobs& out,
+                     const Worker& worker);
+int32_t check_logprobs(const oct_logprobs& row, int32_t vocab, int32_t r);
+
 }  // namespace octavo

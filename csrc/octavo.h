@@ -219,7 +219,7 @@ enum {
 typedef struct oct_sample {
   float temperature;
   float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
-  double top_p, min_p;                                           /* 1, 0: off */
+  double top_p, min_p, typical_p;                                /* 1, 0, 1: off */
   int32_t top_k;                                                 /* 0: off */
   int32_t num_prompt_ids, num_output_ids;
   uint32_t sample_index;
@@ -236,6 +236,23 @@ typedef struct oct_sample {
 /* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above. */
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
                         const oct_sample* params, int32_t* tokens, int32_t* status);
+
+/* What the logits of a row, before anything changed them, say of a token: its logprob and rank, and
+ * the first num_top ranks; compute_logprobs of octavo/runtime/sampler.py is the oracle. The rank is
+ * one more than the number of tokens with a greater logit; of equals, top_ids has the lowest id
+ * first. A row with NaN or +inf, or nothing but -inf, has logprobs of NaN. */
+typedef struct oct_logprobs {
+  int32_t num_top; /* at most V; -1: nothing is asked of this row */
+  int32_t rank;
+  double logprob;
+  int32_t* top_ids; /* [num_top] */
+  double* top;      /* [num_top] */
+} oct_logprobs;
+
+/* Of tokens[r] in rows of float32 logits (logits[r], V each). */
+int32_t oct_logprob_rows(oct_pool* pool, int32_t num_rows, int32_t vocab,
+                         const float* const* logits, const int32_t* tokens,
+                         oct_logprobs* logprobs);
 
 /* ---- A whole step -------------------------------------------------------------------------- */
 
@@ -312,6 +329,7 @@ typedef struct oct_batch {
   const int32_t* out_rows;
   float* const* logits;      /* [num_out] */
   const oct_sample* samples; /* [num_out] */
+  oct_logprobs* logprobs;    /* [N, num_out], of the tokens that are sampled; NULL: not asked */
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */

@@ -7,6 +7,7 @@
 // end of a step, where rows of logits become tokens.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -18,10 +19,17 @@ namespace {
 
 constexpr int32_t kMaxRounds = 1024;
 constexpr float kGreedyTemperature = 1e-5f;  // a lower temperature is treated as 0
+constexpr int kUnchangedSlot = 5;            // of scratch: a row of logits as the model gave it
 
-// Whether more than the maximum of a row of logits is needed for its token.
-bool needs_logits(const oct_sample& s) {
-  return s.temperature >= kGreedyTemperature || changes_logits(s);
+bool wants_logprobs(const oct_batch& batch, size_t r) {
+  return !batch.logits[r] && batch.logprobs && batch.logprobs[r].num_top >= 0;
+}
+
+// Whether row r is sampled from its logits, where their maximum does not do.
+bool needs_logits(const oct_batch& batch, size_t r) {
+  const oct_sample& s = batch.samples[r];
+  return !batch.logits[r] && (s.temperature >= kGreedyTemperature || changes_logits(s) ||
+                              wants_logprobs(batch, r));
 }
 
 // Worker w's memory for the whole head: row pointers and maxima of R rows, and the logits of those
@@ -35,19 +43,33 @@ struct HeadMemory {
     const size_t rows = static_cast<size_t>(batch.num_out);
     const size_t padded = (static_cast<size_t>(vocab) + 15) / 16 * 16;
     size_t sampled = 0;
-    for (size_t r = 0; r < rows; r++) sampled += !batch.logits[r] && needs_logits(batch.samples[r]);
+    for (size_t r = 0; r < rows; r++) sampled += needs_logits(batch, r);
     best_logit = static_cast<float*>(worker.shared(2, rows * 8));
     best_id = reinterpret_cast<int32_t*>(best_logit + rows);
     float* free_row = static_cast<float*>(worker.shared(3, sampled * padded * sizeof(float)));
     logits = static_cast<float**>(worker.scratch(7, rows * sizeof(float*)));
     for (size_t r = 0; r < rows; r++) {
       logits[r] = batch.logits[r];
-      if (logits[r] || !needs_logits(batch.samples[r])) continue;
+      if (!needs_logits(batch, r)) continue;
       logits[r] = free_row;
       free_row += padded;
     }
   }
 };
+
+// Sampling overwrites logits, so that what they say of the token needs a copy of them.
+void sample(float* logits, int32_t r, const oct_program& program, const oct_batch& batch,
+            const Worker& worker) {
+  const size_t bytes = static_cast<size_t>(program.vocab) * sizeof(float);
+  float* before = nullptr;
+  if (wants_logprobs(batch, r)) {
+    before = static_cast<float*>(worker.scratch(kUnchangedSlot, bytes));
+    std::memcpy(before, logits, bytes);
+  }
+  batch.status[r] = sample_row(logits, program.vocab, batch.samples[r], worker, &batch.tokens[r]);
+  if (before && batch.status[r] == OCT_TOKEN_OK)
+    logprobs_of_row(before, program.vocab, batch.tokens[r], batch.logprobs[r], worker);
+}
 
 void run_head(const oct_linear_args& node, const oct_program& program, const oct_batch& batch,
               const Worker& worker) {
@@ -63,9 +85,8 @@ void run_head(const oct_linear_args& node, const oct_program& program, const oct
   if (!worker.barrier()) return;
 
   for (int32_t r = worker.ticket(); r < batch.num_out; r = worker.ticket()) {
-    if (!batch.logits[r] && needs_logits(batch.samples[r])) {
-      batch.status[r] = sample_row(memory.logits[r], program.vocab, batch.samples[r], worker,
-                                   &batch.tokens[r]);
+    if (needs_logits(batch, r)) {
+      sample(memory.logits[r], r, program, batch, worker);
     } else {
       batch.tokens[r] = memory.best_id[r];
       batch.status[r] =
@@ -134,6 +155,7 @@ class Rounds {
     batch_.token_ids = batch_.tokens;
     batch_.tokens += seqs;
     batch_.status += seqs;
+    if (batch_.logprobs) batch_.logprobs += seqs;
     batch_.row_finite += seqs;
   }
 
@@ -197,6 +219,16 @@ int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
+// Room for log-probabilities, of all rounds: their number has been checked.
+int32_t check_asked(const oct_program& program, const oct_batch& batch) {
+  if (!batch.logprobs || batch.head_only) return OCT_OK;
+  for (int32_t r = 0; r < batch.num_rounds * batch.num_out; r++) {
+    const int32_t code = check_logprobs(batch.logprobs[r], program.vocab, r);
+    if (code != OCT_OK) return code;
+  }
+  return OCT_OK;
+}
+
 int32_t check_node(const oct_node& node, const oct_batch& batch) {
   switch (node.op) {
     case OCT_OP_LINEAR: {
@@ -220,7 +252,8 @@ int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t b
   for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
     code = check_node(program.nodes[i], batch);
   }
-  return code == OCT_OK ? check_rounds(program, batch) : code;
+  if (code == OCT_OK) code = check_rounds(program, batch);
+  return code == OCT_OK ? check_asked(program, batch) : code;
 }
 
 }  // namespace

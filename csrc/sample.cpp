@@ -3,7 +3,7 @@
 //   logits -- mask, biases, penalties -- maximum ----> greedy: the lowest id that has it
 //                                 .-----------'
 //        distance = (maximum - logit) / temperature        0 is the most likely token
-//                                 |                         +inf what min_p cuts
+//                                 |                         +inf what min_p and typical_p cut
 //        weight   = 2^44 exp(-distance), an integer
 //                                 |
 //        neither top_k nor top_p: the token at u * total, counted in the order of ids
@@ -25,29 +25,18 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 #include "kernels.h"
-#include "octavo.h"
-#include "pool.h"
-#include "simd.h"
+#include "sampling.h"
 
 namespace octavo {
 namespace {
 
-using simd::F32;
-using simd::I32;
+using namespace sampling;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kGreedyTemperature = 1e-5f;  // lower ones are treated as 0
+constexpr float kEqual = 1e-30f;  // distances that differ by less are taken for equal
 
-constexpr int kMaxVocab = (1 << 19) - 1;  // the sum of so many weights is less than 2^63
-constexpr float kWeightOne = 0x1p44f;     // weight of the most likely token
-constexpr float kFarthest = 30.5f;        // from here on, weights are 0: 44 ln 2 is 30.499
-
-constexpr float kEqual = 1e-30f;          // distances that differ by less are taken for equal
-
-constexpr int kBlock = 512;     // tokens that are worked on at a time
 constexpr int kBuckets = 1024;  // intervals of distance
 constexpr int kFew = 64;        // so many tokens are sorted
 
@@ -71,38 +60,6 @@ double uniform(uint64_t seed, uint32_t sample_index, uint64_t position) {
 }
 
 // ---- Logits ----------------------------------------------------------------------------------
-
-// Calls f(i, vector of x[i .. i + 16], number of them that exist); the others read as `padding`.
-template <class F>
-OCT_INLINE void by_sixteen(const float* x, int n, float padding, F&& f) {
-  int i = 0;
-  for (; i + 16 <= n; i += 16) f(i, simd::load(x + i), 16);
-  if (i == n) return;
-  float rest[16];
-  std::fill_n(rest, 16, padding);
-  std::memcpy(rest, x + i, static_cast<size_t>(n - i) * sizeof(float));
-  f(i, simd::load(rest), n - i);
-}
-
-// The greatest of a row; NaN if there is one in it.
-float maximum(const float* x, int n) {
-  F32 peak[4], nan = simd::zero();
-  for (F32& p : peak) p = simd::set1(-kInfinity);
-  int i = 0;
-  for (; i + 64 <= n; i += 64) {
-    for (int j = 0; j < 4; j++) {
-      const F32 v = simd::load(x + i + 16 * j);
-      peak[j] = simd::max(peak[j], v);
-      nan = simd::select(simd::is_nan(v), v, nan);
-    }
-  }
-  by_sixteen(x + i, n - i, -kInfinity, [&](int, F32 v, int) {
-    peak[0] = simd::max(peak[0], v);
-    nan = simd::select(simd::is_nan(v), v, nan);
-  });
-  if (simd::any(simd::is_nan(nan))) return std::numeric_limits<float>::quiet_NaN();
-  return simd::max_of(simd::max(simd::max(peak[0], peak[1]), simd::max(peak[2], peak[3])));
-}
 
 // The lowest id with this logit, which is the maximum.
 int32_t first_with(const float* x, int n, float peak) {
@@ -184,14 +141,6 @@ void to_distances(float* x, int n, float peak, float temperature, double min_p) 
   });
 }
 
-// Weights, as floats that are integers once cut off.
-struct Likelihood {
-  static OCT_INLINE F32 of(F32 distance) {
-    // The bound changes no integer, and spares exp() subnormal numbers, which are slow.
-    const F32 bounded = simd::min(simd::set1(kFarthest), distance);
-    return simd::mul(simd::exp(simd::sub(simd::zero(), bounded)), simd::set1(kWeightOne));
-  }
-};
 // All that can be drawn weigh the same: a sum of these is a number of tokens.
 struct One {
   static OCT_INLINE F32 of(F32 distance) {
@@ -199,6 +148,77 @@ struct One {
                         simd::zero());
   }
 };
+
+// The greatest sum that is less than `mass`: in doubles, as the oracle compares. At the last token
+// with less than `mass` before it, the running sum exceeds this.
+int64_t last_before(double mass) {
+  int64_t enough = static_cast<int64_t>(std::ceil(mass));
+  while (enough > 0 && static_cast<double>(enough - 1) >= mass) enough--;
+  return enough - 1;
+}
+
+// A worker's memory for keep_typical: of each token.
+struct TypicalMemory {
+  float* weight;
+  uint32_t* off;  // from the mean: the bits of a float, which are in the order of such floats
+  int32_t* id;    // of those among which the last one that stays is looked for
+};
+
+// Keeps the tokens whose distance is nearest to the mean one, which stands for the entropy: as few
+// as hold typical_p of the mass. The others become infinitely far, and distances count from the
+// nearest that is left.
+void keep_typical(float* distance, int n, double typical_p, const TypicalMemory& of) {
+  by_sixteen(distance, n, kInfinity,
+             [&](int i, F32 d, int) { simd::store(of.weight + i, Likelihood::of(d)); });
+  int64_t total = 0, moment = 0;
+  for (int i = 0; i < n; i++) {
+    const int64_t weight = static_cast<int64_t>(of.weight[i]);
+    const double own = distance[i] < kFarthest ? distance[i] : 0.0;
+    total += weight;
+    moment += static_cast<int64_t>(static_cast<double>(weight) * own);
+  }
+  const double mean = static_cast<double>(moment) / static_cast<double>(total);
+  for (int i = 0; i < n; i++) {
+    const float off = static_cast<float>(std::abs(mean - distance[i]));
+    std::memcpy(&of.off[i], &off, 4);
+    of.id[i] = i;
+  }
+
+  // The last one that stays, by one digit of `off` after the other, and of equals by id.
+  int64_t left = last_before(typical_p * static_cast<double>(total));
+  int count = n;
+  for (const int shift : {21, 10, 0}) {
+    constexpr uint32_t kDigits = 1 << 11;
+    const auto digit_of = [&](int32_t id) { return of.off[id] >> shift & (kDigits - 1); };
+    int64_t sums[kDigits] = {};
+    for (int i = 0; i < count; i++)
+      sums[digit_of(of.id[i])] += static_cast<int64_t>(of.weight[of.id[i]]);
+    uint32_t digit = 0;
+    while (sums[digit] <= left) left -= sums[digit++];
+    const int num = count;
+    count = 0;
+    for (int i = 0; i < num; i++) {
+      of.id[count] = of.id[i];
+      count += digit_of(of.id[i]) == digit;
+    }
+  }
+  int32_t last = 0;
+  while (static_cast<int64_t>(of.weight[of.id[last]]) <= left)
+    left -= static_cast<int64_t>(of.weight[of.id[last++]]);
+  const int32_t last_id = of.id[last];
+  const uint32_t last_off = of.off[last_id];
+
+  float nearest = kInfinity;
+  for (int i = 0; i < n; i++) {
+    const bool stays = of.off[i] < last_off || (of.off[i] == last_off && i <= last_id);
+    distance[i] = stays ? distance[i] : kInfinity;
+    nearest = std::min(nearest, distance[i]);
+  }
+  const F32 origin = simd::set1(nearest);
+  by_sixteen(distance, n, 0.0f, [&](int i, F32 d, int some) {
+    simd::store_first(distance + i, simd::sub(d, origin), some);
+  });
+}
 
 // ---- In the order of ids ---------------------------------------------------------------------
 
@@ -423,17 +443,11 @@ int32_t draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
   add_up<Likelihood>(tokens, farthest, h);
   int64_t sum = h.total;
   if (top_p < 1.0) {
-    // A token stays if less than `mass` lies before it: in doubles, as the oracle compares.
     const double mass = top_p * static_cast<double>(sum);
-    int64_t enough = static_cast<int64_t>(std::ceil(mass));
-    while (enough > 0 && static_cast<double>(enough - 1) >= mass) enough--;
-    sum = find<Likelihood>(tokens, h, enough - 1, list).sum;
+    sum = find<Likelihood>(tokens, h, last_before(mass), list).sum;
   }
   return find<Likelihood>(tokens, h, static_cast<int64_t>(u * static_cast<double>(sum)), list).id;
 }
-
-// A worker's memory for a row: marks of penalties, or two lists.
-constexpr int kScratchSlot = 6;
 
 }  // namespace
 
@@ -469,13 +483,18 @@ int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Work
   }
 
   to_distances(logits, vocab, peak, s.temperature, s.min_p);
+  char* memory = static_cast<char*>(worker.scratch(kScratchSlot, room * 16));
+  if (s.typical_p < 1.0) {
+    keep_typical(logits, vocab, s.typical_p,
+                 {reinterpret_cast<float*>(memory), reinterpret_cast<uint32_t*>(memory + room * 4),
+                  reinterpret_cast<int32_t*>(memory + room * 8)});
+  }
   const double u = uniform(s.seed, s.sample_index, s.position);
   const bool has_top_k = s.top_k > 0 && s.top_k < vocab;
   if (!has_top_k && s.top_p >= 1.0) {
     *token = draw_by_id(logits, vocab, u);
     return OCT_TOKEN_OK;
   }
-  char* memory = static_cast<char*>(worker.scratch(kScratchSlot, room * 16));
   const auto list = [&](size_t number) -> List {
     char* start = memory + number * room * 8;
     return {reinterpret_cast<float*>(start), reinterpret_cast<int32_t*>(start + room * 4)};

@@ -105,14 +105,7 @@ def load_engine(
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
     }
-    text_engine = TextEngine(
-        engine,
-        tokenizer,
-        model_config.vocab_size,
-        eos_token_ids,
-        config.seed,
-        check_params=rank.check_params,
-    )
+    text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
 
 

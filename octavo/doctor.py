@@ -16,10 +16,13 @@ from importlib import metadata
 from pathlib import Path
 
 from octavo import __version__, hub, machine
-from octavo.extras import ADD_TORCH
+from octavo.extras import ADD_TORCH, has_torch
 from octavo.hub.wheels import has_pip
 
 GIB = 1 << 30
+_NO_TORCH = "PyTorch is not installed"
+_NO_DRIVER = "no NVIDIA driver (no nvidia-smi, no /dev/nvidia0)"
+# PyTorch may be missing, as long as nothing here needs it.
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich")
 
 
@@ -94,7 +97,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at everything. Imports torch, so it takes a second or two."""
+    """Look at everything. Imports torch if it is there, so it takes a second or two."""
     cpu, memory, compiler = machine.cpu(), machine.memory(), machine.compiler()
     packages = {name: package_version(name) for name in PACKAGES}
     cuda = find_cuda()
@@ -129,6 +132,8 @@ def package_version(name: str) -> str | None:
 
 
 def find_cuda() -> Cuda:
+    if not has_torch():
+        return Cuda((), _NO_TORCH if machine.has_gpu_driver() else _NO_DRIVER)
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -144,7 +149,7 @@ def find_cuda() -> Cuda:
         build = f"PyTorch {torch.__version__} is built without CUDA"
         return Cuda((), build if has_driver else f"no NVIDIA driver, and {build}")
     if not has_driver:
-        return Cuda((), "no NVIDIA driver (no nvidia-smi, no /dev/nvidia0)")
+        return Cuda((), _NO_DRIVER)
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "":
         return Cuda((), "CUDA_VISIBLE_DEVICES is empty, which hides every device")
     return Cuda((), f"PyTorch's CUDA {torch.version.cuda} does not start with this driver")
@@ -188,21 +193,20 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
 def missing_software(
     packages: dict[str, str | None], compiler: machine.Compiler | None, native: NativeKernels
 ) -> list[Finding]:
+    missing = [name for name, version in packages.items() if version is None]
     found = [
-        Finding(
-            f"the package {name} is not installed",
-            ADD_TORCH if name == "torch" else f"pip install {name}",
-        )
-        for name, version in packages.items()
-        if version is None
+        Finding(f"the package {name} is not installed", f"pip install {name}")
+        for name in missing
+        if name != "torch"
     ]
     if native.chosen is None:
+        problem = "no native CPU kernels, so answers are slow"
+        if "torch" in missing:
+            problem = f"neither native CPU kernels nor PyTorch ({ADD_TORCH}), so no model runs"
         remedy = "pip install --force-reinstall --no-deps octavo, from its folder"
         if compiler is None:
             remedy = f"apt-get install g++ (or xcode-select --install on macOS), then {remedy}"
-        found.append(
-            Finding(f"no native CPU kernels, so answers are slow: {native.reason}", remedy)
-        )
+        found.append(Finding(f"{problem}: {native.reason}", remedy))
     if not has_pip():
         found.append(
             Finding(
@@ -235,7 +239,9 @@ def weak_hardware(
         found.append(
             Finding(
                 f"there is an NVIDIA driver, but no usable CUDA device: {cuda.reason}",
-                "pip install --force-reinstall torch (a CUDA build), or check the driver",
+                ADD_TORCH
+                if cuda.reason == _NO_TORCH
+                else "pip install --force-reinstall torch (a CUDA build), or check the driver",
             )
         )
     for what, free, remedy in (

@@ -1,11 +1,18 @@
-"""Packages that octavo does much without, and what adds them."""
+"""PyTorch, which only GPUs need, and models that the native kernels do not run."""
 
 from __future__ import annotations
+
+import importlib.util
 
 from octavo.errors import MissingPackageError
 
 ADD_TORCH = "pip install 'octavo[torch]'"
 NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
+
+
+def has_torch() -> bool:
+    """Whether it is installed: without importing it, which takes a second."""
+    return importlib.util.find_spec("torch") is not None
 
 
 def need_torch(what: str) -> None:

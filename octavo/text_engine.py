@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,11 +79,7 @@ class TextEngine:
         vocab_size: int,
         eos_token_ids: Iterable[int],
         seed: int = 0,
-        *,
-        check_params: Callable[[SamplingParams], None] = lambda params: None,
     ):
-        """``check_params`` raises a RequestError for what the executor cannot do."""
-        self._check_params = check_params
         self.engine = engine
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -134,7 +130,6 @@ class TextEngine:
         """
         if request_id in self.groups:
             raise InvalidRequestError(f"{request_id!r} is in use", "request_id")
-        self._check_params(params)
         check_vocabulary(params, self.vocab_size)
         check_prompt_logprobs(params, len(prompt_token_ids))
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)

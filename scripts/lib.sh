@@ -44,12 +44,21 @@ torch_requirement() {
     fi
 }
 
-# setup [EXTRA]: octavo, editable, with the optional dependencies EXTRA. What was installed is
-# noted in a stamp, so that a second run installs nothing and needs no network.
+# setup [EXTRA]: octavo, editable, with the optional dependencies EXTRA, of which those for tests
+# need PyTorch and the kernels of all instruction sets, and others the best kernels for this
+# processor. What was installed is noted in a stamp, so that a second run installs nothing and needs
+# no network.
 setup() {
-    local extra="${1:-}" torch stamp wanted
+    local extra="${1:-}" torch="" isa=native stamp wanted
     make_venv
-    torch="$(torch_requirement)"
+    if [[ "$extra" == *test* ]]; then
+        isa=all
+        torch="$(torch_requirement)"
+    elif ! makes_kernels; then
+        extra="${extra:+$extra,}torch" # without kernels, nothing else runs a model
+        torch="$(torch_requirement)"
+    fi
+    export OCTAVO_BUILD_ISA="${OCTAVO_BUILD_ISA:-$isa}"
     stamp="$venv/octavo-installed${extra:+-$extra}"
     wanted="$("$venv/bin/python" - "$torch" <<'PYTHON'
 import hashlib, pathlib, sys
@@ -62,11 +71,21 @@ PYTHON
         build_native
         return
     fi
-    echo "installing octavo${extra:+ with [$extra]} into .venv (once; PyTorch is the large part)" >&2
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        "$torch" -e ".${extra:+[$extra]}" >&2
+    echo "installing octavo${extra:+ with [$extra]} into .venv (once)" >&2
+    # Compiling begins while packages are fetched; pip's own build waits for it and finds all done.
+    # Modules in Python are compiled when they are first imported, if ever.
+    build_native &
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+        ${torch:+"$torch"} -e ".${extra:+[$extra]}" >&2
+    wait $! || fail "the native kernels do not compile"
     echo "$wanted" >"$stamp"
-    build_native
+}
+
+# Whether the native kernels are compiled here.
+makes_kernels() {
+    [[ "${OCTAVO_NATIVE:-}" != 0 ]] && PYTHONPATH=csrc "$venv/bin/python" -B -c '
+import sys, build
+sys.exit(build.find_compiler() is None)'
 }
 
 # The native kernels, as their sources are now; what has not changed is not compiled again.

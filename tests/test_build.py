@@ -97,6 +97,29 @@ def test_a_restricted_build(small, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+def test_the_best_level_of_this_machine(small, monkeypatch):
+    """It is the one that would be chosen of all."""
+    small.build()
+    (best, *_) = (isa for isa in library.runnable() if isa in libraries(small))
+    for file in small.LIBRARIES.glob("*.so"):
+        file.unlink()
+    monkeypatch.setenv("OCTAVO_BUILD_ISA", "native")
+    assert small.build().built == [best] and libraries(small) == {best}
+    monkeypatch.setenv("OCTAVO_BUILD_ISA", "all")
+    assert len(small.build().built) > 1
+
+
+@needs_compiler
+def test_what_an_installation_builds(small, monkeypatch):
+    assert small.isa_from_environment() is None
+    assert small.isa_from_environment(["native"]) == ["native"]
+    for value, wanted in (("all", None), ("avx2,scalar", ["avx2", "scalar"])):
+        monkeypatch.setenv("OCTAVO_BUILD_ISA", value)
+        assert small.isa_from_environment(["native"]) == wanted
+
+
+@needs_compiler
 def test_a_loaded_library_is_replaced_not_written_over(small):
     small.build(isa=["scalar"])
     path = small.LIBRARIES / "liboctavo_scalar.so"

@@ -44,6 +44,11 @@ def test_healthy_machine_has_no_findings(healthy: dict) -> None:
     ("change", "problem", "remedy"),
     [
         ({"packages": {"rich": None}}, "rich is not installed", "pip install rich"),
+        (
+            {"packages": {"torch": None}, "native": NO_KERNELS},
+            "nor PyTorch (pip install 'octavo[torch]'), so no model runs: not compiled",
+            "pip install --force-reinstall",
+        ),
         ({"native": NO_KERNELS}, "slow: not compiled", "pip install --force-reinstall"),
         ({"native": NO_KERNELS, "compiler": None}, "slow: not compiled", "apt-get install g++"),
         (
@@ -70,6 +75,18 @@ def test_driver_without_devices(healthy: dict, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     (finding,) = findings(healthy)
     assert "no usable CUDA device: no NVIDIA driver" in finding.problem
+
+
+def test_pytorch_is_missed_where_something_needs_it(
+    healthy: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native kernels do without it, a GPU does not."""
+    without = healthy | {"packages": {"torch": None}, "cuda": Cuda((), doctor._NO_TORCH)}
+    assert findings(without) == []
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    (finding,) = findings(without)
+    assert "PyTorch is not installed" in finding.problem
+    assert finding.remedy == "pip install 'octavo[torch]'"
 
 
 def test_python_without_pip(healthy: dict, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a start does without: PyTorch, where the native kernels run all that is asked for.
+"""What octavo does without: PyTorch, wherever native kernels run the model.
 
 Every process here finds a package ``torch`` before the real one, which is as good as none: to
 import it fails as if it were not installed, and leaves a note.
@@ -114,11 +114,17 @@ import sys
 from octavo import LLM, SamplingParams
 with LLM(sys.argv[1]) as llm:
     assert llm.engine_info()["kernels"] == "native"
-    ways = dict(temperature=0), dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=1)
-    for way in ways:
+    for way in (
+        dict(temperature=0),
+        dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=1),
+        dict(temperature=0.8, typical_p=0.7),
+        dict(logprobs=3, prompt_logprobs=2),
+    ):
         params = SamplingParams(max_tokens=12, repetition_penalty=1.1, ignore_eos=True, **way)
         (output,) = llm.generate("Hello, this is", params)
         assert len(output.outputs[0].token_ids) == 12
+        assert len(output.outputs[0].logprobs or ()) == (12 if params.logprobs else 0)
+        assert bool(output.prompt_logprobs) == bool(params.prompt_logprobs)
         (output,) = llm.chat([{"role": "user", "content": "Hi"}], params)
         assert len(output.outputs[0].token_ids) == 12
 assert "torch" not in sys.modules
@@ -144,43 +150,49 @@ def test_nor_do_those_of_the_command(tiny_gguf, without_torch, flags):
 
 @needs_native
 def test_nor_do_those_of_a_server(tiny_gguf, without_torch):
-    """In none of its processes. A request that needs it is refused, and told why."""
+    """In none of its processes, whatever a request asks for."""
     with LiveServer(tiny_gguf) as server:
         body = {"prompt": "Hello", "max_tokens": 8, "temperature": 0.7}
         answer = server.fetch("/v1/completions", body)
         assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] > 0
-        assert without_torch.read_text() == ""
-        answer = server.fetch("/v1/completions", {**body, "logprobs": 1})
-        assert answer.status == 400 and answer.error["param"] == "logprobs"
-        assert "pip install 'octavo[torch]'" in answer.error["message"]
-        assert server.fetch("/v1/completions", body).status == 200
-    assert without_torch.read_text() != ""
-
-
-NEEDS_TORCH = """
-import json, sys
-from octavo import LLM, SamplingParams
-with LLM(sys.argv[1]) as llm:
-    ways = dict(logprobs=1), dict(typical_p=0.5), dict(prompt_logprobs=1), dict()
-    params = [SamplingParams(max_tokens=4, ignore_eos=True, **way) for way in ways]
-    outputs = llm.generate(["Hello"] * len(params), params)
-    print(json.dumps([output.error for output in outputs]))
-"""
+        answer = server.fetch("/v1/completions", {**body, "logprobs": 1, "typical_p": 0.5})
+        assert answer.status == 200
+        assert len(answer.json()["choices"][0]["logprobs"]["token_logprobs"]) > 0
+    assert without_torch.read_text() == ""
 
 
 @needs_native
-def test_what_needs_torch_says_how_to_get_it(tiny_gguf, without_torch):
-    done = python(NEEDS_TORCH, tiny_gguf)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["perplexity", "--ctx", "64", "--text", "{text}"],
+        ["bench", "latency", "--input-len", "16", "--output-len", "8", "--repeat", "1"],
+        ["bench", "throughput", "--num-prompts", "4", "--input-len", "16", "--output-len", "8"],
+    ],
+    ids=" ".join,
+)
+def test_nor_do_measurements(tiny_gguf, without_torch, tmp_path, command):
+    text = tmp_path / "text"
+    text.write_text("So shaken as we are, so wan with care. " * 10)
+    words = [word.format(text=text) for word in command] + [str(tiny_gguf), "--json"]
+    done = subprocess.run([sys.executable, "-m", "octavo", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    *refused, served = json.loads(done.stdout)
-    assert served is None
-    for error, field in zip(refused, ("logprobs", "typical_p", "prompt_logprobs"), strict=True):
-        assert error.startswith(f"{field}: ")
-        assert "pip install 'octavo[torch]'" in error
+    assert json.loads(done.stdout)
+    assert without_torch.read_text() == ""
+
+
+def test_a_doctor_says_that_it_is_not_there(without_torch, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "doctor", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No module named 'torch'" in json.loads(done.stdout)["cuda"]["reason"]
 
 
 @pytest.mark.parametrize("settings", [{"kernels": "reference"}, {"device": "cuda"}, {}])
-def test_so_do_models_that_only_torch_can_run(tiny_gguf, without_torch, monkeypatch, settings):
+def test_models_that_only_torch_can_run_say_how_to_get_it(
+    tiny_gguf, without_torch, monkeypatch, settings
+):
     monkeypatch.setenv("OCTAVO_ISA", "none")
     code = "import json, sys; from octavo import LLM; LLM(sys.argv[1], **json.loads(sys.argv[2]))"
     done = python(code, tiny_gguf, json.dumps(settings))
@@ -198,22 +210,3 @@ def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
     with caplog.at_level("INFO", "octavo"):
         assert build._choose_device("auto") == "cpu"
     assert "pip install 'octavo[torch]'" in caplog.text
-
-
-LOGPROBS = """
-import sys
-from octavo import LLM, SamplingParams
-with LLM(sys.argv[1]) as llm:
-    llm.generate("Hello", SamplingParams(max_tokens=4, temperature=0))
-    assert "torch" not in sys.modules
-    llm.generate("Hello", SamplingParams(max_tokens=4, temperature=0, logprobs=1))
-    import torch
-    print(torch.get_num_threads())
-"""
-
-
-@needs_native
-def test_where_it_is_there_it_comes_when_it_is_needed_and_stays_quiet(tiny_gguf):
-    """Its threads would get in the way of those of the kernels."""
-    done = python(LOGPROBS, tiny_gguf)
-    assert done.stdout.split() == ["1"], done.stderr

@@ -11,12 +11,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.core.admission import AdmissionPolicy
-from octavo.core.batch import DAMAGED, Batch, StepOutput
+from octavo.core.batch import DAMAGED, Batch, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
 from octavo.core.executor import Executor, ExecutorAround, Probe, StepHandle
 from octavo.core.scheduler import Scheduler, SchedulerConfig
@@ -161,6 +161,9 @@ class FaultyForward:
 
     def logits(self, rows: range) -> Logits:
         return self._forward.logits(rows)
+
+    def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        return self._forward.logprobs(rows, token_ids, num_top)
 
     def probe(self, runner: Observed) -> Probe:
         return self._forward.probe(runner)

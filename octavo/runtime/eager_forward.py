@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from octavo.core.batch import Batch
+from octavo.core.batch import Batch, TokenLogprobs
 from octavo.kernels.dispatch import Ops
 from octavo.layers.context import LayerCaches
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed, Rows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.sampler import compute_logprobs, sample
+from octavo.runtime.sampling_row import sampling_row
 from octavo.runtime.torch_probe import TorchProbe
 
 
@@ -52,7 +54,7 @@ class EagerContext:
 
 
 class EagerForward:
-    """Calls a model with the ops of a device. It chooses no tokens: all are left to the sampler."""
+    """Calls a model with the ops of a device, and samples from its logits there."""
 
     def __init__(
         self,
@@ -90,19 +92,22 @@ class EagerForward:
             for item, end in zip(batch.items, inputs.query_start[1:], strict=True)
             if item.samples
         ]
-        return Rows(
-            inputs.query_start,
-            (~is_sound).nonzero()[:, 0].tolist(),
-            sampled,
-            tokens=[[] for _ in sampled],
-            reasons={},
-            left=range(len(sampled)),
-            logits=self._compute_logits(self._hidden[last]) if last else None,
-        )
+        rows = Rows(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist(), sampled, [], {}, {})
+        if sampled:
+            logits = self._compute_logits(self._hidden[last])
+            chosen = sample(logits, [sampling_row(item.request) for item in sampled])
+            rows.tokens = [[token_id] for token_id in chosen.token_ids]
+            rows.reasons = chosen.errors
+            rows.logprobs = {i: [entry] for i, entry in enumerate(chosen.logprobs) if entry}
+        return rows
 
     @torch.inference_mode()
     def logits(self, rows: range) -> torch.Tensor:
         return self._compute_logits(self._hidden[rows.start : rows.stop])
+
+    @torch.inference_mode()
+    def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        return compute_logprobs(self.logits(rows), token_ids, num_top)
 
     def probe(self, runner: Observed) -> TorchProbe:
         return TorchProbe(

@@ -1,8 +1,8 @@
 """What runs a model over a batch, as the runner sees it, and what that leaves.
 
-There are several: op by op (``eager_forward.py``), in one native call (``native_forward.py``). A
-forward may choose tokens by itself, where that is cheaper than to give out logits; all that comes
-after is the runner's, and the same for all of them.
+There are two: op by op (``eager_forward.py``), and in one native call (``native_forward.py``). A
+forward chooses tokens too, since it knows best where its logits are; all that comes after is the
+runner's, and the same for both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.batch import Batch, ScheduledRequest, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ class Rows:
     starts: Sequence[int] | np.ndarray  # [S + 1]; the rows of item i are [starts[i], starts[i + 1])
     damaged: Sequence[int]  # rows with a NaN or an infinity, in their order
     sampled: list[ScheduledRequest]  # the items that sample, in their order
-    # For each of these its tokens, as far as the forward has chosen them, and why there are none.
-    # Those that are left to the sampler, by their place, have a row of logits each.
-    tokens: list[list[int]]
+    tokens: list[list[int]]  # of each of these
+    # By place in ``sampled``: why there is no valid token; what was asked about the tokens.
     reasons: dict[int, str]
-    left: Sequence[int]
-    logits: Logits | None  # float32 [len(left), V]
+    logprobs: dict[int, list[TokenLogprobs]]
 
 
 class Observed(Protocol):
@@ -72,10 +70,11 @@ class Forward(Protocol):
         ...
 
     def logits(self, rows: range) -> Logits:
-        """Logits [R, V] of a few rows of the last batch, valid until the next call of anything.
+        """Logits [R, V] of a few rows of the last batch, valid until the next call of anything."""
+        ...
 
-        ``Rows.logits`` of that batch are gone by then.
-        """
+    def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        """What those logits say of a token each, and their ``num_top`` most likely ones."""
         ...
 
     def probe(self, runner: Observed) -> Probe: ...

@@ -1,8 +1,7 @@
 """A forward pass on the native kernels: one call a step.
 
-What ``eager_forward.py`` does op by op, the step program does at once, up to and with the sampling
-of most requests. Here its arguments are written into arrays that persist from step to step, and
-its results are read. Requests that want more of their logits than a token get them as an array.
+What ``eager_forward.py`` does op by op, the step program does at once, up to and with sampling.
+Here its arguments are written into arrays that persist from step to step, and its results are read.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from operator import add
 
 import numpy as np
 
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.batch import Batch, ScheduledRequest, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import Observed, Rows
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.native_kv_cache import NativeKVCache
-from octavo.runtime.native_sampling import SampleArray, is_native, status_error
+from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 
 
 class NativeForward:
-    """Runs batches of one model through its step program, which chooses most of their tokens."""
+    """Runs batches of one model through its step program, which chooses their tokens too."""
 
     def __init__(
         self,
@@ -57,6 +56,7 @@ class NativeForward:
         self._status = _int32s(rows)
         self._row_finite = bytearray(max(max_tokens, rows))
         self._samples = SampleArray(rows)
+        self._logprobs = LogprobArray(rows, program.vocab_size)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
         self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
         self._arguments = self._make_arguments()
@@ -89,21 +89,26 @@ class NativeForward:
     def run(self, batch: Batch) -> Rows:
         num_tokens, longest = self._write_sequences(batch)
         sampled = [item for item in batch.items if item.samples]
-        left = self._write_sampling(batch, sampled)
-        if num_tokens == 1 and not left and (most := batch.items[0].num_sampled) > 1:
+        self._write_sampling(batch, sampled)
+        if num_tokens == 1 and sampled and (most := sampled[0].num_sampled) > 1:
             return self._run_rounds(sampled, most, longest)
         self._arguments.num_rounds = 1
+        asked = [item.request.params.logprobs for item in sampled]
+        self._arguments.logprobs = self._logprobs.ask(asked)
         self.program.step(self._arguments, longest)
         count = len(sampled)
-        status = self._status[:count].tolist()
+        status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
         return Rows(
             self._query_start,
             self._damaged(num_tokens),
             sampled,
-            tokens=[[token] for token in self._tokens[:count].tolist()],
-            reasons=_reasons(status, left) if any(status) else {},
-            left=left,
-            logits=self._logits[: len(left)] if left else None,
+            tokens=[[token] for token in tokens],
+            reasons=_reasons(status) if any(status) else {},
+            logprobs={
+                place: [self._logprobs.entry(place, tokens[place])]
+                for place, num_top in enumerate(asked)
+                if num_top is not None and not status[place]
+            },
         )
 
     def _run_rounds(self, sampled: list[ScheduledRequest], most: int, longest: int) -> Rows:
@@ -113,20 +118,23 @@ class NativeForward:
         if request.params.has_penalties or request.is_masked:  # every token counts, here
             rounds = 1
         self._arguments.num_rounds = rounds
+        num_top = request.params.logprobs
+        self._arguments.logprobs = self._logprobs.ask([num_top] * rounds)
         before = self.kernel_seconds
         self.program.step(self._arguments, longest + rounds - 1)
         # A coarse clock may have stood still.
         self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
         status, tokens = self._status[:rounds].tolist(), self._tokens[:rounds].tolist()
-        reasons = _reasons(status[:1], ())
+        reasons = _reasons(status[:1])
         # A failure in a later round is for the next step, which meets it in its first.
         for index, code in enumerate(status):
             if code or not self._row_finite[index]:
                 del tokens[index:]
                 break
-        return Rows(
-            self._query_start, self._damaged(1), sampled, [tokens], reasons, (), logits=None
-        )
+        logprobs = {}
+        if num_top is not None:
+            logprobs[0] = [self._logprobs.entry(index, t) for index, t in enumerate(tokens)]
+        return Rows(self._query_start, self._damaged(1), sampled, [tokens], reasons, logprobs)
 
     def _damaged(self, num_rows: int) -> list[int]:
         if self._row_finite.find(0, 0, num_rows) < 0:
@@ -152,44 +160,40 @@ class NativeForward:
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, max(kv_len)
 
-    def _write_sampling(self, batch: Batch, sampled: Sequence[ScheduledRequest]) -> list[int]:
-        """What becomes of the last token of each item that samples.
-
-        Returns which of them (places in ``sampled``) only get their logits.
-        """
+    def _write_sampling(self, batch: Batch, sampled: Sequence[ScheduledRequest]) -> None:
+        """What becomes of the last token of each item that samples."""
         count = len(sampled)
         self._arguments.num_out = count
         self._arguments.head_only = 0
-        requests = [item.request for item in sampled]
         starts = self._query_start
         self._out_rows[:count] = array(
             "i", [starts[i + 1] - 1 for i, item in enumerate(batch.items) if item.samples]
         )
-        left = [place for place, request in enumerate(requests) if not is_native(request)]
         self._logits_at[:count] = array("Q", bytes(8 * count))
-        for place, address in zip(left, self._logits_rows(len(left)), strict=True):
-            self._logits_at[place] = address
-        self._samples.write(requests)
-        return left
-
-    def _logits_rows(self, count: int) -> list[int]:
-        """Addresses of the first ``count`` rows of ``self._logits``."""
-        if count == 0:
-            return []
-        if self._logits.shape[0] < count:
-            self._logits = np.empty((count, self.program.vocab_size), dtype=np.float32)
-        first, stride = self._logits.ctypes.data, self._logits.strides[0]
-        return [first + i * stride for i in range(count)]
+        self._samples.write([item.request for item in sampled])
 
     def logits(self, rows: range) -> np.ndarray:
         """A further call, of the head alone."""
         count = len(rows)
+        if self._logits.shape[0] < count:
+            self._logits = np.empty((count, self.program.vocab_size), dtype=np.float32)
+        first, stride = self._logits.ctypes.data, self._logits.strides[0]
         self._out_rows[:count] = array("i", rows)
-        self._logits_at[:count] = array("Q", self._logits_rows(count))
+        self._logits_at[:count] = array("Q", range(first, first + count * stride, stride))
         self._arguments.num_out, self._arguments.head_only = count, 1
         self._arguments.num_rounds = 1
         self.program.step(self._arguments, 0)
         return self._logits[:count]
+
+    def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        count = len(self.logits(rows))
+        self.program.judge(
+            count,
+            _address(self._logits_at),
+            _address(targets := array("i", token_ids)),
+            self._logprobs.ask([num_top] * count),
+        )
+        return [self._logprobs.entry(row, token_id) for row, token_id in enumerate(targets)]
 
 
 def _int32s(count: int) -> array[int]:
@@ -200,8 +204,6 @@ def _address(values: array[int]) -> int:
     return values.buffer_info()[0]
 
 
-def _reasons(status: Sequence[int], left: Sequence[int]) -> dict[int, str]:
-    """Why tokens could not be chosen, by place; of others than those left to the sampler."""
-    return {
-        place: status_error(code) for place, code in enumerate(status) if code and place not in left
-    }
+def _reasons(status: Sequence[int]) -> dict[int, str]:
+    """Why tokens could not be chosen, by place."""
+    return {place: status_error(code) for place, code in enumerate(status) if code}

@@ -1,8 +1,7 @@
-"""Sampling rows as the native sampler reads them (``oct_sample`` of csrc/octavo.h).
+"""What the native sampler reads and writes: ``oct_sample`` and ``oct_logprobs`` of csrc/octavo.h.
 
-The native sampler chooses the token of a row right after its logits, inside the one call of a step.
-It covers what most requests ask for; ``is_native`` says of which rows. The others get their logits
-back and go through ``runtime/sampler.py``, against which the native sampler is tested.
+It chooses the token of a row right after its logits, inside the one call of a step, and says there
+what the logits thought of it. ``runtime/sampler.py`` is the oracle against which it is tested.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import math
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW
+from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError, MissingPackageError
-from octavo.extras import NO_TORCH, need_torch
 from octavo.kernels.cpu import abi
 from octavo.runtime.sampling_row import GREEDY_TEMPERATURE, SamplingRow
 
-# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 18 assignments.
-_STRUCT = struct.Struct("@4f2d3iI2P2Q3Pq")
-assert _STRUCT.size == ctypes.sizeof(abi.Sample)
+# The fields of abi.Sample, in their order. One pack_into is ten times as fast as 19 assignments.
+_SAMPLE = struct.Struct("@4f3d3iI2P2Q3Pq")
+assert _SAMPLE.size == ctypes.sizeof(abi.Sample)
+_LOGPROBS = struct.Struct("@2id2P")
+assert _LOGPROBS.size == ctypes.sizeof(abi.Logprobs)
 
 _REASONS = {
     abi.OCT_TOKEN_BAD_LOGITS: BAD_LOGITS,
@@ -43,25 +42,6 @@ class _Biases(NamedTuple):
 
 # A request will do: to make a row of it copies its output.
 Row = SamplingRow | Request
-
-
-def is_native(row: Row) -> bool:
-    """Whether the native sampler gives this row all that it asks for."""
-    return row.params.logprobs is None and row.params.typical_p >= 1.0
-
-
-def check_params(params: SamplingParams) -> None:
-    """InvalidRequestError if a request wants what only Python does, and that has no PyTorch."""
-    for field, is_wanted in (
-        ("logprobs", params.logprobs is not None),
-        ("prompt_logprobs", params.prompt_logprobs is not None),
-        ("typical_p", params.typical_p < 1.0),
-    ):
-        if is_wanted:
-            try:
-                need_torch(field)
-            except MissingPackageError:
-                raise InvalidRequestError(NO_TORCH, field) from None
 
 
 def status_error(status: int) -> str:
@@ -83,8 +63,8 @@ class SampleArray:
         self._of_this_step: list[array[int]] = []
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Describe ``rows`` in the first entries. What only Python can do is left out of them."""
-        structs, pack, size = self.array, _STRUCT.pack_into, _STRUCT.size
+        """Describe ``rows`` in the first entries."""
+        structs, pack, size = self.array, _SAMPLE.pack_into, _SAMPLE.size
         prompts, biases = self._prompts, self._biases
         self._prompts, self._biases, self._of_this_step = {}, {}, []
         offset = 0
@@ -113,6 +93,7 @@ class SampleArray:
                 params.presence_penalty,
                 params.top_p,
                 params.min_p,
+                params.typical_p,
                 params.top_k,
                 num_prompt,
                 num_output,
@@ -153,3 +134,40 @@ class SampleArray:
         """Address and length of an array of this step, which lives as long as it."""
         self._of_this_step.append(values)
         return values.buffer_info()
+
+
+class LogprobArray:
+    """A C array of ``oct_logprobs`` for steps, one after the other."""
+
+    def __init__(self, capacity: int, vocab_size: int):
+        self._structs = (abi.Logprobs * capacity)()
+        self._address = ctypes.addressof(self._structs)
+        self._vocab_size = vocab_size
+        # The first ranks of all rows, one row behind the other, and where each begins and ends.
+        self._top_ids: array[int] = array("i")
+        self._top: array[float] = array("d")
+        self._ends: list[int] = [0]
+
+    def ask(self, counts: Sequence[int | None]) -> int:
+        """The address of an array that asks for so many first ranks of each row; of a row with
+        None for nothing, and if all are, NULL."""
+        if all(count is None for count in counts):
+            return 0
+        asked = [-1 if count is None else min(count, self._vocab_size) for count in counts]
+        self._ends = [0, *accumulate(max(count, 0) for count in asked)]
+        self._top_ids = array("i", bytes(4 * self._ends[-1]))
+        self._top = array("d", bytes(8 * self._ends[-1]))
+        top_ids, top = self._top_ids.buffer_info()[0], self._top.buffer_info()[0]
+        for row, (count, begin) in enumerate(zip(asked, self._ends, strict=False)):
+            _LOGPROBS.pack_into(
+                self._structs, row * _LOGPROBS.size, count, 0, 0.0, top_ids + 4 * begin,
+                top + 8 * begin,
+            )  # fmt: skip
+        return self._address
+
+    def entry(self, row: int, token_id: int) -> TokenLogprobs:
+        """What was found of a row, which asked, and of its token."""
+        _, rank, logprob, _, _ = _LOGPROBS.unpack_from(self._structs, row * _LOGPROBS.size)
+        mine = slice(self._ends[row], self._ends[row + 1])
+        top = tuple(zip(self._top_ids[mine], self._top[mine], strict=True))
+        return TokenLogprobs(token_id, logprob, rank, top)

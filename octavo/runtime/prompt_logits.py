@@ -6,47 +6,58 @@ them alone; here is said which, and what becomes of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from octavo.core.batch import ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver
-from octavo.runtime.forward import Logits
+from octavo.runtime.forward import Forward, Logits
 
 # So many rows at a time bound the memory.
 LOGITS_ROWS = 64
 
-# Logits [R, V] at at most LOGITS_ROWS positions of an item; valid until the next call.
-LogitsAt = Callable[[range], Logits]
-
 
 def judge_prompt(
-    item: ScheduledRequest, logits_at: LogitsAt, observer: LogitsObserver | None, output: StepOutput
+    item: ScheduledRequest,
+    first_row: int,
+    forward: Forward,
+    observer: LogitsObserver | None,
+    output: StepOutput,
 ) -> None:
-    """Log-probabilities of an item's prompt tokens, if asked for, and what an observer wants."""
+    """Log-probabilities of an item's prompt tokens, if asked for, and what an observer wants.
+
+    ``first_row``: where the item begins in the batch that ``forward`` has run last.
+    """
     request = item.request
+    before = first_row - item.start
     if request.params.prompt_logprobs is not None:
-        output.prompt_logprobs[request.request_id] = list(_prompt_logprobs(item, logits_at))
+        entries = list(_prompt_logprobs(item, before, forward))
+        output.prompt_logprobs[request.request_id] = entries
     if observer is not None:
         for positions in _computed(item, observer.wants(request)):
-            observer.observe(request, positions.start, _as_array(logits_at(positions)))
+            logits = forward.logits(_shifted(positions, before))
+            observer.observe(request, positions.start, _as_array(logits))
 
 
-def _prompt_logprobs(item: ScheduledRequest, logits_at: LogitsAt) -> Iterator[TokenLogprobs]:
+def _prompt_logprobs(
+    item: ScheduledRequest, before: int, forward: Forward
+) -> Iterator[TokenLogprobs]:
     """What the model thought of prompt tokens: position p judges the token at p + 1.
 
     After a preemption, the positions reported before are computed again and skipped here.
     """
-    from octavo.runtime.sampler import compute_logprobs  # brings PyTorch
-
     request = item.request
     num_top = request.params.prompt_logprobs
     assert num_top is not None
     due = range(request.num_prompt_logprobs, request.num_prompt_tokens - 1)
     for positions in _computed(item, due):
-        targets = list(request.prompt_token_ids[positions.start + 1 : positions.stop + 1])
-        yield from compute_logprobs(logits_at(positions), targets, num_top)
+        targets = request.prompt_token_ids[positions.start + 1 : positions.stop + 1]
+        yield from forward.logprobs(_shifted(positions, before), targets, num_top)
+
+
+def _shifted(positions: range, by: int) -> range:
+    return range(positions.start + by, positions.stop + by)
 
 
 def _as_array(logits: Logits) -> np.ndarray:

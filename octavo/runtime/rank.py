@@ -16,7 +16,6 @@ from pathlib import Path
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe
-from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
@@ -24,7 +23,6 @@ from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
-from octavo.runtime.native_sampling import check_params
 from octavo.runtime.runner import Runner
 
 Progress = Callable[[int, int], None]
@@ -100,11 +98,6 @@ class Rank:
         assert self._backend is not None, "a rank is started once"
         self.runner = Runner(self._backend.create_forward(limits))
         self._backend = None  # with what only the start needs: weights that have been packed
-
-    def check_params(self, params: SamplingParams) -> None:
-        """InvalidRequestError if a request asks for what cannot be done here."""
-        if self.kernels == "native":
-            check_params(params)
 
     @property
     def num_blocks(self) -> int:

@@ -1,18 +1,17 @@
 """A batch in, tokens out: a forward pass, and all that is the same whatever made it.
 
-A row with NaN or infinite values ends its own request; where the forward has not chosen a token,
-the sampler does; and whoever wants logits of a prompt gets them.
+A row with NaN or infinite values ends its own request, and whoever wants logits of a prompt gets
+them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput
 from octavo.core.executor import LogitsObserver, Probe
-from octavo.runtime.forward import Forward, Logits, Rows
+from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.sampling_row import sampling_row
 
 
 class Runner:
@@ -47,12 +46,7 @@ class Runner:
     def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
         if item.request.request_id in output.errors:
             return
-        before = first_row - item.start
-
-        def logits_at(positions: range) -> Logits:
-            return self.forward.logits(range(before + positions.start, before + positions.stop))
-
-        judge_prompt(item, logits_at, self.logits_observer, output)
+        judge_prompt(item, first_row, self.forward, self.logits_observer, output)
 
 
 def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:
@@ -68,7 +62,6 @@ def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:
 
 
 def _take_tokens(rows: Rows, output: StepOutput) -> None:
-    logprobs = _sample_what_is_left(rows) if rows.left else {}
     errors, reasons, token_ids = output.errors, rows.reasons, output.token_ids
     for place, (item, tokens) in enumerate(zip(rows.sampled, rows.tokens, strict=True)):
         request_id = item.request.request_id
@@ -78,20 +71,5 @@ def _take_tokens(rows: Rows, output: StepOutput) -> None:
             errors[request_id] = reasons[place]
             continue
         token_ids[request_id] = tokens
-        if logprobs and (entry := logprobs.get(place)) is not None:
-            output.logprobs[request_id] = [entry]
-
-
-def _sample_what_is_left(rows: Rows) -> dict[int, TokenLogprobs | None]:
-    """Choose the tokens that the forward has not; their log-probabilities, by place."""
-    assert rows.logits is not None
-    from octavo.runtime.sampler import sample  # brings PyTorch, without which most rows do
-
-    sampled = sample(
-        rows.logits, [sampling_row(rows.sampled[place].request) for place in rows.left]
-    )
-    for index, place in enumerate(rows.left):
-        rows.tokens[place] = [sampled.token_ids[index]]
-        if index in sampled.errors:
-            rows.reasons[place] = sampled.errors[index]
-    return dict(zip(rows.left, sampled.logprobs, strict=True))
+        if place in rows.logprobs:
+            output.logprobs[request_id] = rows.logprobs[place]

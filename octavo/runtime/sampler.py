@@ -55,13 +55,12 @@ class SamplerOutput(NamedTuple):
     errors: dict[int, str]
 
 
-def sample(logits: Tensor | np.ndarray, rows: Sequence[SamplingRow]) -> SamplerOutput:
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
     """The next token of each row of ``logits`` (float32 [R, V], not modified).
 
     Logprobs, for rows that ask for them, are those of ``logits`` before any change. Nothing that
     a row contains raises: what cannot be sampled is reported in ``errors``.
     """
-    logits = _as_tensor(logits)
     assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
     token_ids: list[int] = []
     errors: dict[int, str] = {}
@@ -83,14 +82,13 @@ def sample(logits: Tensor | np.ndarray, rows: Sequence[SamplingRow]) -> SamplerO
 
 
 def compute_logprobs(
-    logits: Tensor | np.ndarray, token_ids: Tensor | Sequence[int], num_top: int
+    logits: Tensor, token_ids: Tensor | Sequence[int], num_top: int
 ) -> list[TokenLogprobs]:
     """Log-probabilities of ``token_ids`` [R] and of the ``num_top`` most likely tokens.
 
     Computed from float32 ``logits`` [R, V] as they are. ``rank`` is one more than the number of
     tokens with a greater logit. A row that holds NaN or +inf, or only -inf, gets NaN.
     """
-    logits = _as_tensor(logits)
     chosen = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device).unsqueeze(1)
     entries: list[TokenLogprobs] = []
     for chunk in _row_chunks(logits):
@@ -115,15 +113,6 @@ def compute_logprobs(
             pairs = tuple((t, x - norm) for t, x in zip(top_ids, top_logits, strict=True))
             entries.append(TokenLogprobs(token_id, logit - norm, place, pairs))
     return entries
-
-
-def _as_tensor(logits: Tensor | np.ndarray) -> Tensor:
-    if isinstance(logits, Tensor):
-        return logits
-    # Of the native kernels. A second pool of threads would only get in the way of theirs, and what
-    # is left for torch is small.
-    torch.set_num_threads(1)
-    return torch.from_numpy(logits)
 
 
 def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, str]]:

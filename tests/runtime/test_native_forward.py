@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 def make_requests(vocab_size: int, count: int = 12, most: int = 70) -> list[Request]:
-    """Prompts with shared prefixes; some tokens are sampled natively, some from their logits."""
+    """Prompts with shared prefixes, and whatever may be asked of their tokens."""
     rng = random.Random(5)
     shared = [rng.randrange(2, vocab_size) for _ in range(40)]
     requests: list[Request] = []
@@ -47,6 +47,7 @@ def make_requests(vocab_size: int, count: int = 12, most: int = 70) -> list[Requ
             top_p=rng.choice([1.0, 0.9]),
             top_k=rng.choice([0, 20]),
             min_p=rng.choice([0.0, 0.05]),
+            typical_p=0.8 if index % 7 == 3 else 1.0,
             repetition_penalty=rng.choice([1.0, 1.2]),
             ignore_eos=True,
             logprobs=3 if index % 2 else None,
@@ -93,8 +94,8 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
         assert engine.scheduler.num_preemptions > 0
 
 
-def test_masked_tokens_are_those_of_the_python_sampler(bench, run_all):
-    """Log-probabilities are only made there: whoever asks for them goes through it."""
+def test_what_the_logits_say_of_tokens_changes_none_of_them(bench, run_all):
+    """Not under a mask, either, which shows in what is chosen and not in its log-probability."""
     vocab_size = bench.config.vocab_size
     rng = random.Random(3)
     words = [[rng.randrange(vocab_size) for _ in range(rng.choice([1, 1, 2]))] for _ in range(60)]
@@ -133,10 +134,14 @@ def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
     assert answers == alone
     taken = {len(update.new_token_ids) for step in steps for update in step.updates}
     assert lookahead.MAX_ROUNDS in taken
+    most_with_logprobs = 0
     for request in requests:
-        if request.params.has_penalties or request.params.logprobs is not None or request.is_masked:
-            mine = [u for s in steps for u in s.updates if u.request is request]
-            assert all(len(update.new_token_ids) <= 1 for update in mine)
+        mine = [len(u.new_token_ids) for s in steps for u in s.updates if u.request is request]
+        if request.params.has_penalties or request.is_masked:
+            assert max(mine) == 1
+        elif request.params.logprobs is not None:
+            most_with_logprobs = max(most_with_logprobs, *mine)
+    assert most_with_logprobs == lookahead.MAX_ROUNDS
 
 
 def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):

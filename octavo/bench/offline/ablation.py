@@ -29,6 +29,7 @@ from octavo.bench.offline.ablation_workloads import (
 )
 from octavo.bench.offline.session import OfflineSession
 from octavo.errors import ConfigError
+from octavo.extras import NO_TORCH, has_torch
 from octavo.measure.statistics import Spread
 from octavo.workload.requests import WorkloadRequest
 
@@ -77,6 +78,10 @@ def _needs_nothing(info: Info) -> str | None:
 
 def _needs_native(info: Info) -> str | None:
     return None if _is_native(info) else "needs the native CPU kernels"
+
+
+def _needs_both_kernels(info: Info) -> str | None:
+    return _needs_native(info) or (None if has_torch() else NO_TORCH)
 
 
 def _needs_cuda(info: Info) -> str | None:
@@ -158,7 +163,7 @@ ABLATIONS = (
         OUTPUT_TPS,
         off={"kernels": "reference"},
         promises_answers=_never,
-        needs=_needs_native,
+        needs=_needs_both_kernels,
     ),
     Ablation(
         "rounds",

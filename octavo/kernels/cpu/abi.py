@@ -183,6 +183,7 @@ class Sample(Structure):
         ("presence_penalty", c_float),
         ("top_p", c_double),
         ("min_p", c_double),
+        ("typical_p", c_double),
         ("top_k", c_int32),
         ("num_prompt_ids", c_int32),
         ("num_output_ids", c_int32),
@@ -195,6 +196,16 @@ class Sample(Structure):
         ("bias_ids", c_void_p),
         ("biases", c_void_p),
         ("num_biases", c_int64),
+    )
+
+
+class Logprobs(Structure):
+    _fields_ = (
+        ("num_top", c_int32),
+        ("rank", c_int32),
+        ("logprob", c_double),
+        ("top_ids", c_void_p),
+        ("top", c_void_p),
     )
 
 
@@ -253,6 +264,7 @@ class Batch(Structure):
         ("out_rows", c_void_p),
         ("logits", c_void_p),
         ("samples", POINTER(Sample)),
+        ("logprobs", c_void_p),
         ("tokens", c_void_p),
         ("status", c_void_p),
         ("row_finite", c_void_p),
@@ -268,6 +280,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_sample": Sample,
+    "oct_logprobs": Logprobs,
     "oct_embed_args": EmbedArgs,
     "oct_rows_args": RowsArgs,
     "oct_check_args": CheckArgs,
@@ -306,6 +319,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_sample_rows": (
         c_int32,
         (_pool, c_int32, c_int32, c_void_p, POINTER(Sample), c_void_p, c_void_p),
+    ),
+    "oct_logprob_rows": (
+        c_int32,
+        (_pool, c_int32, c_int32, c_void_p, c_void_p, c_void_p),
     ),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),

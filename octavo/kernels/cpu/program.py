@@ -94,6 +94,15 @@ class Program:
         self.seconds += time.perf_counter() - begin
         self.library.check(code)
 
+    def judge(self, count: int, logits: int, token_ids: int, logprobs: int) -> None:
+        """Log-probabilities of rows of logits: arrays of ``count`` entries, by their addresses."""
+        begin = time.perf_counter()
+        code = self.library.lib.oct_logprob_rows(
+            self.pool, count, self.vocab_size, logits, token_ids, logprobs
+        )
+        self.seconds += time.perf_counter() - begin
+        self.library.check(code)
+
     def weights(self) -> Iterator[tuple[int, abi.Weight]]:
         """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it."""
         for index in range(self.num_phases):

@@ -251,6 +251,7 @@ void samples() {
     p.repetition_penalty = r % 3 ? 1.0f : 1.25f;
     p.top_p = r % 2 ? 1.0 : 0.875;
     p.min_p = r % 7 ? 0.0 : 0.0625;
+    p.typical_p = r % 9 ? 1.0 : 0.75;
     p.top_k = r % 4 ? 0 : 20;
     p.num_prompt_ids = 50;
     p.prompt_ids = history.data();
@@ -261,6 +262,19 @@ void samples() {
     p.biases = &bias;
     p.position = r;
   }
+  std::vector<int32_t> top_ids(rows * 8);
+  std::vector<double> top(rows * 8);
+  std::vector<oct_logprobs> logprobs(rows);
+  for (int r = 0; r < rows; r++)
+    logprobs[r] = {r % 9, 0, 0.0, top_ids.data() + r * 8, top.data() + r * 8};
+  check(CALL(oct_logprob_rows)(pool, rows, vocab, row.data(), history.data(), logprobs.data()),
+        "oct_logprob_rows");
+  std::vector<int32_t> ranks;
+  for (const oct_logprobs& found : logprobs) ranks.push_back(found.rank);
+  const std::vector<float> rounded(top.begin(), top.end());  // log() is the system's own
+  report("logprobs.ranks", ranks.data(), ranks.size() * 4);
+  report("logprobs.ids", top_ids.data(), top_ids.size() * 4);
+  report("logprobs.top", rounded.data(), rounded.size() * 4);
   check(CALL(oct_sample_rows)(pool, rows, vocab, row.data(), params.data(), tokens.data(), status.data()),
         "oct_sample_rows");
   report("sample.tokens", tokens.data(), tokens.size() * 4);

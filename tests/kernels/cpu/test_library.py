@@ -123,7 +123,7 @@ def test_a_library_of_another_version(native, folder, monkeypatch):
     copy = folder / "liboctavo_scalar.so"
     shutil.copy(native.library.path, copy)
     monkeypatch.setattr(abi, "OCT_ABI_VERSION", 1000)
-    with pytest.raises(Unavailable, match="has version 3 of the interface, this octavo needs 1000"):
+    with pytest.raises(Unavailable, match="of the interface, this octavo needs 1000"):
         library.load("scalar")
 
 

@@ -21,7 +21,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import Bits, create_mask
 from octavo.kernels.cpu import abi
-from octavo.runtime.native_sampling import SampleArray, is_native, status_error
+from octavo.runtime.native_sampling import SampleArray, status_error
 from octavo.runtime.random import uniform
 from octavo.runtime.sampler import SamplingRow, sample
 
@@ -136,10 +136,17 @@ DRAWS = {
     "top_p of nearly all": {"top_p": 1 - 1e-12, "temperature": 3.0},
     "min_p 0.02": {"min_p": 0.02},
     "min_p 1": {"min_p": 1.0},
+    "typical_p 0.9": {"typical_p": 0.9},
+    "typical_p 0.2": {"typical_p": 0.2, "temperature": 1.6},
+    "typical_p 1e-9": {"typical_p": 1e-9},
+    "typical_p of nearly all": {"typical_p": 1 - 1e-12, "temperature": 3.0},
+    "typical_p and min_p": {"typical_p": 0.5, "min_p": 0.02},
+    "typical_p and top_k": {"typical_p": 0.6, "top_k": 9},
+    "typical_p and top_p": {"typical_p": 0.7, "top_p": 0.8},
     "min_p and top_k": {"min_p": 0.3, "top_k": 20},
     "min_p and top_p": {"min_p": 0.01, "top_p": 0.8},
     "top_k and top_p": {"top_k": 30, "top_p": 0.7},
-    "all": {"temperature": 0.9, "min_p": 0.02, "top_k": 40, "top_p": 0.9},
+    "all": {"temperature": 0.9, "min_p": 0.02, "typical_p": 0.9, "top_k": 40, "top_p": 0.9},
     "all and penalties": {"temperature": 1.2, "min_p": 0.01, "top_k": 9, "top_p": 0.9, **PENALTIES},
     "constraints": CONSTRAINTS,
     "all and constraints": {"min_p": 0.01, "top_k": 9, "top_p": 0.9, **CONSTRAINTS, **PENALTIES},
@@ -186,7 +193,7 @@ def test_tokens_of_a_real_vocabulary(native):
 
 def test_tokens_of_a_huge_vocabulary(native):
     rng = np.random.default_rng(3)
-    settings = ["greedy", "plain", "top_k 500", "all and penalties", "top_p 0.9"]
+    settings = ["greedy", "plain", "top_k 500", "all and penalties", "top_p 0.9", "typical_p 0.9"]
     rows = [make_row(9, output=[5, 5], **(GREEDY | DRAWS)[name]) for name in settings]
     logits = rng.normal(size=(len(rows), 262144)).astype(np.float32) * 3
     token_ids, errors = native_sample(native, logits, rows)
@@ -234,10 +241,19 @@ def test_random_numbers_over_many_coordinates(native):
 TEN = [1.3, -0.7, 2.1, 0.4, -2.2, 3.0, 0.9, -1.1, 1.9, 0.0]
 
 
-def exact(logits: list[float], temperature=1.0, min_p=0.0, top_k=0, top_p=1.0) -> np.ndarray:
+def exact(
+    logits: list[float], temperature=1.0, min_p=0.0, typical_p=1.0, top_k=0, top_p=1.0
+) -> np.ndarray:
     """Probability of each token, in float64, by the definitions."""
     p = np.exp((np.array(logits) - max(logits)) / temperature)
     p[p < min_p] = 0.0
+    p /= p.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        information = -np.log(p)
+        entropy = np.nansum(p * information)
+    order = np.argsort(np.abs(information - entropy), kind="stable")
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= typical_p]] = 0.0
     order = np.argsort(-p, kind="stable")
     p[order[top_k or len(p) :]] = 0.0
     p /= p.sum()
@@ -254,6 +270,8 @@ def exact(logits: list[float], temperature=1.0, min_p=0.0, top_k=0, top_p=1.0) -
         {"temperature": 3.0, "min_p": 0.4},
         {"top_k": 6, "top_p": 0.8},
         {"top_p": 0.93, "temperature": 1.4},
+        {"typical_p": 0.6},
+        {"typical_p": 0.8, "min_p": 0.05, "top_k": 3, "temperature": 1.3},
     ],
 )
 def test_draws_have_the_exact_distribution(native, params):
@@ -315,7 +333,7 @@ def test_arguments_that_make_no_sense(native):
     out = np.zeros(2, dtype=np.int32)
 
     def call(vocab_size=4, **fields) -> int:
-        params = abi.Sample(repetition_penalty=1.0, top_p=1.0, **fields)
+        params = abi.Sample(repetition_penalty=1.0, top_p=1.0, typical_p=1.0, **fields)
         return native.lib.oct_sample_rows(
             native.pool,
             1,
@@ -381,23 +399,7 @@ def test_no_rows(native):
     assert native_sample(native, np.zeros((0, 5), dtype=np.float32), []) == ([], {})
 
 
-# ---- Who is sampled here
-
-
-def test_which_rows_are_native():
-    native = [
-        {},
-        {"temperature": 0.0},
-        PENALTIES,
-        DRAWS["all"],
-        {"top_k": -1},
-        {"prompt_logprobs": 1},
-        CONSTRAINTS,
-    ]
-    for params in native:
-        assert is_native(make_row(**params)), params
-    for params in ({"typical_p": 0.9}, {"logprobs": 0}):
-        assert not is_native(make_row(**params)), params
+# ---- How it is told of rows
 
 
 def test_a_sample_array_is_written_anew_at_each_step(native):
@@ -432,7 +434,6 @@ def test_a_request_is_as_good_as_a_row():
         request.mask = create_mask(params, 2**16, [2])
         request.token_ids += output
         row = make_row(77, 2, prompt, output, [2], **settings)
-        assert is_native(request) == is_native(row)
         samples = SampleArray(2)
         samples.write([request, row])
         of_request, of_row = samples.array
