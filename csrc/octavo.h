@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 4
+#define OCT_ABI_VERSION 5
 
 #if defined(__cplusplus)
 extern "C" {

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 4
+OCT_ABI_VERSION = 5
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
