@@ -36,19 +36,9 @@ _CPU_KV_BYTES = 4 << 30
 class Rank:
     """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by."""
 
-    def __init__(
-        self,
-        spec: RankSpec,
-        model: CausalLM,
-        model_config: ModelConfig,
-        files: Sequence[Path] = (),
-        progress: Progress | None = None,
-    ):
-        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
-        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+    def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
         self.model_config = model_config
-        backend = choose_backend(spec, model, model_config, files, progress)
         self.weights_bytes = backend.weights_bytes
         self.kernels, self.isa = backend.name, backend.isa
         self._backend: Backend | None = backend
@@ -75,7 +65,20 @@ class Rank:
         config = checkpoint.config()
         model = load_checkpoint(checkpoint, config, progress=progress)
         files = sorted({entry.path for entry in checkpoint.tensors.values()})
-        return cls(spec, model, config, files, progress)
+        return cls.of_model(spec, model, config, files, progress)
+
+    @classmethod
+    def of_model(
+        cls,
+        spec: RankSpec,
+        model: CausalLM,
+        model_config: ModelConfig,
+        files: Sequence[Path] = (),
+        progress: Progress | None = None,
+    ) -> Rank:
+        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
+        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+        return cls(spec, model_config, choose_backend(spec, model, model_config, files, progress))
 
     @property
     def capacity(self) -> Capacity:
