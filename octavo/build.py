@@ -20,11 +20,11 @@ from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
+from octavo.model_source import notes_folder, open_source
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
-    from octavo.models.checkpoint import Checkpoint
     from octavo.models.config import ModelConfig
     from octavo.text.tokenizer import Tokenizer
 
@@ -75,21 +75,17 @@ def load_engine(
     keep_openmp_patient()
 
     from octavo.executor.local import LocalExecutor
-    from octavo.models.checkpoint import open_checkpoint
-    from octavo.models.loader import check_tokenizer
-    from octavo.runtime.rank import Rank
 
     phases = _Phases()
-    path = hub.resolve(args.model)
-    checkpoint = open_checkpoint(path)
-    _check_quantization(args.quantization, checkpoint)
-    model_config = checkpoint.config()
+    source = open_source(hub.resolve(args.model), notes_folder())
+    args = source.settings(args)
+    model_config = source.config()
     phases.end("header")
-    tokenizer = _tokenizer_of(checkpoint)
-    check_tokenizer(model_config, tokenizer.vocab_size, path)
+    tokenizer = source.tokenizer()
+    model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     phases.end("tokenizer")
-    spec = _rank_spec(args, path, hub.home() / "packed")
-    rank = Rank.load(spec, checkpoint, progress)
+    spec = _rank_spec(args, source.path, notes_folder())
+    rank = source.load_rank(spec, progress)
     phases.end("weights")
     config = resolve(args, rank.capacity)
     rank.start(_rank_limits(config))
@@ -168,35 +164,8 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model folder or of a GGUF file, without its weights and without torch."""
-    from octavo.models.gguf import GGUFFile
-    from octavo.text.tokenizer import Tokenizer
-
-    if path.is_dir():
-        return Tokenizer.from_folder(path)
-    return Tokenizer.from_gguf(GGUFFile(path).metadata, path)
-
-
-def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """As load_tokenizer, without reading the header of a GGUF file, mostly vocabulary, again."""
-    from octavo.models.checkpoint import GGUFFiles
-    from octavo.text.tokenizer import Tokenizer
-
-    if isinstance(checkpoint, GGUFFiles):
-        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
-    return Tokenizer.from_folder(checkpoint.path)
-
-
-def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:
-    """The format is read from the files; a word of the user's can only agree with it."""
-    from octavo.models.checkpoint import GGUFFiles
-
-    found = "gguf" if isinstance(checkpoint, GGUFFiles) else None
-    if asked is not None and asked != found:
-        raise ConfigError(
-            f"quantization {asked!r}: {checkpoint.path} is "
-            f"{found or 'not quantized'}; leave the setting out, it is detected"
-        )
+    """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
+    return open_source(path, notes_folder()).tokenizer()
 
 
 def _choose_device(asked: str) -> str:

@@ -16,6 +16,9 @@ from typing import Any
 
 from octavo.errors import ModelFileError
 
+# What makes a folder an engine folder; see `octavo.engine_folder`.
+ENGINE_MANIFEST = "octavo.json"
+
 # The index of the largest checkpoints is of a few MB.
 MAX_JSON_BYTES = 64 << 20
 

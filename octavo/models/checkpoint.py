@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
-from octavo.model_files import ModelFolder, split_parts
+from octavo.model_files import ENGINE_MANIFEST, ModelFolder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.base import Weight
@@ -158,6 +158,10 @@ class SafetensorsFolder:
         pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
         if pickled:
             _refuse_pickle(pickled[0])
+        if (self.path / ENGINE_MANIFEST).exists():
+            raise ModelFileError(
+                self.path, "an engine folder, which has no weights as a checkpoint has them"
+            )
         ggufs = sorted(p.name for p in self.path.glob("*.gguf"))
         if ggufs:
             raise ModelFileError(self.path, f"give one of the files in it: {', '.join(ggufs)}")

@@ -1,0 +1,120 @@
+"""What a model argument leads to, once it is a path: a checkpoint, or an engine folder.
+
+source = open_source(hub.resolve("smollm2-135m"), notes_folder())
+args = source.settings(args)
+source.config(), source.tokenizer(), source.load_rank(spec)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo import hub
+from octavo.errors import ConfigError
+from octavo.model_files import ENGINE_MANIFEST
+
+if TYPE_CHECKING:
+    from octavo.config import EngineArgs
+    from octavo.models.checkpoint import Checkpoint
+    from octavo.models.config import ModelConfig
+    from octavo.runtime.capacity import RankSpec
+    from octavo.runtime.rank import Rank
+    from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+
+
+class ModelSource(Protocol):
+    """A model that can be started. What is wrong with its files is a ModelError."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """The settings to start it with; ConfigError if ``args`` ask for what it cannot be."""
+        ...
+
+    def config(self) -> ModelConfig: ...
+
+    def tokenizer(self) -> Tokenizer: ...
+
+    def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
+        """A rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
+        ...
+
+
+def open_source(path: Path, notes: Path | None = None) -> ModelSource:
+    """The model at ``path``. ``notes``: a folder of octavo's own, see ``notes_folder``."""
+    if is_engine_folder(path):
+        from octavo.engine_folder.folder import EngineFolder
+
+        return EngineFolder(path, notes)
+    return CheckpointSource(path)
+
+
+def is_engine_folder(path: Path) -> bool:
+    return (path / ENGINE_MANIFEST).exists()
+
+
+def notes_folder() -> Path:
+    """Where octavo notes what it has made of models, and that it is as it was.
+
+    ``OCTAVO_PACKED_DIR`` names another one.
+    """
+    named = os.environ.get("OCTAVO_PACKED_DIR")
+    return Path(named) if named else hub.home() / "packed"
+
+
+class CheckpointSource:
+    """A checkpoint: a Hugging Face folder, or a GGUF file. Opened when it is first looked into."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        from octavo.models.checkpoint import open_checkpoint
+
+        return open_checkpoint(self.path)
+
+    @property
+    def quantization(self) -> str | None:
+        """How weights are quantized in the files, if they are."""
+        return None if self.gguf_metadata() is None else "gguf"
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """As they are. The format is read from the files; a word of the user's can only agree."""
+        found = self.quantization
+        if args.quantization not in (None, found):
+            raise ConfigError(
+                f"quantization {args.quantization!r}: {self.path} is "
+                f"{found or 'not quantized'}; leave the setting out, it is detected"
+            )
+        return args
+
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config()
+
+    def tokenizer(self) -> Tokenizer:
+        from octavo.text.tokenizer import Tokenizer
+
+        if self.path.is_dir():  # which may have no more than that
+            return Tokenizer.from_folder(self.path)
+        metadata = self.gguf_metadata()
+        assert metadata is not None, "a checkpoint is a folder, or of GGUF"
+        return Tokenizer.from_gguf(metadata, self.path)
+
+    def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
+        from octavo.runtime.rank import Rank
+
+        return Rank.load(spec, self.checkpoint, progress)
+
+    def gguf_metadata(self) -> Mapping[str, Any] | None:
+        """Of a GGUF file, None of anything else."""
+        from octavo.models.checkpoint import GGUFFiles
+
+        return self.checkpoint.metadata if isinstance(self.checkpoint, GGUFFiles) else None
