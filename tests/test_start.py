@@ -98,10 +98,28 @@ def tiny_gguf(tiny_model, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(params=["gguf", "safetensors", "smollm2"])
+@pytest.fixture(scope="module")
+def tiny_engine(tiny_gguf, tmp_path_factory) -> Path:
+    """The tiny GGUF as an engine folder."""
+    from octavo.config import EngineArgs
+    from octavo.engine_folder.writer import build_engine_folder
+
+    out = tmp_path_factory.mktemp("engines") / "tiny-engine"
+    build_engine_folder(EngineArgs.from_kwargs(str(tiny_gguf)), out)
+    return out
+
+
+MODELS = {
+    "gguf": "tiny_gguf",
+    "safetensors": "tiny_model",
+    "smollm2": "smollm2_gguf",
+    "engine": "tiny_engine",
+}
+
+
+@pytest.fixture(params=MODELS)
 def model(request) -> Path:
-    names = {"gguf": "tiny_gguf", "safetensors": "tiny_model", "smollm2": "smollm2_gguf"}
-    return request.getfixturevalue(names[request.param])
+    return request.getfixturevalue(MODELS[request.param])
 
 
 def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -143,9 +161,10 @@ def test_nor_do_those_of_the_command(tiny_gguf, without_torch, flags):
 
 
 @needs_native
-def test_nor_do_those_of_a_server(tiny_gguf, without_torch):
+@pytest.mark.parametrize("name", ["tiny_gguf", "tiny_engine"])
+def test_nor_do_those_of_a_server(request, name, without_torch):
     """In none of its processes. A request that needs it is refused, and told why."""
-    with LiveServer(tiny_gguf) as server:
+    with LiveServer(request.getfixturevalue(name)) as server:
         body = {"prompt": "Hello", "max_tokens": 8, "temperature": 0.7}
         answer = server.fetch("/v1/completions", body)
         assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,8 @@ def run(args: argparse.Namespace) -> int:
     terminal.resolve(args.model)
     with terminal.spinner("starting"):
         from octavo.engine_folder.writer import build_engine_folder
-    if sys.stderr.isatty():
-        with terminal.progress_bar("packing", args.model) as progress:
-            built = build_engine_folder(settings, Path(args.out), progress)
-    else:
-        built = build_engine_folder(settings, Path(args.out))
+    with terminal.progress_bar("packing", args.model) as progress:
+        built = build_engine_folder(settings, Path(args.out), progress)
     if args.json:
         terminal.print_json(_as_json(built))
     else:

@@ -404,7 +404,7 @@ class _Reader:
         rotary = RotaryEmbedding(config)
         if rotary.freq_factors is not None:
             divisors = self._constant(fields, "freq_factors", config.rotary_dim // 2)
-            data = np.ascontiguousarray(divisors).view(np.uint8)
+            data = divisors.view(np.uint8).reshape(1, -1)
             rotary.freq_factors.load(Weight(GGMLType.F32, data, divisors.shape))
         return RopeTable(config.rotary_dim, rotary.table)
 

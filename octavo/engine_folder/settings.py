@@ -12,9 +12,10 @@ from typing import Any
 from octavo.config import EngineArgs
 from octavo.engine_folder.manifest import Manifest
 from octavo.errors import ConfigError
-from octavo.fields import shown
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+# The same for all engine folders of a model.
+_OF_ALL = ("device", "dtype", "kernels", "quantization")
 # Two ways to say one thing: who says one does not want the folder's other.
 _SAME = {"num_blocks": "kv_cache_memory", "kv_cache_memory": "num_blocks"}
 
@@ -64,7 +65,11 @@ def _folder_settings(manifest: Manifest, model: str) -> dict[str, Any]:
 
 
 def _contradiction(manifest: Manifest, name: str, asked: Any, built: Any) -> ConfigError:
+    if name in _OF_ALL:
+        remedy = f"give the model that it was made from, {manifest.source!r:.200}"
+    else:
+        remedy = f"another one is made by: {manifest.build_command(**{name: asked})}"
     return ConfigError(
-        f"{name} {shown(asked)}: the engine folder {manifest.path.parent} was built for "
-        f"{shown(built)}. Another one: {manifest.build_command(**{name: asked})}"
+        f"{name} {asked!r:.60}: the engine folder {manifest.path.parent} was built for {built}; "
+        f"{remedy}"
     )

@@ -155,13 +155,13 @@ class SafetensorsFolder:
             self.tensors[name] = TensorEntry(shape, type, prod(shape) * row_bytes(type, 1), path)
 
     def _refuse_without_weights(self) -> NoReturn:
-        pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
-        if pickled:
-            _refuse_pickle(pickled[0])
         if (self.path / ENGINE_MANIFEST).exists():
             raise ModelFileError(
                 self.path, "an engine folder, which has no weights as a checkpoint has them"
             )
+        pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
+        if pickled:
+            _refuse_pickle(pickled[0])
         ggufs = sorted(p.name for p in self.path.glob("*.gguf"))
         if ggufs:
             raise ModelFileError(self.path, f"give one of the files in it: {', '.join(ggufs)}")
