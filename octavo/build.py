@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo import hub
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
@@ -20,7 +22,8 @@ from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
-from octavo.model_source import notes_folder, open_source
+from octavo.model_files import is_engine_folder
+from octavo.model_source import CheckpointSource, ModelSource
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
@@ -70,21 +73,19 @@ def load_engine(
     Raises:
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
-    from octavo import hub
-
     keep_openmp_patient()
 
     from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
-    source = open_source(hub.resolve(args.model), notes_folder())
+    source = open_source(hub.resolve(args.model))
     args = source.settings(args)
     model_config = source.config()
     phases.end("header")
     tokenizer = source.tokenizer()
     model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     phases.end("tokenizer")
-    spec = _rank_spec(args, source.path, notes_folder())
+    spec = _rank_spec(args, source.path, hub.home() / "packed")
     rank = source.load_rank(spec, progress)
     phases.end("weights")
     config = resolve(args, rank.capacity)
@@ -163,9 +164,24 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
     return Engine(Scheduler(limits, block_manager, admission), executor, clock)
 
 
+def open_source(path: Path) -> ModelSource:
+    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read."""
+    if is_engine_folder(path):
+        from octavo.engine_folder.folder import EngineFolder
+
+        return EngineFolder(path, _notes_folder())
+    return CheckpointSource(path)
+
+
+def _notes_folder() -> Path:
+    """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
+    named = os.environ.get("OCTAVO_PACKED_DIR")
+    return Path(named) if named else hub.home() / "packed"
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
-    return open_source(path, notes_folder()).tokenizer()
+    return open_source(path).tokenizer()
 
 
 def _choose_device(asked: str) -> str:

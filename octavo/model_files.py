@@ -78,6 +78,10 @@ class ModelFolder:
         return None if path is None else _read_object(path)
 
 
+def is_engine_folder(path: Path) -> bool:
+    return (path / ENGINE_MANIFEST).exists()
+
+
 def read_text(path: Path, max_bytes: int) -> str:
     """The contents of a file of UTF-8."""
     try:

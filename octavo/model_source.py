@@ -1,21 +1,17 @@
-"""What a model argument leads to, once it is a path: a checkpoint, or an engine folder.
+"""What a model argument leads to, once it is a path, and what can be asked of it.
 
-source = open_source(hub.resolve("smollm2-135m"), notes_folder())
-args = source.settings(args)
-source.config(), source.tokenizer(), source.load_rank(spec)
+A checkpoint is here; an engine folder is the other kind (`octavo.engine_folder.folder`).
+`octavo.build.open_source` tells them apart.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo import hub
 from octavo.errors import ConfigError
-from octavo.model_files import ENGINE_MANIFEST
 
 if TYPE_CHECKING:
     from octavo.config import EngineArgs
@@ -45,28 +41,6 @@ class ModelSource(Protocol):
     def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
         """A rank that runs it. ConfigError if it does not fit ``spec``, or this machine."""
         ...
-
-
-def open_source(path: Path, notes: Path | None = None) -> ModelSource:
-    """The model at ``path``. ``notes``: a folder of octavo's own, see ``notes_folder``."""
-    if is_engine_folder(path):
-        from octavo.engine_folder.folder import EngineFolder
-
-        return EngineFolder(path, notes)
-    return CheckpointSource(path)
-
-
-def is_engine_folder(path: Path) -> bool:
-    return (path / ENGINE_MANIFEST).exists()
-
-
-def notes_folder() -> Path:
-    """Where octavo notes what it has made of models, and that it is as it was.
-
-    ``OCTAVO_PACKED_DIR`` names another one.
-    """
-    named = os.environ.get("OCTAVO_PACKED_DIR")
-    return Path(named) if named else hub.home() / "packed"
 
 
 class CheckpointSource:

@@ -34,7 +34,7 @@ _MAX_SIZE = 1 << 24  # of a matrix, either way
 
 
 class EngineFolder:
-    """A folder that ``octavo build`` has made; see `octavo.model_source.ModelSource`.
+    """A folder that ``octavo build`` has made: a ``ModelSource``.
 
     Args:
         notes: a folder of octavo's own, where it notes which files it has read through; without

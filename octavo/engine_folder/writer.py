@@ -28,8 +28,8 @@ from octavo.kernels.cpu.packed_weights import Entries, end_of, lay_out, pack_all
 from octavo.kernels.cpu.packing import ALIGNMENT
 from octavo.kernels.cpu.seals import digest
 from octavo.layers.module import Module
-from octavo.model_files import ModelFolder
-from octavo.model_source import CheckpointSource, is_engine_folder
+from octavo.model_files import ModelFolder, is_engine_folder
+from octavo.model_source import CheckpointSource
 from octavo.models.loader import load_checkpoint, weights_bytes
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec, capacity_of

@@ -20,11 +20,10 @@ from pathlib import Path
 import uvicorn
 
 from octavo import hub
-from octavo.build import load_tokenizer
+from octavo.build import load_tokenizer, open_source
 from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
 from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
-from octavo.model_source import notes_folder, open_source
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
@@ -66,7 +65,7 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     if settings.api_key:
         _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
-    args = open_source(path, notes_folder()).settings(args)
+    args = open_source(path).settings(args)
     with listen(settings) as listener:
         server = OctavoServer(args, settings, path, listener)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
