@@ -220,7 +220,8 @@ def test_the_manifest_that_is_changed_is_sound(target, sound):
 def test_changed_values(target, sound, data):
     """Values that are replaced by extremes, by their neighbours, and by each other."""
     document = copy.deepcopy(sound)
-    sections = [(name,) for name in sound] + [("program", "phases")] * 6 + [("weights",)] * 2
+    sections = [(name,) for name in sound] + [("program", "phases")] * 6
+    sections += [("weights",), ("constants",), ("model",)] * 3
     for _ in range(data.draw(st.integers(1, 2))):
         section = data.draw(st.sampled_from(sections))
         path = data.draw(st.sampled_from([section, *places(at(document, section), section)]))
@@ -253,6 +254,22 @@ def test_phases_out_of_order(target, sound, data):
             phases.insert(data.draw(st.integers(0, len(phases) - 1)), phases.pop(where))
     is_same = phases == sound["program"]["phases"]
     assert attempt(target, document) == is_same
+
+
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_values_of_another_size(target, sound, data):
+    """All who name a value agree on its size, which is not that of what writes it."""
+    document = copy.deepcopy(sound)
+    widths, phases = document["program"]["values"], document["program"]["phases"]
+    number = data.draw(st.integers(0, len(widths) - 1))
+    old, new = widths[number], data.draw(st.sampled_from([1, 16, 32, 64, 80, 128, 1 << 20]))
+    widths[number] = new
+    for path in places(phases):
+        value = at(phases, path)
+        if isinstance(value, list) and value[:1] == [number] and len(value) in (2, 3):
+            value[1:] = [-(-new // value[2]), value[2]] if len(value) == 3 else [new]
+    assert attempt(target, document) == (new == old)
 
 
 @given(
