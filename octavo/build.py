@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +76,24 @@ def load_engine(
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
+    with _no_collections():
+        return _load_engine(args, progress)
 
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Nearly all that is made in a start stays, and there are 100,000 tokens of it: to look at it
+    again and again for what could go takes a tenth of a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _load_engine(args: EngineArgs, progress: Callable[[int, int], None] | None) -> LoadedEngine:
     from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
@@ -181,7 +200,8 @@ def _notes_folder() -> Path:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
-    return open_source(path).tokenizer()
+    with _no_collections():
+        return open_source(path).tokenizer()
 
 
 def _choose_device(asked: str) -> str:

@@ -272,6 +272,26 @@ def test_values_of_another_size(target, sound, data):
     assert attempt(target, document) == (new == old)
 
 
+def test_a_phase_writes_no_more_than_there_is_room_for(target, sound):
+    """A value that nobody else speaks of."""
+    for width, is_sound in ((48, True), (47, False), (1, False), (64, False)):
+        document = copy.deepcopy(sound)
+        program = document["program"]
+        number = len(program["values"])
+        program["values"].append(width)
+        weight = "model.layers.0.self_attn.q_proj.weight"  # [96, 48]
+        norm = {"kind": "rows", "op": "norm", "a": [0, 48], "out": [number, width]}
+        norm["norm"] = program["phases"][1]["norm"]
+        program["phases"].insert(1, norm)
+        assert attempt(target, document) == is_sound, width
+        assert document["weights"][weight][1:3] == [96, 48]
+        program["values"][number] = 2 * width
+        linear = {"kind": "linear", "source": [0, 48], "parts": 1}
+        linear["segments"] = [{"weight": weight, "out": [number, 2 * width]}]
+        program["phases"][1] = linear
+        assert attempt(target, document) == is_sound, width
+
+
 @given(
     text=st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps)
 )
