@@ -188,11 +188,11 @@ def open_source(path: Path) -> ModelSource:
     if is_engine_folder(path):
         from octavo.engine_folder.folder import EngineFolder
 
-        return EngineFolder(path, _notes_folder())
+        return EngineFolder(path, notes_folder())
     return CheckpointSource(path)
 
 
-def _notes_folder() -> Path:
+def notes_folder() -> Path:
     """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
     named = os.environ.get("OCTAVO_PACKED_DIR")
     return Path(named) if named else hub.home() / "packed"

@@ -62,11 +62,11 @@ class CheckpointSource:
 
     def settings(self, args: EngineArgs) -> EngineArgs:
         """As they are. The format is read from the files; a word of the user's can only agree."""
-        found = self.quantization
-        if args.quantization not in (None, found):
+        asked = args.quantization
+        if asked is not None and asked != self.quantization:
             raise ConfigError(
-                f"quantization {args.quantization!r}: {self.path} is "
-                f"{found or 'not quantized'}; leave the setting out, it is detected"
+                f"quantization {asked!r}: {self.path} is "
+                f"{self.quantization or 'not quantized'}; leave the setting out, it is detected"
             )
         return args
 

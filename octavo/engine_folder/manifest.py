@@ -11,6 +11,7 @@ activations, quantization, weights_bytes, tokenizer, model, files, weights, cons
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ WEIGHTS_FILE = "weights.packed"
 CONSTANTS_FILE = "constants.bin"
 
 _MAX_BYTES = 1 << 48  # of a file
+_MAX_SHOWN = 1000  # characters of a source
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,11 @@ class Manifest:
                 )
 
     def build_command(self, **settings: Any) -> str:
-        """The command that makes such a folder, with other settings."""
+        """The command that makes such a folder, with other settings: to be typed without fear."""
+        is_plain = self.source.isprintable() and len(self.source) < _MAX_SHOWN
+        source = shlex.quote(self.source) if is_plain else "MODEL"
         flags = [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
-        return " ".join(["octavo build", f"{self.source:.200}", "OUT", *flags])
+        return " ".join(["octavo build", source, "OUT", *flags])
 
     def file(self, name: str) -> FolderFile:
         if name not in self.files:

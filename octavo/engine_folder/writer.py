@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,26 +15,32 @@ import numpy as np
 import octavo
 from octavo import hub
 from octavo.config import EngineArgs, resolve
-from octavo.engine_folder import tokenizer_files
-from octavo.engine_folder.manifest import CONSTANTS_FILE, WEIGHTS_FILE, write_manifest
+from octavo.engine_folder.manifest import (
+    CONSTANTS_FILE,
+    WEIGHTS_FILE,
+    FolderFile,
+    write_manifest,
+)
 from octavo.engine_folder.model_config import config_json
 from octavo.engine_folder.program import Constants, program_json
 from octavo.engine_folder.settings import built_for
+from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.files import NewFolder
 from octavo.kernels.cpu import activations, library
 from octavo.kernels.cpu.fusion import CannotFuse
-from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import Entries, end_of, lay_out, pack_all, reserve
 from octavo.kernels.cpu.packing import ALIGNMENT
-from octavo.kernels.cpu.seals import digest
+from octavo.kernels.cpu.seals import Seals, digest
 from octavo.layers.module import Module
-from octavo.model_files import ModelFolder, is_engine_folder
+from octavo.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
 from octavo.model_source import CheckpointSource
 from octavo.models.loader import load_checkpoint, weights_bytes
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec, capacity_of
 from octavo.runtime.op_program import plan_step
+from octavo.text.folder_tokenizer import tokenizer_files
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
@@ -56,12 +63,16 @@ class BuiltFolder:
 
 
 def build_engine_folder(
-    args: EngineArgs, out: Path, progress: Progress | None = None
+    args: EngineArgs,
+    out: Path,
+    notes: Path | None = None,
+    progress: Progress | None = None,
 ) -> BuiltFolder:
     """Make an engine folder of ``args.model`` at ``out``, where nothing is, or an empty folder.
 
     Args:
         args: what is given of it becomes the folder's settings.
+        notes: see ``EngineFolder``.
         progress: called with (bytes packed, bytes in all).
 
     Raises:
@@ -78,11 +89,14 @@ def build_engine_folder(
     fixed = _check_settings(args, source)
     try:
         with NewFolder(out) as new:
-            sources = _Writer(source, args, fixed, new.folder, progress).write()
-            num_bytes = sum(file.stat().st_size for file in new.folder.rglob("*"))
+            sources, files = _Writer(source, args, fixed, new.folder, progress).write()
             new.publish()
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from error
+        raise ConfigError(f"{out} cannot be written: {error}") from error
+    if notes is not None:
+        _note(out, files.values(), notes)
+    num_bytes = sum(file.num_bytes for file in files.values())
+    num_bytes += (out / ENGINE_MANIFEST).stat().st_size
     return BuiltFolder(out, num_bytes, time.perf_counter() - begin, sources)
 
 
@@ -121,50 +135,47 @@ class _Writer:
         self._folder, self._progress = folder, progress
         self._config: ModelConfig = source.config()
 
-    def write(self) -> dict[str, str]:
-        """All files; returns the hashes of those that they are made from."""
-        source, config = self._source, self._config
+    def write(self) -> tuple[dict[str, str], dict[str, FolderFile]]:
+        """All files: the hashes of those that they are made from, and themselves."""
+        source, config, fixed = self._source, self._config, self._fixed
         self._check_fits()
         config.check_tokenizer(source.tokenizer().vocab_size, source.path)
         model = load_checkpoint(source.checkpoint, config)
         assert isinstance(model, Module)
         try:
-            plan, weights = plan_step(model, self._fixed["activations"])
-            native = library.load()
-            with Pool(native, self._args.threads or library.usable_threads()) as pool:
-                entries = self._write_weights(weights, native, pool)
+            plan, weights = plan_step(model, fixed["activations"])
+            entries = self._write_weights(weights)
         except (CannotFuse, UnsupportedModelError) as error:
             raise ConfigError(f"there can be no engine folder of {source.path}: {error}") from error
         constants = Constants()
         program = program_json(plan, model, config, constants)
-        offsets = self._write_constants(constants.arrays)
-        kind, names = self._write_tokenizer()
-        sources = {path.name: _sha256(path) for path in self._sources()}
+        places = self._write_constants(constants.arrays)
+        tokenizer, names = self._write_tokenizer()
+        files = {name: self._digested(name) for name in (WEIGHTS_FILE, CONSTANTS_FILE, *names)}
+        sources = {name: (path.stat().st_size, _sha256(path)) for name, path in self._sources()}
         manifest = {
             "octavo": octavo.__version__,
             "source": self._args.model,
-            "sources": {
-                path.name: {"bytes": path.stat().st_size, "sha256": sources[path.name]}
-                for path in self._sources()
-            },
+            "sources": {n: {"bytes": size, "sha256": sha} for n, (size, sha) in sources.items()},
             "settings": self._settings(),
-            "activations": self._fixed["activations"],
-            "quantization": self._fixed["quantization"],
+            "activations": fixed["activations"],
+            "quantization": fixed["quantization"],
             "weights_bytes": weights_bytes(model),
-            "tokenizer": kind,
+            "tokenizer": tokenizer,
             "model": config_json(config),
             "files": {
-                name: self._file_json(name) for name in (WEIGHTS_FILE, CONSTANTS_FILE, *names)
+                name: {"bytes": file.num_bytes, "digest": file.digest.hex()}
+                for name, file in files.items()
             },
             "weights": {
                 name: [spec.format, spec.n, spec.k, spec.group, offset]
                 for name, (spec, offset) in entries.items()
             },
-            "constants": offsets,
+            "constants": places,
             "program": program,
         }
         write_manifest(self._folder, manifest)
-        return sources
+        return {name: sha for name, (_, sha) in sources.items()}, files
 
     def _check_fits(self) -> None:
         """ConfigError if no machine could start this model with these settings."""
@@ -182,10 +193,12 @@ class _Writer:
         given = self._args.given_settings().items()
         return {name: value for name, value in given if name not in self._fixed}
 
-    def _write_weights(self, weights: Mapping[str, Weight], native: Library, pool: Pool) -> Entries:
+    def _write_weights(self, weights: Mapping[str, Weight]) -> Entries:
+        native = library.load()
         entries, _ = lay_out(weights, native)
         size = end_of(entries)
-        with open(self._folder / WEIGHTS_FILE, "w+b") as file:
+        threads = self._args.threads or library.usable_threads()
+        with open(self._folder / WEIGHTS_FILE, "w+b") as file, Pool(native, threads) as pool:
             reserve(file, size)  # a full disk is an error here, and a crash later
             memory = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
             pack_all(weights, entries, memory, native, pool, self._progress)
@@ -207,25 +220,33 @@ class _Writer:
         """Which kind it is, and the names of its files."""
         metadata = self._source.gguf_metadata()
         if metadata is not None:
-            return "gguf", tokenizer_files.write_metadata(metadata, self._folder)
-        return "folder", tokenizer_files.copy_files(self._source.path, self._folder)
+            return "gguf", write_metadata(metadata, self._folder)
+        return "folder", copy_files(self._source.path, self._folder)
 
-    def _sources(self) -> list[Path]:
-        """The files of the model that the folder is made from."""
+    def _sources(self) -> list[tuple[str, Path]]:
+        """The files of the model that the folder is made from, with their names in its folder."""
+        path = self._source.path
         paths = {entry.path for entry in self._source.checkpoint.tensors.values()}
-        if self._source.path.is_dir():
-            folder = ModelFolder(self._source.path)
+        if path.is_dir():
+            folder = ModelFolder(path)
             names = ("config.json", "generation_config.json", "model.safetensors.index.json")
             paths.update(filter(None, map(folder.find, names)))
-            paths.update(tokenizer_files.tokenizer_files(folder))
-        return sorted(paths)
+            paths.update(tokenizer_files(folder))
+        root = path if path.is_dir() else path.parent
+        return [(each.relative_to(root).as_posix(), each) for each in sorted(paths)]
 
-    def _file_json(self, name: str) -> dict[str, Any]:
+    def _digested(self, name: str) -> FolderFile:
         content = _mapped(self._folder / name)
-        return {
-            "bytes": len(content),
-            "digest": digest(b"", content, library.usable_threads()).hex(),
-        }
+        return FolderFile(name, len(content), digest(b"", content, library.usable_threads()))
+
+
+def _note(out: Path, files: Iterable[FolderFile], notes: Path) -> None:
+    """Note that the files are as they were written, so that the first start reads none through."""
+    seals = Seals(notes)
+    with suppress(OSError):  # then it does
+        for file in files:
+            with open(out / file.name, "rb") as handle:
+                seals.add(file.digest, handle)
 
 
 def _mapped(path: Path) -> np.ndarray:

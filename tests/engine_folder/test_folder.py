@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -91,6 +92,14 @@ def test_a_file_is_read_through_once(copy, tmp_path, monkeypatch):
     assert len(read) == 5
 
 
+def test_who_has_built_it_does_not_read_it_through(tiny_model, tmp_path, monkeypatch):
+    out, notes = tmp_path / "out", tmp_path / "notes"
+    build_engine_folder(EngineArgs.from_kwargs(str(tiny_model)), out, notes)
+    monkeypatch.setattr(folder_module, "digest", None)
+    EngineFolder(out, notes).load_rank(RankSpec(out, threads=1))
+    EngineFolder(out, notes).tokenizer()
+
+
 @pytest.mark.parametrize("name", [WEIGHTS_FILE, CONSTANTS_FILE, "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["changed", "cut off", "longer", "missing"])
 def test_damage_is_found_and_named(copy, tmp_path, name, damage):
@@ -171,3 +180,27 @@ def test_who_wants_a_checkpoint_is_told_what_it_is(tiny_engine):
 
     with pytest.raises(ModelError, match="an engine folder"):
         open_checkpoint(tiny_engine)
+
+
+@pytest.mark.parametrize("source", ["x; rm -rf ~", "$(reboot)", "a\x1b[2Jb", "x" * 5000])
+def test_a_command_that_is_proposed_does_only_what_it_says(copy, source):
+    change_manifest(copy, version=99, source=source)
+    with pytest.raises(UnsupportedModelError) as caught:
+        EngineFolder(copy)
+    command = str(caught.value).rpartition("again: ")[2]
+    expected = source if source.isprintable() and len(source) < 100 else "MODEL"
+    assert shlex.split(command) == ["octavo", "build", expected, "OUT"]
+    assert str(caught.value).isprintable()
+
+
+def test_nested_templates_are_checked_too(tiny_model, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(tiny_model, source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "loud.jinja").write_text("{{ messages[0].content }}!")
+    built = build_engine_folder(EngineArgs.from_kwargs(str(source)), out)
+    assert "additional_chat_templates/loud.jinja" in built.sources
+    load_engine(EngineArgs(model=str(out)))
+    (out / "additional_chat_templates" / "loud.jinja").write_text("{{ messages[0].content }}?")
+    with pytest.raises(ModelFileError, match="loud.jinja.*damaged, or changed"):
+        load_engine(EngineArgs(model=str(out)))

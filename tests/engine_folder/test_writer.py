@@ -26,7 +26,7 @@ def names(folder: Path) -> list[str]:
 
 def test_what_is_made(tiny_model, tmp_path):
     out, seen = tmp_path / "deep" / "out", []
-    built = build_engine_folder(args(tiny_model), out, lambda *at: seen.append(at))
+    built = build_engine_folder(args(tiny_model), out, progress=lambda *at: seen.append(at))
     assert names(out) == [
         *("constants.bin", "octavo.json", "tokenizer.json", "tokenizer_config.json"),
         "weights.packed",
