@@ -65,19 +65,23 @@ class LoadedEngine:
 
 
 def load_engine(
-    args: EngineArgs, progress: Callable[[int, int], None] | None = None
+    args: EngineArgs,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    is_served: bool = False,
 ) -> LoadedEngine:
     """Find, load and wire up a model.
 
     Args:
         progress: called with (bytes loaded, bytes in all) while weights are read.
+        is_served: whether its answers are read while they are made; see ``EngineArgs.serving``.
 
     Raises:
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
     with _no_collections():
-        return _load_engine(args, progress)
+        return _load_engine(args, progress, is_served)
 
 
 @contextmanager
@@ -93,12 +97,15 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _load_engine(args: EngineArgs, progress: Callable[[int, int], None] | None) -> LoadedEngine:
+def _load_engine(
+    args: EngineArgs, progress: Callable[[int, int], None] | None, is_served: bool
+) -> LoadedEngine:
     from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
     source = open_source(hub.resolve(args.model))
-    args = source.settings(args)
+    args = source.settings(args)  # which may have some of its own, so that defaults come later
+    args = args.serving() if is_served else args
     model_config = source.config()
     phases.end("header")
     tokenizer = source.tokenizer()

@@ -43,8 +43,8 @@ class EngineArgs:
     """The settings of an engine, named as vLLM names them. None and "auto" are chosen at load.
 
     Args:
-        given: the names of those that somebody asked for, which matter where a model comes with
-            settings of its own; if nobody says, those that differ from their defaults.
+        given: the names of those that somebody asked for, beside those that differ from their
+            defaults. It matters where a model comes with settings of its own.
 
     Raises:
         ConfigError: a value is out of range, or asks for what this version cannot do.
@@ -112,13 +112,12 @@ class EngineArgs:
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
     trust: str = option("none", "there is no remote code", ("none",))
-    given: InitVar[Collection[str] | None] = None
+    given: InitVar[Collection[str]] = ()
 
-    def __post_init__(self, given: Collection[str] | None) -> None:
-        if given is None:
-            fields = dataclasses.fields(self)
-            given = [each.name for each in fields if getattr(self, each.name) != each.default]
-        object.__setattr__(self, "given", frozenset(given))
+    def __post_init__(self, given: Collection[str]) -> None:
+        fields = dataclasses.fields(self)
+        changed = {each.name for each in fields if getattr(self, each.name) != each.default}
+        object.__setattr__(self, "given", frozenset(changed.union(given)))
         for each in dataclasses.fields(self):
             choices = each.metadata["choices"]
             value = getattr(self, each.name)

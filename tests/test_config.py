@@ -117,4 +117,6 @@ def test_what_was_asked_for_is_known_from_what_was_not():
     assert said == EngineArgs(model="m", num_blocks=3)
     assert EngineArgs(model="m", block_size=32, seed=0).given_settings() == {"block_size": 32}
     passed_on = EngineArgs(**dataclasses.asdict(said), given=["block_size"])
-    assert passed_on.given_settings() == {"block_size": 16}
+    assert passed_on.given_settings() == said.given_settings()
+    changed = dataclasses.replace(said, num_blocks=None, seed=5)
+    assert changed.given_settings() == {"block_size": 16, "num_blocks": None, "seed": 5}

@@ -272,6 +272,27 @@ def test_values_of_another_size(target, sound, data):
     assert attempt(target, document) == (new == old)
 
 
+def test_operands_of_rows_are_of_one_size(target, sound):
+    for other, is_sound in (([0, 48], True), ([1, 96], False)):
+        document = copy.deepcopy(sound)
+        program = document["program"]
+        program["values"].append(48)
+        out = [len(program["values"]) - 1, 48]
+        add = {"kind": "rows", "op": "add", "a": [0, 48], "b": other, "out": out}
+        program["phases"].insert(2, add)
+        assert attempt(target, document) == is_sound
+
+
+def test_every_layer_attends(target, sound):
+    """Of one that does not, the KV would be whatever memory was before."""
+    document = copy.deepcopy(sound)
+    document["model"]["num_layers"] += 1
+    document["model"]["layer_windows"].append(None)
+    (target / ENGINE_MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(OctavoError, match="attend in 2 of 3 layers"):
+        run(target, target.parent / "notes")
+
+
 def test_a_phase_writes_no_more_than_there_is_room_for(target, sound):
     """A value that nobody else speaks of."""
     for width, is_sound in ((48, True), (47, False), (1, False), (64, False)):

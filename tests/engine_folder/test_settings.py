@@ -55,6 +55,17 @@ def test_who_starts_it_may_say_otherwise(folder):
     assert config.cache.dtype == "bfloat16"
 
 
+def test_a_servers_own_defaults_come_after_a_folders(tiny_model, tmp_path):
+    def target(folder, **settings):
+        args = EngineArgs.from_kwargs(str(folder), **settings)
+        return load_engine(args, is_served=True).config.scheduler.target_step_seconds
+
+    args = EngineArgs.from_kwargs(str(tiny_model), itl_target_ms=40.0)
+    build_engine_folder(args, tmp_path / "out")
+    assert target(tmp_path / "out") == 0.04 and target(tiny_model) == 0.08
+    assert target(tmp_path / "out", itl_target_ms=20.0) == 0.02
+
+
 def test_one_way_to_size_the_pool_replaces_the_other(folder):
     pool = start(folder, kv_cache_memory="1MiB").config.cache
     assert pool.num_blocks != 20
