@@ -6,6 +6,7 @@ only be lowered; what the folder was made for stays.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from octavo.errors import ConfigError
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 # The same for all engine folders of a model.
 _OF_ALL = ("device", "dtype", "kernels", "quantization")
+_FIXED = (*_OF_ALL, "activations")
+# What a folder may say. Threads are a matter of the machine.
+STORED = {each.name for each in dataclasses.fields(EngineArgs)} - {"model", "threads", *_FIXED}
 # Two ways to say one thing: who says one does not want the folder's other.
 _SAME = {"num_blocks": "kv_cache_memory", "kv_cache_memory": "num_blocks"}
 
@@ -55,8 +59,11 @@ def settings_of(manifest: Manifest, args: EngineArgs) -> EngineArgs:
 
 
 def _folder_settings(manifest: Manifest, model: str) -> dict[str, Any]:
-    """The manifest's settings, if they are what an engine may be asked for."""
-    settings = {k: v for k, v in manifest.settings.items() if k not in ("model", "given")}
+    """The manifest's settings, if they are what a folder may say of an engine."""
+    settings = dict(manifest.settings)
+    if not settings.keys() <= STORED:
+        others = ", ".join(sorted(settings.keys() - STORED))
+        raise manifest.fields.error("settings", f"{others:.200}: not for a folder to say")
     try:
         EngineArgs.from_kwargs(model, **settings)
     except (ConfigError, TypeError, ValueError) as error:

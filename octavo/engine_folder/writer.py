@@ -23,7 +23,7 @@ from octavo.engine_folder.manifest import (
 )
 from octavo.engine_folder.model_config import config_json
 from octavo.engine_folder.program import Constants, program_json
-from octavo.engine_folder.settings import built_for
+from octavo.engine_folder.settings import STORED, built_for
 from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.files import NewFolder
@@ -191,7 +191,7 @@ class _Writer:
 
     def _settings(self) -> dict[str, Any]:
         given = self._args.given_settings().items()
-        return {name: value for name, value in given if name not in self._fixed}
+        return {name: value for name, value in given if name in STORED}
 
     def _write_weights(self, weights: Mapping[str, Weight]) -> Entries:
         native = library.load()

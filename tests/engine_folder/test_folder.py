@@ -142,6 +142,8 @@ def test_a_byte_that_changes_in_place_is_seen(copy):
         ({"program": {}}, ModelFileError, ["program.values", "missing"]),
         ({"tokenizer": "x"}, ModelFileError, ["tokenizer", "no kind of tokenizer"]),
         ({"settings": {"speed": 1}}, ModelFileError, ["settings", "speed"]),
+        ({"settings": {"threads": 10**6}}, ModelFileError, ["settings", "threads"]),
+        ({"settings": {"kernels": "reference"}}, ModelFileError, ["settings", "kernels"]),
         ({"settings": {"max_model_len": "x"}}, ModelFileError, ["settings", "max_model_len"]),
         ({"files": {"../x": {"bytes": 1, "digest": ""}}}, ModelFileError, ["../x"]),
     ],

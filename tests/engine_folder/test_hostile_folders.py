@@ -272,6 +272,22 @@ def test_values_of_another_size(target, sound, data):
     assert attempt(target, document) == (new == old)
 
 
+def test_summands_are_of_one_size(target, sound):
+    """x + y goes to a place of its own, and from there through the weights."""
+    for added, sum_width in (([2, 32], 48), ([1, 96], 48), ([0, 48], 32)):
+        document = copy.deepcopy(sound)
+        program = document["program"]
+        program["values"] += [sum_width, 96]
+        number = len(program["values"]) - 2
+        segment = {"weight": "model.layers.0.self_attn.q_proj.weight", "out": [number + 1, 96]}
+        linear = {"kind": "linear", "source": [0, 48], "added": added, "parts": 1}
+        linear |= {"sum_out": [number, sum_width], "segments": [segment]}
+        program["phases"].insert(2, linear)
+        assert not attempt(target, document)
+        del linear["added"], linear["sum_out"]
+        assert attempt(target, document)
+
+
 def test_operands_of_rows_are_of_one_size(target, sound):
     for other, is_sound in (([0, 48], True), ([1, 96], False)):
         document = copy.deepcopy(sound)
@@ -343,6 +359,8 @@ def test_any_text(target, text):
         (("program", "phases", 2, "rope"), 1, "ropes"),
         (("program", "phases", 2, "window"), 1 << 31, "window"),
         (("program", "phases", 3, "residual"), [1, 96], "residual.*not of the size"),
+        (("program", "phases", -1, "source"), [1, 96], "source.*has the shape"),
+        (("program", "phases", -2, "source"), [1, 6, 16], "source.*has the shape"),
         (("program", "phases", 4, "activation"), "tanh", "activation"),
         (("program", "phases", 4, "segments"), [], "segments"),
         (("program", "phases", 1, "segments"), [], "segments"),

@@ -24,6 +24,7 @@ def folder(tiny_model, tmp_path_factory):
         "activations": "int16",
         "num_blocks": 20,
         "enable_prefix_caching": False,
+        "threads": 1,
     }
     build_engine_folder(EngineArgs.from_kwargs(str(tiny_model), **settings), out)
     return out
