@@ -236,3 +236,20 @@ def test_where_it_is_there_it_comes_when_it_is_needed_and_stays_quiet(tiny_gguf)
     """Its threads would get in the way of those of the kernels."""
     done = python(LOGPROBS, tiny_gguf)
     assert done.stdout.split() == ["1"], done.stderr
+
+
+IMPORTS = """
+import sys
+from octavo import LLM, SamplingParams
+with LLM(sys.argv[1]) as llm:
+    llm.generate("Hello", SamplingParams(max_tokens=4, temperature=0))
+print(*sys.modules)
+"""
+
+
+@needs_native
+def test_an_engine_folder_brings_nothing_of_models_and_checkpoints(tiny_engine):
+    done = python(IMPORTS, tiny_engine)
+    assert done.returncode == 0, done.stderr
+    models = {name for name in done.stdout.split() if name.startswith("octavo.models.")}
+    assert models == {f"octavo.models.{name}" for name in ("config", "footprint", "registry")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import need_torch
@@ -18,18 +18,18 @@ from octavo.kernels.cpu import library
 from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.pack_cache import open_or_pack
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.cpu.program import KVLayout
 from octavo.kernels.dispatch import CANDIDATES, explain
 from octavo.models.config import ModelConfig
-from octavo.models.loader import weights_bytes
-from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.op_program import NativeModel, plan_step
+
+if TYPE_CHECKING:
+    from octavo.models.registry import CausalLM
 
 _log = logging.getLogger("octavo")
 
@@ -162,6 +162,9 @@ def pack_model(
 
     CannotFuse if its ops do not fit the native kernels, UnsupportedModelError if weights do not.
     """
+
+    from octavo.kernels.cpu.pack_cache import open_or_pack  # an engine folder has none of that
+    from octavo.models.loader import weights_bytes
 
     def prepare(library: Library, pool: Pool) -> NativeModel:
         plan, weights = plan_step(model, spec.activations)

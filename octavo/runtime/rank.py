@@ -12,20 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cpu.library import report_bus_errors
-from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.loader import load_checkpoint
-from octavo.models.registry import CausalLM
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
 from octavo.runtime.native_sampling import check_params
 from octavo.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
+    from octavo.models.registry import CausalLM
 
 Progress = Callable[[int, int], None]
 
@@ -60,6 +62,9 @@ class Rank:
         Raises:
             ModelError: the model cannot be read. ConfigError: it does not fit the settings.
         """
+        from octavo.models.checkpoint import open_checkpoint  # an engine folder has none of that
+        from octavo.models.loader import load_checkpoint
+
         report_bus_errors()  # the files are mapped, and may be cut off under us
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config()
