@@ -100,8 +100,8 @@ def _no_collections() -> Iterator[None]:
 def _load_engine(
     args: EngineArgs, progress: Callable[[int, int], None] | None, is_served: bool
 ) -> LoadedEngine:
-    from octavo.executor.local import LocalExecutor
     import octavo.runtime.rank  # noqa: F401  (with numpy: of any model, and so of no phase)
+    from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
     source = open_source(hub.resolve(args.model))

@@ -64,9 +64,10 @@ class EngineFolder:
         kind = self._manifest.fields.text("tokenizer")
         if kind not in tokenizer_files.KINDS:
             raise self._manifest.fields.error("tokenizer", f"{kind!r:.60} is no kind of tokenizer")
-        for file in self._manifest.files.values():
-            if file.name not in (WEIGHTS_FILE, CONSTANTS_FILE):
-                self._read(file)
+        built = self._manifest.files.keys() - {WEIGHTS_FILE, CONSTANTS_FILE}
+        there = set(tokenizer_files.names(self._folder, kind))
+        for name in sorted(built | there):
+            self._read(self._manifest.file(name))
         return tokenizer_files.load(self._folder, kind)
 
     def load_rank(self, spec: RankSpec, progress: Callable[[int, int], None] | None = None) -> Rank:

@@ -85,7 +85,7 @@ class Manifest:
 
     def file(self, name: str) -> FolderFile:
         if name not in self.files:
-            raise self.fields.error("files", f"{name} is missing")
+            raise self.fields.error("files", f"{name} is not among those that were built")
         return self.files[name]
 
     def _files(self) -> dict[str, FolderFile]:

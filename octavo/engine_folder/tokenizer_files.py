@@ -23,15 +23,11 @@ KINDS = ("folder", "gguf")
 
 def copy_files(source: Path, target: Path) -> list[str]:
     """Copy the files of a folder's tokenizer; their names, relative to both folders."""
-    from octavo.text.folder_tokenizer import tokenizer_files  # not for a start
-
-    names = []
-    for path in tokenizer_files(ModelFolder(source)):
-        name = path.relative_to(source)
-        (target / name.parent).mkdir(exist_ok=True)
-        shutil.copyfile(path, target / name)
-        names.append(name.as_posix())
-    return names
+    copied = names(ModelFolder(source), "folder")
+    for name in copied:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    return copied
 
 
 def write_metadata(metadata: Mapping[str, Any], target: Path) -> list[str]:
@@ -44,6 +40,15 @@ def write_metadata(metadata: Mapping[str, Any], target: Path) -> list[str]:
     text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
     (target / GGUF_FILE).write_text(text, encoding="utf-8")
     return [GGUF_FILE]
+
+
+def names(folder: ModelFolder, kind: str) -> list[str]:
+    """The files of a folder that ``load`` reads."""
+    if kind == "gguf":
+        return [GGUF_FILE]
+    from octavo.text.folder_tokenizer import tokenizer_files
+
+    return [path.relative_to(folder.path).as_posix() for path in tokenizer_files(folder)]
 
 
 def load(folder: ModelFolder, kind: str) -> Tokenizer:

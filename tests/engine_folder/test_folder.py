@@ -195,6 +195,16 @@ def test_a_command_that_is_proposed_does_only_what_it_says(copy, source):
     assert str(caught.value).isprintable()
 
 
+def test_a_file_that_was_not_built_is_not_read(copy):
+    (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(ModelFileError, match="chat_template.jinja is not among those"):
+        load_engine(EngineArgs(model=str(copy)))
+    (copy / "chat_template.jinja").unlink()
+    (copy / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelFileError, match="tokenizer_config.json: the file is missing"):
+        load_engine(EngineArgs(model=str(copy)))
+
+
 def test_nested_templates_are_checked_too(tiny_model, tmp_path):
     source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(tiny_model, source)
