@@ -19,6 +19,7 @@ from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.fields import Fields
+from octavo.kernels.cpu.activations import ACTIVATIONS
 from octavo.kernels.cpu.packed_weights import LAYOUT
 from octavo.model_files import ENGINE_MANIFEST, ModelFolder
 
@@ -64,6 +65,8 @@ class Manifest:
         self._check_versions()
         self.settings: Mapping[str, Any] = fields.table("settings")
         self.activations: str = fields.text("activations")
+        if self.activations not in ACTIVATIONS:
+            raise fields.error("activations", f"is none of {', '.join(ACTIVATIONS)}")
         self.quantization: str | None = fields.text("quantization", None)
         self.files = self._files()
 

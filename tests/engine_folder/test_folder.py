@@ -139,6 +139,7 @@ def test_a_byte_that_changes_in_place_is_seen(copy):
         ({"version": 99}, UnsupportedModelError, ["version", "99", "octavo build"]),
         ({"layout": "v0"}, UnsupportedModelError, ["layout", "v0", "octavo build"]),
         ({"format": "other"}, ModelFileError, ["format", "no engine folder"]),
+        ({"activations": "int4"}, ModelFileError, ["activations", "int8, mixed, int16"]),
         ({"program": {}}, ModelFileError, ["program.values", "missing"]),
         ({"tokenizer": "x"}, ModelFileError, ["tokenizer", "no kind of tokenizer"]),
         ({"settings": {"speed": 1}}, ModelFileError, ["settings", "speed"]),
