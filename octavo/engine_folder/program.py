@@ -11,6 +11,7 @@ values that phases before it have written, and the whole against the model's con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -109,7 +110,7 @@ class _Writer:
                     "sum_out": value(phase.sum_out),
                     "residual": value(phase.residual),
                     "activation": phase.activation,
-                    "parts": phase.parts,
+                    "remainder_above": _finite(phase.remainder_above),
                     "segments": [
                         {
                             "weight": name(segment.weight),
@@ -151,7 +152,7 @@ class _Writer:
                     "weight": name(phase.weight),
                     "norm": norm(phase.norm),
                     "softcap": phase.softcap,
-                    "parts": phase.parts,
+                    "remainder_above": _finite(phase.remainder_above),
                 }
 
     def _value(self, value: Value | None) -> list[int] | None:
@@ -176,6 +177,11 @@ class _Writer:
             "config": config,
             "freq_factors": None if factors is None else self._constant(factors.value),
         }
+
+
+def _finite(bound: float) -> float | None:
+    """JSON knows no infinity: what is never exceeded is left out."""
+    return bound if math.isfinite(bound) else None
 
 
 # -- and back -------------------------------------------------------------------------------------
@@ -264,7 +270,9 @@ class _Reader:
     def _linear(self, fields: Fields) -> Linear:
         source = self._flat(fields, "source")
         k = source.width
-        phase = Linear(source, [], self._norm(fields, "norm", k), parts=self._parts(fields))
+        phase = Linear(
+            source, [], self._norm(fields, "norm", k), remainder_above=self._bound(fields)
+        )
         phase.added = self._flat(fields, "added", k) if "added" in fields else None
         if phase.added is not None:
             phase.added_norm = self._norm(fields, "added_norm", k)
@@ -360,7 +368,7 @@ class _Reader:
         source = self._flat(fields, "source", weight.shape[1])
         norm = self._norm(fields, "norm", source.width)
         softcap = fields.number("softcap", None)
-        return Head(source, weight, norm, softcap, self._parts(fields))
+        return Head(source, weight, norm, softcap, self._bound(fields))
 
     # -- what phases are made of ------------------------------------------------------------------
 
@@ -408,9 +416,9 @@ class _Reader:
             rotary.freq_factors.load(Weight(GGMLType.F32, data, divisors.shape))
         return RopeTable(config.rotary_dim, rotary.table)
 
-    def _parts(self, fields: Fields) -> int:
-        parts: int = fields.integer("parts", maximum=2)
-        return parts
+    def _bound(self, fields: Fields) -> float:
+        bound: float = fields.number("remainder_above", math.inf, above=-1e-18)
+        return bound
 
     def _value(self, fields: Fields, name: str) -> tuple[int, Value]:
         """A value and its number, in the shape in which it is named here."""

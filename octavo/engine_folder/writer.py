@@ -181,7 +181,10 @@ class _Writer:
         """ConfigError if no machine could start this model with these settings."""
         args = self._args
         spec = RankSpec(
-            self._source.path, kv_cache_dtype=args.kv_cache_dtype, block_size=args.block_size
+            self._source.path,
+            kv_cache_dtype=args.kv_cache_dtype,
+            activations=self._fixed["activations"],
+            block_size=args.block_size,
         )
         reason = why_not_native(spec, self._config)
         if reason is not None:

@@ -280,7 +280,7 @@ def test_summands_are_of_one_size(target, sound):
         program["values"] += [sum_width, 96]
         number = len(program["values"]) - 2
         segment = {"weight": "model.layers.0.self_attn.q_proj.weight", "out": [number + 1, 96]}
-        linear = {"kind": "linear", "source": [0, 48], "added": added, "parts": 1}
+        linear = {"kind": "linear", "source": [0, 48], "added": added}
         linear |= {"sum_out": [number, sum_width], "segments": [segment]}
         program["phases"].insert(2, linear)
         assert not attempt(target, document)
@@ -323,7 +323,7 @@ def test_a_phase_writes_no_more_than_there_is_room_for(target, sound):
         assert attempt(target, document) == is_sound, width
         assert document["weights"][weight][1:3] == [96, 48]
         program["values"][number] = 2 * width
-        linear = {"kind": "linear", "source": [0, 48], "parts": 1}
+        linear = {"kind": "linear", "source": [0, 48]}
         linear["segments"] = [{"weight": weight, "out": [number, 2 * width]}]
         program["phases"][1] = linear
         assert attempt(target, document) == is_sound, width
@@ -350,7 +350,7 @@ def test_any_text(target, text):
         (("constants", 0, 1), 47, "has the shape"),
         (("program", "phases", 0, "kind"), "run", r"phases\[0\].kind"),
         (("program", "phases", 0, "weight"), "other", r"phases\[0\].weight.*no weight 'other'"),
-        (("program", "phases", 1, "parts"), 3, r"phases\[1\].parts"),
+        (("program", "phases", 1, "remainder_above"), -2, r"phases\[1\].remainder_above"),
         (("program", "phases", 1, "source"), [1, 96], "read before a phase writes it"),
         (("program", "phases", 1, "source"), [0, 47], "cannot be seen as"),
         (("program", "phases", 1, "source"), [10**6, 48], "there are [0-9]+ values"),

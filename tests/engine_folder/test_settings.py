@@ -48,7 +48,7 @@ def test_who_starts_it_may_say_otherwise(folder):
         max_model_len=64,
         max_num_seqs=8,
         block_size=16,
-        kv_cache_dtype="auto",
+        kv_cache_dtype="bf16",
         enable_prefix_caching=True,
     ).config
     assert config.scheduler.max_model_len == 64 and config.scheduler.max_num_seqs == 8
