@@ -111,7 +111,7 @@ class AsyncLLM:
         return self
 
     def _start(self, args: EngineArgs) -> None:
-        self._loaded = load_engine(args.serving())
+        self._loaded = load_engine(args, is_served=True)
         self.config = self._loaded.config
         self._mailboxes: dict[str, _Mailbox] = {}
         self._text_engine = self._loaded.text_engine

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo import hub
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
@@ -20,11 +24,12 @@ from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
+from octavo.model_files import is_engine_folder
+from octavo.model_source import CheckpointSource, ModelSource
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
-    from octavo.models.checkpoint import Checkpoint
     from octavo.models.config import ModelConfig
     from octavo.text.tokenizer import Tokenizer
 
@@ -60,36 +65,55 @@ class LoadedEngine:
 
 
 def load_engine(
-    args: EngineArgs, progress: Callable[[int, int], None] | None = None
+    args: EngineArgs,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    is_served: bool = False,
 ) -> LoadedEngine:
     """Find, load and wire up a model.
 
     Args:
         progress: called with (bytes loaded, bytes in all) while weights are read.
+        is_served: whether its answers are read while they are made; see ``EngineArgs.serving``.
 
     Raises:
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
-    from octavo import hub
-
     keep_openmp_patient()
+    with _no_collections():
+        return _load_engine(args, progress, is_served)
 
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Nearly all that is made in a start stays, and there are 100,000 tokens of it: to look at it
+    again and again for what could go takes a tenth of a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _load_engine(
+    args: EngineArgs, progress: Callable[[int, int], None] | None, is_served: bool
+) -> LoadedEngine:
+    import octavo.runtime.rank  # noqa: F401  (with numpy: of any model, and so of no phase)
     from octavo.executor.local import LocalExecutor
-    from octavo.models.checkpoint import open_checkpoint
-    from octavo.models.loader import check_tokenizer
-    from octavo.runtime.rank import Rank
 
     phases = _Phases()
-    path = hub.resolve(args.model)
-    checkpoint = open_checkpoint(path)
-    _check_quantization(args.quantization, checkpoint)
-    model_config = checkpoint.config()
+    source = open_source(hub.resolve(args.model))
+    args = source.settings(args)  # which may have some of its own, so that defaults come later
+    args = args.serving() if is_served else args
+    model_config = source.config()
     phases.end("header")
-    tokenizer = _tokenizer_of(checkpoint)
-    check_tokenizer(model_config, tokenizer.vocab_size, path)
+    tokenizer = source.tokenizer()
+    model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     phases.end("tokenizer")
-    spec = _rank_spec(args, path, hub.home() / "packed")
-    rank = Rank.load(spec, checkpoint, progress)
+    spec = _rank_spec(args, source.path, hub.home() / "packed")
+    rank = source.load_rank(spec, progress)
     phases.end("weights")
     config = resolve(args, rank.capacity)
     rank.start(_rank_limits(config))
@@ -160,36 +184,25 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
     return Engine(Scheduler(limits, block_manager, admission), executor, clock)
 
 
+def open_source(path: Path) -> ModelSource:
+    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read."""
+    if is_engine_folder(path):
+        from octavo.engine_folder.folder import EngineFolder
+
+        return EngineFolder(path, notes_folder())
+    return CheckpointSource(path)
+
+
+def notes_folder() -> Path:
+    """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
+    named = os.environ.get("OCTAVO_PACKED_DIR")
+    return Path(named) if named else hub.home() / "packed"
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model folder or of a GGUF file, without its weights and without torch."""
-    from octavo.models.gguf import GGUFFile
-    from octavo.text.tokenizer import Tokenizer
-
-    if path.is_dir():
-        return Tokenizer.from_folder(path)
-    return Tokenizer.from_gguf(GGUFFile(path).metadata, path)
-
-
-def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """As load_tokenizer, without reading the header of a GGUF file, mostly vocabulary, again."""
-    from octavo.models.checkpoint import GGUFFiles
-    from octavo.text.tokenizer import Tokenizer
-
-    if isinstance(checkpoint, GGUFFiles):
-        return Tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
-    return Tokenizer.from_folder(checkpoint.path)
-
-
-def _check_quantization(asked: str | None, checkpoint: Checkpoint) -> None:
-    """The format is read from the files; a word of the user's can only agree with it."""
-    from octavo.models.checkpoint import GGUFFiles
-
-    found = "gguf" if isinstance(checkpoint, GGUFFiles) else None
-    if asked is not None and asked != found:
-        raise ConfigError(
-            f"quantization {asked!r}: {checkpoint.path} is "
-            f"{found or 'not quantized'}; leave the setting out, it is detected"
-        )
+    """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
+    with _no_collections():
+        return open_source(path).tokenizer()
 
 
 def _choose_device(asked: str) -> str:

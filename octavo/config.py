@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from octavo.core.scheduler import SchedulerConfig
@@ -40,6 +41,10 @@ def parse_bytes(text: str | int) -> int:
 @dataclass(frozen=True)
 class EngineArgs:
     """The settings of an engine, named as vLLM names them. None and "auto" are chosen at load.
+
+    Args:
+        given: the names of those that somebody asked for, beside those that differ from their
+            defaults. It matters where a model comes with settings of its own.
 
     Raises:
         ConfigError: a value is out of range, or asks for what this version cannot do.
@@ -107,8 +112,12 @@ class EngineArgs:
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
     trust: str = option("none", "there is no remote code", ("none",))
+    given: InitVar[Collection[str]] = ()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: Collection[str]) -> None:
+        fields = dataclasses.fields(self)
+        changed = {each.name for each in fields if getattr(self, each.name) != each.default}
+        object.__setattr__(self, "given", frozenset(changed.union(given)))
         for each in dataclasses.fields(self):
             choices = each.metadata["choices"]
             value = getattr(self, each.name)
@@ -181,7 +190,12 @@ class EngineArgs:
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"unknown engine setting {name!r}{hint}")
             settings[target] = value
-        return cls(**settings)
+        return cls(**settings, given=settings.keys())
+
+    def given_settings(self) -> dict[str, Any]:
+        """The settings that somebody asked for, but for the model."""
+        names: frozenset[str] = vars(self)["given"]
+        return {name: getattr(self, name) for name in sorted(names - {"model"})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
-"""Files that are whole, or not there at all.
+"""Files and folders that are whole, or not there at all.
 
-A file is written under another name beside its own, and renamed when it is done: no reader ever
-finds half of it, and where writing fails or is interrupted, the old one stays as it was.
+They are written under another name beside their own, and renamed when they are done: no reader ever
+finds half of one, and where writing fails or is interrupted, an old file stays as it was.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from contextlib import suppress
@@ -64,6 +65,55 @@ class NewFile:
             os.unlink(self._name)
 
 
+class NewFolder:
+    """A folder that is at ``path`` once it is published, and is gone if it is not.
+
+        with NewFolder(path) as new:
+            (new.folder / "notes.txt").write_text(...)
+            new.publish()
+
+    It replaces no more than an empty folder. What killed processes left of the same path is taken
+    away.
+
+    Raises:
+        OSError: the folder cannot be written, or something else is there.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(os.path.abspath(Path(path).expanduser()))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(self.path)
+        name = tempfile.mkdtemp(_SUFFIX, f"{self.path.name}.", self.path.parent)
+        self.folder = Path(name)
+        self._descriptor = os.open(name, os.O_RDONLY)
+        _lock(self._descriptor)
+
+    def publish(self) -> None:
+        """Put the folder in its place, once all of it is on the disk."""
+        for folder, _, names in os.walk(self.folder, topdown=False):
+            for name in names:
+                _sync(os.path.join(folder, name))
+            _sync(folder)
+        os.chmod(self.folder, 0o755)
+        os.rename(self.folder, self.path)
+        _sync(self.path.parent)
+
+    def __enter__(self) -> NewFolder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._descriptor)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def replace_file(path: str | Path, content: bytes) -> None:
     """Replace ``path`` by ``content``. OSError if it cannot be written."""
     with NewFile(path) as new:
@@ -92,6 +142,13 @@ def _remove_leftovers(path: Path) -> None:
 def _remove_if_left(part: Path) -> None:
     if time.time() - part.stat().st_mtime < _YOUNG_SECONDS:
         return
-    with open(part, "rb") as file:
-        if _lock(file.fileno()):
+    descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if not _lock(descriptor):
+            return
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
             part.unlink()
+    finally:
+        os.close(descriptor)

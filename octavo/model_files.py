@@ -16,6 +16,9 @@ from typing import Any
 
 from octavo.errors import ModelFileError
 
+# What makes a folder an engine folder; see `octavo.engine_folder`.
+ENGINE_MANIFEST = "octavo.json"
+
 # The index of the largest checkpoints is of a few MB.
 MAX_JSON_BYTES = 64 << 20
 
@@ -73,6 +76,10 @@ class ModelFolder:
         """The object that ``name`` has, None if there is no such file."""
         path = self.find(name)
         return None if path is None else _read_object(path)
+
+
+def is_engine_folder(path: Path) -> bool:
+    return (path / ENGINE_MANIFEST).exists()
 
 
 def read_text(path: Path, max_bytes: int) -> str:

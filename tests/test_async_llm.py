@@ -38,7 +38,7 @@ def start(hash_engine, monkeypatch):
 
     def start_one(**limits):
         loaded = SimpleNamespace(text_engine=hash_engine(**limits), config=None, info={})
-        monkeypatch.setattr(async_llm, "load_engine", lambda args: loaded)
+        monkeypatch.setattr(async_llm, "load_engine", lambda args, is_served: loaded)
         started.append(AsyncLLMEngine("hash"))
         return started[-1]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
@@ -106,3 +108,15 @@ def test_the_ecosystems_spellings():
         EngineArgs.from_kwargs("m", max_modl_len=5)
     with pytest.raises(ConfigError, match="no code"):
         EngineArgs.from_kwargs("m", trust_remote_code=True)
+
+
+def test_what_was_asked_for_is_known_from_what_was_not():
+    """The default too, if somebody said it."""
+    said = EngineArgs.from_kwargs("m", block_size=16, num_gpu_blocks_override=3)
+    assert said.given_settings() == {"block_size": 16, "num_blocks": 3}
+    assert said == EngineArgs(model="m", num_blocks=3)
+    assert EngineArgs(model="m", block_size=32, seed=0).given_settings() == {"block_size": 32}
+    passed_on = EngineArgs(**dataclasses.asdict(said), given=["block_size"])
+    assert passed_on.given_settings() == said.given_settings()
+    changed = dataclasses.replace(said, num_blocks=None, seed=5)
+    assert changed.given_settings() == {"block_size": 16, "num_blocks": None, "seed": 5}

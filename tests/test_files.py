@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from octavo.files import NewFile, replace_file
+from octavo.files import NewFile, NewFolder, replace_file
 
 
 def names(folder):
@@ -100,3 +100,46 @@ def test_a_place_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         replace_file(tmp_path / "file" / "below", b"")
+
+
+def test_a_folder_appears_when_it_is_published(tmp_path):
+    path = tmp_path / "a" / "b"
+    with NewFolder(path) as new:
+        (new.folder / "below").mkdir()
+        (new.folder / "below" / "file").write_text("x")
+        assert not path.exists()
+        new.publish()
+    assert (path / "below" / "file").read_text() == "x" and names(path.parent) == ["b"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_folder_that_was_not_finished_is_gone(tmp_path, error):
+    with pytest.raises(error), NewFolder(tmp_path / "a") as new:
+        (new.folder / "file").write_text("x")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_a_folder_replaces_nothing_but_an_empty_one(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with NewFolder(tmp_path / "empty") as new:
+        (new.folder / "file").touch()
+        new.publish()
+    with pytest.raises(OSError), NewFolder(tmp_path / "empty") as new:
+        new.publish()
+    assert names(tmp_path) == ["empty"] and names(tmp_path / "empty") == ["file"]
+
+
+def test_a_folder_that_a_killed_process_left_is_taken_away(tmp_path):
+    left, young = tmp_path / "a.1.octavo.part", tmp_path / "a.2.octavo.part"
+    for folder in (left, young):
+        folder.mkdir()
+        (folder / "half").touch()
+    hour_ago = time.time() - 3600
+    os.utime(left, (hour_ago, hour_ago))
+    with NewFolder(tmp_path / "a") as held:
+        os.utime(held.folder, (hour_ago, hour_ago))
+        with NewFolder(tmp_path / "a"):
+            assert not left.exists() and young.exists() and held.folder.exists()
+    assert names(tmp_path) == [young.name]

@@ -34,6 +34,13 @@ ALLOWED = {
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "executor": {"core", "runtime"},
+    "config": {"core", "runtime"},
+    "hub": {"model_files"},
+    "model_source": {"config", "models", "runtime", "text"},
+    "engine_folder": {
+        *("config", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
+        *("quantization", "runtime", "text"),
+    },
     "text": {"fields", "model_files"},
     "measure": set(),
     "workload": {"measure"},

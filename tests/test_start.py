@@ -98,10 +98,28 @@ def tiny_gguf(tiny_model, tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(params=["gguf", "safetensors", "smollm2"])
+@pytest.fixture(scope="module")
+def tiny_engine(tiny_gguf, tmp_path_factory) -> Path:
+    """The tiny GGUF as an engine folder."""
+    from octavo.config import EngineArgs
+    from octavo.engine_folder.writer import build_engine_folder
+
+    out = tmp_path_factory.mktemp("engines") / "tiny-engine"
+    build_engine_folder(EngineArgs.from_kwargs(str(tiny_gguf)), out)
+    return out
+
+
+MODELS = {
+    "gguf": "tiny_gguf",
+    "safetensors": "tiny_model",
+    "smollm2": "smollm2_gguf",
+    "engine": "tiny_engine",
+}
+
+
+@pytest.fixture(params=MODELS)
 def model(request) -> Path:
-    names = {"gguf": "tiny_gguf", "safetensors": "tiny_model", "smollm2": "smollm2_gguf"}
-    return request.getfixturevalue(names[request.param])
+    return request.getfixturevalue(MODELS[request.param])
 
 
 def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -149,9 +167,10 @@ def test_nor_do_those_of_the_command(tiny_gguf, without_torch, flags):
 
 
 @needs_native
-def test_nor_do_those_of_a_server(tiny_gguf, without_torch):
+@pytest.mark.parametrize("name", ["tiny_gguf", "tiny_engine"])
+def test_nor_do_those_of_a_server(request, name, without_torch):
     """In none of its processes, whatever a request asks for."""
-    with LiveServer(tiny_gguf) as server:
+    with LiveServer(request.getfixturevalue(name)) as server:
         body = {"prompt": "Hello", "max_tokens": 8, "temperature": 0.7}
         answer = server.fetch("/v1/completions", body)
         assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] > 0
@@ -210,3 +229,20 @@ def test_a_gpu_is_not_used_without_torch(tiny_gguf, monkeypatch, caplog):
     with caplog.at_level("INFO", "octavo"):
         assert build._choose_device("auto") == "cpu"
     assert "pip install 'octavo[torch]'" in caplog.text
+
+
+IMPORTS = """
+import sys
+from octavo import LLM, SamplingParams
+with LLM(sys.argv[1]) as llm:
+    llm.generate("Hello", SamplingParams(max_tokens=4, temperature=0))
+print(*sys.modules)
+"""
+
+
+@needs_native
+def test_an_engine_folder_brings_nothing_of_models_and_checkpoints(tiny_engine):
+    done = python(IMPORTS, tiny_engine)
+    assert done.returncode == 0, done.stderr
+    models = {name for name in done.stdout.split() if name.startswith("octavo.models.")}
+    assert models == {f"octavo.models.{name}" for name in ("config", "footprint", "registry")}

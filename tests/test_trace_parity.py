@@ -105,7 +105,9 @@ def simulate(arrivals, answers: dict[str, list[int]], config=CONFIG, depth: int 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
     model, config = load_model(tiny_model)
-    rank = Rank(RankSpec(tiny_model, kernels="reference", block_size=BLOCK_SIZE), model, config)
+    rank = Rank.of_model(
+        RankSpec(tiny_model, kernels="reference", block_size=BLOCK_SIZE), model, config
+    )
     rank.start(
         RankLimits(
             NUM_BLOCKS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
-from octavo.model_files import ModelFolder, split_parts
+from octavo.model_files import ModelFolder, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.base import Weight
@@ -155,6 +155,10 @@ class SafetensorsFolder:
             self.tensors[name] = TensorEntry(shape, type, prod(shape) * row_bytes(type, 1), path)
 
     def _refuse_without_weights(self) -> NoReturn:
+        if is_engine_folder(self.path):
+            raise ModelFileError(
+                self.path, "an engine folder, which has no weights as a checkpoint has them"
+            )
         pickled = sorted(p for p in self.path.iterdir() if p.suffix in _PICKLED)
         if pickled:
             _refuse_pickle(pickled[0])

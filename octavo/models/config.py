@@ -133,6 +133,20 @@ class ModelConfig:
         assert self.activation in ACTIVATIONS
         return self
 
+    def check_tokenizer(self, vocab_size: int, path: str | Path) -> None:
+        """ModelFileError if a tokenizer can give ids that have no embedding.
+
+        ``vocab_size`` is its largest id and one. Fewer than the embedding has are common: its rows
+        are often padded to a round number.
+        """
+        if vocab_size > self.vocab_size:
+            raise ModelFileError(
+                path,
+                f"the tokenizer has {vocab_size} tokens, but the model's embedding "
+                f"{self.vocab_size} rows: they are not of the same model",
+                field="vocab_size",
+            )
+
 
 def sampling_defaults(fields: Fields, names: Mapping[str, str]) -> dict[str, float]:
     """Recommended values by the names of SamplingParams; ``names`` has them by the file's names.

@@ -66,21 +66,6 @@ def weights_bytes(model: CausalLM) -> int:
     return sum(values.values())
 
 
-def check_tokenizer(config: ModelConfig, tokenizer_vocab_size: int, path: str | Path) -> None:
-    """ModelFileError if the tokenizer can give ids that have no embedding.
-
-    ``tokenizer_vocab_size`` is the largest id and one. Fewer than the embedding has are common:
-    its rows are often padded to a round number.
-    """
-    if tokenizer_vocab_size > config.vocab_size:
-        raise ModelFileError(
-            path,
-            f"the tokenizer has {tokenizer_vocab_size} tokens, but the model's embedding "
-            f"{config.vocab_size} rows: they are not of the same model",
-            field="vocab_size",
-        )
-
-
 def _load_parameters(
     model: CausalLM,
     config: ModelConfig,

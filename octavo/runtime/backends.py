@@ -10,30 +10,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.activations import round_activations
-from octavo.kernels.cpu.fusion import CannotFuse, fuse
+from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
+from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.cpu.program import KVLayout
-from octavo.kernels.dispatch import CANDIDATES, create_ops, explain
+from octavo.kernels.dispatch import CANDIDATES, explain
 from octavo.models.config import ModelConfig
-from octavo.models.loader import weights_bytes
-from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeKVCache
-from octavo.runtime.op_program import create_program, pack_weights, record
+from octavo.runtime.op_program import NativeModel, plan_step
+
+if TYPE_CHECKING:
+    from octavo.models.registry import CausalLM
 
 _log = logging.getLogger("octavo")
 
 _MAX_HEAD_DIM = 256
-
-Progress = Callable[[int, int], None]
 
 
 class Backend(Protocol):
@@ -63,10 +63,11 @@ def choose_backend(
     """
     what = "reference ops"
     if spec.kernels != "reference":
-        reason = _why_not_native(spec, model_config)
+        reason = why_not_native(spec, model_config)
         if reason is None:
             try:
-                return NativeBackend(spec, model, model_config, files, progress)
+                prepare = pack_model(spec, model, files, progress)
+                return NativeBackend(spec, model_config, prepare)
             except (CannotFuse, UnsupportedModelError) as error:
                 reason = str(error)
         if spec.kernels == "native":
@@ -83,7 +84,8 @@ def choose_backend(
     return TorchBackend(spec, model, model_config, progress)
 
 
-def _why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
+def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
+    """What keeps the native kernels from running a model of this config here, None if nothing."""
     for choice in explain(spec.device, spec.dtype, CANDIDATES):
         if choice.chosen != "native":
             return dict(choice.refused)["native"]
@@ -96,34 +98,27 @@ def _why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
 
 
 class NativeBackend:
-    """One native call a step, on our own threads. CannotFuse if the model's ops do not fit it."""
+    """One native call a step, on our own threads.
+
+    Args:
+        prepare: makes the model for a library, with the threads of a pool. What it raises is
+            raised here.
+    """
 
     name = "native"
 
     def __init__(
         self,
         spec: RankSpec,
-        model: CausalLM,
         model_config: ModelConfig,
-        files: Sequence[Path] = (),
-        progress: Progress | None = None,
+        prepare: Callable[[Library, Pool], NativeModel],
     ):
         self._spec, self._model_config = spec, model_config
         self._library = library.load()
         self.isa = self._library.isa
-        self._phases = fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
-        round_activations(self._phases, spec.activations)
-        self._pool = library.Pool(self._library, spec.threads or library.usable_threads())
-        self.weights_bytes = weights_bytes(model)
-        self._packed, self._names = pack_weights(
-            model,
-            self._phases,
-            self._library,
-            self._pool,
-            files=files,
-            home=spec.packed_folder,
-            progress=progress,
-        )
+        self._pool = Pool(self._library, spec.threads or library.usable_threads())
+        self._model = prepare(self._library, self._pool)
+        self.weights_bytes = self._model.weights_bytes
 
     def create_forward(self, limits: RankLimits) -> NativeForward:
         model = self._model_config
@@ -145,14 +140,8 @@ class NativeBackend:
             kv_cache.num_blocks,
             kv_cache.layer_addresses(),
         )
-        program = create_program(
-            self._phases,
-            self._library,
-            self._pool,
-            layout,
-            self._packed,
-            self._names,
-            limits.max_num_batched_tokens,
+        program = self._model.create_program(
+            self._library, self._pool, layout, limits.max_num_batched_tokens
         )
         return NativeForward(
             program,
@@ -161,3 +150,27 @@ class NativeBackend:
             limits.max_model_len,
             limits.max_num_batched_tokens,
         )
+
+
+def pack_model(
+    spec: RankSpec,
+    model: CausalLM,
+    files: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> Callable[[Library, Pool], NativeModel]:
+    """A loaded model for a ``NativeBackend``, its weights packed as ``choose_backend`` says.
+
+    CannotFuse if its ops do not fit the native kernels, UnsupportedModelError if weights do not.
+    """
+
+    from octavo.kernels.cpu.pack_cache import open_or_pack  # an engine folder has none of that
+    from octavo.models.loader import weights_bytes
+
+    def prepare(library: Library, pool: Pool) -> NativeModel:
+        plan, weights = plan_step(model, spec.activations)
+        packed = open_or_pack(
+            weights, files, library, pool, home=spec.packed_folder, progress=progress
+        )
+        return NativeModel(plan, packed, weights_bytes(model))
+
+    return prepare

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.kernels.cpu import fusion
+from octavo.kernels.cpu import abi, fusion
+from octavo.kernels.cpu.activations import round_activations
+from octavo.kernels.cpu.fusion import Matrix
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.pack_cache import PackedWeights, Progress, open_or_pack
+from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
-from octavo.kernels.dispatch import Ops
+from octavo.kernels.dispatch import CANDIDATES, Ops, create_ops
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
-from octavo.models.registry import CausalLM
-from octavo.quantization.base import Weight
+
+if TYPE_CHECKING:
+    from octavo.models.registry import CausalLM
+    from octavo.quantization.base import Weight
 
 
 class _RecordedCaches:
@@ -46,48 +50,61 @@ def record(model: CausalLM, ops: Ops) -> Tape:
     return tape
 
 
-def pack_weights(
-    model: CausalLM,
-    phases: Sequence[fusion.Phase],
-    library: Library,
-    pool: Pool,
-    *,
-    files: Sequence[Path] = (),
-    home: Path | None = None,
-    progress: Progress | None = None,
-) -> tuple[PackedWeights, dict[int, str]]:
-    """Every matrix that the phases use, packed, and its name by the id of the weight."""
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A model's step as the native kernels run it: its phases, and what their weights are called.
+
+    Args:
+        name_of: the name of a matrix of the phases; matrices that are the same have the same.
+    """
+
+    phases: Sequence[fusion.Phase]
+    name_of: Callable[[Matrix], str]
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Those of all phases, in their order; one that several phases use, as often."""
+        for phase in self.phases:
+            if isinstance(phase, fusion.Linear):
+                yield from (segment.weight for segment in phase.segments)
+            elif isinstance(phase, fusion.Embed | fusion.Head):
+                yield phase.weight
+
+
+def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
+    """The plan of a model that is loaded, and the weights that it uses by name.
+
+    ``activations`` as in ``EngineArgs``. CannotFuse if its ops are none that the native kernels
+    can run.
+    """
     assert isinstance(model, Module)
+    phases = fusion.fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
+    round_activations(phases, activations)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):
         names.setdefault(id(parameter.value), name)
-    used = {names[id(weight)]: weight for weight in _weights(phases)}
-    packed = open_or_pack(used, files, library, pool, home=home, progress=progress)
-    return packed, names
+    plan = StepPlan(phases, lambda matrix: names[id(matrix)])
+    weights = {name: parameter.value for name, parameter in named_parameters(model)}
+    return plan, {name: weights[name] for name in map(plan.name_of, plan.matrices())}
 
 
-def create_program(
-    phases: Sequence[fusion.Phase],
-    library: Library,
-    pool: Pool,
-    kv: KVLayout,
-    packed: PackedWeights,
-    names: dict[int, str],
-    max_tokens: int,
-) -> Program:
-    """The program of phases whose weights have been packed."""
+@dataclass(frozen=True, slots=True)
+class NativeModel:
+    """All that the native kernels need of a model.
 
-    def struct(weight: Weight) -> Any:
-        return packed.struct(names[id(weight)])
+    Args:
+        weights_bytes: of the weights as the model's files have them.
+    """
 
-    return Program(list(phases), library, pool, kv, struct, max_tokens)
+    plan: StepPlan
+    packed: PackedWeights
+    weights_bytes: int
 
+    def create_program(
+        self, library: Library, pool: Pool, kv: KVLayout, max_tokens: int
+    ) -> Program:
+        """The program of a step, which reads this model's memory."""
 
-def _weights(phases: Sequence[fusion.Phase]) -> list[Weight]:
-    weights: list[Weight] = []
-    for phase in phases:
-        if isinstance(phase, fusion.Linear):
-            weights += [segment.weight for segment in phase.segments]
-        elif isinstance(phase, fusion.Embed | fusion.Head):
-            weights.append(phase.weight)
-    return weights
+        def struct(matrix: Matrix) -> abi.Weight:
+            return self.packed.struct(self.plan.name_of(matrix))
+
+        return Program(self.plan.phases, library, pool, kv, struct, max_tokens)

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
 from octavo.core.executor import Probe
 from octavo.kernels.cpu.library import report_bus_errors
-from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.loader import load_checkpoint
-from octavo.models.registry import CausalLM
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
 from octavo.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from octavo.models.checkpoint import Checkpoint
+    from octavo.models.registry import CausalLM
 
 Progress = Callable[[int, int], None]
 
@@ -34,19 +36,9 @@ _CPU_KV_BYTES = 4 << 30
 class Rank:
     """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by."""
 
-    def __init__(
-        self,
-        spec: RankSpec,
-        model: CausalLM,
-        model_config: ModelConfig,
-        files: Sequence[Path] = (),
-        progress: Progress | None = None,
-    ):
-        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
-        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+    def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
         self.model_config = model_config
-        backend = choose_backend(spec, model, model_config, files, progress)
         self.weights_bytes = backend.weights_bytes
         self.kernels, self.isa = backend.name, backend.isa
         self._backend: Backend | None = backend
@@ -68,12 +60,28 @@ class Rank:
         Raises:
             ModelError: the model cannot be read. ConfigError: it does not fit the settings.
         """
+        from octavo.models.checkpoint import open_checkpoint  # an engine folder has none of that
+        from octavo.models.loader import load_checkpoint
+
         report_bus_errors()  # the files are mapped, and may be cut off under us
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config()
         model = load_checkpoint(checkpoint, config, progress=progress)
         files = sorted({entry.path for entry in checkpoint.tensors.values()})
-        return cls(spec, model, config, files, progress)
+        return cls.of_model(spec, model, config, files, progress)
+
+    @classmethod
+    def of_model(
+        cls,
+        spec: RankSpec,
+        model: CausalLM,
+        model_config: ModelConfig,
+        files: Sequence[Path] = (),
+        progress: Progress | None = None,
+    ) -> Rank:
+        """Of a model that is loaded already; ``files`` are its own, beside which packed weights
+        are kept. ConfigError if ``spec`` asks for what cannot be had."""
+        return cls(spec, model_config, choose_backend(spec, model, model_config, files, progress))
 
     @property
     def capacity(self) -> Capacity:

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 
 from octavo import hub
-from octavo.build import load_tokenizer
+from octavo.build import load_tokenizer, open_source
 from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
 from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
@@ -65,6 +65,7 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     if settings.api_key:
         _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
+    args = open_source(path).settings(args)
     with listen(settings) as listener:
         server = OctavoServer(args, settings, path, listener)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_TEMPLATE_BYTES = 16 << 20
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_MORE_TEMPLATES = "additional_chat_templates", "*.jinja"
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -69,6 +76,12 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
 
 
 # -- files ----------------------------------------------------------------------------------------
+
+
+def tokenizer_files(files: ModelFolder) -> list[Path]:
+    """All that is read here of a folder."""
+    found = [path for name in _FILES if (path := files.find(name)) is not None]
+    return [*found, *files.find_all(*_MORE_TEMPLATES)]
 
 
 def _load_library(files: ModelFolder) -> LibraryTokenizer:
@@ -124,7 +137,7 @@ def _chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str
     whole = files.read_text("chat_template.jinja", MAX_TEMPLATE_BYTES)
     if whole is not None:
         templates = {"default": whole}
-    for path in files.find_all("additional_chat_templates", "*.jinja"):
+    for path in files.find_all(*_MORE_TEMPLATES):
         templates[path.stem] = read_text(path, MAX_TEMPLATE_BYTES)
     return templates
 

@@ -12,7 +12,7 @@ from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
-from octavo.runtime.backends import NativeBackend
+from octavo.runtime.backends import NativeBackend, pack_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.eager_forward import EagerContext
 
@@ -102,7 +102,8 @@ class NativeDriver:
     def __init__(self, path, kv="f32", threads=2):
         self.model, self.config = load_model(path)
         spec = RankSpec(Path(path), kv_cache_dtype=kv, threads=threads)
-        self._make_forward = NativeBackend(spec, self.model, self.config).create_forward
+        backend = NativeBackend(spec, self.config, pack_model(spec, self.model))
+        self._make_forward = backend.create_forward
 
     def logits(self, prompts: list[list[int]], last: int | None = None) -> list[torch.Tensor]:
         """As ``Driver.logits``."""

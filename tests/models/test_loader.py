@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.module import named_parameters
-from octavo.models.loader import check_tokenizer, load_config, load_model, weights_bytes
+from octavo.models.loader import load_config, load_model, weights_bytes
 from octavo.quantization.tensors import QuantizedTensor, to_torch
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -129,10 +129,10 @@ def test_a_config_can_be_given(folder):
 
 def test_tokenizers_must_not_know_more_than_the_embedding(folder):
     config = load_config(folder)
-    check_tokenizer(config, 260, folder)
-    check_tokenizer(config, 200, folder)
+    config.check_tokenizer(260, folder)
+    config.check_tokenizer(200, folder)
     with pytest.raises(ModelFileError, match="261 tokens.*260 rows"):
-        check_tokenizer(config, 261, folder)
+        config.check_tokenizer(261, folder)
 
 
 # GGUF ---------------------------------------------------------------------------------------------

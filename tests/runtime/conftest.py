@@ -50,7 +50,7 @@ class Bench:
             block_size=block_size,
             threads=threads,
         )
-        rank = Rank(spec, self.model, self.config)
+        rank = Rank.of_model(spec, self.model, self.config)
         rank.start(
             RankLimits(
                 num_blocks,

@@ -27,7 +27,10 @@ from octavo.errors import BenchmarkError
 from octavo.measure.statistics import Spread
 
 WARM = "files in memory, weights packed, by a start before that is not measured"
-COLD = "packed weights not there; Python, its packages and their bytecode as in a warm start; "
+COLD = (
+    "packed weights not there, and none noted; Python, its packages and their bytecode as in a "
+    "warm start; "
+)
 _DROPPED = "the model's files dropped from the system's memory (posix_fadvise)"
 _KEPT = "the model's files as they are in memory, since this system drops none on request"
 

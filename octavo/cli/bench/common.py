@@ -131,7 +131,7 @@ def engine_args(args: argparse.Namespace, **defaults: Any) -> EngineArgs:
     Raises:
         UsageError: a bad value.
     """
-    return EngineArgs(model=args.model, **{**defaults, **engine_kwargs(args)})
+    return EngineArgs.from_kwargs(args.model, **{**defaults, **engine_kwargs(args)})
 
 
 def asked_for(args: argparse.Namespace) -> dict[str, Any]:

@@ -18,19 +18,27 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from octavo.kernels.recorder import Call, RopeTable, Tape, Value
-from octavo.quantization.base import Weight
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
 
 class CannotFuse(Exception):
     """The recorded ops are none that the native kernels can run together; says which."""
+
+
+class Matrix(Protocol):
+    """A weight. Phases say which one, and how large it is; what is in it is the business of those
+    who pack it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(slots=True)
@@ -43,7 +51,7 @@ class Norm:
 
 @dataclass(slots=True)
 class Segment:
-    weight: Weight
+    weight: Matrix
     bias: np.ndarray | None
     out: Value
 
@@ -51,7 +59,7 @@ class Segment:
 @dataclass(slots=True)
 class Embed:
     ids: Value
-    weight: Weight
+    weight: Matrix
     scale: float
     out: Value
 
@@ -111,7 +119,7 @@ class Head:
     """Logits of some rows: x = source, normed, times the weight, softcapped."""
 
     source: Value
-    weight: Weight
+    weight: Matrix
     norm: Norm | None = None
     softcap: float | None = None
     remainder_above: float = math.inf
@@ -373,7 +381,7 @@ def writes(phase: Phase) -> Iterator[Value]:
 
 
 def place(
-    phases: list[Phase], allocate: Callable[[Value], int], free: Callable[[int], None]
+    phases: Sequence[Phase], allocate: Callable[[Value], int], free: Callable[[int], None]
 ) -> dict[Value, int]:
     """A place for every value, reused once its last reader is done.
 

@@ -26,43 +26,31 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from octavo.files import NewFile
-from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, aligned, pack_into, packed_format
+from octavo.kernels.cpu.packed_weights import (
+    LAYOUT,
+    Entries,
+    PackedWeights,
+    Progress,
+    end_of,
+    lay_out,
+    pack_all,
+    reserve,
+)
+from octavo.kernels.cpu.packing import aligned
 from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest
 from octavo.quantization.base import Weight
 
-# To be raised whenever the kernels read another order of bytes.
-LAYOUT = "v16.2"
 _MAGIC = b"octavo16"
 _PREFIX_BYTES = len(_MAGIC) + 8 + DIGEST_BYTES
 _MAX_HEADER = 64 << 20
 
 _log = logging.getLogger("octavo")
-
-Progress = Callable[[int, int], None]
-
-
-class PackedWeights:
-    """The packed form of some weights, and the memory that it is in."""
-
-    def __init__(self, memory: np.ndarray, entries: Mapping[str, tuple[PackedFormat, int]]):
-        self._memory = memory  # uint8; its beginning is aligned
-        self._entries = entries
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(spec.num_bytes for spec, _ in self._entries.values())
-
-    def struct(self, name: str) -> abi.Weight:
-        """What the kernels take for a weight; valid as long as this object."""
-        spec, offset = self._entries[name]
-        return spec.as_struct(self._memory.ctypes.data + offset)
 
 
 def open_or_pack(
@@ -79,10 +67,10 @@ def open_or_pack(
     ``home``: a folder of octavo's own; without one, nothing is kept.
     ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
     """
-    entries, size = _lay_out(weights, library)
+    entries, size = lay_out(weights, library)
 
     def pack(memory: np.ndarray) -> None:
-        _pack_all(weights, entries, memory, library, pool, progress)
+        pack_all(weights, entries, memory, library, pool, progress)
 
     named = os.environ.get("OCTAVO_PACKED_DIR")
     home = Path(named) if named else home
@@ -100,37 +88,20 @@ def open_or_pack(
     return PackedWeights(memory, entries)
 
 
-def _lay_out(
-    weights: Mapping[str, Weight], library: Library
-) -> tuple[dict[str, tuple[PackedFormat, int]], int]:
-    """(format, offset) of each weight, and the end of the last one."""
-    entries, offset = {}, 0
-    for name, weight in weights.items():
-        spec = packed_format(weight, library)
-        entries[name] = (spec, offset)
-        offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
-    return entries, max(offset, 1)  # nothing at all cannot be mapped
-
-
-def _end(entries: Mapping[str, tuple[PackedFormat, int]]) -> int:
-    """The end of the last weight, without what fills up to the next multiple of 64 bytes."""
-    return max((offset + spec.num_bytes for spec, offset in entries.values()), default=1)
-
-
 def _places(first: Path, home: Path, beside: bool) -> list[Path]:
     key = hashlib.sha256(str(first).encode()).hexdigest()[:16]
     own = home / f"{first.name}-{key}.v16"
     return [first.parent / ".octavo" / f"{first.name}.v16", own] if beside else [own]
 
 
-def _layout_json(entries: Mapping[str, tuple[PackedFormat, int]]) -> dict[str, Any]:
+def _layout_json(entries: Entries) -> dict[str, Any]:
     return {
         "layout": LAYOUT,
         "weights": {name: [*spec.as_tuple(), offset] for name, (spec, offset) in entries.items()},
     }
 
 
-def _header(entries: Mapping[str, tuple[PackedFormat, int]], files: Sequence[Path]) -> bytes:
+def _header(entries: Entries, files: Sequence[Path]) -> bytes:
     header = _layout_json(entries)
     header["files"] = [{**_stamp(path), "sha256": _sha256(path)} for path in files]
     text = json.dumps(header).encode()
@@ -149,7 +120,7 @@ def _sha256(path: Path) -> str:
 
 def _open_any(
     places: Sequence[Path],
-    entries: Mapping[str, tuple[PackedFormat, int]],
+    entries: Entries,
     files: Sequence[Path],
     seals: Seals,
     num_threads: int,
@@ -170,7 +141,7 @@ def _open_any(
 
 def _open(
     path: Path,
-    entries: Mapping[str, tuple[PackedFormat, int]],
+    entries: Entries,
     files: Sequence[Path],
     seals: Seals,
     num_threads: int,
@@ -189,7 +160,7 @@ def _open(
         header = json.loads(text)
         if not isinstance(header, dict) or not _is_of(header, entries, files):
             return None
-        start, size = len(prefix) + len(text), _end(entries)
+        start, size = len(prefix) + len(text), end_of(entries)
         if os.fstat(handle.fileno()).st_size < start + size:
             raise ValueError("it has been cut off")
         memory = np.memmap(handle, dtype=np.uint8, mode="r", offset=start, shape=(size,))
@@ -202,7 +173,7 @@ def _open(
 
 def _is_of(
     header: dict[str, Any],
-    entries: Mapping[str, tuple[PackedFormat, int]],
+    entries: Entries,
     files: Sequence[Path],
 ) -> bool:
     known = header.pop("files", None)
@@ -222,7 +193,7 @@ def _is_of(
 
 def _write_any(
     places: Sequence[Path],
-    entries: Mapping[str, tuple[PackedFormat, int]],
+    entries: Entries,
     files: Sequence[Path],
     seals: Seals,
     num_threads: int,
@@ -238,7 +209,7 @@ def _write_any(
     header = _header(entries, files)
     for path in filter(_may_be_written, places):
         try:
-            return _write(path, header, size, _end(entries), seals, num_threads, pack)
+            return _write(path, header, size, end_of(entries), seals, num_threads, pack)
         except OSError as error:
             _log.info("packed weights cannot be kept in %s: %s", path.parent, error)
     return None
@@ -267,7 +238,7 @@ def _write(
     with NewFile(path) as new:
         new.file.write(bytes(_PREFIX_BYTES) + header)
         # Ask for the space first: a full disk is an error here, and a crash later.
-        _reserve(new.file, start + size)
+        reserve(new.file, start + size)
         memory = np.memmap(new.file, dtype=np.uint8, mode="r+", offset=start, shape=(size,))
         pack(memory)
         memory.flush()
@@ -278,47 +249,3 @@ def _write(
     with open(path, "rb") as handle:
         seals.add(written, handle)
         return np.memmap(handle, dtype=np.uint8, mode="r", offset=start, shape=(size,))
-
-
-def _reserve(file: IO[bytes], size: int) -> None:
-    """Make a new file so long, on the disk too, that writing into its memory cannot fail."""
-    file.flush()
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    missing = size - file.tell()  # on macOS there is no such call
-    while missing > 0:
-        missing -= file.write(bytes(min(missing, 1 << 20)))
-    file.flush()
-
-
-def _pack_all(
-    weights: Mapping[str, Weight],
-    entries: Mapping[str, tuple[PackedFormat, int]],
-    memory: np.ndarray,
-    library: Library,
-    pool: Pool,
-    progress: Progress | None,
-) -> None:
-    done, total = 0, sum(spec.num_bytes for spec, _ in entries.values())
-    for name, (spec, offset) in entries.items():
-        pack_into(weights[name], spec, memory.ctypes.data + offset, library, pool)
-        _let_go(weights[name].data)
-        done += spec.num_bytes
-        if progress is not None:
-            progress(done, total)
-
-
-def _let_go(data: np.ndarray) -> None:
-    """Give back the memory of a mapped file's part that has been read. (The system may keep it, and
-    whoever reads it again gets it again.) So a model is in memory once, and not twice."""
-    mapped: Any = data
-    while isinstance(mapped, np.ndarray | memoryview):
-        mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
-    if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise"):
-        return
-    first = np.frombuffer(mapped, np.uint8, 1).ctypes.data
-    begin = -(-(data.ctypes.data - first) // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (data.ctypes.data - first + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if begin < end:
-        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)

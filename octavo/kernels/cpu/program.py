@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.kernels.cpu import abi, fusion
-from octavo.kernels.cpu.fusion import Norm, Phase
+from octavo.kernels.cpu.fusion import Matrix, Norm, Phase
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.recorder import RopeTable, Value
-from octavo.quantization.base import Weight
 
 _EPILOGUES = {
     None: abi.OCT_EPI_NONE,
@@ -57,11 +56,11 @@ class Program:
 
     def __init__(
         self,
-        phases: list[Phase],
+        phases: Sequence[Phase],
         library: Library,
         pool: Pool,
         kv: KVLayout,
-        packed: Callable[[Weight], abi.Weight],
+        packed: Callable[[Matrix], abi.Weight],
         max_tokens: int,
     ):
         self.library, self.pool = library, pool
@@ -254,7 +253,7 @@ class _Arena:
     It counts as memory only as far as steps have used it.
     """
 
-    def __init__(self, phases: list[Phase], max_tokens: int):
+    def __init__(self, phases: Sequence[Phase], max_tokens: int):
         self._max_tokens = max_tokens
         offsets: list[int] = []
         free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for

@@ -56,7 +56,7 @@ class ProcessLauncher:
     """
 
     def __init__(self, args: EngineArgs, log_format: str = "text"):
-        self._args = dataclasses.asdict(args)
+        self._args = {**dataclasses.asdict(args), "given": sorted(args.given_settings())}
         self._log_format = log_format
 
     def launch(self) -> EngineProcess:

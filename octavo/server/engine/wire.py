@@ -5,7 +5,7 @@ what crosses is small: a prompt's ids once, and some forty bytes for each token.
 
 To the engine, by ``op``:
 
-    start    args: the fields of EngineArgs                                    (the first message)
+    start    args: what EngineArgs takes                                       (the first message)
     add      id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
              salt, arrival, alone: whether in steps of its own
     abort    id

@@ -308,7 +308,7 @@ def _pass_on(messages: Iterator[Message], loop: Future[EngineLoop]) -> None:
 def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
     # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
-    loaded = load_engine(EngineArgs(**(args | unbounded)).serving())
+    loaded = load_engine(EngineArgs(**(args | unbounded)), is_served=True)
     text_engine = loaded.text_engine
     _warm_up(text_engine)
     if faults := os.environ.get(FAULTS_VARIABLE):

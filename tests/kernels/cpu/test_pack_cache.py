@@ -13,7 +13,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.kernels.cpu import pack_cache
+from octavo.kernels.cpu import pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
 from octavo.kernels.cpu.pack_cache import open_or_pack
 
@@ -240,7 +240,7 @@ def test_an_interruption_leaves_nothing(model, pool, monkeypatch, error):
     def interrupted(*arguments):
         raise error
 
-    monkeypatch.setattr(pack_cache, "pack_into", interrupted)
+    monkeypatch.setattr(packed_weights, "pack_into", interrupted)
     with pytest.raises(error):
         packed(weights(), model, pool)
     assert list(cache_file(model).parent.iterdir()) == []
@@ -349,8 +349,8 @@ def test_what_has_been_packed_is_let_go(tmp_path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     view = np.frombuffer(mapped, np.uint8, size - 200, 100).reshape(-1, 4)
     expected, before = view.copy(), resident_kb(path)
-    pack_cache._let_go(view)
+    packed_weights._let_go(view)
     assert resident_kb(path) < before / 4
     np.testing.assert_array_equal(view, expected)
-    pack_cache._let_go(content)  # memory that nothing would bring back
+    packed_weights._let_go(content)  # memory that nothing would bring back
     assert content.tobytes() == path.read_bytes()

@@ -255,7 +255,8 @@ def test_the_probe_is_before_all_who_wait(hash_engine):
 def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     given = []
 
-    def load_engine(args):
+    def load_engine(args, is_served):
+        assert is_served
         given.append(args)
         scheduler = SimpleNamespace(max_model_len=8, max_num_seqs=8)
         cache = SimpleNamespace(num_blocks=8, block_size=4)

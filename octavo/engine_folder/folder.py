@@ -1,0 +1,176 @@
+"""``EngineFolder``: an engine folder as a model to be started. Formats: see the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from octavo.config import EngineArgs
+from octavo.engine_folder import tokenizer_files
+from octavo.engine_folder.manifest import CONSTANTS_FILE, WEIGHTS_FILE, FolderFile, Manifest
+from octavo.engine_folder.model_config import read_config
+from octavo.engine_folder.program import read_program
+from octavo.engine_folder.settings import settings_of
+from octavo.errors import ConfigError, EngineError, ModelFileError
+from octavo.fields import Fields
+from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
+from octavo.kernels.cpu.packed_weights import PackedWeights
+from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
+from octavo.kernels.cpu.seals import Seals, digest
+from octavo.model_files import ModelFolder
+from octavo.models.config import ModelConfig
+from octavo.runtime.backends import NativeBackend, why_not_native
+from octavo.runtime.capacity import RankSpec
+from octavo.runtime.op_program import NativeModel
+from octavo.runtime.rank import Rank
+from octavo.text.tokenizer import Tokenizer
+
+_MAX_INT32 = (1 << 31) - 1
+_MAX_SIZE = 1 << 24  # of a matrix, either way
+
+
+class EngineFolder:
+    """A folder that ``octavo build`` has made: a ``ModelSource``.
+
+    Args:
+        notes: a folder of octavo's own, where it notes which files it has read through; without
+            one they are read through at every start.
+
+    Raises:
+        ModelFileError: the manifest is damaged. UnsupportedModelError: another octavo made it.
+    """
+
+    def __init__(self, path: Path, notes: Path | None = None):
+        self.path = path
+        self._folder = ModelFolder(path)
+        self._manifest = Manifest(self._folder)
+        self._seals = Seals(notes) if notes is not None else None
+        self._config: ModelConfig | None = None
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """The engine's settings: what the user said, else what the folder was built with."""
+        return settings_of(self._manifest, args)
+
+    def config(self) -> ModelConfig:
+        if self._config is None:
+            self._config = read_config(self._manifest.fields.section("model"))
+        return self._config
+
+    def tokenizer(self) -> Tokenizer:
+        kind = self._manifest.fields.text("tokenizer")
+        if kind not in tokenizer_files.KINDS:
+            raise self._manifest.fields.error("tokenizer", f"{kind!r:.60} is no kind of tokenizer")
+        built = self._manifest.files.keys() - {WEIGHTS_FILE, CONSTANTS_FILE}
+        there = set(tokenizer_files.names(self._folder, kind))
+        for name in sorted(built | there):
+            self._read(self._manifest.file(name))
+        return tokenizer_files.load(self._folder, kind)
+
+    def load_rank(self, spec: RankSpec, progress: Callable[[int, int], None] | None = None) -> Rank:
+        """A rank that runs this model. There is nothing to load, so no progress either.
+
+        Raises:
+            ModelFileError: the folder is damaged. ConfigError: it cannot be run here.
+        """
+        report_bus_errors()  # the weights are mapped, and may be cut off under us
+        config = self.config()
+        reason = why_not_native(spec, config)
+        if reason is not None:
+            raise ConfigError(
+                f"{self.path}: an engine folder is for native kernels, which cannot run it here: "
+                f"{reason}"
+            )
+        return Rank(spec, config, NativeBackend(spec, config, self._native_model))
+
+    def _native_model(self, library: Library, pool: Pool) -> NativeModel:
+        fields = self._manifest.fields
+        weights = self._read(self._manifest.file(WEIGHTS_FILE), pool.size)
+        entries = dict(self._weights(fields.section("weights"), len(weights), library))
+        plan = read_program(
+            fields.section("program"),
+            self.config(),
+            {name: (spec.n, spec.k) for name, (spec, _) in entries.items()},
+            self._constants(),
+        )
+        num_bytes = fields.integer("weights_bytes", minimum=0, maximum=1 << 62)
+        return NativeModel(plan, PackedWeights(weights, entries), num_bytes)
+
+    def _weights(
+        self, table: Fields, size: int, library: Library
+    ) -> Iterator[tuple[str, tuple[PackedFormat, int]]]:
+        """Formats and places of the packed weights, which are all inside of the file."""
+        for name in table:
+            format, n, k, group, offset = table.each(
+                name, lambda f, entry: f.integer(entry, minimum=0, maximum=1 << 62), 5
+            )
+            if max(format, group) > _MAX_INT32 or not 1 <= min(n, k) <= max(n, k) <= _MAX_SIZE:
+                raise table.error(name, f"there is no weight of [{n}, {k}]")
+            try:
+                spec = plain_format(format, n, k, group, library)
+            except EngineError as error:
+                raise table.error(name, f"{error}") from None
+            if offset % ALIGNMENT or offset + spec.num_bytes > size:
+                raise table.error(
+                    name, f"{spec.num_bytes} bytes at {offset} are not in a file of {size}"
+                )
+            yield name, (spec, offset)
+
+    def _constants(self) -> list[np.ndarray]:
+        content = self._read(self._manifest.file(CONSTANTS_FILE))
+        fields = self._manifest.fields
+
+        def read(table: Fields, entry: str) -> np.ndarray:
+            offset, length = table.each(entry, lambda f, name: f.integer(name, minimum=0), 2)
+            end = offset + 4 * length
+            if offset % ALIGNMENT or end > len(content):
+                raise table.error(
+                    entry, f"{length} numbers at {offset} are not in {len(content)} bytes"
+                )
+            return np.array(content[offset:end].view("<f4"), dtype=np.float32)
+
+        return fields.each("constants", read)
+
+    def _read(self, file: FolderFile, num_threads: int = 1) -> np.ndarray:
+        """The bytes of a file, mapped; ModelFileError if they are not those that were written.
+
+        They are read through once, and again only after something has touched the file.
+        """
+        path = self._folder.find(file.name, named_in=self._manifest.path)
+        if path is None:
+            raise ModelFileError(self.path / file.name, "the file is missing")
+        try:
+            with open(path, "rb") as handle:
+                content = _map(handle)
+                if len(content) != file.num_bytes:
+                    raise ModelFileError(
+                        path, f"has {len(content):,} bytes, and had {file.num_bytes:,} when built"
+                    )
+                if self._seals is None or not self._seals.is_current(file.digest, handle):
+                    self._verify(file, content, handle, num_threads)
+        except OSError as error:
+            raise ModelFileError(path, f"cannot be read: {error.strerror or error}") from error
+        return content
+
+    def _verify(
+        self, file: FolderFile, content: np.ndarray, handle: BinaryIO, num_threads: int
+    ) -> None:
+        if digest(b"", content, num_threads) != file.digest:
+            raise ModelFileError(
+                self.path / file.name,
+                "its contents are not those that were built: it was damaged, or changed. Copy the "
+                f"folder again, or build it again: {self._manifest.build_command()}",
+            )
+        if self._seals is not None:
+            with suppress(OSError):  # it is read through again at the next start
+                self._seals.add(file.digest, handle)
+
+
+def _map(handle: BinaryIO) -> np.ndarray:
+    size = handle.seek(0, 2)
+    if size == 0:  # nothing at all cannot be mapped
+        return np.empty(0, dtype=np.uint8)
+    return np.memmap(handle, dtype=np.uint8, mode="r", shape=(size,))

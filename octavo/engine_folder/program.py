@@ -1,0 +1,460 @@
+"""The phases of a step (``kernels/cpu/fusion.py``) as JSON, and back.
+
+    values      how many numbers a token has of each value that phases hand to each other
+    ropes       tables of cosines and sines: a rope of the model's config, and maybe divisors
+    phases      in their order; a value is [number, *shape], a weight a name, a constant a number
+
+What is read back may have been written by anybody, and the kernels check no sizes: they have only
+addresses. So every phase is held against the shapes of its weights, of its constants and of the
+values that phases before it have written, and the whole against the model's config.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from octavo.fields import Fields
+from octavo.kernels.cpu.fusion import (
+    MAX_SEGMENTS,
+    Attention,
+    Check,
+    Embed,
+    Head,
+    Linear,
+    Matrix,
+    Norm,
+    Phase,
+    Rows,
+    Segment,
+    writes,
+)
+from octavo.kernels.recorder import RopeTable, Tape, Value
+from octavo.layers.module import Module
+from octavo.layers.rope import RotaryEmbedding
+from octavo.models.config import ModelConfig
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import StepPlan
+
+GATES = ("silu", "gelu_tanh", "gelu_erf")
+_MakeTable = Callable[[int], np.ndarray]
+_MAX_WIDTH = 1 << 24
+_MAX_WINDOW = (1 << 31) - 1
+_ROPES = ("rope", "local_rope")  # of a ModelConfig
+
+
+# -- to JSON --------------------------------------------------------------------------------------
+
+
+class Constants:
+    """Small arrays, each of them once, by numbers."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, array: np.ndarray) -> int:
+        if id(array) not in self._numbers:
+            self._numbers[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return self._numbers[id(array)]
+
+
+def program_json(
+    plan: StepPlan, model: Module, config: ModelConfig, constants: Constants
+) -> dict[str, Any]:
+    """The plan of a model's step; ``constants`` gets the arrays that it refers to."""
+    return _Writer(plan, model, config, constants).document()
+
+
+class _Writer:
+    def __init__(self, plan: StepPlan, model: Module, config: ModelConfig, constants: Constants):
+        self._plan, self._config, self._constants = plan, config, constants
+        self._rotary: dict[_MakeTable, RotaryEmbedding] = {}
+        for _, module in model.named_modules():
+            if isinstance(module, RotaryEmbedding):
+                self._rotary[module.table] = module
+        self._ropes: dict[_MakeTable, int] = {}
+        self._numbers: dict[Value, int] = {}
+
+    def document(self) -> dict[str, Any]:
+        for phase in self._plan.phases:
+            for value in writes(phase):
+                self._numbers[value] = len(self._numbers)
+        phases = [self._phase(phase) for phase in self._plan.phases]
+        ropes = [self._rope_json(self._rotary[make]) for make in self._ropes]
+        return {
+            "values": [value.width for value in self._numbers],
+            "ropes": ropes,
+            "phases": [{k: v for k, v in phase.items() if v is not None} for phase in phases],
+        }
+
+    def _phase(self, phase: Phase) -> dict[str, Any]:
+        name, value, norm = self._plan.name_of, self._value, self._norm
+        match phase:
+            case Embed(_, weight, scale, out):
+                return {"kind": "embed", "weight": name(weight), "scale": scale, "out": value(out)}
+            case Linear():
+                return {
+                    "kind": "linear",
+                    "source": value(phase.source),
+                    "norm": norm(phase.norm),
+                    "added": value(phase.added),
+                    "added_norm": norm(phase.added_norm),
+                    "sum_out": value(phase.sum_out),
+                    "residual": value(phase.residual),
+                    "activation": phase.activation,
+                    "remainder_above": _finite(phase.remainder_above),
+                    "segments": [
+                        {
+                            "weight": name(segment.weight),
+                            "bias": self._constant(segment.bias),
+                            "out": value(segment.out),
+                        }
+                        for segment in phase.segments
+                    ],
+                }
+            case Attention():
+                return {
+                    "kind": "attention",
+                    "layer": phase.layer,
+                    **{each: value(getattr(phase, each)) for each in ("q", "k", "v", "out")},
+                    "scale": phase.scale,
+                    "window": phase.window,
+                    "softcap": phase.softcap,
+                    "sinks": self._constant(phase.sinks),
+                    "q_norm": norm(phase.q_norm),
+                    "k_norm": norm(phase.k_norm),
+                    "rope": None if phase.rope is None else self._rope(phase.rope),
+                    "interleaved": phase.interleaved,
+                }
+            case Rows(kind, a, out, b, its_norm):
+                return {
+                    "kind": "rows",
+                    "op": kind,
+                    "a": value(a),
+                    "b": value(b),
+                    "norm": norm(its_norm),
+                    "out": value(out),
+                }
+            case Check(source):
+                return {"kind": "check", "source": value(source)}
+            case Head():
+                return {
+                    "kind": "head",
+                    "source": value(phase.source),
+                    "weight": name(phase.weight),
+                    "norm": norm(phase.norm),
+                    "softcap": phase.softcap,
+                    "remainder_above": _finite(phase.remainder_above),
+                }
+
+    def _value(self, value: Value | None) -> list[int] | None:
+        # What a gate takes in is never written anywhere, and has no number.
+        if value is None or value.source not in self._numbers:
+            return None
+        return [self._numbers[value.source], *value.shape]
+
+    def _norm(self, norm: Norm | None) -> dict[str, Any] | None:
+        return None if norm is None else {"weight": self._constant(norm.weight), "eps": norm.eps}
+
+    def _constant(self, array: np.ndarray | None) -> int | None:
+        return None if array is None else self._constants.number(array)
+
+    def _rope(self, rope: RopeTable) -> int:
+        return self._ropes.setdefault(rope.make, len(self._ropes))
+
+    def _rope_json(self, rotary: RotaryEmbedding) -> dict[str, Any]:
+        config = next(name for name in _ROPES if getattr(self._config, name) == rotary.config)
+        factors = rotary.freq_factors
+        return {
+            "config": config,
+            "freq_factors": None if factors is None else self._constant(factors.value),
+        }
+
+
+def _finite(bound: float) -> float | None:
+    """JSON knows no infinity: what is never exceeded is left out."""
+    return bound if math.isfinite(bound) else None
+
+
+# -- and back -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A weight of the folder."""
+
+    name: str
+    shape: tuple[int, int]
+
+
+def read_program(
+    fields: Fields,
+    config: ModelConfig,
+    shapes: Mapping[str, tuple[int, int]],
+    constants: Sequence[np.ndarray],
+) -> StepPlan:
+    """The plan in the fields of a manifest's ``program``.
+
+    Args:
+        shapes: rows and columns of every weight of the folder.
+        constants: float32, of one dimension each.
+
+    Raises:
+        ModelFileError: it is no program, or not of this model.
+    """
+    phases = _Reader(fields, config, shapes, constants).phases()
+    return StepPlan(phases, lambda matrix: matrix.name)  # type: ignore[attr-defined]
+
+
+class _Reader:
+    """Reads phases in their order; each may read what others before it have written."""
+
+    def __init__(
+        self,
+        fields: Fields,
+        config: ModelConfig,
+        shapes: Mapping[str, tuple[int, int]],
+        constants: Sequence[np.ndarray],
+    ):
+        self._fields, self._config = fields, config
+        self._shapes, self._constants = shapes, constants
+        self._tape = Tape()
+        widths = fields.each("values", lambda f, name: f.integer(name, maximum=_MAX_WIDTH))
+        self._values = [Value(self._tape, None, (width,)) for width in widths]
+        self._written: set[int] = set()
+        self._ropes = fields.each("ropes", lambda f, name: self._rope(f.section(name)))
+        self._layers: set[int] = set()
+
+    def phases(self) -> list[Phase]:
+        phases: list[Phase] = self._fields.each("phases", lambda f, name: self._phase(f, name))
+        kinds = [type(phase) for phase in phases]
+        if kinds[:1] != [Embed] or kinds[-2:] != [Check, Head]:
+            raise self._fields.error("phases", "do not begin with embed, or end with check, head")
+        for kind in (Embed, Check, Head):
+            if kinds.count(kind) != 1:
+                raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
+        if len(self._layers) != self._config.num_layers:
+            raise self._fields.error(
+                "phases", f"attend in {len(self._layers)} of {self._config.num_layers} layers"
+            )
+        return phases
+
+    def _phase(self, parent: Fields, name: str) -> Phase:
+        fields = parent.section(name)
+        kind = fields.text("kind")
+        readers: dict[str, Callable[[Fields], Phase]] = {
+            "embed": self._embed,
+            "linear": self._linear,
+            "attention": self._attention,
+            "rows": self._rows,
+            "check": lambda f: Check(self._flat(f, "source")),
+            "head": self._head,
+        }
+        if kind not in readers:
+            raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")
+        return readers[kind](fields)
+
+    def _embed(self, fields: Fields) -> Embed:
+        weight = self._vocabulary(fields)
+        ids = Value(self._tape, None, ())
+        return Embed(ids, weight, fields.number("scale"), self._out(fields, "out", weight.shape[1]))
+
+    def _linear(self, fields: Fields) -> Linear:
+        source = self._flat(fields, "source")
+        k = source.width
+        phase = Linear(
+            source, [], self._norm(fields, "norm", k), remainder_above=self._bound(fields)
+        )
+        phase.added = self._flat(fields, "added", k) if "added" in fields else None
+        if phase.added is not None:
+            phase.added_norm = self._norm(fields, "added_norm", k)
+        elif "added_norm" in fields or "sum_out" in fields:
+            raise fields.error("added", "is missing, where there is a norm or a place for the sum")
+        if "residual" in fields:
+            phase.residual = self._flat(fields, "residual")
+        phase.activation = fields.text("activation", None)
+        if phase.activation not in (None, *GATES):
+            raise fields.error("activation", f"is none of {', '.join(GATES)}")
+        # Written once all that is read has been: a phase does not read what it writes.
+        if phase.added is not None:
+            phase.sum_out = self._out(fields, "sum_out", k)
+        phase.segments = fields.each(
+            "segments", lambda f, name: self._segment(f.section(name), k, phase)
+        )
+        self._check_segments(fields, phase)
+        return phase
+
+    def _segment(self, fields: Fields, k: int, phase: Linear) -> Segment:
+        weight = self._matrix(fields, "weight")
+        n = weight.shape[0]
+        if weight.shape[1] != k:
+            raise fields.error("weight", f"has {weight.shape[1]} columns for {k} inputs")
+        bias = self._constant(fields, "bias", n) if "bias" in fields else None
+        if phase.activation is not None and "out" not in fields:
+            return Segment(weight, bias, Value(self._tape, None, (n,)))
+        return Segment(weight, bias, self._out(fields, "out", n))
+
+    def _check_segments(self, fields: Fields, phase: Linear) -> None:
+        count = len(phase.segments)
+        sizes = {segment.weight.shape[0] for segment in phase.segments}
+        places = [segment.out in self._values for segment in phase.segments]
+        if not 1 <= count <= MAX_SEGMENTS:
+            raise fields.error("segments", f"are {count}: 1 to {MAX_SEGMENTS} are possible")
+        if phase.activation is not None and (
+            count != 2 or len(sizes) != 1 or places != [True, False] or phase.residual is not None
+        ):
+            raise fields.error(
+                "segments", "a gate takes two of the same size, writes the first, and adds nothing"
+            )
+        if phase.residual is not None and (count != 1 or sizes != {phase.residual.width}):
+            raise fields.error("residual", "is not of the size of the one segment added to it")
+
+    def _attention(self, fields: Fields) -> Attention:
+        config = self._config
+        dim, kv_heads = config.head_dim, config.num_kv_heads
+        layer = fields.integer("layer", minimum=0, maximum=config.num_layers - 1)
+        if layer in self._layers:
+            raise fields.error("layer", f"layer {layer} has its attention already")
+        self._layers.add(layer)
+        q = self._shaped(fields, "q", (config.num_heads, dim))
+        k, v = (self._shaped(fields, name, (kv_heads, dim)) for name in "kv")
+        rope = None
+        if "rope" in fields:
+            number = fields.integer("rope", minimum=0)
+            if number >= len(self._ropes):
+                raise fields.error("rope", f"there are {len(self._ropes)} ropes")
+            rope = self._ropes[number]
+        q_norm, k_norm = (self._norm(fields, name, dim) for name in ("q_norm", "k_norm"))
+        return Attention(
+            layer,
+            q,
+            k,
+            v,
+            self._out(fields, "out", q.width),
+            scale=fields.number("scale"),
+            window=fields.integer("window", None, maximum=_MAX_WINDOW),
+            softcap=fields.number("softcap", None),
+            sinks=self._constant(fields, "sinks", q.shape[0]) if "sinks" in fields else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            rope=rope,
+            interleaved=fields.boolean("interleaved"),
+        )
+
+    def _rows(self, fields: Fields) -> Rows:
+        kind = fields.text("op")
+        if kind not in ("norm", "add", *GATES):
+            raise fields.error("op", f"is none of norm, add, {', '.join(GATES)}")
+        a = self._read(fields, "a")
+        is_norm = kind == "norm"
+        if is_norm != ("norm" in fields) or is_norm == ("b" in fields):
+            raise fields.error("op", "a norm has a norm, and all else a second operand")
+        norm = self._norm(fields, "norm", a.shape[-1])
+        b = None if is_norm else self._read(fields, "b")
+        if b is not None and b.width != a.width:
+            raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
+        return Rows(kind, a, self._out(fields, "out", a.width), b, norm)
+
+    def _head(self, fields: Fields) -> Head:
+        weight = self._vocabulary(fields)
+        source = self._flat(fields, "source", weight.shape[1])
+        norm = self._norm(fields, "norm", source.width)
+        softcap = fields.number("softcap", None)
+        return Head(source, weight, norm, softcap, self._bound(fields))
+
+    # -- what phases are made of ------------------------------------------------------------------
+
+    def _vocabulary(self, fields: Fields) -> Matrix:
+        weight = self._matrix(fields, "weight")
+        if weight.shape[0] != self._config.vocab_size:
+            raise fields.error(
+                "weight",
+                f"has {weight.shape[0]} rows for a vocabulary of {self._config.vocab_size}",
+            )
+        return weight
+
+    def _matrix(self, fields: Fields, name: str) -> Matrix:
+        weight = fields.text(name)
+        if weight not in self._shapes:
+            raise fields.error(name, f"there is no weight {weight!r:.100}")
+        return StoredMatrix(weight, self._shapes[weight])
+
+    def _constant(self, fields: Fields, name: str, size: int) -> np.ndarray:
+        number = fields.integer(name, minimum=0)
+        if number >= len(self._constants):
+            raise fields.error(name, f"there are {len(self._constants)} constants")
+        array = self._constants[number]
+        if array.shape != (size,):
+            raise fields.error(
+                name, f"constant {number} has the shape {array.shape}, not ({size},)"
+            )
+        return array
+
+    def _norm(self, fields: Fields, name: str, size: int) -> Norm | None:
+        if name not in fields:
+            return None
+        norm = fields.section(name)
+        return Norm(self._constant(norm, "weight", size), norm.number("eps"))
+
+    def _rope(self, fields: Fields) -> RopeTable:
+        name = fields.text("config")
+        config = getattr(self._config, name) if name in _ROPES else None
+        if config is None:
+            raise fields.error("config", f"the model has no {name!r:.60}")
+        rotary = RotaryEmbedding(config)
+        if rotary.freq_factors is not None:
+            divisors = self._constant(fields, "freq_factors", config.rotary_dim // 2)
+            data = divisors.view(np.uint8).reshape(1, -1)
+            rotary.freq_factors.load(Weight(GGMLType.F32, data, divisors.shape))
+        return RopeTable(config.rotary_dim, rotary.table)
+
+    def _bound(self, fields: Fields) -> float:
+        bound: float = fields.number("remainder_above", math.inf, above=-1e-18)
+        return bound
+
+    def _value(self, fields: Fields, name: str) -> tuple[int, Value]:
+        """A value and its number, in the shape in which it is named here."""
+        number, *shape = fields.each(
+            name, lambda f, entry: f.integer(entry, minimum=0, maximum=_MAX_WIDTH)
+        ) or [len(self._values)]
+        if number >= len(self._values):
+            raise fields.error(name, f"there are {len(self._values)} values")
+        value = self._values[number]
+        if not 1 <= len(shape) <= 2 or prod(shape) != value.width:
+            raise fields.error(name, f"{value.width} numbers cannot be seen as {shape}")
+        return number, value if len(shape) == 1 else value.view(-1, *shape)
+
+    def _read(self, fields: Fields, name: str) -> Value:
+        number, value = self._value(fields, name)
+        if number not in self._written:
+            raise fields.error(name, f"value {number} is read before a phase writes it")
+        return value
+
+    def _flat(self, fields: Fields, name: str, width: int | None = None) -> Value:
+        value = self._read(fields, name)
+        if len(value.shape) != 1 or value.width != (width or value.width):
+            raise fields.error(name, f"has the shape {value.shape}, not ({width or value.width},)")
+        return value
+
+    def _shaped(self, fields: Fields, name: str, shape: tuple[int, int]) -> Value:
+        value = self._read(fields, name)
+        if value.shape != shape:
+            raise fields.error(name, f"has the shape {value.shape}, not {shape}")
+        return value
+
+    def _out(self, fields: Fields, name: str, width: int) -> Value:
+        number, value = self._value(fields, name)
+        if number in self._written:
+            raise fields.error(name, f"value {number} is written twice")
+        if value.width != width:
+            raise fields.error(name, f"value {number} has {value.width} numbers, not {width}")
+        self._written.add(number)
+        return value

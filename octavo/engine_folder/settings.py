@@ -1,0 +1,82 @@
+"""The settings of a folder and those of whoever starts it.
+
+The flags of ``octavo build`` are the folder's defaults. Who starts it may set others; limits may
+only be lowered; what the folder was made for stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.config import EngineArgs
+from octavo.engine_folder.manifest import Manifest
+from octavo.errors import ConfigError
+
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+# The same for all engine folders of a model.
+_OF_ALL = ("device", "dtype", "kernels", "quantization")
+_FIXED = (*_OF_ALL, "activations")
+# What a folder may say. Threads are a matter of the machine.
+STORED = {each.name for each in dataclasses.fields(EngineArgs)} - {"model", "threads", *_FIXED}
+# Two ways to say one thing: who says one does not want the folder's other.
+_SAME = {"num_blocks": "kv_cache_memory", "kv_cache_memory": "num_blocks"}
+
+
+def built_for(activations: str, quantization: str | None) -> dict[str, Any]:
+    """What cannot be changed once a folder is built."""
+    return {
+        "device": "cpu",
+        "dtype": "float32",
+        "kernels": "native",
+        "activations": activations,
+        "quantization": quantization,
+    }
+
+
+def settings_of(manifest: Manifest, args: EngineArgs) -> EngineArgs:
+    """The settings to start a folder with, of which ``args`` has what the user said.
+
+    ConfigError if that contradicts what the folder was built for.
+    """
+    fixed = built_for(manifest.activations, manifest.quantization)
+    given = args.given_settings()
+    for name, built in fixed.items():
+        asked = given.pop(name, None)
+        if asked not in (None, "auto", built):
+            raise _contradiction(manifest, name, asked, built)
+    folder = _folder_settings(manifest, args.model)
+    for name in LIMITS:
+        if name in folder and given.get(name) is not None and given[name] > folder[name]:
+            raise _contradiction(manifest, name, given[name], f"at most {folder[name]}")
+        if name in folder and given.get(name) is None:
+            given.pop(name, None)
+    for name in given:
+        folder.pop(_SAME.get(name, name), None)
+    chosen: Mapping[str, Any] = {**folder, **given, **fixed}
+    return EngineArgs.from_kwargs(args.model, **chosen)
+
+
+def _folder_settings(manifest: Manifest, model: str) -> dict[str, Any]:
+    """The manifest's settings, if they are what a folder may say of an engine."""
+    settings = dict(manifest.settings)
+    if not settings.keys() <= STORED:
+        others = ", ".join(sorted(settings.keys() - STORED))
+        raise manifest.fields.error("settings", f"{others:.200}: not for a folder to say")
+    try:
+        EngineArgs.from_kwargs(model, **settings)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise manifest.fields.error("settings", f"{error!s:.300}") from None
+    return settings
+
+
+def _contradiction(manifest: Manifest, name: str, asked: Any, built: Any) -> ConfigError:
+    if name in _OF_ALL:
+        remedy = f"give the model that it was made from, {manifest.source!r:.200}"
+    else:
+        remedy = f"another one is made by: {manifest.build_command(**{name: asked})}"
+    return ConfigError(
+        f"{name} {asked!r:.60}: the engine folder {manifest.path.parent} was built for {built}; "
+        f"{remedy}"
+    )

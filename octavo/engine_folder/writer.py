@@ -1,0 +1,263 @@
+"""``octavo build``: from a model to an engine folder."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import octavo
+from octavo import hub
+from octavo.config import EngineArgs, resolve
+from octavo.engine_folder.manifest import (
+    CONSTANTS_FILE,
+    WEIGHTS_FILE,
+    FolderFile,
+    write_manifest,
+)
+from octavo.engine_folder.model_config import config_json
+from octavo.engine_folder.program import Constants, program_json
+from octavo.engine_folder.settings import STORED, built_for
+from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.files import NewFolder
+from octavo.kernels.cpu import activations, library
+from octavo.kernels.cpu.fusion import CannotFuse
+from octavo.kernels.cpu.library import Pool
+from octavo.kernels.cpu.packed_weights import Entries, end_of, lay_out, pack_all, reserve
+from octavo.kernels.cpu.packing import ALIGNMENT
+from octavo.kernels.cpu.seals import Seals, digest
+from octavo.layers.module import Module
+from octavo.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
+from octavo.model_source import CheckpointSource
+from octavo.models.loader import load_checkpoint, weights_bytes
+from octavo.runtime.backends import why_not_native
+from octavo.runtime.capacity import RankSpec, capacity_of
+from octavo.runtime.op_program import plan_step
+from octavo.text.folder_tokenizer import tokenizer_files
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+    from octavo.quantization.base import Weight
+
+Progress = Callable[[int, int], None]
+
+# Whoever starts the folder has another machine, with memory of its own.
+_ANY_MEMORY = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFolder:
+    """What ``octavo build`` has made. ``sources``: the SHA-256 of each file it was made from."""
+
+    out: Path
+    num_bytes: int
+    elapsed_s: float
+    sources: dict[str, str]
+
+
+def build_engine_folder(
+    args: EngineArgs,
+    out: Path,
+    notes: Path | None = None,
+    progress: Progress | None = None,
+) -> BuiltFolder:
+    """Make an engine folder of ``args.model`` at ``out``, where nothing is, or an empty folder.
+
+    Args:
+        args: what is given of it becomes the folder's settings.
+        notes: see ``EngineFolder``.
+        progress: called with (bytes packed, bytes in all).
+
+    Raises:
+        ModelError: the model cannot be read. ConfigError: there can be no such folder of it, or
+            not there; says why.
+    """
+    begin = time.perf_counter()
+    _check_free(out)
+    path = hub.resolve(args.model)
+    if is_engine_folder(path):
+        raise ConfigError(f"{path} is an engine folder already: give the model it was built from")
+    source = CheckpointSource(path)
+    args = source.settings(args)
+    fixed = _check_settings(args, source)
+    try:
+        with NewFolder(out) as new:
+            sources, files = _Writer(source, args, fixed, new.folder, progress).write()
+            new.publish()
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error}") from error
+    if notes is not None:
+        _note(out, files.values(), notes)
+    num_bytes = sum(file.num_bytes for file in files.values())
+    num_bytes += (out / ENGINE_MANIFEST).stat().st_size
+    return BuiltFolder(out, num_bytes, time.perf_counter() - begin, sources)
+
+
+def _check_free(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        what = "an engine folder" if is_engine_folder(out) else "there"
+        raise ConfigError(
+            f"{out} is {what} already, and is not overwritten: remove it, or name another folder"
+        )
+
+
+def _check_settings(args: EngineArgs, source: CheckpointSource) -> dict[str, Any]:
+    """What the folder is built for; ConfigError if ``args`` ask for what no folder is."""
+    asked = activations.DEFAULT if args.activations == "auto" else args.activations
+    fixed = built_for(asked, source.quantization)
+    for name in ("device", "dtype", "kernels"):
+        if getattr(args, name) not in ("auto", fixed[name]):
+            raise ConfigError(
+                f"{name} {getattr(args, name)!r}: engine folders are for {fixed[name]!r} only"
+            )
+    return fixed
+
+
+class _Writer:
+    """Writes the files of a folder that is not published yet."""
+
+    def __init__(
+        self,
+        source: CheckpointSource,
+        args: EngineArgs,
+        fixed: Mapping[str, Any],
+        folder: Path,
+        progress: Progress | None,
+    ):
+        self._source, self._args, self._fixed = source, args, fixed
+        self._folder, self._progress = folder, progress
+        self._config: ModelConfig = source.config()
+
+    def write(self) -> tuple[dict[str, str], dict[str, FolderFile]]:
+        """All files: the hashes of those that they are made from, and themselves."""
+        source, config, fixed = self._source, self._config, self._fixed
+        self._check_fits()
+        config.check_tokenizer(source.tokenizer().vocab_size, source.path)
+        model = load_checkpoint(source.checkpoint, config)
+        assert isinstance(model, Module)
+        try:
+            plan, weights = plan_step(model, fixed["activations"])
+            entries = self._write_weights(weights)
+        except (CannotFuse, UnsupportedModelError) as error:
+            raise ConfigError(f"there can be no engine folder of {source.path}: {error}") from error
+        constants = Constants()
+        program = program_json(plan, model, config, constants)
+        places = self._write_constants(constants.arrays)
+        tokenizer, names = self._write_tokenizer()
+        files = {name: self._digested(name) for name in (WEIGHTS_FILE, CONSTANTS_FILE, *names)}
+        sources = {name: (path.stat().st_size, _sha256(path)) for name, path in self._sources()}
+        manifest = {
+            "octavo": octavo.__version__,
+            "source": self._args.model,
+            "sources": {n: {"bytes": size, "sha256": sha} for n, (size, sha) in sources.items()},
+            "settings": self._settings(),
+            "activations": fixed["activations"],
+            "quantization": fixed["quantization"],
+            "weights_bytes": weights_bytes(model),
+            "tokenizer": tokenizer,
+            "model": config_json(config),
+            "files": {
+                name: {"bytes": file.num_bytes, "digest": file.digest.hex()}
+                for name, file in files.items()
+            },
+            "weights": {
+                name: [spec.format, spec.n, spec.k, spec.group, offset]
+                for name, (spec, offset) in entries.items()
+            },
+            "constants": places,
+            "program": program,
+        }
+        write_manifest(self._folder, manifest)
+        return {name: sha for name, (_, sha) in sources.items()}, files
+
+    def _check_fits(self) -> None:
+        """ConfigError if no machine could start this model with these settings."""
+        args = self._args
+        spec = RankSpec(
+            self._source.path,
+            kv_cache_dtype=args.kv_cache_dtype,
+            activations=self._fixed["activations"],
+            block_size=args.block_size,
+        )
+        reason = why_not_native(spec, self._config)
+        if reason is not None:
+            raise ConfigError(f"there can be no engine folder of {self._source.path}: {reason}")
+        capacity = capacity_of(spec, self._config, is_native=True, kv_memory_bytes=_ANY_MEMORY)
+        resolve(args, capacity)
+
+    def _settings(self) -> dict[str, Any]:
+        given = self._args.given_settings().items()
+        return {name: value for name, value in given if name in STORED}
+
+    def _write_weights(self, weights: Mapping[str, Weight]) -> Entries:
+        native = library.load()
+        entries, _ = lay_out(weights, native)
+        size = end_of(entries)
+        threads = self._args.threads or library.usable_threads()
+        with open(self._folder / WEIGHTS_FILE, "w+b") as file, Pool(native, threads) as pool:
+            reserve(file, size)  # a full disk is an error here, and a crash later
+            memory = np.memmap(file, dtype=np.uint8, mode="r+", shape=(size,))
+            pack_all(weights, entries, memory, native, pool, self._progress)
+            memory.flush()
+        return entries
+
+    def _write_constants(self, arrays: list[np.ndarray]) -> list[list[int]]:
+        """Offset and length of each array."""
+        places = []
+        with open(self._folder / CONSTANTS_FILE, "wb") as file:
+            for array in arrays:
+                assert array.ndim == 1
+                file.write(bytes(-file.tell() % ALIGNMENT))
+                places.append([file.tell(), len(array)])
+                file.write(array.astype("<f4").tobytes())
+        return places
+
+    def _write_tokenizer(self) -> tuple[str, list[str]]:
+        """Which kind it is, and the names of its files."""
+        metadata = self._source.gguf_metadata()
+        if metadata is not None:
+            return "gguf", write_metadata(metadata, self._folder)
+        return "folder", copy_files(self._source.path, self._folder)
+
+    def _sources(self) -> list[tuple[str, Path]]:
+        """The files of the model that the folder is made from, with their names in its folder."""
+        path = self._source.path
+        paths = {entry.path for entry in self._source.checkpoint.tensors.values()}
+        if path.is_dir():
+            folder = ModelFolder(path)
+            names = ("config.json", "generation_config.json", "model.safetensors.index.json")
+            paths.update(filter(None, map(folder.find, names)))
+            paths.update(tokenizer_files(folder))
+        root = path if path.is_dir() else path.parent
+        return [(each.relative_to(root).as_posix(), each) for each in sorted(paths)]
+
+    def _digested(self, name: str) -> FolderFile:
+        content = _mapped(self._folder / name)
+        return FolderFile(name, len(content), digest(b"", content, library.usable_threads()))
+
+
+def _note(out: Path, files: Iterable[FolderFile], notes: Path) -> None:
+    """Note that the files are as they were written, so that the first start reads none through."""
+    seals = Seals(notes)
+    with suppress(OSError):  # then it does
+        for file in files:
+            with open(out / file.name, "rb") as handle:
+                seals.add(file.digest, handle)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    if path.stat().st_size == 0:  # nothing at all cannot be mapped
+        return np.empty(0, dtype=np.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,215 @@
+"""A program that was written and read is the one of the recording, struct by struct."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.engine_folder.model_config import config_json, read_config
+from octavo.engine_folder.program import Constants, program_json, read_program
+from octavo.fields import Fields
+from octavo.kernels.cpu import abi, library
+from octavo.kernels.cpu.library import Pool
+from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
+from octavo.kernels.cpu.packing import aligned
+from octavo.kernels.cpu.program import KVLayout, Program
+from octavo.layers.module import named_parameters
+from octavo.models.config import ModelConfig
+from octavo.models.registry import model_class
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.runtime.op_program import NativeModel, plan_step
+
+MAX_TOKENS = 5
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "rope_theta": 1e4,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_local_base_freq": 1e3,
+    "query_pre_attn_scalar": 16,
+    "final_logit_softcapping": 30.0,
+}
+CONFIGS = {
+    "llama": LLAMA,
+    "untied": {**LLAMA, "tie_word_embeddings": False},
+    "yarn": {**LLAMA, "rope_scaling": YARN},
+    "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
+    "gemma3": {**LLAMA, **GEMMA},
+}
+
+
+def config_of(name: str) -> ModelConfig:
+    if name == "divisors":  # which only GGUF files have
+        config = ModelConfig.from_hf(LLAMA)
+        return replace(config, rope=replace(config.rope, has_freq_factors=True))
+    return ModelConfig.from_hf(CONFIGS[name])
+
+
+def random_model(config: ModelConfig) -> Any:
+    rng = np.random.default_rng(0)
+    model = model_class(config.architecture)(config)
+    parameters = dict(named_parameters(model))
+    for parameter in parameters.values():
+        values = rng.normal(1, 0.1, size=parameter.shape).astype(np.float32)
+        rows = values.reshape(-1, parameter.shape[-1]).view(np.uint8)
+        parameter.load(Weight(GGMLType.F32, rows, parameter.shape))
+    if config.tie_embeddings:
+        parameters["lm_head.weight"].share(parameters["model.embed_tokens.weight"])
+    return model
+
+
+def read_back(plan: Any, model: Any, config: ModelConfig, weights: dict[str, Weight]) -> Any:
+    """The plan, and the config, from the text that a manifest would have."""
+    constants = Constants()
+    document = {
+        "model": config_json(config),
+        "program": program_json(plan, model, config, constants),
+    }
+    fields = Fields(Path("octavo.json"), json.loads(json.dumps(document, allow_nan=False)))
+    read = read_config(fields.section("model"))
+    assert read == config
+    arrays = [array.astype(np.float32) for array in constants.arrays]
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    return read_program(fields.section("program"), read, shapes, arrays)
+
+
+@pytest.mark.parametrize("activations", ["int8", "mixed", "int16"])
+@pytest.mark.parametrize("name", [*CONFIGS, "divisors"])
+def test_a_program_survives_being_written(name, activations):
+    config = config_of(name)
+    model = random_model(config)
+    native = library.load()
+    with Pool(native, 1) as pool:
+        plan, weights = plan_step(model, activations)
+        entries, size = lay_out(weights, native)
+        memory = aligned(size)
+        pack_all(weights, entries, memory, native, pool, None)
+        packed = PackedWeights(memory, entries)
+        layers = [64 * (1 + layer) for layer in range(config.num_layers)]  # never followed
+        kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, layers)
+        programs = [
+            NativeModel(each, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
+            for each in (plan, read_back(plan, model, config, weights))
+        ]
+        described = [describe(program, config) for program in programs]
+    assert described[0] == described[1]
+    ops = [node["op"] for node in described[0]["nodes"]]
+    assert ops.count(abi.OCT_OP_ATTENTION) == config.num_layers and ops[-1] == abi.OCT_OP_HEAD
+
+
+ARGUMENTS = {
+    abi.OCT_OP_EMBED: abi.EmbedArgs,
+    abi.OCT_OP_LINEAR: abi.LinearArgs,
+    abi.OCT_OP_ATTENTION: abi.AttentionArgs,
+    abi.OCT_OP_ROWS: abi.RowsArgs,
+    abi.OCT_OP_CHECK: abi.CheckArgs,
+    abi.OCT_OP_HEAD: abi.LinearArgs,
+}
+
+
+def describe(program: Program, config: ModelConfig) -> dict[str, Any]:
+    """All that a program's structs say. An address of activations is its offset, that of anything
+    constant what is there."""
+    program._extend_tables(40)
+    struct = program._struct
+    nodes = [struct.nodes[i] for i in range(struct.num_nodes)]
+    base = program._buffers._base
+    return {
+        "nodes": [
+            {"op": node.op, **fields_of(ARGUMENTS[node.op].from_address(node.args), base, config)}
+            for node in nodes
+        ],
+        "sizes": (struct.num_nodes, struct.num_head_nodes, struct.vocab, struct.max_tokens),
+        "arena": len(program._buffers._memory),
+    }
+
+
+def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[str, Any]:
+    constants = constants_of(struct, config)
+    found = {}
+    for name, _ in struct._fields_:
+        value = getattr(struct, name)
+        if name in constants:
+            found[name] = value and ctypes.string_at(value, 4 * constants[name])
+        elif name in ("data", "kv"):
+            found[name] = value  # the same memory, for both
+        elif name == "segments":
+            found[name] = [fields_of(segment, base, config) for segment in value]
+        elif isinstance(value, abi.Weight):
+            found[name] = fields_of(value, base, config)
+        elif name == "head":
+            found[name] = value.contents.softcap if value else None
+        elif name in ("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x"):
+            is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
+            found[name] = value - base if is_address and value else value
+        else:
+            assert name in ("row_index",) or isinstance(value, int | float), name
+            found[name] = value
+    return found
+
+
+def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int]:
+    """Which fields point to constants, and to how many numbers."""
+    match struct:
+        case abi.LinearArgs():
+            return dict.fromkeys(("norm", "add_norm"), struct.k)
+        case abi.Segment():
+            return {"bias": struct.weight.n}
+        case abi.AttentionArgs():
+            table = 40 * struct.rotary_dim
+            heads = {"sinks": struct.num_heads, "cos_sin": table}
+            return {**dict.fromkeys(("q_norm", "k_norm"), config.head_dim), **heads}
+        case abi.RowsArgs():
+            return {"b": struct.width} if struct.kind == abi.OCT_ROWS_NORM else {}
+    return {}
+
+
+def test_the_description_sees_a_difference():
+    """Of one weight of one norm, and of one rope."""
+    config = config_of("gemma3")
+    native = library.load()
+    described = []
+    with Pool(native, 1) as pool:
+        for change in (None, "norm", "rope"):
+            other = config
+            if change == "rope":
+                other = replace(config, local_rope=replace(config.local_rope, theta=999.0))
+            model = random_model(other)
+            if change == "norm":
+                model.model.layers[1].self_attn.k_norm.weight._value[3] += 1
+            plan, weights = plan_step(model)
+            entries, size = lay_out(weights, native)
+            packed = PackedWeights(np.zeros(size, dtype=np.uint8), entries)
+            kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, [64] * 3)
+            program = NativeModel(plan, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
+            description = describe(program, config)
+            for node in description["nodes"]:
+                for segment in node.get("segments", ()):
+                    segment["weight"].pop("data")
+                node.get("table", {}).pop("data", None)
+            described.append(description)
+    assert described[0] != described[1] and described[0] != described[2]
