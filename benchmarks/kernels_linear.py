@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import subprocess
 import tempfile
 import time
@@ -67,7 +68,8 @@ def make_reader(num_threads: int) -> Callable[[np.ndarray], None]:
 def make_call(library: Library, pool: Pool, weight: abi.Weight, rows: int) -> Callable[[], None]:
     x = np.random.default_rng(0).normal(size=(rows, weight.k)).astype(np.float32)
     y = np.empty((rows, weight.n), dtype=np.float32)
-    args = abi.LinearArgs(rows=rows, k=weight.k, ldin=weight.k, parts=1, num_segments=1)
+    args = abi.LinearArgs(rows=rows, k=weight.k, ldin=weight.k, num_segments=1)
+    args.remainder_above = math.inf
     setattr(args, "in", x.ctypes.data)
     args.segments[0] = abi.Segment(weight, None, y.ctypes.data, weight.n)
     kept = (x, y, args)

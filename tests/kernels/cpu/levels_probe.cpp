@@ -157,7 +157,7 @@ void linears() {
   for (const Case& c : cases) {
     const Matrix first(c, n, k), second(c, n, k);
     for (int rows : {1, 4, 7, 19}) {
-      for (int parts : {1, 2}) {
+      for (float above : {INFINITY, 2.5f, 0.0f}) {
         for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {
           const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k), norm = random_floats(k);
           const std::vector<float> bias = random_floats(n);
@@ -170,7 +170,7 @@ void linears() {
           args.ldin = k;
           args.norm = norm.data();
           args.eps = eps;
-          args.parts = parts;
+          args.remainder_above = above;
           args.epilogue = epilogue;
           args.num_segments = epilogue == OCT_EPI_RESIDUAL ? 1 : 2;
           args.segments[0] = {first.weight, bias.data(), y.data(), n};
@@ -179,7 +179,7 @@ void linears() {
           args.residual = residual.data();
           check(CALL(oct_linear)(pool, &args), "oct_linear");
           y.insert(y.end(), y2.begin(), y2.end());
-          report("linear." + std::string(c.name) + "." + std::to_string(rows) + "." + std::to_string(epilogue) + "." + std::to_string(parts),
+          report("linear." + std::string(c.name) + "." + std::to_string(rows) + "." + std::to_string(epilogue) + "." + std::to_string(above),
                  y.data(), y.size() * 4);
         }
       }
