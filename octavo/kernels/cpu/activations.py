@@ -12,11 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from octavo.kernels.cpu.fusion import Head, Linear, Phase
 
-# Groups have remainders above so many times the root mean square of their row.
-ACTIVATIONS = {"int8": math.inf, "mixed": 4.5, "int16": 0.0}
+
+class Above(NamedTuple):
+    """Groups have remainders above so many times the root mean square of their row."""
+
+    normed: float  # where the row comes out of a norm
+    other: float  # and where it does not: products of a gate are uneven, and outliers matter less
+
+
+ACTIVATIONS = {
+    "int8": Above(math.inf, math.inf),
+    "mixed": Above(4.5, 7.0),
+    "int16": Above(0.0, 0.0),
+}
 DEFAULT = "mixed"
 
 
@@ -25,4 +37,4 @@ def round_activations(phases: Sequence[Phase], activations: str) -> None:
     above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
     for phase in phases:
         if isinstance(phase, Linear | Head):
-            phase.remainder_above = above
+            phase.remainder_above = above.other if phase.norm is None else above.normed

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config import EngineArgs
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
-from octavo.kernels.cpu.fusion import Check, Head, Linear, Phase, Segment
+from octavo.kernels.cpu.fusion import Check, Head, Linear, Norm, Phase, Segment
 from octavo.kernels.recorder import Tape, Value
 from octavo.quantization.base import Weight
 from octavo.quantization.ggml_types import GGMLType
@@ -18,20 +18,25 @@ from octavo.runtime.capacity import RankSpec, kv_dtype_of
 
 def step() -> list[Phase]:
     weight = Weight(GGMLType.F32, np.zeros((8, 32), dtype=np.uint8), (8, 8))
-    x, y = (Value(Tape(), None, (8,)) for _ in range(2))
-    return [Linear(x, [Segment(weight, None, y)]), Check(y), Head(y, weight)]
+    x, y, z = (Value(Tape(), None, (8,)) for _ in range(3))
+    norm = Norm(np.ones(8, dtype=np.float32), 1e-5)
+    return [
+        Linear(x, [Segment(weight, None, y)], norm=norm),
+        Linear(y, [Segment(weight, None, z)], residual=x),
+        Check(z),
+        Head(z, weight, norm=norm),
+    ]
 
 
 @pytest.mark.parametrize(
     ("activations", "above"),
-    [("int8", math.inf), ("int16", 0.0), ("mixed", ACTIVATIONS["mixed"])],
+    [("int8", [math.inf] * 3), ("int16", [0.0] * 3), ("mixed", [4.5, 7, 4.5])],
 )
 def test_choices(activations, above):
     phases = step()
     round_activations(phases, "int8" if activations == "int16" else "int16")  # does not last
     round_activations(phases, activations)
-    linear, _, head = phases
-    assert linear.remainder_above == head.remainder_above == above
+    assert [phase.remainder_above for phase in phases if not isinstance(phase, Check)] == above
 
 
 def test_auto_is_the_default():
