@@ -7,10 +7,12 @@ an absent thing is a finding.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import platform
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -79,6 +81,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Lack:
+    """Something that other platforms offer to programs and this one does not, and what follows."""
+
+    missing: str
+    consequence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     octavo: str
     python: str
@@ -94,6 +104,7 @@ class Report:
     storage: Storage
     kernels: tuple[KernelChoice, ...]
     findings: tuple[Finding, ...]
+    platform_lacks: tuple[Lack, ...] = ()
 
 
 def examine() -> Report:
@@ -121,6 +132,7 @@ def examine() -> Report:
             *missing_software(packages, compiler, native),
             *weak_hardware(cpu, memory, cuda, storage),
         ),
+        platform_lacks=tuple(platform_lacks()),
     )
 
 
@@ -190,6 +202,100 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     )
 
 
+def _has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+# What octavo uses where it is there: a sign of it, and what its absence means for a user. The signs
+# are capabilities, not names of platforms; nobody has to know which system has what.
+_FACILITIES: tuple[tuple[str, Callable[[], bool], str], ...] = (
+    (
+        "native CPU kernels (they are built on POSIX systems only)",
+        machine.can_have_native_kernels,
+        f"models run on reference ops of PyTorch, slowly ({ADD_TORCH})",
+    ),
+    (
+        "handing open files to a new process (pass_fds)",
+        machine.can_hand_over_files,
+        "octavo serve does not start; octavo generate, octavo chat and LLM do",
+    ),
+    (
+        "a signal to a process whose parent has died (prctl)",
+        machine.has_parent_death_signal,
+        "an engine that hangs may outlive a server that was killed: end it by hand",
+    ),
+    ("uvloop", lambda: _has_module("uvloop"), "asyncio's own event loop is used, which is slower"),
+    (
+        "file locks (fcntl)",
+        lambda: _has_module("fcntl"),
+        "do not fetch one model twice at a time; *.octavo.part files of killed processes stay",
+    ),
+    (
+        "users by number (os.geteuid)",
+        lambda: hasattr(os, "geteuid"),
+        "octavo trusts no packed weights that it finds, and packs at every start",
+    ),
+    (
+        "folders as files (os.O_DIRECTORY)",
+        lambda: hasattr(os, "O_DIRECTORY"),
+        "a new engine folder may be incomplete after a power failure: build it again",
+    ),
+    (
+        "asking the disk for space (posix_fallocate)",
+        lambda: hasattr(os, "posix_fallocate"),
+        "zeros are written first, so that the first start of a model takes longer",
+    ),
+    (
+        "the cores that a process may use (sched_getaffinity)",
+        lambda: hasattr(os, "sched_getaffinity"),
+        "octavo takes all cores: set --threads where it should not",
+    ),
+    (
+        "what the processor can do (/proc/cpuinfo)",
+        lambda: machine.tells_in_proc("cpuinfo"),
+        "kernels may be slower than they could be; those for Apple's processors are found anyway",
+    ),
+    (
+        "how much memory is free (/proc/meminfo)",
+        machine.tells_free_memory,
+        "memory in use by others may count as free: set --kv-cache-memory where it runs short",
+    ),
+    (
+        "limits and use of resources (resource)",
+        lambda: _has_module("resource"),
+        "the limit of open files stays as it is, and benchmarks report no peak memory",
+    ),
+    (
+        "processor time of all processes (/proc/stat)",
+        lambda: machine.tells_in_proc("stat"),
+        "benchmarks cannot say whether other programs disturbed them",
+    ),
+    (
+        "groups of processes, and what each used (os.killpg, os.wait4)",
+        machine.has_process_groups,
+        "octavo bench compare and octavo bench startup do not run, nor does octavo bench serve "
+        "where it has to start a server",
+    ),
+    (
+        "dropping files from the system's memory (posix_fadvise)",
+        lambda: hasattr(os, "posix_fadvise"),
+        "the cold starts of octavo bench startup find the model's files in memory",
+    ),
+    (
+        "line editing (readline)",
+        lambda: _has_module("readline"),
+        "octavo chat has no history, and edits lines as the terminal does",
+    ),
+)
+
+
+def platform_lacks() -> list[Lack]:
+    """What this platform lacks of all that octavo can use; on Linux nothing."""
+    return [
+        Lack(name, consequence) for name, is_there, consequence in _FACILITIES if not is_there()
+    ]
+
+
 def missing_software(
     packages: dict[str, str | None], compiler: machine.Compiler | None, native: NativeKernels
 ) -> list[Finding]:
@@ -204,7 +310,11 @@ def missing_software(
         if "torch" in missing:
             problem = f"neither native CPU kernels nor PyTorch ({ADD_TORCH}), so no model runs"
         remedy = "pip install --force-reinstall --no-deps octavo, from its folder"
-        if compiler is None:
+        if not machine.can_have_native_kernels():
+            remedy = "for native kernels, run octavo on Linux, or in WSL 2"
+            if "torch" in missing:
+                remedy = f"{ADD_TORCH}; {remedy}"
+        elif compiler is None:
             remedy = f"apt-get install g++ (or xcode-select --install on macOS), then {remedy}"
         found.append(Finding(f"{problem}: {native.reason}", remedy))
     if not has_pip():
@@ -221,7 +331,8 @@ def weak_hardware(
     cpu: machine.Cpu, memory: machine.Memory, cuda: Cuda, storage: Storage
 ) -> list[Finding]:
     found = []
-    if cpu.architecture in {"x86_64", "AMD64"} and "avx2" not in cpu.isa:
+    # Of a processor that no file describes, nothing is known.
+    if cpu.architecture in {"x86_64", "AMD64"} and cpu.isa and "avx2" not in cpu.isa:
         found.append(
             Finding(
                 "the processor shows no AVX2: CPU kernels will be slow",

@@ -6,7 +6,7 @@ finds half of one, and where writing fails or is interrupted, an old file stays 
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import shutil
 import tempfile
@@ -19,6 +19,8 @@ _SUFFIX = ".octavo.part"
 # A process that was killed leaves its file. It is known by its lock, which ended with the process;
 # a file so young may not have been locked yet.
 _YOUNG_SECONDS = 60.0
+# Windows opens no folders, and syncs no file that is open for reading only.
+_FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
 
 
 class NewFile:
@@ -85,8 +87,9 @@ class NewFolder:
         _remove_leftovers(self.path)
         name = tempfile.mkdtemp(_SUFFIX, f"{self.path.name}.", self.path.parent)
         self.folder = Path(name)
-        self._descriptor = os.open(name, os.O_RDONLY)
-        _lock(self._descriptor)
+        self._descriptor = os.open(name, os.O_RDONLY) if _FOLDERS_OPEN else None
+        if self._descriptor is not None:
+            _lock(self._descriptor)
 
     def publish(self) -> None:
         """Put the folder in its place, once all of it is on the disk."""
@@ -102,11 +105,14 @@ class NewFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _sync(path: str | Path) -> None:
+    if not _FOLDERS_OPEN:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,10 +127,25 @@ def replace_file(path: str | Path, content: bytes) -> None:
         new.publish()
 
 
-def _lock(descriptor: int) -> bool:
-    """Whether nobody else holds the file; some network file systems know no locks."""
+def lock(descriptor: int, *, wait: bool = False) -> None:
+    """Hold a file, or a folder, until it is closed.
+
+    Raises:
+        BlockingIOError: another process holds it, and we do not ``wait``.
+        OSError: it cannot be locked; ENOLCK where there are no locks: on some network file systems,
+            and on Windows.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOLCK, "this system has no file locks of POSIX") from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether it is certain that nobody else holds the file."""
+    try:
+        lock(descriptor)
     except OSError:
         return False
     return True
@@ -141,6 +162,8 @@ def _remove_leftovers(path: Path) -> None:
 
 def _remove_if_left(part: Path) -> None:
     if time.time() - part.stat().st_mtime < _YOUNG_SECONDS:
+        return
+    if not _FOLDERS_OPEN:  # nor are there the locks by which a leftover is known
         return
     descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
     try:

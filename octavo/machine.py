@@ -1,4 +1,4 @@
-"""What this machine has: processor, cores that may be used, memory that may be used, compiler.
+"""What this machine has: processor, cores and memory that may be used, compiler, system calls.
 
 Standard library only. Containers are taken into account: a process may see 64 cores and 512 GB,
 and be allowed two and four. ``root`` arguments exist so that tests can show another machine.
@@ -6,11 +6,14 @@ and be allowed two and four. ``root`` arguments exist so that tests can show ano
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import platform
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,13 +88,37 @@ def memory(root: Path = Path("/")) -> Memory:
     if "MemTotal" in meminfo:
         total = int(meminfo["MemTotal"]) * 1024
         available = int(meminfo.get("MemAvailable", meminfo.get("MemFree", 0))) * 1024
-    else:  # no /proc: macOS, BSD
+    elif hasattr(os, "sysconf"):  # no /proc: macOS, BSD
         page = os.sysconf("SC_PAGE_SIZE")
         total = available = os.sysconf("SC_PHYS_PAGES") * page
+    else:
+        total, available = _memory_of_windows()
     limit, used = _memory_group(root)
     if limit is not None:
         available = min(available, max(0, limit - used))
     return Memory(total, available, limit)
+
+
+def _memory_of_windows() -> tuple[int, int]:
+    """(total, available) in bytes, as GlobalMemoryStatusEx says; zeros if it does not."""
+    import ctypes
+
+    status = (ctypes.c_uint64 * 8)()  # MEMORYSTATUSEX, whose first eight bytes are two DWORDs
+    status[0] = ctypes.sizeof(status)
+    windll = getattr(ctypes, "windll", None)
+    if windll is None or not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return 0, 0
+    return status[1], status[2]
+
+
+def tells_free_memory(root: Path = Path("/")) -> bool:
+    """Whether :func:`memory` knows what is free, not only what there is."""
+    return tells_in_proc("meminfo", root) or _memory_of_windows() != (0, 0)
+
+
+def tells_in_proc(name: str, root: Path = Path("/")) -> bool:
+    """Whether the system says something in this file of /proc."""
+    return bool(_read(root / "proc" / name))
 
 
 def usable_memory_bytes() -> int:
@@ -204,6 +231,54 @@ def _memory_group(root: Path) -> tuple[int | None, int]:
             room = int(limit) - busy
             tightest = (int(limit), max(0, busy))
     return tightest
+
+
+# What ends a process at once. Windows knows no signals: there any of them does.
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def has_parent_death_signal() -> bool:
+    """Whether prctl(PR_SET_PDEATHSIG) ends a process with the one that started it. Its number is
+    part of Linux's interface, so that no other sign of it would be safe to go by."""
+    return sys.platform == "linux"
+
+
+def can_have_native_kernels() -> bool:
+    """Whether csrc/build.py builds any here: it says no to all that is not POSIX."""
+    return os.name == "posix"
+
+
+def can_hand_over_files() -> bool:
+    """Whether a process that we start can be given our open files (``pass_fds``)."""
+    return importlib.util.find_spec("_posixsubprocess") is not None
+
+
+def has_process_groups() -> bool:
+    """Whether processes can be stopped as a group, and tell at their end what they have used."""
+    return hasattr(os, "killpg") and hasattr(os, "wait4")
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user; of no file where users have no numbers."""
+    return hasattr(os, "geteuid") and status.st_uid == os.geteuid()
+
+
+def allow_open_files(wanted: int) -> int:
+    """How many of the ``wanted`` open files this process may have; its soft limit is raised if it
+    must and can."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    except (OSError, ValueError):  # macOS grants less than its hard limit says
+        return soft
+    return raised
 
 
 def has_gpu_driver(root: Path = Path("/")) -> bool:

@@ -95,6 +95,22 @@ def test_python_without_pip(healthy: dict, monkeypatch: pytest.MonkeyPatch) -> N
     assert "has no pip" in finding.problem and "ensurepip" in finding.remedy
 
 
+def test_a_processor_that_is_not_described_is_not_blamed(healthy: dict) -> None:
+    cpu = machine.Cpu("x", "AMD64", (), 8, 8, 8, None)
+    assert findings(healthy | {"cpu": cpu}) == []
+
+
+def test_no_compiler_helps_where_kernels_cannot_be_built(
+    healthy: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "can_have_native_kernels", lambda: False)
+    (finding,) = findings(healthy | {"native": NO_KERNELS, "compiler": None})
+    assert finding.remedy == "for native kernels, run octavo on Linux, or in WSL 2"
+    none = {"native": NO_KERNELS, "compiler": None, "packages": {"torch": None}}
+    (finding,) = findings(healthy | none)
+    assert finding.remedy.startswith("pip install 'octavo[torch]'; ")
+
+
 def test_arm_is_not_asked_for_avx2(healthy: dict) -> None:
     cpu = machine.Cpu("x", "aarch64", ("asimd",), 8, 8, 8, None)
     assert findings(healthy | {"cpu": cpu}) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from octavo import files
 from octavo.files import NewFile, NewFolder, replace_file
 
 
@@ -143,3 +145,19 @@ def test_a_folder_that_a_killed_process_left_is_taken_away(tmp_path):
         with NewFolder(tmp_path / "a"):
             assert not left.exists() and young.exists() and held.folder.exists()
     assert names(tmp_path) == [young.name]
+
+
+def test_without_locks_and_folders_as_files(tmp_path, monkeypatch):
+    """As on Windows: all is written, and nothing is taken for a leftover."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setattr(files, "_FOLDERS_OPEN", False)
+    left = tmp_path / "a.x.octavo.part"
+    left.touch()
+    os.utime(left, (0, 0))
+    with NewFolder(tmp_path / "a") as new:
+        (new.folder / "b").write_text("c")
+        new.publish()
+    assert (tmp_path / "a" / "b").read_text() == "c" and left.exists()
+    with (tmp_path / "d").open("w") as file, pytest.raises(OSError) as error:
+        files.lock(file.fileno())
+    assert error.value.errno == errno.ENOLCK

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -122,6 +126,41 @@ def test_limits_of_the_control_group(tmp_path: Path, files: dict[str, str]) -> N
     root = write(tmp_path, files)
     assert machine.cpu(root).quota == 1.5
     assert machine.memory(root) == machine.Memory(16 * GIB, 2 * GIB, 4 * GIB)
+
+
+def test_memory_as_windows_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(pointer: Any) -> int:
+        assert pointer._obj[0] == 64  # its own size, which Windows looks at
+        pointer._obj[1], pointer._obj[2] = 16 * GIB, 6 * GIB
+        return 1
+
+    assert not machine.tells_free_memory(tmp_path)
+    monkeypatch.delattr(os, "sysconf")
+    assert machine.memory(tmp_path) == machine.Memory(0, 0, None)
+    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=fill)
+    monkeypatch.setattr("ctypes.windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    assert machine.memory(tmp_path) == machine.Memory(16 * GIB, 6 * GIB, None)
+    assert machine.tells_free_memory(tmp_path)
+
+
+def test_no_file_is_ones_own_where_users_have_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.is_own(tmp_path.stat())
+    monkeypatch.delattr(os, "geteuid")
+    assert not machine.is_own(tmp_path.stat())
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise ValueError("current limit exceeds maximum limit")  # as on macOS
+
+    monkeypatch.setattr("resource.getrlimit", lambda which: (64, resource.RLIM_INFINITY))
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    assert machine.allow_open_files(50) == 50
+    assert machine.allow_open_files(100) == 64
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert machine.allow_open_files(100) == 100
 
 
 def test_this_machine() -> None:

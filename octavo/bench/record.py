@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo import __version__, machine
 from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
 from octavo.doctor import find_cuda, package_version
+
+if TYPE_CHECKING:
+    import resource
 
 _PACKAGES = ("torch", "numpy", "transformers")
 # They decide how threads run, and which kernels.
@@ -149,6 +151,10 @@ def environment() -> dict[str, str]:
 
 def peak_rss_bytes(usage: resource.struct_rusage | None = None) -> int:
     """The most memory that a process has had, mapped model files included; None is this one, so
-    far."""
+    far. 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # there is none for Windows
+        return 0
     peak = (usage or resource.getrusage(resource.RUSAGE_SELF)).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

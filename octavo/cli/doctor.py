@@ -50,6 +50,10 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"[bold]{title}[/bold]")
         for name, value in rows:
             console.print(f"  {name:<14} {value}", markup=False)
+    if report.platform_lacks:
+        console.print("[bold]What this platform lacks[/bold]")
+    for lack in report.platform_lacks:
+        console.print(f"  - {lack.missing}: {lack.consequence}", markup=False)
     console.print("[bold]Missing[/bold]")
     if not report.findings:
         console.print("  nothing")
@@ -78,7 +82,7 @@ def _machine(report: Report) -> list[tuple[str, str]]:
     compiler = f"{report.compiler.path}: {report.compiler.version}" if report.compiler else "none"
     rows = [
         ("CPU", f"{cpu.model} ({cpu.architecture})"),
-        ("ISA", " ".join(cpu.isa) or "nothing beyond the baseline"),
+        ("ISA", " ".join(cpu.isa) or "nothing known beyond the baseline"),
         ("cores", cores),
         ("memory", room),
         ("C++ compiler", compiler),

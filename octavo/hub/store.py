@@ -10,7 +10,7 @@ A model appears in ``models`` by one rename, so it is there entirely or not at a
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import json
 import logging
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
+from octavo.files import lock as lock_file
 from octavo.model_files import split_parts
 
 MANIFEST = "manifest.json"
@@ -92,10 +93,14 @@ def lock(name: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(handle.fileno())
         except BlockingIOError:
             log.warning("another process is fetching %s: waiting for it", name)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock_file(handle.fileno(), wait=True)
+        except OSError as error:
+            if error.errno != errno.ENOLCK:
+                raise
+            log.info("%s is fetched without a lock: %s", name, error)
         yield
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import uvicorn
 
-from octavo import hub
+from octavo import hub, machine
 from octavo.build import load_tokenizer, open_source
 from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
@@ -61,6 +61,12 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     Raises:
         ConfigError, ModelError: the server could not start.
     """
+    if not machine.can_hand_over_files():
+        raise ConfigError(
+            "octavo serve cannot run on this system, where a process cannot hand open files to the "
+            "one that it starts, as the server does to its engine: run it in WSL 2, or use octavo "
+            "generate, octavo chat, or LLM from Python"
+        )
     configure_logging(settings)
     if settings.api_key:
         _log.warning("%s", KEY_IN_SIGHT)

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from octavo import __version__, cli, doctor, machine
-from octavo.doctor import Cuda, CudaDevice, Finding, KernelChoice, NativeKernels, Report, Storage
+from octavo.doctor import (
+    Cuda,
+    CudaDevice,
+    Finding,
+    KernelChoice,
+    Lack,
+    NativeKernels,
+    Report,
+    Storage,
+)
 
 GIB = 1 << 30
 
@@ -28,6 +38,7 @@ REPORT = Report(
         KernelChoice("cpu", "embed", "reference", ()),
     ),
     findings=(Finding("no C++ compiler", "apt-get install g++"),),
+    platform_lacks=(Lack("uvloop", "slower"),),
 )
 
 
@@ -50,6 +61,8 @@ def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "cpu reference linear, rope",
         "not native: not compiled",
         "cpu reference embed",
+        "What this platform lacks",
+        "- uvloop: slower",
         "- no C++ compiler",
         "apt-get install g++",
     ):
@@ -63,3 +76,12 @@ def test_report_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["usable_cores"] == 2
     assert document["kernels"][0]["refused"] == [["native", "not compiled"]]
     assert document["cuda"]["devices"][0]["name"] == "GPU"
+    assert document["platform_lacks"] == [{"missing": "uvloop", "consequence": "slower"}]
+
+
+def test_nothing_is_said_of_a_platform_that_lacks_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: replace(REPORT, platform_lacks=()))
+    assert cli.main(["doctor"]) == 0
+    assert "platform" not in capsys.readouterr().out

@@ -270,6 +270,13 @@ def test_lock_holds_between_processes(octavo_home: Path) -> None:
     assert order == ["theirs ends", "ours"]
 
 
+def test_fetching_needs_no_locks(octavo_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has none, and some network file systems."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with store.lock("tiny"), store.lock("tiny"):
+        pass
+
+
 def test_remove(octavo_home: Path, tiny_entry: Callable) -> None:
     model = tiny_entry()
     hub.pull("tiny")

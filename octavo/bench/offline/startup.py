@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from octavo import hub
+from octavo.bench.children import need_process_groups
 from octavo.bench.record import Recorder, columns, peak_rss_bytes
 from octavo.errors import BenchmarkError
 from octavo.measure.statistics import Spread
@@ -152,6 +153,7 @@ def start_once(
     Raises:
         BenchmarkError: it failed; says why.
     """
+    need_process_groups("octavo bench startup")
     command = [
         sys.executable,
         "-m",

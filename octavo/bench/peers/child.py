@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.children import need_process_groups
 from octavo.bench.noise import group_cpu_s
 from octavo.bench.peers.workers.workloads import Workload
 from octavo.errors import BenchmarkError
@@ -66,6 +67,7 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, timeout: float):
+        need_process_groups("octavo bench compare")
         self._log, self._timeout, self._buffer = log, timeout, b""
         self.idle_cpu_s = 0.0
         self._is_closed = False

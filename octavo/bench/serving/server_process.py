@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
+from octavo.bench.children import need_process_groups
 from octavo.bench.serving.endpoint import ServerError
 
 _READY = re.compile(r"is ready on (https?://\S+)\s")
@@ -32,6 +33,7 @@ def running_server(model: str, flags: Sequence[str] = ()) -> Iterator[str]:
     Raises:
         ServerError: it did not start; with the last thing it said.
     """
+    need_process_groups("a server of the benchmark's own")
     command = [sys.executable, "-m", "octavo", "serve", model, "--port", "0"]
     command += ["--drain-timeout", "0", "--log-format", "text", *flags]
     with _termination_interrupts(), tempfile.TemporaryFile() as log:

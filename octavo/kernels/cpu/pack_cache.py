@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo import machine
 from octavo.files import NewFile
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import (
@@ -218,7 +219,7 @@ def _write_any(
 def _may_be_written(path: Path) -> bool:
     """Not what another user has written, nor where a link in the model's folder leads."""
     try:
-        return not path.parent.is_symlink() and path.lstat().st_uid == os.geteuid()
+        return not path.parent.is_symlink() and machine.is_own(path.lstat())
     except FileNotFoundError:
         return True
     except OSError:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from octavo import machine
 from octavo.files import NewFile, replace_file
 
 DIGEST_BYTES = 32
@@ -83,7 +84,7 @@ class Seals:
         try:
             with open(self._path(digest), "rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                if not machine.is_own(status) or status.st_mode & 0o022:
                     return None
                 note = json.loads(file.read(_MAX_SEAL_BYTES))
         except (OSError, ValueError):

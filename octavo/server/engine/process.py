@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import socket
 import subprocess
 import sys
 from typing import Any, Protocol
 
 from octavo.config import EngineArgs
+from octavo.machine import KILL
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.settings import KEY_VARIABLE
 
@@ -28,7 +28,7 @@ class RunningEngine(Protocol):
     connection: socket.socket
     args: dict[str, Any]  # for its first message
 
-    def kill(self, signum: int = signal.SIGKILL) -> None:
+    def kill(self, signum: int = KILL) -> None:
         """End it at once. No error if it has ended."""
         ...
 
@@ -84,7 +84,7 @@ class EngineProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def kill(self, signum: int = signal.SIGKILL) -> None:
+    def kill(self, signum: int = KILL) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signum)
 

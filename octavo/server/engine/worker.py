@@ -33,7 +33,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.driver import EngineDriver
 from octavo.errors import ENDINGS, EngineError, OctavoError, QueueFullError
-from octavo.machine import without_blas_threads
+from octavo.machine import KILL, has_parent_death_signal, without_blas_threads
 from octavo.server.engine.flight_record import FlightRecord, RecordedExecutor
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
@@ -58,7 +58,7 @@ _SUSPICIOUS_ERRORS = 8
 _PROBE = "octavo-probe"
 _BEFORE_ALL = -(2**31)  # a priority
 
-_PR_SET_PDEATHSIG = 1  # of Linux
+_PR_SET_PDEATHSIG = 1
 
 
 class EngineLoop:
@@ -287,8 +287,8 @@ def _end_with_the_server() -> None:
     Where the system cannot do that, the end of the connection does it, in `_pass_on`, as soon as
     a thread can run.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if has_parent_death_signal():
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, KILL)
 
 
 def _receive(connection: socket.socket) -> Iterator[Message]:

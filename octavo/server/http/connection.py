@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import functools
 import importlib.util
 import json
 import logging
-import resource
 import socket
 import struct
 import sys
-import termios
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, cast
@@ -29,6 +26,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from octavo import machine
 from octavo.errors import ConfigError, EngineUnavailableError
 from octavo.server.http.context import ABORT, SLOW_READER, TAKEN, create_request_id
 from octavo.server.http.errors import HttpError, error_body, to_http_error
@@ -356,6 +354,9 @@ class _Transport:
         sock = self.inner.get_extra_info("socket")
         if sys.platform != "linux" or sock is None or sock.fileno() < 0:
             return 0
+        import fcntl  # not on Windows
+        import termios
+
         (number,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
         return int(number)
 
@@ -393,16 +394,11 @@ def connection_limit(settings: ServerSettings) -> int:
     Raises the process's soft limit of open files if it must and can: a connection for which there
     is no file cannot even be refused.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reserve = SPARE_FILES + SPARE_CONNECTIONS
-    wanted = settings.max_connections + reserve
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return settings.max_connections
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    limit = max(1, soft - reserve)
+    allowed = machine.allow_open_files(settings.max_connections + reserve)
+    limit = max(1, allowed - reserve)
     if limit < settings.max_connections:
-        logger.warning("the limit of %d open files leaves %d connections", soft, limit)
+        logger.warning("the limit of %d open files leaves %d connections", allowed, limit)
     return limit
 
 

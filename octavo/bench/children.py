@@ -1,0 +1,15 @@
+"""What benchmarks need of the system for the processes that they start."""
+
+from __future__ import annotations
+
+from octavo import machine
+from octavo.errors import BenchmarkError
+
+
+def need_process_groups(what: str) -> None:
+    """BenchmarkError where processes cannot be stopped as a group, nor tell what they used."""
+    if not machine.has_process_groups():
+        raise BenchmarkError(
+            f"{what} cannot run on this system, which has no groups of processes (os.killpg, "
+            "os.wait4): run it on Linux or macOS, or in WSL 2"
+        )
