@@ -59,11 +59,11 @@ def check(model: Path, native: PerplexityResult, reference: PerplexityResult) ->
 def test_our_own_documents(smollm2_gguf, tmp_path):
     text = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
     base = tmp_path / "base"
-    reference = measure_windows(smollm2_gguf, "reference", text, 2048, save_base=base)
+    reference = measure_windows(smollm2_gguf, "reference", text, 1536, save_base=base)
     kl = {}
     for activations in ("int8", "auto", "int16"):
         settings = {"activations": activations}
-        native = measure_windows(smollm2_gguf, "native", text, 2048, settings, base=LogitFile(base))
+        native = measure_windows(smollm2_gguf, "native", text, 1536, settings, base=LogitFile(base))
         divergence = native.divergence
         assert divergence is not None
         kl[activations] = divergence.kl.value
