@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,7 +111,7 @@ def _load_engine(
     tokenizer = source.tokenizer()
     model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     phases.end("tokenizer")
-    spec = _rank_spec(args, source.path, hub.home() / "packed")
+    spec = _rank_spec(args, source.path, notes_folder())
     rank = source.load_rank(spec, progress)
     phases.end("weights")
     config = resolve(args, rank.capacity)
@@ -195,8 +194,9 @@ def open_source(path: Path) -> ModelSource:
 
 def notes_folder() -> Path:
     """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
-    named = os.environ.get("OCTAVO_PACKED_DIR")
-    return Path(named) if named else hub.home() / "packed"
+    from octavo.kernels.cpu.seals import named_home
+
+    return named_home() or hub.home() / "packed"
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

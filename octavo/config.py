@@ -118,7 +118,7 @@ class EngineArgs:
         fields = dataclasses.fields(self)
         changed = {each.name for each in fields if getattr(self, each.name) != each.default}
         object.__setattr__(self, "given", frozenset(changed.union(given)))
-        for each in dataclasses.fields(self):
+        for each in fields:
             choices = each.metadata["choices"]
             value = getattr(self, each.name)
             if choices and value not in choices:

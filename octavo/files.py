@@ -7,6 +7,7 @@ finds half of one, and where writing fails or is interrupted, an old file stays 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
@@ -125,6 +126,12 @@ def replace_file(path: str | Path, content: bytes) -> None:
     with NewFile(path) as new:
         new.file.write(content)
         new.publish()
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's contents, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lock(descriptor: int, *, wait: bool = False) -> None:

@@ -145,13 +145,14 @@ class Engine:
         batch, handle, begun_at, is_whole = self._submitted.popleft()
         try:
             output = handle.result()
-            self._note_time(batch, begun_at)
         except Exception as error:
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:
                 self._cut(batch)
                 nothing = replace(batch, items=())  # what it computed counts when it is run again
                 return EngineStep(nothing, [], self._stats(nothing, []))
             output = self._blame(batch, error)
+        else:
+            self._note_time(batch, begun_at)
         updates = self.scheduler.update(batch, output)
         self._check_counts()
         now = self.clock.now()

@@ -230,9 +230,9 @@ class Scheduler:
         planned: dict[Request, ScheduledRequest] = {}
         preempted: list[str] = []
         short_of_blocks = False
-        running = self._running_in_order()
-        budget = self._budget(running)
-        for request in running:
+        decoding, prompts = self._ready()
+        budget = self._budget(len(decoding))
+        for request in decoding + prompts:
             item = self._next_item(request, budget)
             if item is None or request.status is not RequestStatus.RUNNING:
                 continue  # nothing left to give, or preempted a moment ago
@@ -269,14 +269,14 @@ class Scheduler:
         assert len(self.running) <= self.config.max_num_seqs
         return batch
 
-    def _budget(self, running: Iterable[Request]) -> int:
+    def _budget(self, num_decoding: int) -> int:
         """Tokens of the next step: fewer, where a large chunk would keep streams waiting."""
-        num_decoding = sum(request.num_uncomputed_tokens == 1 for request in running)
         paced = num_decoding + self.pacer.prompt_tokens(num_decoding)
         return int(min(self.config.max_num_batched_tokens, paced))
 
-    def _running_in_order(self) -> list[Request]:
-        """Those that need a single token first; within that, in order of admission.
+    def _ready(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that a step may take: those that need a single token, and those that
+        need more. Both in order of admission.
 
         Who runs ahead comes after those of its kind who are in no step. Nobody does while somebody
         is short of blocks, because only those that are not in flight can be preempted.
@@ -287,8 +287,8 @@ class Scheduler:
             ready += filter(self.lookahead.may_run_ahead, in_flight)
         decoding = [request for request in ready if request.num_uncomputed_tokens == 1]
         if len(decoding) == len(ready):
-            return decoding
-        return decoding + [request for request in ready if request.num_uncomputed_tokens > 1]
+            return decoding, []
+        return decoding, [request for request in ready if request.num_uncomputed_tokens > 1]
 
     def _next_item(self, request: Request, budget: int) -> ScheduledRequest | None:
         """The next tokens of a request that a budget pays for, None if there are none.

@@ -11,7 +11,13 @@ import numpy as np
 
 from octavo.config import EngineArgs
 from octavo.engine_folder import tokenizer_files
-from octavo.engine_folder.manifest import CONSTANTS_FILE, WEIGHTS_FILE, FolderFile, Manifest
+from octavo.engine_folder.manifest import (
+    CONSTANTS_FILE,
+    WEIGHTS_FILE,
+    FolderFile,
+    Manifest,
+    contents,
+)
 from octavo.engine_folder.model_config import read_config
 from octavo.engine_folder.program import read_program
 from octavo.engine_folder.settings import settings_of
@@ -144,7 +150,7 @@ class EngineFolder:
             raise ModelFileError(self.path / file.name, "the file is missing")
         try:
             with open(path, "rb") as handle:
-                content = _map(handle)
+                content = contents(handle)
                 if len(content) != file.num_bytes:
                     raise ModelFileError(
                         path, f"has {len(content):,} bytes, and had {file.num_bytes:,} when built"
@@ -167,10 +173,3 @@ class EngineFolder:
         if self._seals is not None:
             with suppress(OSError):  # it is read through again at the next start
                 self._seals.add(file.digest, handle)
-
-
-def _map(handle: BinaryIO) -> np.ndarray:
-    size = handle.seek(0, 2)
-    if size == 0:  # nothing at all cannot be mapped
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(handle, dtype=np.uint8, mode="r", shape=(size,))

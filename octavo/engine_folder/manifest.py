@@ -15,7 +15,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.fields import Fields
@@ -43,6 +45,14 @@ class FolderFile:
     name: str
     num_bytes: int
     digest: bytes
+
+
+def contents(file: BinaryIO) -> np.ndarray:
+    """The bytes of a file, mapped: uint8."""
+    size = file.seek(0, 2)
+    if size == 0:  # nothing at all cannot be mapped
+        return np.empty(0, dtype=np.uint8)
+    return np.memmap(file, dtype=np.uint8, mode="r", shape=(size,))
 
 
 class Manifest:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from octavo.engine_folder.manifest import (
     CONSTANTS_FILE,
     WEIGHTS_FILE,
     FolderFile,
+    contents,
     write_manifest,
 )
 from octavo.engine_folder.model_config import config_json
@@ -26,11 +26,18 @@ from octavo.engine_folder.program import Constants, program_json
 from octavo.engine_folder.settings import STORED, built_for
 from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.files import NewFolder
+from octavo.files import NewFolder, sha256_of
 from octavo.kernels.cpu import activations, library
 from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.library import Pool
-from octavo.kernels.cpu.packed_weights import Entries, end_of, lay_out, pack_all, reserve
+from octavo.kernels.cpu.packed_weights import (
+    Entries,
+    Progress,
+    end_of,
+    lay_out,
+    pack_all,
+    reserve,
+)
 from octavo.kernels.cpu.packing import ALIGNMENT
 from octavo.kernels.cpu.seals import Seals, digest
 from octavo.layers.module import Module
@@ -45,8 +52,6 @@ from octavo.text.folder_tokenizer import tokenizer_files
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.quantization.base import Weight
-
-Progress = Callable[[int, int], None]
 
 # Whoever starts the folder has another machine, with memory of its own.
 _ANY_MEMORY = 1 << 62
@@ -152,7 +157,7 @@ class _Writer:
         places = self._write_constants(constants.arrays)
         tokenizer, names = self._write_tokenizer()
         files = {name: self._digested(name) for name in (WEIGHTS_FILE, CONSTANTS_FILE, *names)}
-        sources = {name: (path.stat().st_size, _sha256(path)) for name, path in self._sources()}
+        sources = {name: (path.stat().st_size, sha256_of(path)) for name, path in self._sources()}
         manifest = {
             "octavo": octavo.__version__,
             "source": self._args.model,
@@ -239,7 +244,8 @@ class _Writer:
         return [(each.relative_to(root).as_posix(), each) for each in sorted(paths)]
 
     def _digested(self, name: str) -> FolderFile:
-        content = _mapped(self._folder / name)
+        with open(self._folder / name, "rb") as file:
+            content = contents(file)
         return FolderFile(name, len(content), digest(b"", content, library.usable_threads()))
 
 
@@ -250,14 +256,3 @@ def _note(out: Path, files: Iterable[FolderFile], notes: Path) -> None:
         for file in files:
             with open(out / file.name, "rb") as handle:
                 seals.add(file.digest, handle)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    if path.stat().st_size == 0:  # nothing at all cannot be mapped
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r")
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from octavo.errors import DownloadError, ModelNotFoundError, OctavoError, UnsupportedModelError
-from octavo.hub.store import StoredFile, sha256_of
+from octavo.files import sha256_of
+from octavo.hub.store import StoredFile
 from octavo.hub.watch import watch
 from octavo.model_files import split_parts
 

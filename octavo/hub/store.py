@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from octavo.files import lock as lock_file
+from octavo.files import sha256_of
 from octavo.model_files import split_parts
 
 MANIFEST = "manifest.json"
@@ -168,11 +169,6 @@ def damaged_files(model: InstalledModel) -> list[str]:
         for file in model.files
         if file.sha256 is not None and sha256_of(model.folder / file.path) != file.sha256
     ]
-
-
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def tree_bytes(folder: Path) -> int:

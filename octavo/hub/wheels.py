@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from octavo.errors import DownloadError
+from octavo.files import sha256_of
 from octavo.hub.catalog import CatalogModel, WheelFile
-from octavo.hub.store import CHUNK_BYTES, StoredFile, sha256_of
+from octavo.hub.store import CHUNK_BYTES, StoredFile
 from octavo.hub.watch import watch
 
 Progress = Callable[[int, int | None], None]

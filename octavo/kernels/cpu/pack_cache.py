@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from octavo import machine
-from octavo.files import NewFile
+from octavo.files import NewFile, sha256_of
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import (
     LAYOUT,
@@ -44,7 +44,7 @@ from octavo.kernels.cpu.packed_weights import (
     reserve,
 )
 from octavo.kernels.cpu.packing import aligned
-from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest
+from octavo.kernels.cpu.seals import DIGEST_BYTES, Seals, digest, named_home
 from octavo.quantization.base import Weight
 
 _MAGIC = b"octavo16"
@@ -73,8 +73,8 @@ def open_or_pack(
     def pack(memory: np.ndarray) -> None:
         pack_all(weights, entries, memory, library, pool, progress)
 
-    named = os.environ.get("OCTAVO_PACKED_DIR")
-    home = Path(named) if named else home
+    named = named_home()
+    home = named or home
     if home is None or not files:
         memory = None
     else:
@@ -104,7 +104,7 @@ def _layout_json(entries: Entries) -> dict[str, Any]:
 
 def _header(entries: Entries, files: Sequence[Path]) -> bytes:
     header = _layout_json(entries)
-    header["files"] = [{**_stamp(path), "sha256": _sha256(path)} for path in files]
+    header["files"] = [{**_stamp(path), "sha256": sha256_of(path)} for path in files]
     text = json.dumps(header).encode()
     return text + b" " * (-(_PREFIX_BYTES + len(text)) % mmap.PAGESIZE)
 
@@ -112,11 +112,6 @@ def _header(entries: Entries, files: Sequence[Path]) -> bytes:
 def _stamp(path: Path) -> dict[str, Any]:
     status = path.stat()
     return {"name": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _open_any(
@@ -186,7 +181,7 @@ def _is_of(
             return False
         # A file that was copied or touched has another time, and maybe the same contents.
         if {**entry, "sha256": None} != {**stamp, "sha256": None} and (
-            entry.get("sha256") != _sha256(path)
+            entry.get("sha256") != sha256_of(path)
         ):
             return False
     return True

@@ -46,6 +46,12 @@ def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
     return whole.digest()
 
 
+def named_home() -> Path | None:
+    """The folder of octavo's own that ``OCTAVO_PACKED_DIR`` names, if it does."""
+    named = os.environ.get("OCTAVO_PACKED_DIR")
+    return Path(named) if named else None
+
+
 class Seals:
     """The notes in ``folder``, which belongs to octavo alone."""
 
