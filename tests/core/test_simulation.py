@@ -189,11 +189,12 @@ def test_seeds(seed, make_engine, make_request):
 
 
 @pytest.mark.slow
-def test_a_million_steps(make_engine, make_request):
-    """1,000,000 steps; the rate is printed with ``pytest -s``."""
+@pytest.mark.parametrize("least", [300_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_many_steps(make_engine, make_request, least):
+    """At least so many steps; the rate is printed with ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
-    while num_steps < 1_000_000:
+    while num_steps < least:
         seed += 1
         press = Press(1_000_000 + seed, make_engine, make_request)
         num_steps += press.run()
@@ -207,5 +208,5 @@ def test_a_million_steps(make_engine, make_request):
         f"({num_steps / elapsed:,.0f}/s), {num_preemptions:,} preemptions, {num_hits:,} hits, "
         f"{num_accepted:,} drafted tokens accepted, {num_overlapping:,} steps overlapped"
     )
-    assert num_preemptions > 1000 and num_hits > 100_000
-    assert num_accepted > 50_000 and num_overlapping > 50_000
+    assert num_preemptions > least / 1000 and num_hits > least / 10
+    assert num_accepted > least / 20 and num_overlapping > least / 20
