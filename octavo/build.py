@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +21,12 @@ from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
-from octavo.model_files import is_engine_folder
-from octavo.model_source import CheckpointSource, ModelSource
+from octavo.open_model import no_collections, notes_folder, open_source
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
-    from octavo.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("octavo")
 
@@ -79,21 +75,8 @@ def load_engine(
         ModelError: the model cannot be found or read. ConfigError: it does not fit the settings.
     """
     keep_openmp_patient()
-    with _no_collections():
+    with no_collections():
         return _load_engine(args, progress, is_served)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Nearly all that is made in a start stays, and there are 100,000 tokens of it: to look at it
-    again and again for what could go takes a tenth of a second."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _load_engine(
@@ -181,28 +164,6 @@ def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None =
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
     return Engine(Scheduler(limits, block_manager, admission), executor, clock)
-
-
-def open_source(path: Path) -> ModelSource:
-    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read."""
-    if is_engine_folder(path):
-        from octavo.engine_folder.folder import EngineFolder
-
-        return EngineFolder(path, notes_folder())
-    return CheckpointSource(path)
-
-
-def notes_folder() -> Path:
-    """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
-    from octavo.kernels.cpu.seals import named_home
-
-    return named_home() or hub.home() / "packed"
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
-    with _no_collections():
-        return open_source(path).tokenizer()
 
 
 def _choose_device(asked: str) -> str:

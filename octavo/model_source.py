@@ -1,7 +1,7 @@
 """What a model argument leads to, once it is a path, and what can be asked of it.
 
 A checkpoint is here; an engine folder is the other kind (`octavo.engine_folder.folder`).
-`octavo.build.open_source` tells them apart.
+`octavo.open_model.open_source` tells them apart.
 """
 
 from __future__ import annotations

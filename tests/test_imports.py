@@ -41,6 +41,9 @@ ALLOWED = {
         *("config", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
         *("quantization", "runtime", "text"),
     },
+    "open_model": {
+        *("engine_folder", "hub", "kernels", "model_files", "model_source", "text"),
+    },
     "text": {"fields", "model_files"},
     "measure": set(),
     "workload": {"measure"},
@@ -136,6 +139,10 @@ def test_the_server_needs_no_torch():
     )
 
 
+def test_the_engine_of_a_server_is_started_before_the_web_is_imported():
+    assert not loaded_modules("import octavo.server.run") & {"fastapi", "pydantic", "uvicorn"}
+
+
 def test_a_load_generator_needs_no_torch():
     """It shares the machine with the server that it measures."""
     assert "torch" not in loaded_modules("import octavo.bench.serving.serve")
@@ -190,7 +197,8 @@ SERVER_ROOMS = {
     "api": {"settings", "log_lines", "engine", "watch", "http"},
     "page": {"settings", "http", "api"},
     "app": {"settings", "engine", "watch", "http", "api", "page"},
-    "run": {"settings", "log_lines", "engine", "watch", "http", "api", "app"},
+    "server": {"settings", "log_lines", "engine", "watch", "http", "api", "app"},
+    "run": {"settings", "engine", "watch", "http", "server"},
 }
 
 

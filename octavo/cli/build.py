@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     settings = EngineArgs.from_kwargs(args.model, **engine_kwargs(args))
     terminal.resolve(args.model)
     with terminal.spinner("starting"):
-        from octavo.build import notes_folder
         from octavo.engine_folder.writer import build_engine_folder
+        from octavo.open_model import notes_folder
     with terminal.progress_bar("packing", args.model) as progress:
         built = build_engine_folder(settings, Path(args.out), notes_folder(), progress)
     if args.json:

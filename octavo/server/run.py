@@ -1,47 +1,26 @@
-"""``octavo serve``: from settings to a server that runs, and to its end.
+"""``octavo serve``: from settings to a server that runs.
 
-start     listen ─► engine and tokenizer, side by side ─► ready
-SIGTERM   drain: new work is refused, what runs may finish within --drain-timeout
-again     stop: streams get one error event, and that is all
+The engine's process is started before what the server itself is made of is imported: both take
+half a second, side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import signal
 import socket
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
-
 from octavo import hub, machine
-from octavo.build import load_tokenizer, open_source
-from octavo.config import EngineArgs, parse_bytes
-from octavo.core.limits import QueueLimits
-from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
-from octavo.server.api.prompts import PromptRenderer
-from octavo.server.api.service import ANY_NAME, Service
-from octavo.server.app import create_server_app
-from octavo.server.engine.client import ProcessEngine
-from octavo.server.engine.generation import EngineClient
-from octavo.server.engine.process import Launcher, ProcessLauncher
-from octavo.server.engine.response_cache import ResponseCache
-from octavo.server.engine.waiting_room import DEFAULT_LIMITS
-from octavo.server.http.connection import listen, uvicorn_config
-from octavo.server.http.gate import App, Lifecycle
-from octavo.server.http.tenants import Tenants
-from octavo.server.log_lines import log_event
+from octavo.config import EngineArgs
+from octavo.errors import ConfigError
+from octavo.open_model import open_source
+from octavo.server.engine.process import ProcessLauncher
+from octavo.server.http.listener import listen
 from octavo.server.settings import ServerSettings
-from octavo.server.watch.logs import RequestLog, configure_logging
-from octavo.server.watch.metrics import Metrics
-from octavo.server.watch.observers import Observers
-from octavo.server.watch.status import StatusLine
-from octavo.text.tokenizer import Tokenizer
+from octavo.server.watch.logs import configure_logging
 
 _log = logging.getLogger("octavo.server")
 
@@ -50,9 +29,6 @@ KEY_IN_SIGHT = (
     "--api-key stands in the list of processes, where all users of this machine can read it: "
     "--api-key-file, or the variable OCTAVO_API_KEY, keeps it to yourself"
 )
-
-# After the engine has stopped, streams have this long to tell their clients.
-_LAST_WORDS_SECONDS = 1.0
 
 
 def serve(args: EngineArgs, settings: ServerSettings) -> int:
@@ -72,10 +48,24 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
         _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
     args = open_source(path).settings(args)
-    with listen(settings) as listener:
-        server = OctavoServer(args, settings, path, listener)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(server.run())
+    launcher = ProcessLauncher(args, settings.log_format)
+    with listen(settings) as listener, contextlib.closing(launcher):
+        launcher.launch_ahead()
+        return _run(args, settings, path, listener, launcher)
+
+
+def _run(
+    args: EngineArgs,
+    settings: ServerSettings,
+    path: Path,
+    listener: socket.socket,
+    launcher: ProcessLauncher,
+) -> int:
+    from octavo.server.server import OctavoServer
+
+    server = OctavoServer(args, settings, path, listener, launcher)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(server.run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -85,225 +75,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-class OctavoServer:
-    """One server, from its start to its end. ``run`` is called once."""
-
-    def __init__(
-        self,
-        args: EngineArgs,
-        settings: ServerSettings,
-        path: Path,
-        listener: socket.socket,
-        launcher: Launcher | None = None,
-    ):
-        self.settings = settings
-        self.lifecycle = Lifecycle()
-        self._path = path
-        self._listener = listener
-        given = tuple(name for name in settings.served_model_name if name != ANY_NAME)
-        self._names = given or (model_name(args.model),)
-        self._model_argument = None if given else args.model
-        self._metrics = Metrics(self._names[0])
-        self._status = StatusLine(settings.status_interval)
-        self._tenants = Tenants(settings)
-        self._tokenizer: Tokenizer | None = None
-        request_log = RequestLog(self._decode if settings.log_prompts else None)
-        self._observers = Observers(self._metrics, self._status, request_log)
-        limits = QueueLimits(
-            args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
-        )
-        self.engine = ProcessEngine(
-            launcher or ProcessLauncher(args, settings.log_format),
-            limits,
-            self._observers,
-            engine_timeout=settings.engine_timeout,
-        )
-        self._hurry = asyncio.Event()  # set by the second signal
-        self._stopping: asyncio.Task[None] | None = None
-        self._stopped = asyncio.Event()
-
-    async def run(self) -> int:
-        """Serve; returns the exit status.
-
-        Raises:
-            ConfigError, ModelError, EngineError: the engine could not start.
-        """
-        started = time.monotonic()
-        with self._signals():
-            starting = asyncio.create_task(self.engine.start())
-            try:
-                self._tokenizer = await asyncio.to_thread(load_tokenizer, self._path)
-                app = self._create_app(self._tokenizer)
-                await self._check_template()
-                async with self._served(app) as serving:
-                    with contextlib.suppress(EngineUnavailableError):  # stopped before it began
-                        await starting
-                        gc.collect()
-                        gc.freeze()  # to look at all modules and tokens takes longer than a token
-                        self._announce(time.monotonic() - started)
-                    await self._wait_for_the_end(serving)
-                    return 1 if self.engine.has_given_up else 0
-            finally:
-                await self.engine.stop()
-                await asyncio.gather(starting, return_exceptions=True)
-
-    @contextlib.asynccontextmanager
-    async def _served(self, app: App) -> AsyncIterator[asyncio.Task[None]]:
-        """Answer HTTP; the task ends when that does. At the end of the block, so does the engine,
-        before the connections: those who are still there are told."""
-        server = _Uvicorn(uvicorn_config(app, self.settings))
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
-        status_line = asyncio.create_task(self._status.run())
-        try:
-            yield serving
-        finally:
-            await self.engine.stop()
-            server.should_exit = server.force_exit = True
-            status_line.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
-
-    async def _wait_for_the_end(self, serving: asyncio.Task[None]) -> None:
-        stopped = asyncio.create_task(self._stopped.wait())
-        given_up = asyncio.create_task(self.engine.wait_until_given_up())
-        await asyncio.wait({serving, stopped, given_up}, return_when=asyncio.FIRST_COMPLETED)
-        if given_up.done():  # what waits would wait for ever
-            self._hurry.set()
-            self._begin_stop()
-            await stopped
-        given_up.cancel()
-        stopped.cancel()
-
-    def _decode(self, token_ids: list[int]) -> str:
-        assert self._tokenizer is not None
-        return self._tokenizer.decode(token_ids)
-
-    async def _check_template(self) -> None:
-        """Render a conversation: what is wrong with the template is said now, not to every client.
-
-        Nor does the first one wait for imports.
-
-        Raises:
-            ConfigError: the template that was asked for does not work. A model whose own does not
-                can still complete texts.
-        """
-        try:
-            await self._prompts.chat([{"role": "user", "content": "Hello"}])
-        except OctavoError as error:
-            if self.settings.chat_template is not None:
-                raise ConfigError(
-                    f"chat_template {self.settings.chat_template} does not work: {error}"
-                ) from None
-            _log.warning("chats will be refused: %s", error)
-
-    def _create_app(self, tokenizer: Tokenizer) -> App:
-        engine: EngineClient = self.engine
-        cache_bytes = parse_bytes(self.settings.response_cache)
-        if cache_bytes:
-            engine = ResponseCache(engine, cache_bytes, self._observers)
-        self._metrics.watch(engine)
-        self._prompts = PromptRenderer(
-            tokenizer,
-            chat_template=_read_template(self.settings.chat_template),
-            trust_request_chat_template=self.settings.trust_request_chat_template,
-        )
-        service = Service(
-            self.settings,
-            engine,
-            self._prompts,
-            self._metrics,
-            self.lifecycle,
-            self._names,
-            int(time.time()),
-            self._observers,
-            model_argument=self._model_argument,
-        )
-        return create_server_app(service, self._tenants)
-
-    def _announce(self, seconds: float) -> None:
-        facts = self.engine.facts
-        for choice in facts.choices:
-            _log.info("%s", choice)
-        host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{port}"
-        info = {key: value for key, value in facts.info.items() if value is not None}
-        log_event(
-            "ready",
-            f"{self._names[0]} is ready on {url} after {seconds:.1f} s "
-            f"({info['device']}, {info['kernels']} kernels, "
-            f"context {facts.max_model_len}, {facts.max_num_seqs} requests at once)",
-            {"url": url, "model": self._names[0], "seconds": round(seconds, 3), **info},
-        )
-        if self._tenants.is_open and not self.settings.is_loopback:
-            _log.warning("%s", without_a_key(url))
-
-    # -- the end -----------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal)
-        try:
-            yield
-        finally:
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(signum)
-
-    def _on_signal(self) -> None:
-        if self._stopping is not None:
-            self._hurry.set()
-        self._begin_stop()
-
-    def _begin_stop(self) -> None:
-        if self._stopping is None:
-            self.lifecycle.is_draining = True
-            self._stopping = asyncio.create_task(self._stop())
-
-    async def _stop(self) -> None:
-        """Let what runs finish, as long as there is time, and then end."""
-        _log.info("stopping: %d requests may finish", self.engine.num_unfinished)
-        deadline = time.monotonic() + self.settings.drain_timeout
-        while self._tenants.num_running and time.monotonic() < deadline:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), 0.02)
-                break
-        await self.engine.stop()
-        last = time.monotonic() + _LAST_WORDS_SECONDS
-        while self._tenants.num_running and time.monotonic() < last:
-            await asyncio.sleep(0.01)
-        self._stopped.set()
-
-
-class _Uvicorn(uvicorn.Server):
-    """Leaves the signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def model_name(model: str) -> str:
-    """What clients call a model: the argument, or of a path the last part, not where it lies."""
-    path = Path(model)
-    return path.resolve().name if path.exists() else model
-
-
-def without_a_key(url: str) -> str:
-    """What to know of a server that a network can reach and that asks for no key."""
-    return (
-        f"NO API KEY: whoever can reach {url} may use it; --api-key-file asks for a key, and "
-        "--host 127.0.0.1 keeps it to this machine. Clients may ask by address, as "
-        f"{socket.gethostname()} or as localhost; --allowed-host lets them ask by another name"
-    )
-
-
-def _read_template(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template {path} cannot be read: {error}") from None

@@ -16,9 +16,9 @@ from octavo.errors import ConfigError, EngineError, ModelNotFoundError
 from octavo.server import run
 from octavo.server.api.openai import models
 from octavo.server.engine.generation import EngineState
-from octavo.server.http.connection import listen
 from octavo.server.http.errors import HttpError
-from octavo.server.run import OctavoServer, model_name, without_a_key
+from octavo.server.http.listener import listen
+from octavo.server.server import OctavoServer, model_name, without_a_key
 from octavo.server.settings import ServerSettings
 
 

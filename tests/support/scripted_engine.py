@@ -22,7 +22,6 @@ class ScriptedEngine:
     """Says its line; ends when it is told to."""
 
     def __init__(self, line):
-        self.args = {}
         self.connection, self._theirs = socket.socketpair()
         self.connection.setblocking(False)
         self.is_over = False

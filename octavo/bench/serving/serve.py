@@ -237,7 +237,7 @@ def _installed(name: str) -> str | None:
 
 
 def _load_tokenizer(name: str) -> Tokenizer:
-    from octavo.build import load_tokenizer
+    from octavo.open_model import load_tokenizer
 
     return load_tokenizer(hub.resolve(name))
 

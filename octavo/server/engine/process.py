@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from octavo.config import EngineArgs
 from octavo.machine import KILL
 from octavo.server.engine.flight_record import FlightRecord
+from octavo.server.engine.wire import encode
 from octavo.server.settings import KEY_VARIABLE
 
 # The module that is the engine's process.
@@ -23,10 +24,10 @@ _BUFFER_BYTES = 4 << 20
 
 
 class RunningEngine(Protocol):
-    """An engine that was launched. ``connection`` is our end of its socket pair."""
+    """An engine that was launched, and told what to load. ``connection`` is our end of its socket
+    pair, which does not block."""
 
     connection: socket.socket
-    args: dict[str, Any]  # for its first message
 
     def kill(self, signum: int = KILL) -> None:
         """End it at once. No error if it has ended."""
@@ -58,22 +59,42 @@ class ProcessLauncher:
     def __init__(self, args: EngineArgs, log_format: str = "text"):
         self._args = {**dataclasses.asdict(args), "given": sorted(args.given_settings())}
         self._log_format = log_format
+        self._ahead: EngineProcess | None = None
+
+    def launch_ahead(self) -> None:
+        """Start the engine that the next ``launch`` gives: it loads while its server is imported.
+
+        If the system will not have it, that is for ``launch`` to say.
+        """
+        with contextlib.suppress(OSError):
+            self._ahead = self.launch()
 
     def launch(self) -> EngineProcess:
+        if (engine := self._ahead) is not None:
+            self._ahead = None
+            return engine
         return EngineProcess(self._args, self._log_format)
+
+    def close(self) -> None:
+        """End the engine that was started ahead, if nobody came for it."""
+        if (engine := self._ahead) is not None:
+            self._ahead = None
+            engine.kill()
+            engine.connection.close()
+            engine.wait()
 
 
 class EngineProcess:
     """One engine process."""
 
     def __init__(self, args: dict[str, Any], log_format: str):
-        self.args = args
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             self.connection, their_end = socket.socketpair()
             ours.enter_context(self.connection)
             theirs.enter_context(their_end)
             for end in (self.connection, their_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            self.connection.sendall(encode({"op": "start", "args": args}))
             self.connection.setblocking(False)
             self._record, record_fd = FlightRecord.create()
             theirs.callback(os.close, record_fd)

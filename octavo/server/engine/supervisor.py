@@ -149,7 +149,6 @@ class Supervisor:
         watchdog = None
         try:
             await loop.create_unix_connection(lambda: connection, sock=engine.connection)
-            connection.send({"op": "start", "args": engine.args})
             self._last_sign_of_life = time.monotonic()
             watchdog = asyncio.create_task(self._watch(engine, connection))
             await connection.closed

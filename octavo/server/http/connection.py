@@ -10,12 +10,10 @@ error in the framing always belongs to the request that is being read, and ends 
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import importlib.util
 import json
 import logging
-import socket
 import struct
 import sys
 from collections.abc import Callable
@@ -27,7 +25,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo import machine
-from octavo.errors import ConfigError, EngineUnavailableError
+from octavo.errors import EngineUnavailableError
 from octavo.server.http.context import ABORT, SLOW_READER, TAKEN, create_request_id
 from octavo.server.http.errors import HttpError, error_body, to_http_error
 from octavo.server.http.framing import (
@@ -37,6 +35,7 @@ from octavo.server.http.framing import (
     header_length,
     without_upgrade,
 )
+from octavo.server.http.listener import BACKLOG
 from octavo.server.settings import BODY_TIMEOUT, HEADER_TIMEOUT, ServerSettings
 
 logger = logging.getLogger("octavo.server")
@@ -44,10 +43,8 @@ logger = logging.getLogger("octavo.server")
 KEEP_ALIVE_TIMEOUT = 75  # seconds
 MIN_BODY_RATE = 1024  # bytes a second that a body must bring, once it is older than BODY_TIMEOUT
 LINGER_TIMEOUT = 2.0  # seconds for a client to read an answer that it did not wait for
-BACKLOG = 1024
 
-# A client that does not read is noticed when these are full. The kernel doubles its own.
-SEND_BUFFER_BYTES = 64 << 10
+# A client that does not read is noticed when this is full, and the kernel's.
 WRITE_BUFFER_BYTES = 32 << 10
 MAX_PIPELINED_BYTES = 64 << 10
 
@@ -400,44 +397,3 @@ def connection_limit(settings: ServerSettings) -> int:
     if limit < settings.max_connections:
         logger.warning("the limit of %d open files leaves %d connections", allowed, limit)
     return limit
-
-
-def listen(settings: ServerSettings) -> socket.socket:
-    """The one socket of the server, listening.
-
-    Raises:
-        ConfigError: the address or the port cannot be used.
-    """
-    where = f"{settings.host} port {settings.port}"
-    try:
-        found = socket.getaddrinfo(
-            settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM
-        )
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"host {settings.host} is no address of this machine") from None
-    found.sort(key=lambda one: one[0] != socket.AF_INET)  # "localhost" is both
-    family, _, _, _, address = found[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit these. A token is a small write that must not wait for the next.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {where}: {_advice(error)}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def _advice(error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return "another program does; stop it, or choose another --port (0 takes a free one)"
-        case errno.EACCES:
-            return "this port is for the system; choose a --port above 1023"
-        case errno.EADDRNOTAVAIL:
-            return "the host is no address of this machine; try --host 127.0.0.1 or 0.0.0.0"
-    return error.strerror or "it was refused"

@@ -72,7 +72,6 @@ class ThreadEngine:
     """A RunningEngine in this process."""
 
     def __init__(self, tokenizer, failure=None):
-        self.args = {}
         self.is_killed = self.is_hanging = False
         self.failure = failure
         self.connection, self.theirs = socket.socketpair()
@@ -85,7 +84,6 @@ class ThreadEngine:
         self.text_engine = TextEngine(engine, tokenizer, VOCAB, ())
         self.record = FlightRecord()
         self.loop = EngineLoop(self.text_engine, self.record, self._send)
-        self.is_asked = threading.Event()  # by the first message, to start
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         threading.Thread(target=self._fill, daemon=True).start()
@@ -95,16 +93,13 @@ class ThreadEngine:
         with contextlib.suppress(OSError):
             while data := self.theirs.recv(4096):
                 for message in decoder.feed(data):
-                    if self.is_asked.is_set():
-                        self.loop.receive(message)
-                    self.is_asked.set()
+                    self.loop.receive(message)
 
     def _send(self, message):
         self.theirs.sendall(encode(message))
 
     def _run(self):
         with contextlib.suppress(Death, OSError, EngineError):
-            self.is_asked.wait()
             if self.failure is not None:
                 self._send({"ev": "failed", **self.failure})
                 raise Death
@@ -116,7 +111,6 @@ class ThreadEngine:
 
     def kill(self, signum=signal.SIGKILL):
         self.is_killed, self.is_hanging = True, False
-        self.is_asked.set()
         self.loop.receive({"op": "stop"})
 
     def wait(self):

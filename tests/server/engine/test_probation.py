@@ -47,7 +47,6 @@ class TableEngine:
     """A RunningEngine on the event loop that gives it its messages."""
 
     def __init__(self, launcher):
-        self.args = {}
         self.connection, self._theirs = socket.socketpair()
         for end in (self.connection, self._theirs):
             end.setblocking(False)
@@ -59,6 +58,7 @@ class TableEngine:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self):
+        self._say({"ev": "ready", "facts": dataclasses.asdict(FACTS)})
         with contextlib.suppress(OSError):
             while True:
                 with contextlib.suppress(BlockingIOError):
@@ -75,8 +75,6 @@ class TableEngine:
 
     def _obey(self, message):
         match message["op"]:
-            case "start":
-                self._say({"ev": "ready", "facts": dataclasses.asdict(FACTS)})
             case "add":
                 self.record = [message["id"]]
                 kind, limit = message["ids"][:2]

@@ -18,13 +18,11 @@ from octavo.server.engine.process import EngineProcess, ProcessLauncher
 # A server that has launched an engine and knows no more than that it loads.
 SERVER = """
 import sys, time
-from octavo.server.engine import process, wire
+from octavo.server.engine import process
 
 process.WORKER = "slow_worker"
 args = {"file": sys.argv[1], "holds_the_interpreter": sys.argv[2] == "True"}
 engine = process.EngineProcess(args, "text")
-engine.connection.setblocking(True)
-engine.connection.sendall(wire.encode({"op": "start", "args": args}))
 print(engine.pid, flush=True)
 time.sleep(60)
 """
@@ -66,6 +64,39 @@ def test_what_cannot_be_started_leaves_nothing_open(monkeypatch):
         with pytest.raises(FileNotFoundError, match="/no/such/python"):
             ProcessLauncher(EngineArgs("m")).launch()
     assert files() == before
+
+
+def test_an_engine_that_was_started_ahead_is_the_first_one():
+    launcher = ProcessLauncher(EngineArgs("no-such-model"))
+    launcher.launch_ahead()
+    first, second = launcher.launch(), launcher.launch()
+    launcher.close()  # which has none to end
+    try:
+        assert first.pid != second.pid
+        assert first.process.poll() is None and second.process.poll() is None
+    finally:
+        for engine in (first, second):
+            engine.kill()
+            engine.connection.close()
+            engine.wait()
+
+
+def test_an_engine_that_nobody_came_for_is_ended():
+    before = set(os.listdir("/dev/fd"))
+    launcher = ProcessLauncher(EngineArgs("no-such-model"))
+    launcher.launch_ahead()
+    process = launcher._ahead.process
+    launcher.close()
+    assert process.returncode is not None
+    assert set(os.listdir("/dev/fd")) == before
+
+
+def test_what_cannot_be_started_ahead_is_said_when_it_is_wanted(monkeypatch):
+    launcher = ProcessLauncher(EngineArgs("m"))
+    monkeypatch.setattr(process.sys, "executable", "/no/such/python")
+    launcher.launch_ahead()
+    with pytest.raises(FileNotFoundError, match="/no/such/python"):
+        launcher.launch()
 
 
 def test_an_engine_that_ends_says_how():

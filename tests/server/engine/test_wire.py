@@ -19,7 +19,7 @@ from octavo.errors import (
     ModelNotFoundError,
     PromptTooLongError,
 )
-from octavo.server.engine import client, supervisor, wire, worker
+from octavo.server.engine import client, process, supervisor, wire, worker
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
 from octavo.server.engine.wire import (
     Decoder,
@@ -136,7 +136,9 @@ def test_messages_are_those_that_are_written_down():
     """Every op and event that one side knows is in the table, and the other way round."""
     table = wire.__doc__.partition("To the engine")[2]
     documented = set(re.findall(r"^    ([a-z]+) {2,}[a-z]", table, re.MULTILINE)) | {"stop"}
-    sources = [Path(module.__file__).read_text() for module in (client, supervisor, worker)]
+    sources = [
+        Path(module.__file__).read_text() for module in (client, process, supervisor, worker)
+    ]
     named = re.findall(r'"(?:op|ev)": "(\w+)"', "".join(sources))
     matched = re.findall(r'case ((?:"\w+"(?: \| )?)+):', "".join(sources))
     matched = {name for names in matched for name in re.findall(r"\w+", names)}

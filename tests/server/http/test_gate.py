@@ -19,10 +19,11 @@ from starlette.requests import ClientDisconnect
 
 from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
 from octavo.server.engine.generation import Observer
-from octavo.server.http.connection import listen, uvicorn_config
+from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import request_context
 from octavo.server.http.errors import HttpError
 from octavo.server.http.gate import Gate, Lifecycle
+from octavo.server.http.listener import listen
 from octavo.server.http.tenants import Tenants
 from octavo.server.settings import KEY_VARIABLE, ServerSettings
 

@@ -18,7 +18,8 @@ import uvicorn
 
 from octavo.errors import ConfigError
 from octavo.server.http import connection as http
-from octavo.server.http.connection import connection_limit, listen, uvicorn_config
+from octavo.server.http.connection import connection_limit, uvicorn_config
+from octavo.server.http.listener import SEND_BUFFER_BYTES, listen
 from octavo.server.settings import ServerSettings
 
 GET = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -541,7 +542,7 @@ def test_listen_takes_a_free_port_and_bounds_what_the_kernel_keeps():
     with listen(ServerSettings(port=0)) as listener:
         assert listener.getsockname()[0] == "127.0.0.1" and listener.getsockname()[1] > 0
         kept = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        assert kept <= 2 * http.SEND_BUFFER_BYTES
+        assert kept <= 2 * SEND_BUFFER_BYTES
 
 
 def test_localhost_is_one_socket():

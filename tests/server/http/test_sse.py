@@ -15,9 +15,10 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import DeadlineError, QueueFullError
 from octavo.server.engine.generation import Delta, Generation, GenerationRequest
 from octavo.server.http import sse
-from octavo.server.http.connection import listen, uvicorn_config
+from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.context import ABORT, SLOW_READER, TAKEN
 from octavo.server.http.errors import HttpError
+from octavo.server.http.listener import listen
 from octavo.server.http.sse import DONE, EventStream, event, run_until_disconnect
 from octavo.server.settings import ServerSettings
 

@@ -1,0 +1,51 @@
+"""What lies at the path of a model, and its tokenizer: all that a server looks at itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo import hub
+from octavo.model_files import is_engine_folder
+from octavo.model_source import CheckpointSource, ModelSource
+
+if TYPE_CHECKING:
+    from octavo.text.tokenizer import Tokenizer
+
+
+def open_source(path: Path) -> ModelSource:
+    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read."""
+    if is_engine_folder(path):
+        from octavo.engine_folder.folder import EngineFolder
+
+        return EngineFolder(path, notes_folder())
+    return CheckpointSource(path)
+
+
+def notes_folder() -> Path:
+    """Where octavo notes what it has made of models; see ``kernels/cpu/seals.py``."""
+    from octavo.kernels.cpu.seals import named_home
+
+    return named_home() or hub.home() / "packed"
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
+    with no_collections():
+        return open_source(path).tokenizer()
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Nearly all that is made in a start stays, and there are 100,000 tokens of it: to look at it
+    again and again for what could go takes a tenth of a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
