@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from octavo.errors import ConfigError
 from octavo.open_model import open_source
 from octavo.server.engine.process import ProcessLauncher
 from octavo.server.http.listener import listen
-from octavo.server.settings import ServerSettings
+from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import configure_logging
 
 _log = logging.getLogger("octavo.server")
@@ -50,8 +51,14 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     args = open_source(path).settings(args)
     launcher = ProcessLauncher(args, settings.log_format)
     with listen(settings) as listener, contextlib.closing(launcher):
+        for signum in STOP_SIGNALS:  # until the server listens to them
+            signal.signal(signum, _end_the_start)
         launcher.launch_ahead()
         return _run(args, settings, path, listener, launcher)
+
+
+def _end_the_start(signum: int, frame: object) -> None:
+    raise SystemExit(0)
 
 
 def _run(

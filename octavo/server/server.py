@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -35,7 +34,7 @@ from octavo.server.http.connection import uvicorn_config
 from octavo.server.http.gate import App, Lifecycle
 from octavo.server.http.tenants import Tenants
 from octavo.server.log_lines import log_event
-from octavo.server.settings import ServerSettings
+from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observers import Observers
@@ -205,12 +204,12 @@ class OctavoServer:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in STOP_SIGNALS:
             loop.add_signal_handler(signum, self._on_signal)
         try:
             yield
         finally:
-            for signum in (signal.SIGTERM, signal.SIGINT):
+            for signum in STOP_SIGNALS:
                 loop.remove_signal_handler(signum)
 
     def _on_signal(self) -> None:

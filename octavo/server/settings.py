@@ -6,6 +6,7 @@ Like there, the fields here are the one owner of names, defaults and help texts:
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
@@ -13,6 +14,8 @@ from octavo.options import option
 
 # Environment: one more key that clients may send.
 KEY_VARIABLE = "OCTAVO_API_KEY"
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
