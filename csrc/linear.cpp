@@ -50,7 +50,7 @@ class Linear {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout);
     }
-    num_blocks_ = (args.rows + kMaxRows - 1) / kMaxRows;
+    num_blocks_ = args.rows <= kMaxLoneRows ? 1 : (args.rows + kMaxRows - 1) / kMaxRows;
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     // A gated segment is walked together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
@@ -182,7 +182,7 @@ class Linear {
   int chunk_blocks(int units) const {
     size_t bytes = 0;
     for (int e = 0; e < num_encoded_; e++) {
-      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(block_rows(0)));
     }
     int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
     chunk = std::min(chunk, any_remainders_ ? kMostLists * kTogether : num_blocks_);

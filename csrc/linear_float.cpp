@@ -101,11 +101,13 @@ struct FloatKernel {
 // The kernels of a format, by rows and tiles.
 template <int kFormat, int kRows>
 TileKernel with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) return FloatKernel<kFormat, kRows, kMaxTiles>::run;
+  if constexpr (kRows <= kMaxRows) {
+    if (tiles == kMaxTiles) return FloatKernel<kFormat, kRows, kMaxTiles>::run;
+  }
   return FloatKernel<kFormat, kRows, 1>::run;
 }
 
-template <int kFormat, int kRows = kMaxRows>
+template <int kFormat, int kRows = kMaxLoneRows>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return with_rows<kFormat, kRows - 1>(rows, tiles);

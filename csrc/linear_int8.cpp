@@ -420,11 +420,13 @@ struct RemaindersKernel {
 // The kernels of a format, by rows and tiles.
 template <int kFormat, int kUnits, int kRows>
 TileKernel with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
+  if constexpr (kRows <= kMaxRows) {
+    if (tiles == kMaxTiles) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
+  }
   return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
 }
 
-template <int kFormat, int kUnits, int kRows = kMaxRows>
+template <int kFormat, int kUnits, int kRows = kMaxLoneRows>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return with_rows<kFormat, kUnits, kRows - 1>(rows, tiles);
