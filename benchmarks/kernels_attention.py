@@ -79,6 +79,7 @@ class Work:
                 ldk=width,
                 ldv=width,
                 kv=(layer.ctypes.data + 63) // 64 * 64,
+                kv_block_bytes=self.layer_bytes // (seqs * blocks),
                 out=self.out.ctypes.data,
                 num_blocks=seqs * blocks,
             )

@@ -304,6 +304,12 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
     return fail(OCT_ERR_ARGUMENT,
                 "attention: q_start, kv_len or block_table is NULL, or its size negative");
   }
+  const int64_t block =
+      kv_chunk_bytes(args.kv_format, dim) * (seqs.block_size / kChunk) * kv_heads;
+  if (args.kv_block_bytes < block) {
+    return fail(OCT_ERR_ARGUMENT, "attention: %lld bytes from block to block, each has %lld",
+                static_cast<long long>(args.kv_block_bytes), static_cast<long long>(block));
+  }
   for (int s = 0; s < seqs.num_seqs; s++) {
     const int32_t code = check_sequence(args, seqs, s);
     if (code != OCT_OK) return code;

@@ -64,7 +64,7 @@ class KvHead {
   KvHead(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head)
       : chunk_bytes_(kv_chunk_bytes(args.kv_format, args.head_dim)),
         chunks_per_block_(seqs.block_size / kChunk),
-        block_bytes_(chunk_bytes_ * chunks_per_block_ * args.num_kv_heads),
+        block_bytes_(args.kv_block_bytes),
         first_(static_cast<uint8_t*>(args.kv) + head * chunks_per_block_ * chunk_bytes_),
         blocks_(seqs.block_table + int64_t{seq} * seqs.table_stride) {}
 

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 5
+#define OCT_ABI_VERSION 6
 
 #if defined(__cplusplus)
 extern "C" {
@@ -157,8 +157,9 @@ int32_t oct_linear(oct_pool* pool, const oct_linear_args* args);
 
 /* ---- Paged attention ----------------------------------------------------------------------- */
 
-/* KV of one layer: [num_blocks][Hk][block_size / 16] chunks of 16 tokens, a chunk holding its keys
- * and then its values (attention.h has the order inside). oct_kv_chunk_bytes() per chunk. */
+/* KV of one layer: num_blocks blocks, kv_block_bytes from one to the next, which may hold other
+ * layers between. A block: [Hk][block_size / 16] chunks of 16 tokens, a chunk holding its keys and
+ * then its values (attention.h has the order inside). oct_kv_chunk_bytes() per chunk. */
 enum { OCT_KV_F32 = 0, OCT_KV_BF16 = 1, OCT_KV_INT8 = 2 };
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
@@ -190,7 +191,8 @@ typedef struct oct_attention_args {
   const float* k;      /* [T, Hk, D] */
   const float* v;
   int64_t ldq, ldk, ldv;
-  void* kv;            /* this layer's chunks */
+  void* kv;            /* this layer's part of the first block */
+  int64_t kv_block_bytes;
   float* out;          /* [T, H, D], contiguous; may not overlap q */
   int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
 } oct_attention_args;

@@ -138,6 +138,7 @@ class NativeBackend:
             model.num_kv_heads,
             model.head_dim,
             kv_cache.num_blocks,
+            kv_cache.block_bytes,
             kv_cache.layer_addresses(),
         )
         program = self._model.create_program(

@@ -12,10 +12,12 @@ _LINE_BYTES = 64
 
 
 class NativeKVCache:
-    """Keys and values of all layers in the kernels' own order of bytes: [layers, blocks, bytes].
+    """Keys and values of all layers in the kernels' own order of bytes: [blocks, layers, bytes].
 
-    A block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes`` each), keys and
-    values together; ``oct_attention_args`` has the order inside.
+    Of each layer a block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes``
+    each), keys and values together; ``oct_attention_args`` has the order inside. What a block has of
+    all layers lies together, so that the first token asks the system for one huge page, and not
+    for one of each layer.
     """
 
     def __init__(
@@ -24,17 +26,18 @@ class NativeKVCache:
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
-        block_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
-        data = untouched_zeros(num_layers * num_blocks * block_bytes)
-        self._data = data.reshape(num_layers, num_blocks, block_bytes)
+        layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
+        self.block_bytes = num_layers * layer_bytes
+        data = untouched_zeros(num_blocks * self.block_bytes)
+        self._data = data.reshape(num_blocks, num_layers, layer_bytes)
 
     @property
     def num_bytes(self) -> int:
         return self._data.nbytes
 
     def layer_addresses(self) -> list[int]:
-        """Where the blocks of each layer begin; valid as long as the cache."""
-        return [layer.ctypes.data for layer in self._data]
+        """Where each layer's part of the first block begins; valid as long as the cache."""
+        return [layer.ctypes.data for layer in self._data[0]]
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in all layers, one after the other.
@@ -42,7 +45,7 @@ class NativeKVCache:
         The order counts: a block may be the destination of one copy and the source of the next.
         """
         for source, target in copies:
-            self._data[:, target] = self._data[:, source]
+            self._data[target] = self._data[source]
 
 
 def untouched_zeros(num_bytes: int) -> np.ndarray:

@@ -169,6 +169,7 @@ def walk(program: Any, config: Any) -> None:
                 constant(args.sinks, args.num_heads)
                 assert (args.num_kv_heads, args.head_dim) == (config.num_kv_heads, config.head_dim)
                 assert args.kv in program.kv.layers
+                assert args.kv_block_bytes == program.kv.block_bytes
                 tables = [t for t in program._cos_sin if t.ctypes.data == args.cos_sin]
                 assert all(t.shape[0] >= MAX_TOKENS for t in tables)
                 assert not args.rotary_dim or tables[0].shape[1] == args.rotary_dim

@@ -27,6 +27,7 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import NativeModel, plan_step
 
 MAX_TOKENS = 5
+BLOCK_BYTES = 1 << 20
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 96,
@@ -110,7 +111,7 @@ def test_a_program_survives_being_written(name, activations):
         pack_all(weights, entries, memory, native, pool, None)
         packed = PackedWeights(memory, entries)
         layers = [64 * (1 + layer) for layer in range(config.num_layers)]  # never followed
-        kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, layers)
+        kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, BLOCK_BYTES, layers)
         programs = [
             NativeModel(each, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
             for each in (plan, read_back(plan, model, config, weights))
@@ -204,7 +205,9 @@ def test_the_description_sees_a_difference():
             plan, weights = plan_step(model)
             entries, size = lay_out(weights, native)
             packed = PackedWeights(np.zeros(size, dtype=np.uint8), entries)
-            kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, [64] * 3)
+            kv = KVLayout(
+                abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, BLOCK_BYTES, [64] * 3
+            )
             program = NativeModel(plan, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
             description = describe(program, config)
             for node in description["nodes"]:

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 5
+OCT_ABI_VERSION = 6
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -170,6 +170,7 @@ class AttentionArgs(Structure):
         ("ldk", c_int64),
         ("ldv", c_int64),
         ("kv", c_void_p),
+        ("kv_block_bytes", c_int64),
         ("out", c_void_p),
         ("num_blocks", c_int32),
     )

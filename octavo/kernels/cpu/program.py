@@ -44,7 +44,8 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
     num_blocks: int
-    layers: list[int]  # the address of each layer's blocks
+    block_bytes: int  # from one block to the next
+    layers: list[int]  # the address of each layer's part of the first block
 
 
 class Program:
@@ -207,6 +208,7 @@ class Program:
             ldk=k.width,
             ldv=v.width,
             kv=kv.layers[phase.layer],
+            kv_block_bytes=kv.block_bytes,
             out=self._at(phase.out),
             num_blocks=kv.num_blocks,
         )

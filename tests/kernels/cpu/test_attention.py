@@ -21,6 +21,7 @@ FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_IN
 # and values there is none, as the oracle reads what was stored).
 TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3}
 MAX_POSITIONS = 1216
+OTHER_LAYERS = 192  # bytes of a block that are none of this layer's
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class Cache:
     sequences: list[Sequence]
     seed: int = 0
     num_blocks: int = field(init=False)
+    block_bytes: int = field(init=False)
     memory: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +111,9 @@ class Cache:
             sequence.blocks, order = order[:count], order[count:]
         chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
         self.num_blocks = sum(needed) + spare
-        total = self.num_blocks * layer.kv_heads * (size // 16) * chunk
+        layer_bytes = layer.kv_heads * (size // 16) * chunk
+        self.block_bytes = OTHER_LAYERS + layer_bytes
+        total = self.num_blocks * self.block_bytes
         self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
 
     def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -176,6 +180,7 @@ class Step:
             ldk=self.qkv.shape[1],
             ldv=self.qkv.shape[1],
             kv=cache.memory.ctypes.data,
+            kv_block_bytes=cache.block_bytes,
             out=self.out.ctypes.data,
             num_blocks=cache.num_blocks,
         )
@@ -500,6 +505,7 @@ def test_slots_that_were_never_written_do_not_matter(native, kv):
         ({"rotary_dim": 7}, "7 of 32 dimensions"),
         ({"rotary_dim": 34}, "34 of 32 dimensions"),
         ({"window": -1}, "window -1"),
+        ({"kv_block_bytes": 64}, "64 bytes from block to block, each has"),
         ({"ldk": 10}, "10 and 320 floats apart, too few"),
         ({"q": None}, "NULL"),
         ({"cos_sin": None}, "NULL"),
