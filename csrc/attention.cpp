@@ -37,7 +37,7 @@ class Attention {
 
   void run() {
     using Factor = typename Kv::Factor;
-    const int64_t row_bytes = sizeof(Factor) * Kv::row_factors(args_.head_dim);
+    const int64_t row_bytes = sizeof(Factor) * Kv::row_factors(Kv::kQueryParts, args_.head_dim);
     const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
     queries_ = static_cast<Factor*>(plan_.single_tokens() ? worker_.scratch(4, group_ * row_bytes)
                                                           : worker_.shared(0, rows * row_bytes));
@@ -114,7 +114,7 @@ class Attention {
       return queries_;
     }
     const int64_t row = (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_;
-    return queries_ + row * Kv::row_factors(args_.head_dim);
+    return queries_ + row * Kv::row_factors(Kv::kQueryParts, args_.head_dim);
   }
 
   // Attend one item; returns the next one to do. That is known while the last tile of this one is

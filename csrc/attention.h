@@ -11,6 +11,8 @@
 //     INT8    [D / 4][16 tokens][4 dimensions]        [4][D][4 tokens]
 //             and a float32 scale [16 tokens]         and a float32 scale [16 tokens]
 //
+// (The dimensions of INT8 keys are those of a rotated key: see kv_int8.h.)
+//
 // A query sees keys in *tiles* of 64 and *splits* of 256, both at absolute positions:
 //
 //     position   0       64      128     192     256     320     384

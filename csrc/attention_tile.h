@@ -100,28 +100,30 @@ OCT_INLINE void fetch(const uint8_t* p, int line) {
 }
 
 // The sums of R rows times C vectors, in registers; hence all the unrolled loops. The factors of
-// rows are `row` apart.
-template <class Kv, int R, int C>
+// rows are `row` apart, and their parts as many as there are terms.
+template <class Kv, int Parts, int R, int C>
 struct Sums {
-  typename Kv::Sum of[Kv::kParts][R][C];
+  typename Kv::Sum of[Parts][R][C];
 
   OCT_INLINE void start(const typename Kv::Factor* factors, int row, int terms) {
 #pragma GCC unroll 8
-    for (int part = 0; part < Kv::kParts; part++) {
+    for (int part = 0; part < Parts; part++) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) of[part][r][c] = Kv::start(factors + r * row, terms, part);
+        for (int c = 0; c < C; c++) {
+          of[part][r][c] = Kv::start(factors + r * row, Parts, terms, part);
+        }
       }
     }
   }
   OCT_INLINE void add(const typename Kv::Lanes (&lanes)[C], const typename Kv::Factor* factors,
-                      int row) {
+                      int row, int terms) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-      for (int part = 0; part < Kv::kParts; part++) {
-        const typename Kv::Factor* f = factors + r * row + part * Kv::kDepth;
+      for (int part = 0; part < Parts; part++) {
+        const typename Kv::Factor* f = factors + r * row + part * terms;
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
           of[part][r][c] = Kv::multiply_add(of[part][r][c], lanes[c], f);
@@ -130,15 +132,15 @@ struct Sums {
     }
   }
   OCT_INLINE typename Kv::Sum first(int r, int c) const { return of[0][r][c]; }
-  OCT_INLINE typename Kv::Sum last(int r, int c) const { return of[Kv::kParts - 1][r][c]; }
+  OCT_INLINE typename Kv::Sum last(int r, int c) const { return of[Parts - 1][r][c]; }
 };
 
 // Scores of R rows and C chunks: out[row][64 keys].
 template <class Kv, int R, int C>
 void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int chunk, int dim,
                    bool ahead, float* out) {
-  const int row = Kv::row_factors(dim);
-  Sums<Kv, R, C> sums;
+  const int row = Kv::row_factors(Kv::kQueryParts, dim);
+  Sums<Kv, Kv::kQueryParts, R, C> sums;
   sums.start(queries, row, dim);
   const uint8_t* keys[C];
 #pragma GCC unroll 8
@@ -153,7 +155,7 @@ void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int 
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) fetch<Kv>(tile.next->keys[chunk + c], step);
       }
-      sums.add(lanes, queries + step * Kv::kDepth * Kv::kParts, row);
+      sums.add(lanes, queries + step * Kv::kDepth, row, dim);
     }
   }
 #pragma GCC unroll 8
@@ -161,7 +163,7 @@ void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int 
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
       simd::store(out + r * kTile + (chunk + c) * kChunk,
-                  Kv::score(sums.first(r, c), sums.last(r, c), queries + r * row, dim, keys[c]));
+                  Kv::score(sums.first(r, c), queries + r * row, dim, keys[c]));
     }
   }
 }
@@ -171,8 +173,8 @@ template <class Kv, int R, int C>
 void multiply_values(const typename Kv::Factor* weights, const KeyTile& tile, int begin, int end,
                      int dim, int column, bool ahead, const float* shrink, float* out) {
   constexpr int kSteps = kChunk / Kv::kDepth;
-  const int row = Kv::row_factors(kTile);
-  Sums<Kv, R, C> sums;
+  const int row = Kv::row_factors(Kv::kWeightParts, kTile);
+  Sums<Kv, Kv::kWeightParts, R, C> sums;
   sums.start(weights, row, kTile);
   for (int chunk = begin; chunk < end; chunk++) {
     const uint8_t* values = tile.values[chunk];
@@ -187,7 +189,7 @@ void multiply_values(const typename Kv::Factor* weights, const KeyTile& tile, in
 #pragma GCC unroll 8
           for (int c = 0; c < C; c++) fetch<Kv>(tile.next->values[chunk], line + c);
         }
-        sums.add(lanes, weights + (chunk * kSteps + step) * Kv::kDepth * Kv::kParts, row);
+        sums.add(lanes, weights + (chunk * kSteps + step) * Kv::kDepth, row, kTile);
       }
     }
   }
@@ -250,7 +252,7 @@ void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int 
   for (int r = 0; r < num_rows; r++) {
     const simd::F32 most = simd::set1(larger[r]);
     simd::F32 total = simd::zero();
-    typename Kv::Factor* row = weights + r * Kv::row_factors(kTile);
+    typename Kv::Factor* row = weights + r * Kv::row_factors(Kv::kWeightParts, kTile);
     for (int c = begin * kChunk; c < end * kChunk; c += kChunk) {
       const simd::F32 weight = exp2(simd::sub(simd::load(scores + r * kTile + c), most));
       total = simd::add(total, weight);
@@ -282,11 +284,11 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
   if (last_key < 0 || begin >= end) return;
 
   alignas(64) float scores[R * kTile];
-  alignas(64) typename Kv::Factor weights[R * Kv::row_factors(kTile)];
+  alignas(64) typename Kv::Factor weights[R * Kv::row_factors(Kv::kWeightParts, kTile)];
   alignas(64) float shrink[16];
   const bool ahead = first == 0;
   constexpr int kVectors = max_vectors<Kv>(R);
-  queries += int64_t{first} * Kv::row_factors(dim);
+  queries += int64_t{first} * Kv::row_factors(Kv::kQueryParts, dim);
   for (int chunk = begin; chunk < end;) {
     const int left = end - chunk;
     if (kVectors >= 4 && left >= 4) {

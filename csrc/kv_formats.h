@@ -25,16 +25,16 @@ namespace octavo {
 // Factors that are just one value for each term.
 struct PlainFactors {
   using Sum = simd::F32;
-  static constexpr int kParts = 1;
+  static constexpr int kQueryParts = 1, kWeightParts = 1;  // of a factor, a row each
   static constexpr int kDepth = 2;
   static constexpr int kBlock = 1;  // steps that are not in a loop
   static constexpr bool kQuantized = false;
-  static constexpr int row_factors(int terms) { return terms; }
+  static constexpr int row_factors(int, int terms) { return terms; }
 
   template <class Factor>
-  static OCT_INLINE Sum start(const Factor*, int, int) { return simd::zero(); }
+  static OCT_INLINE Sum start(const Factor*, int, int, int) { return simd::zero(); }
   template <class Factor>
-  static OCT_INLINE simd::F32 score(Sum sum, Sum, const Factor*, int, const uint8_t*) {
+  static OCT_INLINE simd::F32 score(Sum sum, const Factor*, int, const uint8_t*) {
     return sum;
   }
   template <class Factor>

@@ -111,7 +111,7 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
   const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
-  const int row = Kv::row_factors(dim);
+  const int row = Kv::row_factors(Kv::kQueryParts, dim);
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
@@ -167,7 +167,7 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
   }
   const Range mine = share(total, worker.rank, worker.size);
   const int64_t token_factors =
-      int64_t{args.num_heads / args.num_kv_heads} * Kv::row_factors(args.head_dim);
+      int64_t{args.num_heads / args.num_kv_heads} * Kv::row_factors(Kv::kQueryParts, args.head_dim);
   int index = 0;
   for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
     int token = seqs.q_start[s];

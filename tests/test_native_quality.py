@@ -61,19 +61,22 @@ def test_our_own_documents(smollm2_gguf, tmp_path):
     base = tmp_path / "base"
     reference = measure_windows(smollm2_gguf, "reference", text, 1536, save_base=base)
     kl = {}
-    for activations in ("int8", "auto", "int16"):
-        settings = {"activations": activations}
+    runs = [("int8", "auto"), ("auto", "auto"), ("int16", "auto"), ("int16", "int8")]
+    for activations, kv in runs:
+        settings = {"activations": activations, "kv_cache_dtype": kv}
         native = measure_windows(smollm2_gguf, "native", text, 1536, settings, base=LogitFile(base))
         divergence = native.divergence
         assert divergence is not None
-        kl[activations] = divergence.kl.value
-        print(f"{activations}: KL {divergence.kl.value:.2e}, same {divergence.same_top.value:.2%}")
+        kl[activations, kv] = divergence.kl.value
+        same = divergence.same_top.value
+        print(f"{activations}, KV {kv}: KL {divergence.kl.value:.2e}, same {same:.2%}")
         if activations == "auto":
             check(smollm2_gguf, native, reference)
-            assert divergence.same_top.value > 0.97
-    assert 0 < kl["int8"] < 6e-3
-    assert 0 < kl["auto"] < kl["int8"] / 3
-    assert 0 <= kl["int16"] < 1e-6
+            assert same > 0.97
+    assert 0 < kl["int8", "auto"] < 6e-3
+    assert 0 < kl["auto", "auto"] < kl["int8", "auto"] / 3
+    assert 0 <= kl["int16", "auto"] < 1e-6
+    assert 0 < kl["int16", "int8"] < 5e-4
 
 
 @pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")

@@ -18,7 +18,8 @@ from octavo.kernels.cpu.library import Library, Pool, load, runnable
 
 FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_INT8}
 # Largest error of an output relative to the largest value: rounding of queries and weights (of keys
-# and values there is none, as the oracle reads what was stored).
+# and values there is none, as the oracle reads what was stored; and it rounds queries to one byte
+# itself where they are).
 TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3}
 MAX_POSITIONS = 1216
 OTHER_LAYERS = 192  # bytes of a block that are none of this layer's
@@ -237,9 +238,28 @@ def expected_heads(layer: Layer, x: np.ndarray, norm: str) -> np.ndarray:
     return rotated(layer, x, weights["cos_sin"])
 
 
+def hadamard(dim: int) -> np.ndarray:
+    """An orthogonal matrix of signs, in blocks of the largest power of two that divides ``dim``."""
+    size = dim & -dim
+    block = np.ones((1, 1))
+    while len(block) < size:
+        block = np.kron([[1, 1], [1, -1]], block)
+    return np.kron(np.eye(dim // size), block / size**0.5)
+
+
+def in_one_byte(queries: np.ndarray) -> np.ndarray:
+    """Rotated, rounded to 127ths of the largest number of a head, and rotated back."""
+    rotation = hadamard(queries.shape[-1])
+    rotated = queries @ rotation
+    scale = np.abs(rotated).max(-1, keepdims=True) / 127
+    return np.rint(rotated / scale) * scale @ rotation
+
+
 def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Outputs at all positions, in float64, over stored keys and values [positions, Hk, D]."""
     queries = expected_heads(layer, sequence.q, "q_norm")
+    if layer.kv == "int8":
+        queries = in_one_byte(queries)
     group = layer.heads // layer.kv_heads
     keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
     scores = np.einsum("qhd,khd->hqk", queries, keys) * layer.scale
@@ -273,7 +293,9 @@ def check_prompt(native, layer: Layer, length: int) -> None:
     keys, values = cache.read(0, length)
     stored = {"f32": 2e-6, "bf16": 2**-8, "int8": 1 / 253}[layer.kv]
     wanted = expected_heads(layer, sequence.k, "k_norm")
-    assert np.abs(keys - wanted).max() <= stored * np.abs(wanted).max()
+    # What was rounded are the rotated keys.
+    rotation = hadamard(layer.dim) if layer.kv == "int8" else np.eye(layer.dim)
+    assert np.abs((keys - wanted) @ rotation).max() <= stored * np.abs(wanted @ rotation).max()
     assert np.abs(values - sequence.v).max() <= stored * np.abs(sequence.v).max()
     check_close(out, expected(layer, sequence, keys, values), TOLERANCE[layer.kv])
 
@@ -337,6 +359,21 @@ def test_a_ragged_batch_with_long_contexts(native, kv, window):
     for i, (sequence, count, out) in enumerate(zip(sequences, new, outs, strict=True)):
         wanted = expected(layer, sequence, *cache.read(i, len(sequence)))
         check_close(out, wanted[-count:], TOLERANCE[kv])
+
+
+def test_one_large_dimension_leaves_the_others_their_bits(native):
+    """A dimension of the keys that is 50 times the others, in which queries are small: without the
+    rotation, one scale would leave the others two bits, and the error would be 0.15."""
+    layer = Layer(kv="int8", dim=64, rotary=0)
+    sequence = make_sequence(layer, 200, 2)
+    sequence.k[..., 7] += 50
+    sequence.q[..., 7] /= 50
+    cache = Cache(native, layer, [sequence])
+    (out,) = attend(cache, [(0, 0, 200)])
+    exact = expected(replace(layer, kv="f32"), sequence, sequence.k, sequence.v)
+    error = np.sqrt(((out - exact) ** 2).mean() / (exact**2).mean())
+    print(f"relative error {error:.2e}")
+    assert error < 0.05
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
