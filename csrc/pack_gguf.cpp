@@ -64,6 +64,17 @@ void read_iq4_nl(const uint8_t* from, const Row& to) {
   read_nibbles(from + 2, to.q);
 }
 
+// Of K-quants, whose integers come in runs of 32: those of a run have their bits at one place of 32
+// bytes, and the upper ones of them at another. (A loop for each run, as compilers make vectors of it.)
+void read_run(const uint8_t* bytes, int shift, int mask, uint8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>((bytes[i] >> shift) & mask);
+}
+void add_run(const uint8_t* bytes, int shift, int mask, int place, uint8_t* q) {
+  for (int i = 0; i < 32; i++) {
+    q[i] = static_cast<uint8_t>(q[i] | ((bytes[i] >> shift) & mask) << place);
+  }
+}
+
 // A float16 with the other sign: mins of K-quants are subtracted.
 uint16_t negative(uint16_t half) { return half ^ 0x8000; }
 
@@ -74,10 +85,7 @@ void read_q2_k(const uint8_t* from, const Row& to) {
     to.scales[g] = static_cast<int8_t>(from[g] & 15);
     to.mins[g] = static_cast<int8_t>(from[g] >> 4);
   }
-  for (int i = 0; i < 256; i++) {
-    const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
-    to.q[i] = (from[16 + byte] >> shift) & 3;
-  }
+  for (int r = 0; r < 8; r++) read_run(from + 16 + r / 4 * 32, r % 4 * 2, 3, to.q + 32 * r);
 }
 
 void read_q3_k(const uint8_t* from, const Row& to) {
@@ -87,10 +95,9 @@ void read_q3_k(const uint8_t* from, const Row& to) {
     const int high = (from[104 + g % 4] >> (g / 4 * 2)) & 3;
     to.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
   }
-  for (int i = 0; i < 256; i++) {
-    const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
-    const int third = (from[i % 32] >> (i / 32)) & 1;
-    to.q[i] = static_cast<uint8_t>(((from[32 + byte] >> shift) & 3) | third << 2);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + 32 + r / 4 * 32, r % 4 * 2, 3, to.q + 32 * r);
+    add_run(from, r, 1, 2, to.q + 32 * r);
   }
 }
 
@@ -115,27 +122,23 @@ void read_k_scales(const uint8_t* from, const Row& to) {
 
 void read_q4_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
-  for (int i = 0; i < 256; i++) {
-    to.q[i] = (from[16 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
-  }
+  for (int r = 0; r < 8; r++) read_run(from + 16 + r / 2 * 32, r % 2 * 4, 15, to.q + 32 * r);
 }
 
 void read_q5_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
-  for (int i = 0; i < 256; i++) {
-    const int low = (from[48 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
-    const int fifth = (from[16 + i % 32] >> (i / 32)) & 1;
-    to.q[i] = static_cast<uint8_t>(low | fifth << 4);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + 48 + r / 2 * 32, r % 2 * 4, 15, to.q + 32 * r);
+    add_run(from + 16, r, 1, 4, to.q + 32 * r);
   }
 }
 
 void read_q6_k(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from + 208);
   for (int g = 0; g < 16; g++) to.scales[g] = static_cast<int8_t>(from[192 + g]);
-  for (int i = 0; i < 256; i++) {
-    const int low = (from[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
-    const int high = (from[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-    to.q[i] = static_cast<uint8_t>(low | high << 4);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + r / 4 * 64 + r % 2 * 32, r % 4 / 2 * 4, 15, to.q + 32 * r);
+    add_run(from + 128 + r / 4 * 32, r % 4 * 2, 3, 4, to.q + 32 * r);
   }
 }
 

@@ -15,7 +15,10 @@ from weights import stored
 
 from octavo.kernels.cpu import pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
+from octavo.kernels.cpu.mapped import let_go
 from octavo.kernels.cpu.pack_cache import open_or_pack
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was built")
 
@@ -349,8 +352,33 @@ def test_what_has_been_packed_is_let_go(tmp_path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     view = np.frombuffer(mapped, np.uint8, size - 200, 100).reshape(-1, 4)
     expected, before = view.copy(), resident_kb(path)
-    packed_weights._let_go(view)
+    let_go(view)
     assert resident_kb(path) < before / 4
     np.testing.assert_array_equal(view, expected)
-    packed_weights._let_go(content)  # memory that nothing would bring back
+    let_go(content)  # memory that nothing would bring back
     assert content.tobytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_packing_holds_a_piece_at_a_time(model, pool, monkeypatch):
+    """Of the model's file and of the new one, while it goes on and when it is done."""
+    monkeypatch.setattr(packed_weights, "_PIECE_BYTES", 1 << 16)
+    size = 1024 * 1024 * 4
+    model.write_bytes(os.urandom(size))
+    with model.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    data = np.frombuffer(mapped, np.uint8).reshape(1024, 4096)
+    held = []
+
+    def progress(*_):
+        held.append((resident_kb(model), resident_kb(written())))
+
+    def written():
+        return next(cache_file(model).parent.iterdir())
+
+    weight = Weight(GGMLType.F32, data, (1024, 1024))
+    home = model.parent.parent / "home"
+    result = open_or_pack({"a": weight}, [model], load(), pool, home=home, progress=progress)
+    assert len(held) == 64
+    assert max(max(each) for each in held) < 1024 and resident_kb(cache_file(model)) < 1024
+    np.testing.assert_array_equal(unpacked(result, "a", pool).numpy(), data.view("<f4"))
