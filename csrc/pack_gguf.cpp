@@ -4,8 +4,10 @@
 // layouts are described in octavo/quantization/gguf_formats.py.
 #include <cstring>
 
+#include "half.h"
 #include "pack.h"
 #include "pool.h"
+#include "simd.h"
 
 namespace octavo {
 namespace {
@@ -186,6 +188,11 @@ const Type* find_type(int32_t id) {
   return nullptr;
 }
 
+int32_t fail_values(const Type& type, int32_t k) {
+  return fail(OCT_ERR_ARGUMENT, "rows of %s hold a multiple of %d values, not %d", type.name,
+              type.values, k);
+}
+
 struct GgufRows : RowSource {
   const Type& type;
   const uint8_t* rows;
@@ -213,7 +220,53 @@ struct GgufRows : RowSource {
   }
 };
 
+// A block of integers, as floats: read as if it were to be packed, so that it is the same numbers.
+void unpack_block(const Type& type, const uint8_t* from, float* out) {
+  const Traits traits = traits_of(type.format);
+  uint8_t q[kBlock];
+  uint16_t d, m = 0;
+  int8_t scales[kBlock / 16] = {}, mins[kBlock / 16] = {};
+  type.read(from, {q, &d, &m, scales, mins, nullptr});
+  for (int g = 0; g < type.values / type.group; g++) {
+    const Step step = Step::make(traits, d, m, scales[g], mins[g]);
+    for (int i = g * type.group; i < (g + 1) * type.group; i++) out[i] = step.value(traits, q[i]);
+  }
+}
+
+void unpack_floats(int format, const uint8_t* from, int count, float* out) {
+  if (format == OCT_F32) {
+    std::memcpy(out, from, static_cast<size_t>(count) * 4);
+    return;
+  }
+  for (int i = 0; i < count; i++) {
+    const uint16_t value = half_at(from + 2 * i);
+    out[i] = format == OCT_F16 ? from_half(value) : simd::from_bf16(value);
+  }
+}
+
 }  // namespace
+
+int32_t make_stored_layout(int32_t ggml_type, int32_t n, int32_t k, Layout* layout) {
+  const Type* type = find_type(ggml_type);
+  if (type == nullptr) return OCT_ERR_ARGUMENT;
+  const int32_t code = make_layout(type->format, n, k, type->group, layout);
+  if (code != OCT_OK) return code;
+  if (k % type->values != 0) return fail_values(*type, k);
+  layout->stored_row_bytes = int64_t{k / type->values} * type->bytes;
+  return OCT_OK;
+}
+
+void unpack_stored_row(const oct_weight& weight, int32_t row, float* out) {
+  const Type& type = *find_type(weight.format - OCT_STORED);
+  const int blocks = weight.k / type.values;
+  const uint8_t* from =
+      static_cast<const uint8_t*>(weight.data) + int64_t{row} * blocks * type.bytes;
+  if (type.group == 0) return unpack_floats(type.format, from, weight.k, out);
+  for (int b = 0; b < blocks; b++) {
+    unpack_block(type, from + int64_t{b} * type.bytes, out + int64_t{b} * type.values);
+  }
+}
+
 }  // namespace octavo
 
 using namespace octavo;
@@ -237,10 +290,7 @@ int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_typ
     return fail(OCT_ERR_ARGUMENT, "%s becomes format %d with groups of %d, not %d with %d",
                 type->name, type->format, type->group, weight->format, weight->group);
   }
-  if (weight->k % type->values != 0) {
-    return fail(OCT_ERR_ARGUMENT, "rows of %s hold a multiple of %d values, not %d", type->name,
-                type->values, weight->k);
-  }
+  if (weight->k % type->values != 0) return fail_values(*type, weight->k);
   if (!rows || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
   return pack_rows(pool, *weight, GgufRows(*type, rows, weight->k), out);
 }

@@ -24,7 +24,7 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from octavo.kernels.cpu.packed_weights import (
     Entries,
     PackedWeights,
     Progress,
+    as_stored,
     end_of,
     lay_out,
     pack_all,
@@ -61,13 +62,18 @@ def open_or_pack(
     pool: Pool,
     *,
     home: Path | None = None,
+    gathered: Set[str] = frozenset(),
     progress: Progress | None = None,
 ) -> PackedWeights:
     """The packed form of a model's ``weights``, by name; ``files`` are what they come from.
 
+    ``gathered``: weights of which steps read some rows only. They are not packed: a row is read
+    where the model's file has it.
     ``home``: a folder of octavo's own; without one, nothing is kept.
     ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
     """
+    stored = as_stored({name: weights[name] for name in gathered}, library)
+    weights = {name: weight for name, weight in weights.items() if name not in gathered}
     entries, size = lay_out(weights, library)
 
     def pack(memory: np.ndarray) -> None:
@@ -86,7 +92,7 @@ def open_or_pack(
     if memory is None:
         memory = aligned(size)
         pack(memory)
-    return PackedWeights(memory, entries)
+    return PackedWeights(memory, entries, stored)
 
 
 def _places(first: Path, home: Path, beside: bool) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -23,6 +24,7 @@ from octavo.kernels.cpu.packing import (
     pack_into,
     packed_format,
     plain_format,
+    stored_format,
 )
 from octavo.quantization.base import Weight
 
@@ -33,14 +35,19 @@ _PIECE_BYTES = 16 << 20  # of a weight in its file, packed at a time
 
 Progress = Callable[[int, int], None]
 Entries = Mapping[str, tuple[PackedFormat, int]]  # format and offset of each weight
+Stored = Mapping[str, tuple[PackedFormat, np.ndarray]]  # format and rows of each weight
 
 
 class PackedWeights:
-    """The packed form of some weights, and the memory that it is in."""
+    """The packed form of some weights, and the memory that it is in.
 
-    def __init__(self, memory: np.ndarray, entries: Entries):
+    ``stored``: others that the kernels read as the model's files have them.
+    """
+
+    def __init__(self, memory: np.ndarray, entries: Entries, stored: Stored = MappingProxyType({})):
         self._memory = memory  # uint8; its beginning is aligned
         self._entries = entries
+        self._stored = stored
 
     @property
     def num_bytes(self) -> int:
@@ -48,6 +55,9 @@ class PackedWeights:
 
     def struct(self, name: str) -> abi.Weight:
         """What the kernels take for a weight; valid as long as this object."""
+        if name in self._stored:
+            spec, rows = self._stored[name]
+            return spec.as_struct(rows.ctypes.data)
         spec, offset = self._entries[name]
         return spec.as_struct(self._memory.ctypes.data + offset)
 
@@ -62,6 +72,14 @@ def lay_out(
         entries[name] = (spec, offset)
         offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
     return entries, max(offset, 1)  # nothing at all cannot be mapped
+
+
+def as_stored(weights: Mapping[str, Weight], library: Library) -> Stored:
+    """Weights that are not packed, but read where they are."""
+    return {
+        name: (stored_format(weight, library), np.ascontiguousarray(weight.data))
+        for name, weight in weights.items()
+    }
 
 
 def end_of(entries: Entries) -> int:
