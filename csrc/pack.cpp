@@ -57,12 +57,12 @@ int read_unit(const uint8_t* unit, int bits, int k) {
   return value;
 }
 
-void write_integers(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
+void write_integers(const Layout& layout, const uint8_t* rows, size_t stride, uint8_t* tile) {
   const int bits = traits_of(layout.format).bits;
   for (int u = 0; u < layout.padded_k / kUnit; u++) {
     uint8_t* unit = tile + layout.unit(u);
     const uint8_t* q = rows + static_cast<int64_t>(u) * kUnit;
-    for (int column = 0; column < kTile; column++, q += layout.padded_k) {
+    for (int column = 0; column < kTile; column++, q += stride) {
       write_unit(q, bits, unit + column * 4);
     }
   }
@@ -118,19 +118,19 @@ Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
   return Step::make(traits, d, m, static_cast<int8_t>(scale[0]), min);
 }
 
-void write_values(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
-  const int64_t row_bytes = layout.tile_bytes / kTile;
+void write_values(const Layout& layout, const uint8_t* rows, size_t stride, uint8_t* tile) {
+  const size_t row_bytes = static_cast<size_t>(layout.tile_bytes / kTile);
   if (layout.format == OCT_F16) {  // by inputs
-    for (int64_t at = 0; at < row_bytes; at += 2, tile += kLine / 2) {
-      for (int column = 0; column < kTile; column++) {
-        std::memcpy(tile + column * 2, rows + column * row_bytes + at, 2);
+    for (size_t at = 0; at < row_bytes; at += 2, tile += kLine / 2) {
+      for (size_t column = 0; column < kTile; column++) {
+        std::memcpy(tile + column * 2, rows + column * stride + at, 2);
       }
     }
     return;
   }
-  for (int64_t at = 0; at < row_bytes; at += 4, tile += kLine) {
-    for (int column = 0; column < kTile; column++) {
-      std::memcpy(tile + column * 4, rows + column * row_bytes + at, 4);
+  for (size_t at = 0; at < row_bytes; at += 4, tile += kLine) {
+    for (size_t column = 0; column < kTile; column++) {
+      std::memcpy(tile + column * 4, rows + column * stride + at, 4);
     }
   }
 }
@@ -267,12 +267,14 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
   const bool grouped = is_quantized(layout.format);
   const size_t row_bytes = static_cast<size_t>(layout.padded_k) *
                            (grouped ? 1 : layout.format == OCT_F32 ? 4 : 2);
+  // A line more, as rows of powers of two would all want the same places in the L1 cache.
+  const size_t stride = row_bytes + kLine;
   const size_t halves = static_cast<size_t>(layout.num_scales());
   const size_t groups = static_cast<size_t>(layout.num_groups());
-  const size_t bytes = kTile * (row_bytes + 2 * halves * sizeof(uint16_t) + 2 * groups);
+  const size_t bytes = kTile * (stride + 2 * halves * sizeof(uint16_t) + 2 * groups);
   return run(pool, [&](const Worker& worker) {
     uint8_t* rows = static_cast<uint8_t*>(worker.scratch(kSlot, bytes));
-    uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * row_bytes);
+    uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * stride);
     uint16_t* m = d + kTile * halves;
     int8_t* scales = reinterpret_cast<int8_t*>(m + kTile * halves);
     int8_t* mins = scales + kTile * groups;
@@ -281,17 +283,17 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
       std::memset(rows, 0, bytes);
       for (int r = 0; r < kTile && tile * kTile + r < layout.n; r++) {
         const size_t at = static_cast<size_t>(r);
-        const Row row = {rows + at * row_bytes, d + at * halves,     m + at * halves,
-                         scales + at * groups,  mins + at * groups, rows + at * row_bytes};
+        const Row row = {rows + at * stride,   d + at * halves,    m + at * halves,
+                         scales + at * groups, mins + at * groups, rows + at * stride};
         source.read(tile * kTile + r, row);
       }
       uint8_t* to = static_cast<uint8_t*>(out) + tile * layout.tile_bytes;
       if (grouped) {
-        write_integers(layout, rows, to);
+        write_integers(layout, rows, stride, to);
         write_halves(layout, d, m, to);
         if (traits_of(layout.format).nested) write_scales(layout, scales, mins, to);
       } else {
-        write_values(layout, rows, to);
+        write_values(layout, rows, stride, to);
       }
     }
   });

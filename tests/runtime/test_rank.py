@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.conftest import write_tiny_model
 
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
@@ -17,6 +16,7 @@ from octavo.models.loader import load_config
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
+from tests.conftest import write_tiny_model
 
 LIMITS = RankLimits(num_blocks=4, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32)
 KERNELS = [

@@ -40,7 +40,7 @@ def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
     from concurrent.futures import ThreadPoolExecutor
 
     def digest_of(piece: np.ndarray) -> bytes:
-        result = hashlib.sha256(piece).digest()
+        result = hashlib.sha256(piece.data).digest()
         let_go(piece)
         return result
 
