@@ -1,6 +1,7 @@
 """A GGUF file with the shape of a well-known model and random weights.
 
-    python benchmarks/random_gguf.py OUT.gguf [--shape 1b|8b] [--type q4_k_m|q4_0] [--vocab-size N]
+    python benchmarks/random_gguf.py OUT.gguf [--shape 1b|8b] [--type q4_k_m|q4_0|bf16]
+        [--vocab-size N]
 
 How fast a model runs depends on its shape and formats, not on what it has learned: this is for
 measuring sizes that cannot be downloaded where the measuring is done. The tokenizer is that of
@@ -69,6 +70,8 @@ def matrices(shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def type_of(name: str, mix: str, shape: Shape) -> GGMLType:
     """What llama.cpp's quantizer makes of a matrix."""
+    if mix == "bf16":
+        return GGMLType.BF16
     if name == "output" or (name == "token_embd" and shape.is_tied):
         return GGMLType.Q6_K
     if mix == "q4_0":
@@ -87,9 +90,13 @@ def random_rows(type: GGMLType, shape: tuple[int, int], rng: np.random.Generator
     left = shape[0] * shape[1] // values
     while left:
         count = min(left, _CHUNK_BLOCKS)
-        blocks = np.frombuffer(rng.bytes(count * size), np.uint8).reshape(count, size).copy()
-        set_scales(type, blocks)
-        yield blocks
+        if type == GGMLType.BF16:
+            floats = rng.normal(0, STD, count).astype(np.float32).view(np.uint32)
+            yield (floats >> 16).astype("<u2").view(np.uint8)
+        else:
+            blocks = np.frombuffer(rng.bytes(count * size), np.uint8).reshape(count, size).copy()
+            set_scales(type, blocks)
+            yield blocks
         left -= count
 
 
@@ -141,7 +148,7 @@ def write_random(path: Path, shape: Shape, mix: str, tokenizer: Path, seed: int 
     metadata = {
         "general.architecture": "llama",
         "general.name": f"random {path.stem}",
-        "general.file_type": {"q4_0": 2, "q4_k_m": 15}[mix],
+        "general.file_type": {"q4_0": 2, "q4_k_m": 15, "bf16": 32}[mix],
         "llama.block_count": shape.num_layers,
         "llama.context_length": 131072,
         "llama.embedding_length": shape.hidden_size,
@@ -163,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--type", choices=("q4_k_m", "q4_0"), default="q4_k_m")
+    parser.add_argument("--type", choices=("q4_k_m", "q4_0", "bf16"), default="q4_k_m")
     parser.add_argument("--vocab-size", type=int, help="instead of the shape's")
     parser.add_argument("--tokenizer", default=DEFAULT_MODEL, help="a model with a GGUF file")
     parser.add_argument("--seed", type=int, default=0)

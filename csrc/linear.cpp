@@ -374,6 +374,9 @@ int32_t check_segment(const oct_linear_args& args, int s) {
   const oct_weight& w = segment.weight;
   const int32_t code = make_layout(w.format, w.n, w.k, w.group, &layout);
   if (code != OCT_OK) return code;
+  if (layout.is_stored()) {
+    return fail(OCT_ERR_ARGUMENT, "the weight of segment %d is stored, and has to be packed", s);
+  }
   if (w.k != args.k) {
     return fail(OCT_ERR_ARGUMENT, "segment %d of a linear has %d inputs, its activations have %d",
                 s, w.k, args.k);

@@ -77,17 +77,21 @@ enum {
   OCT_K4N = 12, /* groups of 32 */
   OCT_BF16 = 13,
   OCT_F16 = 14,
-  OCT_F32 = 15
+  OCT_F32 = 15,
+  OCT_STORED = 64 /* + a GGUF type: not packed, but rows as a model's file has them, see below */
 };
 
 typedef struct oct_weight {
   int32_t format;
   int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
   int32_t group;   /* inputs that share a scale, see above; 0 for floats */
-  const void* data; /* 64-byte aligned, oct_packed_bytes() of them */
+  const void* data; /* 64-byte aligned, oct_packed_bytes() of them; if stored, at any address */
 } oct_weight;
 
 int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /* or an error */
+
+/* A weight that is stored has the `group` 0. Rows of it can be gathered (oct_embed_args) and unpacked,
+ * of every type that can be packed, with the same results. */
 
 /* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
  * but for A) into a W format; or values of BF16, F16 or F32 in `q`, without scales. */
@@ -98,7 +102,7 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
 int32_t oct_gguf_format(int32_t ggml_type, int32_t* format, int32_t* group);
 int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_type, const void* rows,
                       void* out);
-/* float32 [n, k] that a packed weight stands for: for tests. */
+/* float32 [n, k] that a weight stands for: for tests. */
 int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out);
 
 /* ---- Linear -------------------------------------------------------------------------------- */
@@ -258,7 +262,7 @@ int32_t oct_logprob_rows(oct_pool* pool, int32_t num_rows, int32_t vocab,
 
 /* ---- A whole step -------------------------------------------------------------------------- */
 
-/* x = row ids[t] of a packed table [V, width], times scale. */
+/* x = row ids[t] of a table [V, width], packed or stored, times scale. */
 typedef struct oct_embed_args {
   oct_weight table;
   float scale;

@@ -57,12 +57,12 @@ int read_unit(const uint8_t* unit, int bits, int k) {
   return value;
 }
 
-void write_integers(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
+void write_integers(const Layout& layout, const uint8_t* rows, size_t stride, uint8_t* tile) {
   const int bits = traits_of(layout.format).bits;
   for (int u = 0; u < layout.padded_k / kUnit; u++) {
     uint8_t* unit = tile + layout.unit(u);
     const uint8_t* q = rows + static_cast<int64_t>(u) * kUnit;
-    for (int column = 0; column < kTile; column++, q += layout.padded_k) {
+    for (int column = 0; column < kTile; column++, q += stride) {
       write_unit(q, bits, unit + column * 4);
     }
   }
@@ -104,9 +104,6 @@ void write_scales(const Layout& layout, const int8_t* scales, const int8_t* mins
 }
 
 // Scale and min of group g of a column.
-struct Step {
-  float d, m;
-};
 Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
   const Traits traits = traits_of(layout.format);
   const int of_scale = traits.nested ? kBlock / layout.group : 1;
@@ -114,30 +111,26 @@ Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
   uint16_t d, m = 0;
   std::memcpy(&d, halves + column * 2, 2);
   if (traits.has_min) std::memcpy(&m, halves + 32 + column * 2, 2);
-  Step step = {from_half(d), from_half(m)};
-  if (!traits.nested) return step;
+  if (!traits.nested) return Step::make(traits, d, m, 0, 0);
   const uint8_t* scale = halves + kLine + g % of_scale * scale_bytes(traits) + column;
-  if (shares_bytes(traits)) {
-    return {step.d * static_cast<float>(*scale & 15), step.m * static_cast<float>(*scale >> 4)};
-  }
-  step.d *= static_cast<float>(static_cast<int8_t>(scale[0]));
-  if (traits.has_min) step.m *= static_cast<float>(static_cast<int8_t>(scale[kTile]));
-  return step;
+  if (shares_bytes(traits)) return Step::make(traits, d, m, *scale & 15, *scale >> 4);
+  const int min = traits.has_min ? static_cast<int8_t>(scale[kTile]) : 0;
+  return Step::make(traits, d, m, static_cast<int8_t>(scale[0]), min);
 }
 
-void write_values(const Layout& layout, const uint8_t* rows, uint8_t* tile) {
-  const int64_t row_bytes = layout.tile_bytes / kTile;
+void write_values(const Layout& layout, const uint8_t* rows, size_t stride, uint8_t* tile) {
+  const size_t row_bytes = static_cast<size_t>(layout.tile_bytes / kTile);
   if (layout.format == OCT_F16) {  // by inputs
-    for (int64_t at = 0; at < row_bytes; at += 2, tile += kLine / 2) {
-      for (int column = 0; column < kTile; column++) {
-        std::memcpy(tile + column * 2, rows + column * row_bytes + at, 2);
+    for (size_t at = 0; at < row_bytes; at += 2, tile += kLine / 2) {
+      for (size_t column = 0; column < kTile; column++) {
+        std::memcpy(tile + column * 2, rows + column * stride + at, 2);
       }
     }
     return;
   }
-  for (int64_t at = 0; at < row_bytes; at += 4, tile += kLine) {
-    for (int column = 0; column < kTile; column++) {
-      std::memcpy(tile + column * 4, rows + column * row_bytes + at, 4);
+  for (size_t at = 0; at < row_bytes; at += 4, tile += kLine) {
+    for (size_t column = 0; column < kTile; column++) {
+      std::memcpy(tile + column * 4, rows + column * stride + at, 4);
     }
   }
 }
@@ -174,7 +167,25 @@ bool is_group_of(int format, int group) {
 
 }  // namespace
 
+Step Step::make(const Traits& traits, uint16_t d, uint16_t m, int scale, int min) {
+  Step step = {from_half(d), traits.has_min ? from_half(m) : 0.0f};
+  if (!traits.nested) return step;
+  step.d *= static_cast<float>(scale);
+  step.m *= static_cast<float>(min);
+  return step;
+}
+
+float Step::value(const Traits& traits, int q) const {
+  const int level = (traits.nonlinear ? kLevels[q] : q) - traits.zero;
+  // The product is exact, so it does not matter whether it is fused with the addition.
+  const float product = d * static_cast<float>(level);
+  return traits.has_min ? product + m : product;
+}
+
 int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout* layout) {
+  if (format >= OCT_STORED && group == 0) {
+    return make_stored_layout(format - OCT_STORED, n, k, layout);
+  }
   if (format < OCT_W4S || format > OCT_F32) {
     return fail(OCT_ERR_ARGUMENT, "a weight has the unknown format %d", format);
   }
@@ -189,7 +200,7 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
                 "formats 32, of W formats with 4 and 8 bits also 64 or 128, and floats 0",
                 format, group);
   }
-  *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0};
+  *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0, 0};
   if (!is_quantized(format)) {
     const int unit = format == OCT_F32 ? 8 : 16;
     layout->padded_k = (k + unit - 1) / unit * unit;
@@ -215,6 +226,7 @@ Layout layout_of(const oct_weight& weight) {
 }
 
 void unpack_row(const oct_weight& weight, int32_t row, float* out) {
+  if (weight.format >= OCT_STORED) return unpack_stored_row(weight, row, out);
   const Layout layout = layout_of(weight);
   const int column = row % kTile;
   const uint8_t* tile =
@@ -245,11 +257,7 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
     const int end = weight.k - first < weight.group ? weight.k : first + weight.group;
     for (int k = first; k < end; k++) {
       const uint8_t* unit = tile + layout.unit(k / kUnit) + column * 4;
-      const int q = read_unit(unit, traits.bits, k % kUnit);
-      const int level = (traits.nonlinear ? kLevels[q] : q) - traits.zero;
-      // The product is exact, so it does not matter whether it is fused with the addition.
-      const float product = step.d * static_cast<float>(level);
-      out[k] = traits.has_min ? product + step.m : product;
+      out[k] = step.value(traits, read_unit(unit, traits.bits, k % kUnit));
     }
   }
 }
@@ -259,12 +267,14 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
   const bool grouped = is_quantized(layout.format);
   const size_t row_bytes = static_cast<size_t>(layout.padded_k) *
                            (grouped ? 1 : layout.format == OCT_F32 ? 4 : 2);
+  // A line more, as rows of powers of two would all want the same places in the L1 cache.
+  const size_t stride = row_bytes + kLine;
   const size_t halves = static_cast<size_t>(layout.num_scales());
   const size_t groups = static_cast<size_t>(layout.num_groups());
-  const size_t bytes = kTile * (row_bytes + 2 * halves * sizeof(uint16_t) + 2 * groups);
+  const size_t bytes = kTile * (stride + 2 * halves * sizeof(uint16_t) + 2 * groups);
   return run(pool, [&](const Worker& worker) {
     uint8_t* rows = static_cast<uint8_t*>(worker.scratch(kSlot, bytes));
-    uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * row_bytes);
+    uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * stride);
     uint16_t* m = d + kTile * halves;
     int8_t* scales = reinterpret_cast<int8_t*>(m + kTile * halves);
     int8_t* mins = scales + kTile * groups;
@@ -273,17 +283,17 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
       std::memset(rows, 0, bytes);
       for (int r = 0; r < kTile && tile * kTile + r < layout.n; r++) {
         const size_t at = static_cast<size_t>(r);
-        const Row row = {rows + at * row_bytes, d + at * halves,     m + at * halves,
-                         scales + at * groups,  mins + at * groups, rows + at * row_bytes};
+        const Row row = {rows + at * stride,   d + at * halves,    m + at * halves,
+                         scales + at * groups, mins + at * groups, rows + at * stride};
         source.read(tile * kTile + r, row);
       }
       uint8_t* to = static_cast<uint8_t*>(out) + tile * layout.tile_bytes;
       if (grouped) {
-        write_integers(layout, rows, to);
+        write_integers(layout, rows, stride, to);
         write_halves(layout, d, m, to);
         if (traits_of(layout.format).nested) write_scales(layout, scales, mins, to);
       } else {
-        write_values(layout, rows, to);
+        write_values(layout, rows, stride, to);
       }
     }
   });
@@ -296,7 +306,8 @@ using namespace octavo;
 int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group) {
   Layout layout = {};
   const int32_t code = make_layout(format, n, k, group, &layout);
-  return code == OCT_OK ? layout.num_tiles * layout.tile_bytes : code;
+  if (code != OCT_OK) return code;
+  return layout.is_stored() ? n * layout.stored_row_bytes : layout.num_tiles * layout.tile_bytes;
 }
 
 int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const uint16_t* scales,
@@ -305,6 +316,7 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
   const int32_t code =
       make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
   if (code != OCT_OK) return code;
+  if (layout.is_stored()) return fail(OCT_ERR_ARGUMENT, "what is stored is not a packed format");
   if (!q || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
   const Traits traits = traits_of(layout.format);
   if (traits.nested) {

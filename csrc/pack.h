@@ -102,7 +102,9 @@ struct Layout {
   int num_tiles;
   int padded_k;         // inputs, with the padding
   int64_t tile_bytes;
+  int64_t stored_row_bytes;  // of a matrix that is not packed, for what it would be; else 0
 
+  bool is_stored() const { return stored_row_bytes != 0; }
   int num_groups() const { return group == 0 ? 0 : padded_k / group; }
   // Of float16 scales: one for a group, or for a block.
   int num_scales() const {
@@ -131,11 +133,23 @@ struct Layout {
 
 // The layout of a matrix, or an error that says why there is none.
 int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout* layout);
+// Of a matrix that is stored in a GGUF type: that of what it would be packed into.
+int32_t make_stored_layout(int32_t ggml_type, int32_t n, int32_t k, Layout* layout);
 // The layout of a weight whose arguments have been checked.
 Layout layout_of(const oct_weight& weight);
 
-// float32 [k] that row `row` of a packed matrix stands for.
+// What integer q of a quantized format stands for, with the scale and the min of its group.
+struct Step {
+  float d, m;
+
+  // `scale` and `min` are those of a group of K formats.
+  static Step make(const Traits& traits, uint16_t d, uint16_t m, int scale, int min);
+  float value(const Traits& traits, int q) const;
+};
+
+// float32 [k] that row `row` of a matrix stands for.
 void unpack_row(const oct_weight& weight, int32_t row, float* out);
+void unpack_stored_row(const oct_weight& weight, int32_t row, float* out);
 
 // One row on its way into a tile. Zeros when it is handed out.
 struct Row {

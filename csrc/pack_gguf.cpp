@@ -4,8 +4,10 @@
 // layouts are described in octavo/quantization/gguf_formats.py.
 #include <cstring>
 
+#include "half.h"
 #include "pack.h"
 #include "pool.h"
+#include "simd.h"
 
 namespace octavo {
 namespace {
@@ -64,6 +66,17 @@ void read_iq4_nl(const uint8_t* from, const Row& to) {
   read_nibbles(from + 2, to.q);
 }
 
+// Of K-quants, whose integers come in runs of 32: those of a run have their bits at one place of 32
+// bytes, and the upper ones of them at another. (A loop for each run, as compilers make vectors of it.)
+void read_run(const uint8_t* bytes, int shift, int mask, uint8_t* q) {
+  for (int i = 0; i < 32; i++) q[i] = static_cast<uint8_t>((bytes[i] >> shift) & mask);
+}
+void add_run(const uint8_t* bytes, int shift, int mask, int place, uint8_t* q) {
+  for (int i = 0; i < 32; i++) {
+    q[i] = static_cast<uint8_t>(q[i] | ((bytes[i] >> shift) & mask) << place);
+  }
+}
+
 // A float16 with the other sign: mins of K-quants are subtracted.
 uint16_t negative(uint16_t half) { return half ^ 0x8000; }
 
@@ -74,10 +87,7 @@ void read_q2_k(const uint8_t* from, const Row& to) {
     to.scales[g] = static_cast<int8_t>(from[g] & 15);
     to.mins[g] = static_cast<int8_t>(from[g] >> 4);
   }
-  for (int i = 0; i < 256; i++) {
-    const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
-    to.q[i] = (from[16 + byte] >> shift) & 3;
-  }
+  for (int r = 0; r < 8; r++) read_run(from + 16 + r / 4 * 32, r % 4 * 2, 3, to.q + 32 * r);
 }
 
 void read_q3_k(const uint8_t* from, const Row& to) {
@@ -87,10 +97,9 @@ void read_q3_k(const uint8_t* from, const Row& to) {
     const int high = (from[104 + g % 4] >> (g / 4 * 2)) & 3;
     to.scales[g] = static_cast<int8_t>((low | high << 4) - 32);
   }
-  for (int i = 0; i < 256; i++) {
-    const int byte = i / 128 * 32 + i % 32, shift = i % 128 / 32 * 2;
-    const int third = (from[i % 32] >> (i / 32)) & 1;
-    to.q[i] = static_cast<uint8_t>(((from[32 + byte] >> shift) & 3) | third << 2);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + 32 + r / 4 * 32, r % 4 * 2, 3, to.q + 32 * r);
+    add_run(from, r, 1, 2, to.q + 32 * r);
   }
 }
 
@@ -115,27 +124,23 @@ void read_k_scales(const uint8_t* from, const Row& to) {
 
 void read_q4_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
-  for (int i = 0; i < 256; i++) {
-    to.q[i] = (from[16 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
-  }
+  for (int r = 0; r < 8; r++) read_run(from + 16 + r / 2 * 32, r % 2 * 4, 15, to.q + 32 * r);
 }
 
 void read_q5_k(const uint8_t* from, const Row& to) {
   read_k_scales(from, to);
-  for (int i = 0; i < 256; i++) {
-    const int low = (from[48 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
-    const int fifth = (from[16 + i % 32] >> (i / 32)) & 1;
-    to.q[i] = static_cast<uint8_t>(low | fifth << 4);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + 48 + r / 2 * 32, r % 2 * 4, 15, to.q + 32 * r);
+    add_run(from + 16, r, 1, 4, to.q + 32 * r);
   }
 }
 
 void read_q6_k(const uint8_t* from, const Row& to) {
   to.d[0] = half_at(from + 208);
   for (int g = 0; g < 16; g++) to.scales[g] = static_cast<int8_t>(from[192 + g]);
-  for (int i = 0; i < 256; i++) {
-    const int low = (from[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
-    const int high = (from[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-    to.q[i] = static_cast<uint8_t>(low | high << 4);
+  for (int r = 0; r < 8; r++) {
+    read_run(from + r / 4 * 64 + r % 2 * 32, r % 4 / 2 * 4, 15, to.q + 32 * r);
+    add_run(from + 128 + r / 4 * 32, r % 4 * 2, 3, 4, to.q + 32 * r);
   }
 }
 
@@ -183,6 +188,11 @@ const Type* find_type(int32_t id) {
   return nullptr;
 }
 
+int32_t fail_values(const Type& type, int32_t k) {
+  return fail(OCT_ERR_ARGUMENT, "rows of %s hold a multiple of %d values, not %d", type.name,
+              type.values, k);
+}
+
 struct GgufRows : RowSource {
   const Type& type;
   const uint8_t* rows;
@@ -210,7 +220,53 @@ struct GgufRows : RowSource {
   }
 };
 
+// A block of integers, as floats: read as if it were to be packed, so that it is the same numbers.
+void unpack_block(const Type& type, const uint8_t* from, float* out) {
+  const Traits traits = traits_of(type.format);
+  uint8_t q[kBlock];
+  uint16_t d, m = 0;
+  int8_t scales[kBlock / 16] = {}, mins[kBlock / 16] = {};
+  type.read(from, {q, &d, &m, scales, mins, nullptr});
+  for (int g = 0; g < type.values / type.group; g++) {
+    const Step step = Step::make(traits, d, m, scales[g], mins[g]);
+    for (int i = g * type.group; i < (g + 1) * type.group; i++) out[i] = step.value(traits, q[i]);
+  }
+}
+
+void unpack_floats(int format, const uint8_t* from, int count, float* out) {
+  if (format == OCT_F32) {
+    std::memcpy(out, from, static_cast<size_t>(count) * 4);
+    return;
+  }
+  for (int i = 0; i < count; i++) {
+    const uint16_t value = half_at(from + 2 * i);
+    out[i] = format == OCT_F16 ? from_half(value) : simd::from_bf16(value);
+  }
+}
+
 }  // namespace
+
+int32_t make_stored_layout(int32_t ggml_type, int32_t n, int32_t k, Layout* layout) {
+  const Type* type = find_type(ggml_type);
+  if (type == nullptr) return OCT_ERR_ARGUMENT;
+  const int32_t code = make_layout(type->format, n, k, type->group, layout);
+  if (code != OCT_OK) return code;
+  if (k % type->values != 0) return fail_values(*type, k);
+  layout->stored_row_bytes = int64_t{k / type->values} * type->bytes;
+  return OCT_OK;
+}
+
+void unpack_stored_row(const oct_weight& weight, int32_t row, float* out) {
+  const Type& type = *find_type(weight.format - OCT_STORED);
+  const int blocks = weight.k / type.values;
+  const uint8_t* from =
+      static_cast<const uint8_t*>(weight.data) + int64_t{row} * blocks * type.bytes;
+  if (type.group == 0) return unpack_floats(type.format, from, weight.k, out);
+  for (int b = 0; b < blocks; b++) {
+    unpack_block(type, from + int64_t{b} * type.bytes, out + int64_t{b} * type.values);
+  }
+}
+
 }  // namespace octavo
 
 using namespace octavo;
@@ -234,10 +290,7 @@ int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_typ
     return fail(OCT_ERR_ARGUMENT, "%s becomes format %d with groups of %d, not %d with %d",
                 type->name, type->format, type->group, weight->format, weight->group);
   }
-  if (weight->k % type->values != 0) {
-    return fail(OCT_ERR_ARGUMENT, "rows of %s hold a multiple of %d values, not %d", type->name,
-                type->values, weight->k);
-  }
+  if (weight->k % type->values != 0) return fail_values(*type, weight->k);
   if (!rows || !out) return fail(OCT_ERR_ARGUMENT, "there is nothing to pack, or nowhere to");
   return pack_rows(pool, *weight, GgufRows(*type, rows, weight->k), out);
 }

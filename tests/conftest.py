@@ -96,6 +96,8 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
             layer + "post_attention_layernorm.weight": (hidden,),
         }
     shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     tensors = {
         # Large enough that the answers differ from prompt to prompt, and are no ties.
         name: torch.randn(shape, generator=generator) * (0.3 if len(shape) == 2 else 0.1)

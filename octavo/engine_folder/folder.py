@@ -23,6 +23,7 @@ from octavo.engine_folder.program import read_program
 from octavo.engine_folder.settings import settings_of
 from octavo.errors import ConfigError, EngineError, ModelFileError
 from octavo.fields import Fields
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool, report_bus_errors
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, plain_format
@@ -113,7 +114,9 @@ class EngineFolder:
             format, n, k, group, offset = table.each(
                 name, lambda f, entry: f.integer(entry, minimum=0, maximum=1 << 62), 5
             )
-            if max(format, group) > _MAX_INT32 or not 1 <= min(n, k) <= max(n, k) <= _MAX_SIZE:
+            if format >= abi.OCT_STORED:
+                raise table.error(name, f"format {format} is none of packed weights")
+            if group > _MAX_INT32 or not 1 <= min(n, k) <= max(n, k) <= _MAX_SIZE:
                 raise table.error(name, f"there is no weight of [{n}, {k}]")
             try:
                 spec = plain_format(format, n, k, group, library)

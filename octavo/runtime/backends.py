@@ -170,7 +170,13 @@ def pack_model(
     def prepare(library: Library, pool: Pool) -> NativeModel:
         plan, weights = plan_step(model, spec.activations)
         packed = open_or_pack(
-            weights, files, library, pool, home=spec.packed_folder, progress=progress
+            weights,
+            files,
+            library,
+            pool,
+            home=spec.packed_folder,
+            gathered=plan.gathered(),
+            progress=progress,
         )
         return NativeModel(plan, packed, weights_bytes(model))
 

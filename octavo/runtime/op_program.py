@@ -69,6 +69,16 @@ class StepPlan:
             elif isinstance(phase, fusion.Embed | fusion.Head):
                 yield phase.weight
 
+    def gathered(self) -> set[str]:
+        """The names of those of which a step reads some rows only: an embedding that is no head."""
+        embeds = [phase for phase in self.phases if isinstance(phase, fusion.Embed)]
+        others = [phase for phase in self.phases if not isinstance(phase, fusion.Embed)]
+        tables, multiplied = (
+            {self.name_of(matrix) for matrix in StepPlan(phases, self.name_of).matrices()}
+            for phases in (embeds, others)
+        )
+        return tables - multiplied
+
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
     """The plan of a model that is loaded, and the weights that it uses by name.

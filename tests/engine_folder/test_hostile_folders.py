@@ -347,6 +347,7 @@ def test_any_text(target, text):
         (("weights", "model.embed_tokens.weight", 4), 1 << 40, "are not in a file of"),
         (("weights", "model.embed_tokens.weight", 4), 8, "are not in a file of"),
         (("weights", "model.embed_tokens.weight", 0), 99, "model.embed_tokens.weight"),
+        (("weights", "model.embed_tokens.weight", 0), abi.OCT_STORED, "none of packed weights"),
         (("constants", 0, 0), 1 << 30, r"constants\[0\]"),
         (("constants", 0, 1), 47, "has the shape"),
         (("program", "phases", 0, "kind"), "run", r"phases\[0\].kind"),

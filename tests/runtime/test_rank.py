@@ -11,10 +11,12 @@ from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
-from octavo.kernels.cpu import library
+from octavo.kernels.cpu import abi, library
 from octavo.models.loader import load_config
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
+from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
+from tests.conftest import write_tiny_model
 
 LIMITS = RankLimits(num_blocks=4, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32)
 KERNELS = [
@@ -70,3 +72,28 @@ def test_what_cannot_be_had_is_said(tiny_model):
         Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
+
+
+@pytest.mark.skipif(not library.runnable(), reason="not built")
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_an_embedding_are_read_where_the_file_has_them(tmp_path, monkeypatch, tied):
+    """Unless the head needs it packed; and it makes no difference to the answers."""
+    path = write_tiny_model(tmp_path / "model", tie_word_embeddings=tied)
+
+    def start_and_run():
+        rank = Rank.load(RankSpec(path, kernels="native", threads=1))
+        rank.start(LIMITS)
+        program = rank.runner.forward.program
+        op, table = next(program.weights())
+        assert op == abi.OCT_OP_EMBED
+        params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=3)
+        request = Request("r", [1, 2, 200, 7], params, 0.0)
+        request.block_ids = [3]
+        return rank.run(Batch(0, (ScheduledRequest(request, 0, 4, 1),))), table.format
+
+    output, format = start_and_run()
+    assert (format >= abi.OCT_STORED) == (not tied)
+    monkeypatch.setattr(StepPlan, "gathered", lambda self: set())
+    packed_output, format = start_and_run()
+    assert format < abi.OCT_STORED
+    assert output == packed_output

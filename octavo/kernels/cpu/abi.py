@@ -46,6 +46,7 @@ OCT_K4N = 12
 OCT_BF16 = 13
 OCT_F16 = 14
 OCT_F32 = 15
+OCT_STORED = 64
 
 # Epilogues of a linear.
 OCT_EPI_NONE = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from octavo.kernels.cpu import abi
 from octavo.quantization.ggml_types import GGMLType
 
-_TILE = 16  # outputs that lie together; see csrc/pack.h
+TILE = 16  # outputs that lie together; see csrc/pack.h
 _LINE = 64
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
@@ -91,25 +91,25 @@ KV_FORMATS = {
 
 def packed_bytes(format: int, n: int, k: int, group: int) -> int:
     """Bytes of a matrix of ``n`` outputs and ``k`` inputs."""
-    tiles = -(-n // _TILE)
+    tiles = -(-n // TILE)
     if format in FLOAT_FORMATS:
         size, unit = FLOAT_FORMATS[format]
-        return tiles * _TILE * -(-k // unit) * unit * size
+        return tiles * TILE * -(-k // unit) * unit * size
     traits = INTEGER_FORMATS[format]
     if traits.nested_group:
         return tiles * -(-k // _BLOCK) * _block_bytes(traits)
     groups = -(-k // group)
-    integers = groups * group * _TILE * traits.bits // 8
+    integers = groups * group * TILE * traits.bits // 8
     lines_of_scales = groups if traits.has_min else -(-groups // 2)
     return tiles * (integers + lines_of_scales * _LINE)
 
 
 def _block_bytes(traits: Traits) -> int:
     """Of a block of a K format, in a tile."""
-    scales = _BLOCK // traits.nested_group * _TILE
+    scales = _BLOCK // traits.nested_group * TILE
     if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
         scales *= 2
-    return _LINE + scales + _BLOCK * _TILE * traits.bits // 8
+    return _LINE + scales + _BLOCK * TILE * traits.bits // 8
 
 
 def kv_chunk_bytes(format: int, head_dim: int) -> int:

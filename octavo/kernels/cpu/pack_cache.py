@@ -15,6 +15,10 @@ come with the model, or be damaged. It is whole or not there (`octavo/files.py`)
 The notes are in ``home``, a folder of octavo's own, and so are packed weights where the model's
 folder cannot be written to; where nothing can be written, weights are packed into memory at every
 start. ``OCTAVO_PACKED_DIR`` names a folder to be used in place of both.
+
+Of a model that is mostly floats no file is written, unless a folder is named or memory would not
+hold it: it would be as large as the model, which packing into memory takes less than a second of a
+core for each gigabyte.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from octavo.kernels.cpu.packed_weights import (
     Entries,
     PackedWeights,
     Progress,
+    as_stored,
     end_of,
     lay_out,
     pack_all,
@@ -61,13 +66,18 @@ def open_or_pack(
     pool: Pool,
     *,
     home: Path | None = None,
+    gathered: Set[str] = frozenset(),
     progress: Progress | None = None,
 ) -> PackedWeights:
     """The packed form of a model's ``weights``, by name; ``files`` are what they come from.
 
+    ``gathered``: weights of which steps read some rows only. They are not packed: a row is read
+    where the model's file has it.
     ``home``: a folder of octavo's own; without one, nothing is kept.
     ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
     """
+    stored = as_stored({name: weights[name] for name in gathered}, library)
+    weights = {name: weight for name, weight in weights.items() if name not in gathered}
     entries, size = lay_out(weights, library)
 
     def pack(memory: np.ndarray) -> None:
@@ -81,12 +91,18 @@ def open_or_pack(
         places = _places(files[0].absolute(), home, beside=not named)
         seals = Seals(home)
         memory = _open_any(places, entries, files, seals, pool.size)
-        if memory is None:
+        if memory is None and (named or _is_worth_a_file(weights.values(), size)):
             memory = _write_any(places, entries, files, seals, pool.size, size, pack)
     if memory is None:
         memory = aligned(size)
         pack(memory)
-    return PackedWeights(memory, entries)
+    return PackedWeights(memory, entries, stored)
+
+
+def _is_worth_a_file(weights: Collection[Weight], size: int) -> bool:
+    quantized = sum(weight.nbytes for weight in weights if weight.is_quantized)
+    is_quantized = quantized > sum(weight.nbytes for weight in weights) / 2
+    return is_quantized or size > machine.memory().available
 
 
 def _places(first: Path, home: Path, beside: bool) -> list[Path]:

@@ -7,31 +7,47 @@ PackedWeights(memory, entries).struct(name)     what the kernels are handed
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import IO
 
 import numpy as np
 
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.kernels.cpu.packing import ALIGNMENT, PackedFormat, pack_into, packed_format
+from octavo.kernels.cpu.mapped import let_go
+from octavo.kernels.cpu.packing import (
+    ALIGNMENT,
+    PackedFormat,
+    pack_into,
+    packed_format,
+    plain_format,
+    stored_format,
+)
 from octavo.quantization.base import Weight
 
 # To be raised whenever the kernels read another order of bytes.
 LAYOUT = "v16.2"
 
+_PIECE_BYTES = 16 << 20  # of a weight in its file, packed at a time
+
 Progress = Callable[[int, int], None]
 Entries = Mapping[str, tuple[PackedFormat, int]]  # format and offset of each weight
+Stored = Mapping[str, tuple[PackedFormat, np.ndarray]]  # format and rows of each weight
 
 
 class PackedWeights:
-    """The packed form of some weights, and the memory that it is in."""
+    """The packed form of some weights, and the memory that it is in.
 
-    def __init__(self, memory: np.ndarray, entries: Entries):
+    ``stored``: others that the kernels read as the model's files have them.
+    """
+
+    def __init__(self, memory: np.ndarray, entries: Entries, stored: Stored = MappingProxyType({})):
         self._memory = memory  # uint8; its beginning is aligned
         self._entries = entries
+        self._stored = stored
 
     @property
     def num_bytes(self) -> int:
@@ -39,6 +55,9 @@ class PackedWeights:
 
     def struct(self, name: str) -> abi.Weight:
         """What the kernels take for a weight; valid as long as this object."""
+        if name in self._stored:
+            spec, rows = self._stored[name]
+            return spec.as_struct(rows.ctypes.data)
         spec, offset = self._entries[name]
         return spec.as_struct(self._memory.ctypes.data + offset)
 
@@ -53,6 +72,14 @@ def lay_out(
         entries[name] = (spec, offset)
         offset += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
     return entries, max(offset, 1)  # nothing at all cannot be mapped
+
+
+def as_stored(weights: Mapping[str, Weight], library: Library) -> Stored:
+    """Weights that are not packed, but read where they are."""
+    return {
+        name: (stored_format(weight, library), np.ascontiguousarray(weight.data))
+        for name, weight in weights.items()
+    }
 
 
 def end_of(entries: Entries) -> int:
@@ -80,26 +107,32 @@ def pack_all(
     pool: Pool,
     progress: Progress | None,
 ) -> None:
-    """Pack every weight into its place; ``memory`` (uint8) begins at a multiple of 64 bytes."""
+    """Pack every weight into its place; ``memory`` (uint8) begins at a multiple of 64 bytes.
+
+    In pieces, each of which is let go when it is done: what is in memory of a mapped file at a
+    time, here and there, is a piece, and not the largest matrix or all that has been packed.
+    """
     done, total = 0, sum(spec.num_bytes for spec, _ in entries.values())
     for name, (spec, offset) in entries.items():
-        pack_into(weights[name], spec, memory.ctypes.data + offset, library, pool)
-        _let_go(weights[name].data)
-        done += spec.num_bytes
-        if progress is not None:
-            progress(done, total)
+        for rows, piece in _pieces(weights[name], spec, library):
+            packed = memory[offset : offset + piece.num_bytes]
+            pack_into(rows, piece, packed.ctypes.data, library, pool)
+            let_go(rows.data)
+            let_go(packed)
+            offset += piece.num_bytes
+            done += piece.num_bytes
+            if progress is not None:
+                progress(done, total)
 
 
-def _let_go(data: np.ndarray) -> None:
-    """Give back the memory of a mapped file's part that has been read. (The system may keep it, and
-    whoever reads it again gets it again.) So a model is in memory once, and not twice."""
-    mapped: Any = data
-    while isinstance(mapped, np.ndarray | memoryview):
-        mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
-    if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise"):
-        return
-    first = np.frombuffer(mapped, np.uint8, 1).ctypes.data
-    begin = -(-(data.ctypes.data - first) // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (data.ctypes.data - first + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if begin < end:
-        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+def _pieces(
+    weight: Weight, spec: PackedFormat, library: Library
+) -> Iterator[tuple[Weight, PackedFormat]]:
+    """A weight cut into whole tiles of rows: one behind the other, they are the packed weight."""
+    row_bytes = max(weight.nbytes // spec.n, 1)
+    step = max(_PIECE_BYTES // row_bytes // TILE, 1) * TILE
+    for begin in range(0, spec.n, step):
+        rows = min(step, spec.n - begin)
+        data = weight.data[begin : begin + rows]
+        piece = plain_format(spec.format, rows, spec.k, spec.group, library)
+        yield Weight(weight.type, data, (rows, spec.k)), piece

@@ -90,6 +90,13 @@ def packed_format(weight: Weight, library: Library) -> PackedFormat:
     return plain_format(format, n, k, group, library)
 
 
+def stored_format(weight: Weight, library: Library) -> PackedFormat:
+    """A weight as its file has it; UnsupportedModelError as of `packed_format`."""
+    packed_format(weight, library)
+    n, k = weight.shape
+    return plain_format(abi.OCT_STORED + weight.type, n, k, 0, library)
+
+
 def plain_format(format: int, n: int, k: int, group: int, library: Library) -> PackedFormat:
     """A format that is asked for by itself, as for weights that octavo quantizes."""
     num_bytes = library.check(library.lib.oct_packed_bytes(format, n, k, group))

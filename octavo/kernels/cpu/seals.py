@@ -24,6 +24,7 @@ import numpy as np
 
 from octavo import machine
 from octavo.files import NewFile, replace_file
+from octavo.kernels.cpu.mapped import let_go
 
 DIGEST_BYTES = 32
 _CHUNK_BYTES = 16 << 20
@@ -34,15 +35,20 @@ _OLD_SECONDS = 30 * 86400.0  # a disk may be away for a while
 def digest(header: bytes, content: np.ndarray, num_threads: int) -> bytes:
     """SHA-256 of the header and of the digests of the pieces that ``content`` (uint8) is cut into.
 
-    The same for any number of threads, each of which reads a piece at a time.
+    The same for any number of threads, each of which reads a piece at a time, and lets it go.
     """
     from concurrent.futures import ThreadPoolExecutor
+
+    def digest_of(piece: np.ndarray) -> bytes:
+        result = hashlib.sha256(piece.data).digest()
+        let_go(piece)
+        return result
 
     whole = hashlib.sha256(header)
     pieces = (content[i : i + _CHUNK_BYTES] for i in range(0, len(content), _CHUNK_BYTES))
     with ThreadPoolExecutor(num_threads) as threads:
-        for piece in threads.map(lambda piece: hashlib.sha256(piece).digest(), pieces):
-            whole.update(piece)
+        for each in threads.map(digest_of, pieces):
+            whole.update(each)
     return whole.digest()
 
 

@@ -13,9 +13,14 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.kernels.cpu import pack_cache, packed_weights
+from octavo import machine
+from octavo.kernels.cpu import abi, pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
+from octavo.kernels.cpu.mapped import let_go
 from octavo.kernels.cpu.pack_cache import open_or_pack
+from octavo.quantization.base import Weight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.tensors import QuantizedTensor
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was built")
 
@@ -24,6 +29,20 @@ pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was bu
 def pool():
     with Pool(load(), 2) as pool:
         yield pool
+
+
+@pytest.fixture(autouse=True)
+def kept(request):
+    """Floats are packed into files too, but where a test is about that."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "real_rule" not in request.fixturenames:
+            patch.setattr(pack_cache, "_is_worth_a_file", lambda *_: True)
+        yield
+
+
+@pytest.fixture
+def real_rule() -> None:
+    """Whether a file is written is decided as it always is."""
 
 
 @pytest.fixture
@@ -329,6 +348,53 @@ def test_a_model_without_files_stays_in_memory(pool, tmp_path):
     assert is_right(result, values, pool) and not (tmp_path / "unused").exists()
 
 
+def quantized() -> dict[str, QuantizedTensor]:
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, 100, (32, 34 * 8), np.uint8))
+    return {"c.weight": QuantizedTensor(GGMLType.Q8_0, rows, (32, 256))}
+
+
+@pytest.mark.usefixtures("real_rule")
+def test_a_model_of_floats_is_packed_into_memory(model, pool):
+    values = weights()
+    for _ in range(2):
+        result, calls = packed(values, model, pool)
+        assert calls and is_right(result, values, pool)
+    assert not cache_file(model).exists()
+
+
+@pytest.mark.usefixtures("real_rule")
+def test_a_model_that_is_mostly_quantized_is_kept_whole(model, pool):
+    values = weights() | quantized()
+    packed(values, model, pool)
+    result, calls = packed(values, model, pool)
+    assert not calls and is_right(result, weights(), pool)
+
+
+@pytest.mark.usefixtures("real_rule")
+def test_floats_that_memory_would_not_hold_are_kept(model, pool, monkeypatch):
+    nothing = machine.Memory(total=1 << 40, available=0, limit=None)
+    monkeypatch.setattr(pack_cache.machine, "memory", lambda: nothing)
+    packed(weights(), model, pool)
+    assert cache_file(model).exists()
+
+
+@pytest.mark.usefixtures("real_rule")
+def test_floats_are_kept_in_a_folder_that_the_environment_names(model, pool, tmp_path, monkeypatch):
+    monkeypatch.setenv("OCTAVO_PACKED_DIR", str(tmp_path / "named"))
+    packed(weights(), model, pool)
+    assert not packed(weights(), model, pool)[1]
+
+
+def test_rows_that_are_gathered_are_left_in_the_file(model, pool):
+    values = weights() | quantized()
+    given = {name: stored(value) for name, value in values.items()}
+    result = open_or_pack(given, [model], load(), pool, home=None, gathered={"c.weight"})
+    struct = result.struct("c.weight")
+    assert struct.format == abi.OCT_STORED + GGMLType.Q8_0
+    assert struct.data == given["c.weight"].data.ctypes.data
+    assert is_right(result, weights(), pool)
+
+
 def resident_kb(path) -> int:
     """Of the mappings of a file in this process."""
     sizes, is_its = [], False
@@ -349,8 +415,33 @@ def test_what_has_been_packed_is_let_go(tmp_path):
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     view = np.frombuffer(mapped, np.uint8, size - 200, 100).reshape(-1, 4)
     expected, before = view.copy(), resident_kb(path)
-    packed_weights._let_go(view)
+    let_go(view)
     assert resident_kb(path) < before / 4
     np.testing.assert_array_equal(view, expected)
-    packed_weights._let_go(content)  # memory that nothing would bring back
+    let_go(content)  # memory that nothing would bring back
     assert content.tobytes() == path.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_packing_holds_a_piece_at_a_time(model, pool, monkeypatch):
+    """Of the model's file and of the new one, while it goes on and when it is done."""
+    monkeypatch.setattr(packed_weights, "_PIECE_BYTES", 1 << 16)
+    size = 1024 * 1024 * 4
+    model.write_bytes(os.urandom(size))
+    with model.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    data = np.frombuffer(mapped, np.uint8).reshape(1024, 4096)
+    held = []
+
+    def progress(*_):
+        held.append((resident_kb(model), resident_kb(written())))
+
+    def written():
+        return next(cache_file(model).parent.iterdir())
+
+    weight = Weight(GGMLType.F32, data, (1024, 1024))
+    home = model.parent.parent / "home"
+    result = open_or_pack({"a": weight}, [model], load(), pool, home=home, progress=progress)
+    assert len(held) == 64
+    assert max(max(each) for each in held) < 1024 and resident_kb(cache_file(model)) < 1024
+    np.testing.assert_array_equal(unpacked(result, "a", pool).numpy(), data.view("<f4"))

@@ -98,6 +98,23 @@ def test_gguf_types_are_kept_exactly(native, type):
         np.testing.assert_array_equal(got, dequantize(type, data).numpy())
 
 
+@pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
+def test_stored_rows_stand_for_the_same(native_on_any_level, type):
+    native = native_on_any_level
+    for n, k in [(1, 256), (50, 768)]:
+        # At any address, and any bytes: scales are infinite, NaN, denormal and huge too.
+        data = np.frombuffer(
+            b"x" + random_bytes(n, row_bytes(type, k)).numpy().tobytes(), "u1", -1, 1
+        )
+        source = Weight(type, data.reshape(n, -1), (n, k))
+        packed = packing.pack(source, native.library, native.pool)
+        spec = packing.stored_format(source, native.library)
+        assert spec.num_bytes == source.nbytes
+        rows = packing.PackedWeight(spec, source.data).unpack(native.library, native.pool)
+        expected = packed.unpack(native.library, native.pool)
+        np.testing.assert_array_equal(rows.view("u4"), expected.view("u4"))
+
+
 @pytest.mark.parametrize("type", INTEGERS, ids=lambda type: type.name)
 def test_bytes_are_nearly_those_of_the_file(native, type):
     weight = QuantizedTensor(type, random_bytes(64, row_bytes(type, 4096)), (64, 4096))
@@ -145,6 +162,9 @@ def test_nothing_is_written_behind_the_end(native):
         ((abi.OCT_K4A, 4, 256, 16), "groups of 16"),
         ((abi.OCT_K6S, 4, 256, 32), "groups of 32"),
         ((abi.OCT_BF16, 4, 32, 32), "groups of 32"),
+        ((abi.OCT_STORED + GGMLType.Q4_K, 4, 128, 0), "multiple of 256 values, not 128"),
+        ((abi.OCT_STORED + GGMLType.TQ1_0, 4, 256, 0), "GGUF type 34"),
+        ((abi.OCT_STORED + GGMLType.BF16, 4, 256, 32), "unknown format 94"),
         ((abi.OCT_F32, 2**31 - 1, 2**31 - 1, 0), "2147483647"),
     ],
 )
