@@ -54,6 +54,7 @@ class Level:
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 _X86 = "#include <immintrin.h>\n"
+_ARM = "#include <arm_neon.h>\n"
 LEVELS = (
     Level("scalar", "", (), "int f(int a) { return a; }"),
     Level(
@@ -74,7 +75,12 @@ LEVELS = (
     ),
     Level(
         "neon", "aarch64", ("-march=armv8.2-a+dotprod",),
-        "#include <arm_neon.h>\nint32x4_t f(int32x4_t a, int8x16_t b) {return vdotq_s32(a, b, b);}",
+        _ARM + "int32x4_t f(int32x4_t a, int8x16_t b) { return vdotq_s32(a, b, b); }",
+    ),
+    Level(
+        "neoni8mm", "aarch64", ("-march=armv8.2-a+dotprod+i8mm+bf16",),
+        _ARM + "int32x4_t f(int32x4_t a, int8x16_t b) { return vmmlaq_s32(a, b, b); }\n"
+        "float32x4_t g(float32x4_t a, bfloat16x8_t b) { return vbfmmlaq_f32(a, b, b); }",
     ),
 )  # fmt: skip
 

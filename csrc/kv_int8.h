@@ -56,7 +56,7 @@ struct Int8Kv {
   }
   static OCT_INLINE Sum start(const Factor* row, int terms, int part) {
     const Scale scale = scale_of(row, terms);
-    return simd::centre(part == 0 ? scale.sum_high : scale.sum_low);
+    return simd::set1(simd::centre(part == 0 ? scale.sum_high : scale.sum_low));
   }
   static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
     return simd::dot4_centred(sum, x, simd::set1_quad(f));
