@@ -11,6 +11,9 @@
 // Weights are unsigned in memory. The zero point of symmetric ones is paid once per group and row:
 // the sum starts at -zero * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
 // bits take that back, as some instruction sets can only multiply signed weights.
+//
+// Where instructions multiply matrices, rows go by twos, and all of the above happens in lanes of
+// which every other one is of the same row (simd.h). The numbers are the same.
 #include <utility>
 
 #include "linear.h"

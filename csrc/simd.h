@@ -42,18 +42,18 @@ OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) { return dot4(sum, 
 OCT_INLINE I32 end_nibbles(I32, NibbleSum sum) { return sum; }
 #endif
 
-// Products of two rows at once, for instructions that multiply matrices. Sums of 16 outputs of two rows
-// are two vectors, in which rows alternate:
+// Products of two rows at once, where instructions multiply matrices. Sums of 16 outputs of two
+// rows are two vectors, in which rows alternate:
 //
-//     half 0   | output 0 of row 0, of row 1 | output 1 of row 0, of row 1 | ... | output 7 ...
-//     half 1   | output 8 ...                                                    | output 15 ...
+//     half 0   | output 0 of row 0, of row 1 | output 1 of row 0, of row 1 | ... | output 7
+//     half 1   | output 8                    | output 9                    | ... | output 15
 //
-//   zip<half>(x, y)       lanes 8 half to 8 half + 7 of x and of y, alternating: weights of half the
-//                         outputs, 8 bytes each, of two lines with 4 bytes of all
-//   unzip<odd>(x, y)      the even, or the odd, lanes of x and then of y: a row of two halves
-//   set2(even, odd)       to alternating lanes: of two rows
+//   zip<half>(x, y)       lanes of this half of x and of y, alternating: from two lines with 4 bytes
+//                         of 16 outputs each, 8 bytes of 8 outputs
+//   unzip<odd>(x, y)      the even, or the odd, lanes of x and then of y: of two halves, a row
+//   set2(even, odd)       to alternating lanes
 //   load_two_rows(p, q)   8 bytes of activations of each row
-//   dot8, dot4            acc + sum over 8 bytes, unsigned w and signed x; over 4 bfloat16
+//   dot8, dot4            acc + sum over 8 bytes, w unsigned and x signed; over 4 bfloat16
 #if defined(OCT_TWO_ROWS)
 constexpr bool kTwoRows = true;
 #else

@@ -1,5 +1,5 @@
-// simd.h on NEON with dot products (ARMv8.2), and with matrix products of int8 and bfloat16 where there
-// are (ARMv8.6, I8MM and BF16): four registers of 4 lanes.
+// simd.h on NEON with dot products (ARMv8.2), and with matrix products of int8 and bfloat16 (I8MM
+// and BF16 of ARMv8.6) where there are: four registers of 4 lanes.
 #pragma once
 
 #include <arm_neon.h>
@@ -250,8 +250,8 @@ OCT_INLINE F32 odd(BF16 a) {
       [](U4 x) { return vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000))); }, a);
 }
 #if defined(OCT_TWO_ROWS)
-// BFDOT rounds both products and their sum to odd before it adds them, and takes denormals for 0 (but
-// for FPCR.EBF, which nobody sets here).
+// BFDOT rounds to odd, the sum of both products and then that with acc, and takes denormals for 0.
+// (Where there is EBF16, a program may ask for the rounding of IEEE 754; nobody here does.)
 OCT_INLINE F32 dot2(F32 acc, BF16 a, BF16 b) {
   return each<F32>(
       [](F4 x, U4 y, U4 z) {
