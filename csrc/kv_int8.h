@@ -95,7 +95,7 @@ struct Int8Kv {
     __builtin_prefetch(half + kChunk * dim, 0, 2);
   }
   static OCT_INLINE Sum start(const Factor* row, int parts, int terms, int part) {
-    return simd::centre(scale_of(row, parts, terms).sums[part]);
+    return simd::set1(simd::centre(scale_of(row, parts, terms).sums[part]));
   }
   static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
     return simd::dot4_centred(sum, x, simd::set1_quad(f));

@@ -76,6 +76,27 @@ struct Panel {
   int next_lines;      // lines of it to fetch at each step
 };
 
+// How sums of kRows rows and a tile lie in vectors: a row in each; or two rows in two (kTwo), as
+// simd.h has it. An odd row at the end is its own companion.
+template <int kRows, bool kTwo>
+struct RowVectors {
+  static constexpr int kHalves = kTwo ? 2 : 1;  // that the outputs of a tile are cut into
+  static constexpr int kCount = (kRows + kHalves - 1) / kHalves * kHalves;
+
+  static constexpr int half(int v) { return v % kHalves; }
+  static constexpr int row(int v) { return v - half(v); }
+  static constexpr int companion(int v) { return row(v) + 1 < kRows ? row(v) + 1 : row(v); }
+
+  // Those of a row.
+  static OCT_INLINE simd::F32 outputs(const simd::F32 (&sums)[kCount], int r) {
+    if constexpr (kTwo) {
+      const simd::F32 low = sums[r / 2 * 2], high = sums[r / 2 * 2 + 1];
+      return r % 2 == 0 ? simd::unzip<0>(low, high) : simd::unzip<1>(low, high);
+    }
+    return sums[r];
+  }
+};
+
 // Products of one block of activations and a panel: float32 [rows][tiles][16].
 using TileKernel = void (*)(const Panel& panel, const uint8_t* block, float* out);
 // `rows` in 1..kMaxRows, of one tile in 1..kMaxLoneRows; `tiles` in 1..kMaxTiles.

@@ -29,10 +29,31 @@ struct FloatKernel {
   static constexpr bool kWide = kFormat == OCT_BF16 && !simd::kHasDot2;
   static constexpr int kWordBytes = kFormat == OCT_F16 ? kLine / 2 : kLine;  // of weights
   static constexpr int kLines = kWide ? kWords / 2 : kWords;  // of weights, to 8 words
+  static constexpr bool kTwo = kFormat == OCT_BF16 && simd::kTwoRows && kRows > 1;
+  static constexpr int kAtOnce = kTwo ? 2 : 1;  // lines
+  using Vectors = RowVectors<kRows, kTwo>;
+  using Acc = F32[kTiles][Vectors::kCount];
 
   static OCT_INLINE void line(const Panel& panel, const uint8_t* weights, const uint8_t* words,
-                              F32 (&acc)[kTiles][kRows]) {
-    if constexpr (kFormat != OCT_BF16) {
+                              Acc& acc) {
+    if constexpr (kTwo) {
+      simd::TwoRows x[Vectors::kCount / 2];
+#pragma GCC unroll 4
+      for (int i = 0; i < Vectors::kCount / 2; i++) {
+        x[i] = simd::load_two_rows(words + Vectors::row(2 * i) * kWords * 4,
+                                   words + Vectors::companion(2 * i) * kWords * 4);
+      }
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+        const BF16 even = simd::load_pairs(weights + t * panel.tile_bytes);
+        const BF16 odd = simd::load_pairs(weights + t * panel.tile_bytes + kLine);
+        const BF16 low = simd::zip<0>(even, odd), high = simd::zip<1>(even, odd);
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors::kCount; v++) {
+          acc[t][v] = simd::dot4(acc[t][v], Vectors::half(v) == 0 ? low : high, x[v / 2]);
+        }
+      }
+    } else if constexpr (kFormat != OCT_BF16) {
       F32 w[kTiles];
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++) {
@@ -77,23 +98,25 @@ struct FloatKernel {
   }
 
   static void run(const Panel& panel, const uint8_t* block, float* out) {
-    F32 acc[kTiles][kRows];
+    Acc acc;
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
+      for (F32& sum : acc[t]) sum = simd::zero();
     }
     const uint8_t* weights = panel.tiles;
     const uint8_t* next = panel.next;
     for (int step = 0; step < panel.steps; step++) {
       for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
 #pragma GCC unroll 2
-      for (int i = 0; i < kLines; i++) {
+      for (int i = 0; i < kLines; i += kAtOnce) {
         line(panel, weights + i * kWordBytes, block + i * (kWide ? 8 : 4), acc);
       }
       weights += kLines * kWordBytes;
       block += kRows * kWords * 4;
     }
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) simd::store(out + (r * kTiles + t) * kTile, acc[t][r]);
+      for (int r = 0; r < kRows; r++) {
+        simd::store(out + (r * kTiles + t) * kTile, Vectors::outputs(acc[t], r));
+      }
     }
   }
 };

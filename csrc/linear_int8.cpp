@@ -11,6 +11,9 @@
 // Weights are unsigned in memory. The zero point of symmetric ones is paid once per group and row:
 // the sum starts at -zero * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
 // bits take that back, as some instruction sets can only multiply signed weights.
+//
+// Where instructions multiply matrices, rows go by twos, and all of the above happens in lanes of
+// which every other one is of the same row (simd.h). The numbers are the same.
 #include <utility>
 
 #include "linear.h"
@@ -90,24 +93,31 @@ struct Int8Kernel {
   static constexpr int kGroupQuads = kTraits.group == 16 ? 4 : kQuads;
   static constexpr int kChunkBytes = kGroupQuads * 4 * kRows;
 
-  using Acc = F32[kTiles][kRows];
-  using Dot = I32[kTiles][kRows];
+  static constexpr bool kTwo = simd::kTwoRows && kRows > 1;
+  using Vectors = RowVectors<kRows, kTwo>;
+  static constexpr int kVectors = Vectors::kCount;
 
-  static OCT_INLINE I32 start_at(int32_t sum) {
-    if (kIntegers != Integers::kCentred) {
-      return kTraits.zero == 0 ? simd::zero_i() : simd::set1(-kTraits.zero * sum);
-    }
-    const I32 centre = simd::centre(sum);
-    return kMin ? simd::add(centre, simd::set1(128 * sum)) : centre;
+  using Acc = F32[kTiles][kVectors];
+  using Dot = I32[kTiles][kVectors];
+  using Scales = F32[kTiles][Vectors::kHalves];
+
+  static OCT_INLINE int32_t start_at(const uint8_t* scalars, int row) {
+    const int32_t sum = scalar<int32_t>(scalars, 2, row);
+    if (kIntegers != Integers::kCentred) return -kTraits.zero * sum;
+    return simd::centre(sum) + (kMin ? 128 * sum : 0);
   }
   static OCT_INLINE void start(const uint8_t* scalars, Dot& dot) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
-      int32_t sum;
-      __builtin_memcpy(&sum, scalars + (2 * kRows + r) * 4, 4);
-      const I32 value = start_at(sum);
+    for (int v = 0; v < kVectors; v++) {
+      const int32_t first = start_at(scalars, Vectors::row(v));
+      I32 value;
+      if constexpr (kTwo) {
+        value = simd::set2(first, start_at(scalars, Vectors::companion(v)));
+      } else {
+        value = simd::set1(first);
+      }
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) dot[t][r] = value;
+      for (int t = 0; t < kTiles; t++) dot[t][v] = value;
     }
   }
 
@@ -115,17 +125,47 @@ struct Int8Kernel {
   template <int kFirst>
   static OCT_INLINE_VECTORS void products(const Panel& panel, const uint8_t* unit,
                                           const uint8_t* block, Dot& dot) {
-    Sum<kIntegers> part[kTiles][kRows];
+    if constexpr (kTwo) {
+      pairs<kFirst>(panel, unit, block, dot, std::make_integer_sequence<int, kGroupQuads / 2>());
+    } else {
+      Sum<kIntegers> part[kTiles][kRows];
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) {
+      for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) part[t][r].begin(dot[t][r]);
+        for (int r = 0; r < kRows; r++) part[t][r].begin(dot[t][r]);
+      }
+      quads<kFirst>(panel, unit, block, part, std::make_integer_sequence<int, kGroupQuads>());
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; r++) dot[t][r] = part[t][r].end(dot[t][r]);
+      }
     }
-    quads<kFirst>(panel, unit, block, part, std::make_integer_sequence<int, kGroupQuads>());
+  }
+  template <int kFirst, int... i>
+  static OCT_INLINE void pairs(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                               Dot& dot, std::integer_sequence<int, i...>) {
+    (pair<kFirst + 2 * i>(panel, unit, block + i * 8, dot), ...);
+  }
+  // Quads j and j + 1, for two rows at a time.
+  template <int j>
+  static OCT_INLINE void pair(const Panel& panel, const uint8_t* unit, const uint8_t* activations,
+                              Dot& dot) {
+    simd::TwoRows a[kVectors / 2];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors / 2; i++) {
+      a[i] = simd::load_two_rows(activations + Vectors::row(2 * i) * kGroupQuads * 4,
+                                 activations + Vectors::companion(2 * i) * kGroupQuads * 4);
+    }
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
+      const U8 even = weights<j>(unit + t * panel.tile_bytes);
+      const U8 odd = weights<j + 1>(unit + t * panel.tile_bytes);
+      const U8 low = simd::zip<0>(even, odd), high = simd::zip<1>(even, odd);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) dot[t][r] = part[t][r].end(dot[t][r]);
+      for (int v = 0; v < kVectors; v++) {
+        dot[t][v] = simd::dot8(dot[t][v], Vectors::half(v) == 0 ? low : high, a[v / 2]);
+      }
     }
   }
   template <int kFirst, int... j>
@@ -172,22 +212,41 @@ struct Int8Kernel {
   }
 
   // Sums of a group, with the scales of the weights and the rows, onto the outputs so far.
-  static OCT_INLINE void finish(const F32 (&d)[kTiles], const F32 (&m)[kTiles],
-                                const uint8_t* scalars, const Dot& dot, Acc& acc) {
+  static OCT_INLINE void finish(const Scales& d, const Scales& m, const uint8_t* scalars,
+                                const Dot& dot, Acc& acc) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) {
-        const F32 step = simd::mul(d[t], scalar(scalars, r));
-        acc[t][r] = simd::fma(simd::to_float(dot[t][r]), step, acc[t][r]);
-        if (kMin) acc[t][r] = simd::fma(m[t], scalar(scalars, kRows + r), acc[t][r]);
+      for (int v = 0; v < kVectors; v++) {
+        const int half = Vectors::half(v);
+        const F32 step = simd::mul(d[t][half], scalars_of(scalars, 0, v));
+        acc[t][v] = simd::fma(simd::to_float(dot[t][v]), step, acc[t][v]);
+        if (kMin) acc[t][v] = simd::fma(m[t][half], scalars_of(scalars, 1, v), acc[t][v]);
       }
     }
   }
-  static OCT_INLINE F32 scalar(const uint8_t* scalars, int i) {
-    float value;
-    __builtin_memcpy(&value, scalars + i * 4, 4);
-    return simd::set1(value);
+  template <class T>
+  static OCT_INLINE T scalar(const uint8_t* scalars, int which, int row) {
+    T value;
+    __builtin_memcpy(&value, scalars + (which * kRows + row) * 4, 4);
+    return value;
+  }
+  // Of the rows of a vector.
+  static OCT_INLINE F32 scalars_of(const uint8_t* scalars, int which, int v) {
+    const float first = scalar<float>(scalars, which, Vectors::row(v));
+    if constexpr (kTwo) {
+      return simd::set2(first, scalar<float>(scalars, which, Vectors::companion(v)));
+    }
+    return simd::set1(first);
+  }
+  // Of 16 outputs, as their sums lie in vectors.
+  static OCT_INLINE void spread(F32 x, F32 (&halves)[Vectors::kHalves]) {
+    if constexpr (kTwo) {
+      halves[0] = simd::zip<0>(x, x);
+      halves[1] = simd::zip<1>(x, x);
+    } else {
+      halves[0] = x;
+    }
   }
   static OCT_INLINE F32 half(const uint8_t* halves) {
     return simd::load_f16(reinterpret_cast<const uint16_t*>(halves));
@@ -204,18 +263,17 @@ struct Int8Kernel {
     for (int u = 0; u < count; u++) {
       products<0>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
     }
-    F32 d[kTiles], m[kTiles];
+    Scales d, m;
     scales(panel, halves, d, m);
     finish(d, m, scalars, dot, acc);
     return scalars + kScalars * 4 * kRows;
   }
-  static OCT_INLINE void scales(const Panel& panel, const uint8_t* halves, F32 (&d)[kTiles],
-                                F32 (&m)[kTiles]) {
+  static OCT_INLINE void scales(const Panel& panel, const uint8_t* halves, Scales& d, Scales& m) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
       const uint8_t* at = halves + t * panel.tile_bytes;
-      d[t] = half(at);
-      m[t] = kMin ? half(at + kLine / 2) : simd::zero();
+      spread(half(at), d[t]);
+      spread(kMin ? half(at + kLine / 2) : simd::zero(), m[t]);
     }
   }
 
@@ -265,13 +323,13 @@ struct Int8Kernel {
     Dot dot;
     start(scalars, dot);
     products<kFirst>(panel, unit, block, dot);
-    F32 d[kTiles], m[kTiles];
+    Scales d, m;
     nested_scales(panel, halves, scale, d, m);
     finish(d, m, scalars, dot, acc);
     return scalars + kScalars * 4 * kRows;
   }
   static OCT_INLINE void nested_scales(const Panel& panel, const uint8_t* halves,
-                                       const uint8_t* scale, F32 (&d)[kTiles], F32 (&m)[kTiles]) {
+                                       const uint8_t* scale, Scales& d, Scales& m) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
       const uint8_t* from = scale + t * panel.tile_bytes;
@@ -285,8 +343,8 @@ struct Int8Kernel {
         steps = simd::load_s8(from);
         if (kMin) mins = simd::load_s8(from + kTile);
       }
-      d[t] = simd::mul(half(at), simd::to_float(steps));
-      m[t] = kMin ? simd::mul(half(at + kLine / 2), simd::to_float(mins)) : simd::zero();
+      spread(simd::mul(half(at), simd::to_float(steps)), d[t]);
+      spread(kMin ? simd::mul(half(at + kLine / 2), simd::to_float(mins)) : simd::zero(), m[t]);
     }
   }
 
@@ -317,7 +375,7 @@ struct Int8Kernel {
   static void run(const Panel& panel, const uint8_t* block, float* out) {
     Acc acc;
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) acc[t][r] = simd::zero();
+      for (int v = 0; v < kVectors; v++) acc[t][v] = simd::zero();
     }
     const uint8_t* next = panel.next;
     if constexpr (kTraits.nested) {
@@ -326,7 +384,9 @@ struct Int8Kernel {
       groups(panel, block, acc, next);
     }
     for (int t = 0; t < kTiles; t++) {
-      for (int r = 0; r < kRows; r++) simd::store(out + (r * kTiles + t) * kTile, acc[t][r]);
+      for (int r = 0; r < kRows; r++) {
+        simd::store(out + (r * kTiles + t) * kTile, Vectors::outputs(acc[t], r));
+      }
     }
   }
 };
@@ -358,7 +418,7 @@ struct RemaindersKernel {
                              const ListedGroup& group, float* out) {
     const int g = group.group, units = kUnits != 0 ? kUnits : panel.units;
     const uint8_t* unit;
-    F32 d[kTiles], m[kTiles];
+    typename One::Scales d, m;
     if constexpr (One::kTraits.nested) {
       constexpr int kGroups = kBlock / kUnit * kGroupsOfUnit;  // of a block
       const uint8_t* block = panel.tiles + int64_t{g / kGroups} * block_bytes(One::kTraits);
@@ -406,7 +466,7 @@ struct RemaindersKernel {
     for (int t = 0; t < kTiles; t++) dot[t][0] = part[t].end(dot[t][0]);
   }
 
-  static OCT_INLINE void finish(const F32 (&d)[kTiles], const F32 (&m)[kTiles],
+  static OCT_INLINE void finish(const typename One::Scales& d, const typename One::Scales& m,
                                 const uint8_t* scalars, const typename One::Dot& dot, float* out) {
     typename One::Acc acc;
 #pragma GCC unroll 4

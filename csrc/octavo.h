@@ -26,7 +26,7 @@ extern "C" {
 enum { OCT_OK = 0, OCT_ERR_ARGUMENT = -1, OCT_ERR_MEMORY = -2, OCT_ERR_ABORTED = -3 };
 
 int32_t oct_abi_version(void);
-const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon" */
+const char* oct_isa(void);        /* "scalar", "avx2", "avxvnni", ..., "neoni8mm": of the level */
 const char* oct_last_error(void); /* of the calling thread; valid until its next failing call */
 /* sizeof of each struct below, in the order of its declaration, and how many there are: whoever
  * loads a library compares them with its own, as one of another build would read past its structs. */

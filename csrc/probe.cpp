@@ -1,5 +1,7 @@
 // What the processor can do at most, in the way that the kernels use it: products from registers,
 // and reads of memory in one stream per worker. Rooflines are drawn from the two.
+#include <type_traits>
+
 #include "linear.h"
 
 namespace octavo {
@@ -29,7 +31,7 @@ OCT_INLINE void touch_lanes(F32 x) {
 // linears: of equal sums, a compiler would make one. Quads of activations add up to 0.
 struct Operands {
   alignas(kLine) uint8_t weights[kMaxTiles][kLine];
-  uint8_t activations[kMaxRows][8];
+  uint8_t activations[kMaxRows][16];
 };
 
 // How a format multiplies: kInputs of each of 16 columns in one add().
@@ -82,9 +84,37 @@ struct Product<OCT_BF16> {
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
+// Of two rows at once: 8 outputs of both are a vector.
+template <int kFormat>
+struct TwoRowsProduct {  // 8 bits and less
+  static constexpr int kInputs = 8;
+  using Sum = I32;
+  static OCT_INLINE U8 weights(const uint8_t* from) { return simd::load_bytes(from); }
+  static OCT_INLINE simd::TwoRows activations(const uint8_t* from) {
+    return simd::load_two_rows(from, from + 8);
+  }
+  static OCT_INLINE Sum begin() { return simd::zero_i(); }
+  static OCT_INLINE Sum add(Sum sum, U8 w, simd::TwoRows x) { return simd::dot8(sum, w, x); }
+  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+};
+
+template <>
+struct TwoRowsProduct<OCT_BF16> {
+  static constexpr int kInputs = 4;
+  using Sum = F32;
+  static OCT_INLINE BF16 weights(const uint8_t* from) { return simd::load_pairs(from); }
+  static OCT_INLINE simd::TwoRows activations(const uint8_t* from) {
+    return simd::load_two_rows(from, from + 8);
+  }
+  static OCT_INLINE Sum begin() { return simd::zero(); }
+  static OCT_INLINE Sum add(Sum sum, BF16 w, simd::TwoRows x) { return simd::dot4(sum, w, x); }
+  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+};
+
 template <int kFormat>
 int64_t multiply(int64_t rounds) {
-  using P = Product<kFormat>;
+  using P = std::conditional_t<simd::kTwoRows && kFormat != OCT_F32, TwoRowsProduct<kFormat>,
+                               Product<kFormat>>;
   Operands operands = {};
   for (auto& tile : operands.weights) {
     for (uint8_t& byte : tile) byte = 1;

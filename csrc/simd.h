@@ -42,6 +42,32 @@ OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) { return dot4(sum, 
 OCT_INLINE I32 end_nibbles(I32, NibbleSum sum) { return sum; }
 #endif
 
+// Products of two rows at once, where instructions multiply matrices. Sums of 16 outputs of two
+// rows are two vectors, in which rows alternate:
+//
+//     half 0   | output 0 of row 0, of row 1 | output 1 of row 0, of row 1 | ... | output 7
+//     half 1   | output 8                    | output 9                    | ... | output 15
+//
+//   zip<half>(x, y)       lanes of this half of x and of y, alternating: from two lines with 4 bytes
+//                         of 16 outputs each, 8 bytes of 8 outputs
+//   unzip<odd>(x, y)      the even, or the odd, lanes of x and then of y: of two halves, a row
+//   set2(even, odd)       to alternating lanes
+//   load_two_rows(p, q)   8 bytes of activations of each row
+//   dot8, dot4            acc + sum over 8 bytes, w unsigned and x signed; over 4 bfloat16
+#if defined(OCT_TWO_ROWS)
+constexpr bool kTwoRows = true;
+#else
+constexpr bool kTwoRows = false;  // kernels that would call these are not compiled
+struct TwoRows {};
+template <int kHalf, class X> X zip(X x, X y);
+template <int kOdd> F32 unzip(F32 x, F32 y);
+F32 set2(float even, float odd);
+I32 set2(int32_t even, int32_t odd);
+TwoRows load_two_rows(const uint8_t* first, const uint8_t* second);
+I32 dot8(I32 acc, U8 w, TwoRows x);
+F32 dot4(F32 acc, BF16 w, TwoRows x);
+#endif
+
 // Round to the nearest bfloat16, ties to even; NaN stays NaN.
 OCT_INLINE uint16_t to_bf16(float x) {
   uint32_t bits;

@@ -264,7 +264,7 @@ OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
 }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
-OCT_INLINE I32 centre(int32_t sum_of_a) { return set1(-128 * sum_of_a); }
+OCT_INLINE int32_t centre(int32_t sum_of_a) { return -128 * sum_of_a; }
 OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 
 #else
@@ -287,7 +287,7 @@ OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
 }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127. Here as |w - 128| * (a with the sign of w - 128).
-OCT_INLINE I32 centre(int32_t) { return zero_i(); }
+OCT_INLINE int32_t centre(int32_t) { return 0; }
 OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) {
   const __m256i flip = _mm256_set1_epi8(-128);
   const __m256i lo = _mm256_xor_si256(w.lo, flip), hi = _mm256_xor_si256(w.hi, flip);

@@ -176,7 +176,7 @@ OCT_INLINE I32 set1_quad(const int8_t* quad) {
 OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return _mm512_dpbusd_epi32(acc, w.v, a); }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
-OCT_INLINE I32 centre(int32_t sum_of_a) { return _mm512_set1_epi32(-128 * sum_of_a); }
+OCT_INLINE int32_t centre(int32_t sum_of_a) { return -128 * sum_of_a; }
 OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return _mm512_dpbusd_epi32(acc, w.v, a); }
 
 OCT_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

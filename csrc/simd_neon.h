@@ -1,4 +1,5 @@
-// simd.h on NEON with dot products (ARMv8.2): four registers of 4 lanes.
+// simd.h on NEON with dot products (ARMv8.2), and with matrix products of int8 and bfloat16 (I8MM
+// and BF16 of ARMv8.6) where there are: four registers of 4 lanes.
 #pragma once
 
 #include <arm_neon.h>
@@ -18,7 +19,12 @@ struct U8 : Four<uint8x16_t> {};
 struct BF16 : Four<uint32x4_t> {};
 struct Mask : Four<uint32x4_t> {};  // all bits of a lane, or none
 
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define OCT_TWO_ROWS
+constexpr bool kHasDot2 = true;
+#else
 constexpr bool kHasDot2 = false;
+#endif
 constexpr int kNumRegisters = 8;  // of 16 lanes
 
 // f of each part.
@@ -199,6 +205,16 @@ OCT_INLINE F32 load_bf16(const uint16_t* p) {
   const auto part = [&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + i), 16)); };
   return F32{{part(0), part(4), part(8), part(12)}};
 }
+#if defined(OCT_TWO_ROWS)
+// 16 floats to bfloat16, as to_bf16.
+OCT_INLINE void store_bf16(uint16_t* p, F32 x) {
+  const auto eight = [](F4 lo, F4 hi) {
+    return vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(lo), hi));
+  };
+  vst1q_u16(p, eight(x.a, x.b));
+  vst1q_u16(p + 8, eight(x.c, x.d));
+}
+#else
 // The upper halves of floats, rounded to bfloat16.
 OCT_INLINE U4 round_bf16(F4 x) {
   const U4 bits = vreinterpretq_u32_f32(x);
@@ -212,6 +228,7 @@ OCT_INLINE void store_bf16(uint16_t* p, F32 x) {
   vst1q_u16(p, narrow(round_bf16(x.a), round_bf16(x.b)));
   vst1q_u16(p + 8, narrow(round_bf16(x.c), round_bf16(x.d)));
 }
+#endif
 
 // ---- bfloat16 products: acc + a.even * b.even + a.odd * b.odd, lane by lane.
 OCT_INLINE BF16 load_pairs(const void* p) {
@@ -232,9 +249,21 @@ OCT_INLINE F32 odd(BF16 a) {
   return each<F32>(
       [](U4 x) { return vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000))); }, a);
 }
+#if defined(OCT_TWO_ROWS)
+// BFDOT rounds to odd, the sum of both products and then that with acc, and takes denormals for 0.
+// (Where there is EBF16, a program may ask for the rounding of IEEE 754; nobody here does.)
+OCT_INLINE F32 dot2(F32 acc, BF16 a, BF16 b) {
+  return each<F32>(
+      [](F4 x, U4 y, U4 z) {
+        return vbfdotq_f32(x, vreinterpretq_bf16_u32(y), vreinterpretq_bf16_u32(z));
+      },
+      acc, a, b);
+}
+#else
 OCT_INLINE F32 dot2(F32 acc, BF16 a, BF16 b) {
   return fma(odd(a), odd(b), fma(even(a), even(b), acc));
 }
+#endif
 
 // ---- 8-bit products: acc + sum over a lane's 4 bytes of w * a.
 OCT_INLINE U8 load_bytes(const void* p) {
@@ -273,6 +302,66 @@ OCT_INLINE I32 set1_quad(const int8_t* quad) {
   __builtin_memcpy(&bits, quad, 4);
   return set1(bits);
 }
+#if defined(OCT_TWO_ROWS)
+// w is unsigned, a signed.
+OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+  return each<I32>([](I4 x, B16 y, I4 z) { return vusdotq_s32(x, y, vreinterpretq_s8_s32(z)); },
+                   acc, w, a);
+}
+// w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
+// the sum of (w - 128) * a. `a` is in -127..127.
+OCT_INLINE int32_t centre(int32_t sum_of_a) { return -128 * sum_of_a; }
+OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+
+// ---- Products of two rows: simd.h says what these are.
+OCT_INLINE F4 zip_low(F4 a, F4 b) { return vzip1q_f32(a, b); }
+OCT_INLINE F4 zip_high(F4 a, F4 b) { return vzip2q_f32(a, b); }
+OCT_INLINE U4 zip_low(U4 a, U4 b) { return vzip1q_u32(a, b); }
+OCT_INLINE U4 zip_high(U4 a, U4 b) { return vzip2q_u32(a, b); }
+OCT_INLINE B16 zip_low(B16 a, B16 b) {
+  return vreinterpretq_u8_u32(zip_low(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+}
+OCT_INLINE B16 zip_high(B16 a, B16 b) {
+  return vreinterpretq_u8_u32(zip_high(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+}
+template <int kHalf, class X>
+OCT_INLINE X zip(X x, X y) {
+  if constexpr (kHalf == 0) {
+    return X{{zip_low(x.a, y.a), zip_high(x.a, y.a), zip_low(x.b, y.b), zip_high(x.b, y.b)}};
+  } else {
+    return X{{zip_low(x.c, y.c), zip_high(x.c, y.c), zip_low(x.d, y.d), zip_high(x.d, y.d)}};
+  }
+}
+template <int kOdd>
+OCT_INLINE F32 unzip(F32 x, F32 y) {
+  const auto part = [](F4 lo, F4 hi) { return kOdd ? vuzp2q_f32(lo, hi) : vuzp1q_f32(lo, hi); };
+  return F32{{part(x.a, x.b), part(x.c, x.d), part(y.a, y.b), part(y.c, y.d)}};
+}
+OCT_INLINE F32 set2(float even, float odd) {
+  const F4 v = {even, odd, even, odd};
+  return F32{{v, v, v, v}};
+}
+OCT_INLINE I32 set2(int32_t even, int32_t odd) {
+  const I4 v = {even, odd, even, odd};
+  return I32{{v, v, v, v}};
+}
+struct TwoRows {
+  B16 bytes;
+};
+OCT_INLINE TwoRows load_two_rows(const uint8_t* first, const uint8_t* second) {
+  return {vcombine_u8(vld1_u8(first), vld1_u8(second))};
+}
+OCT_INLINE I32 dot8(I32 acc, U8 w, TwoRows x) {
+  return each<I32>(
+      [&](I4 sum, B16 y) { return vusmmlaq_s32(sum, y, vreinterpretq_s8_u8(x.bytes)); }, acc, w);
+}
+// BFMMLA rounds as two BFDOT, one after the other: a row has the same bits alone.
+OCT_INLINE F32 dot4(F32 acc, BF16 w, TwoRows x) {
+  const bfloat16x8_t rows = vreinterpretq_bf16_u8(x.bytes);
+  return each<F32>(
+      [&](F4 sum, U4 y) { return vbfmmlaq_f32(sum, vreinterpretq_bf16_u32(y), rows); }, acc, w);
+}
+#else
 OCT_INLINE I4 dot4_part(I4 acc, B16 w, I4 a) {  // both signed
   return vdotq_s32(acc, vreinterpretq_s8_u8(w), vreinterpretq_s8_s32(a));
 }
@@ -282,11 +371,12 @@ OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
 }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127. Here w - 128 is w with its top bit flipped.
-OCT_INLINE I32 centre(int32_t) { return zero_i(); }
+OCT_INLINE int32_t centre(int32_t) { return 0; }
 OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) {
   return each<I32>([](I4 x, B16 y, I4 z) { return dot4_part(x, veorq_u8(y, vdupq_n_u8(128)), z); },
                    acc, w, a);
 }
+#endif
 
 OCT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 OCT_INLINE void pause() { asm volatile("yield"); }

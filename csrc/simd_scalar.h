@@ -284,7 +284,7 @@ OCT_INLINE I32 dot4_from(I32 acc, U8 w, int zero_point, I32 a) {
 OCT_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return dot4_from(acc, w, 0, a); }
 // w is unsigned with a zero point of 128. Accumulators start at centre(sum of the a's), and end as
 // the sum of (w - 128) * a. `a` is in -127..127.
-OCT_INLINE I32 centre(int32_t) { return zero_i(); }
+OCT_INLINE int32_t centre(int32_t) { return 0; }
 OCT_INLINE I32 dot4_centred(I32 acc, U8 w, I32 a) { return dot4_from(acc, w, 128, a); }
 
 OCT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }

@@ -69,7 +69,9 @@ def cpu(root: Path = Path("/")) -> Cpu:
     text = _read(root / "proc/cpuinfo")
     fields = _first_fields(text)
     present = set((fields.get("flags") or fields.get("Features") or "").split())
-    arm = "Features" in fields
+    if not text:
+        present = _isa_of_macos()
+    arm = "Features" in fields or "asimd" in present
     model = fields.get("model name") or fields.get("Model") or platform.processor()
     return Cpu(
         model=model or "unknown",
@@ -80,6 +82,25 @@ def cpu(root: Path = Path("/")) -> Cpu:
         affinity=_affinity(),
         quota=_cpu_quota(root),
     )
+
+
+def _isa_of_macos() -> set[str]:
+    """The flags of an Apple processor, in Linux's spelling; none of any other."""
+    if sys.platform != "darwin" or platform.machine() != "arm64":
+        return set()
+    more = {"i8mm": "FEAT_I8MM", "bf16": "FEAT_BF16"}
+    known = {flag for flag, name in more.items() if _sysctl(f"hw.optional.arm.{name}")}
+    return {"asimd", "asimddp"} | known  # these two all of them have
+
+
+def _sysctl(name: str) -> int:
+    """A number that macOS tells; 0 if it does not know the name."""
+    import ctypes
+
+    value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
+    arguments = (name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    ask = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    return 0 if ask is None or ask(*arguments) else value.value
 
 
 def memory(root: Path = Path("/")) -> Memory:

@@ -66,6 +66,24 @@ def test_arm_features(tmp_path: Path) -> None:
     assert cpu.physical_cores is None
 
 
+@pytest.mark.parametrize(
+    ("told", "isa"),
+    [
+        ({"hw.optional.arm.FEAT_I8MM", "hw.optional.arm.FEAT_BF16"}, ("i8mm", "bf16")),
+        (set(), ()),
+    ],
+)
+def test_features_of_apple_processors(
+    told: set[str], isa: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(machine, "_sysctl", lambda name: int(name in told))
+    assert machine.cpu(tmp_path).isa == ("asimd", "asimddp", *isa)
+    monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+    assert machine.cpu(tmp_path).isa == ()
+
+
 def test_without_proc_nothing_fails(tmp_path: Path) -> None:
     assert machine.cpu(tmp_path).isa == ()
     assert machine.memory(tmp_path).total > 0

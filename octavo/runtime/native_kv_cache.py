@@ -15,9 +15,9 @@ class NativeKVCache:
     """Keys and values of all layers in the kernels' own order of bytes: [blocks, layers, bytes].
 
     Of each layer a block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes``
-    each), keys and values together; ``oct_attention_args`` has the order inside. What a block has of
-    all layers lies together, so that the first token asks the system for one huge page, and not
-    for one of each layer.
+    each), keys and values together; ``oct_attention_args`` has the order inside. What a block has
+    of all layers lies together, so that the first token asks the system for one huge page, and
+    not for one of each layer.
     """
 
     def __init__(

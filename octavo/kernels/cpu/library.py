@@ -15,8 +15,6 @@ import faulthandler
 import functools
 import json
 import os
-import platform
-import sys
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +31,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512vnni": _AVX512,
     "avxvnni": (*_AVX2, "avx_vnni"),
     "avx2": _AVX2,
+    "neoni8mm": ("asimddp", "i8mm", "bf16"),
     "neon": ("asimddp",),
     "scalar": (),
 }
@@ -150,7 +149,7 @@ def built() -> list[str]:
 
 def runnable(cpu: machine.Cpu | None = None) -> list[str]:
     """The levels that were built and that a processor (this one) can run, best first."""
-    present = _features(cpu or _this_cpu())
+    present = set((cpu or _this_cpu()).isa)
     return [isa for isa in built() if present.issuperset(LEVELS[isa])]
 
 
@@ -214,19 +213,12 @@ def _known() -> str:
     return f"known: {', '.join((*LEVELS, *_NO_NATIVE))}"
 
 
-def _features(cpu: machine.Cpu) -> set[str]:
-    features = set(cpu.isa)
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        features.add("asimddp")  # every Apple processor has it; there is no /proc/cpuinfo to ask
-    return features
-
-
 def _forced(isa: str, cpu: machine.Cpu) -> str:
     if isa not in LEVELS:
         raise Unavailable(f"OCTAVO_ISA={isa} is no level; {_known()}")
     if isa not in built():
         raise Unavailable(f"OCTAVO_ISA={isa}: {_why_not_built(isa)}")
-    lacking = [feature for feature in LEVELS[isa] if feature not in _features(cpu)]
+    lacking = [feature for feature in LEVELS[isa] if feature not in cpu.isa]
     if lacking:
         raise Unavailable(f"OCTAVO_ISA={isa}: this processor lacks {', '.join(lacking)}")
     return isa

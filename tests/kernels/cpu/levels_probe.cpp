@@ -19,7 +19,7 @@ void* library;
 oct_pool* pool;
 
 template <class F>
-F* function(const char* name, F*) {
+F* function(const char* name) {
   void* found = dlsym(library, name);
   if (!found) {
     std::printf("no function %s\n", name);
@@ -27,7 +27,7 @@ F* function(const char* name, F*) {
   }
   return reinterpret_cast<F*>(found);
 }
-#define CALL(name) function(#name, &name)
+#define CALL(name) function<decltype(name)>(#name)
 
 void check(int64_t code, const char* what) {
   if (code >= 0) return;
@@ -132,6 +132,28 @@ struct Matrix {
   oct_weight weight;
 };
 
+// Rows in one call, and one by one.
+void companies(const Case& c, const Matrix& matrix) {
+  const int rows = 5, n = matrix.weight.n, k = matrix.weight.k;
+  const std::vector<float> x = random_floats(static_cast<size_t>(rows) * k);
+  for (int step : {rows, 1}) {
+    std::vector<float> y(static_cast<size_t>(rows) * n);
+    for (int row = 0; row < rows; row += step) {
+      oct_linear_args args{};
+      args.rows = step;
+      args.k = k;
+      args.in = x.data() + row * k;
+      args.ldin = k;
+      args.remainder_above = 2.5f;
+      args.epilogue = OCT_EPI_NONE;
+      args.num_segments = 1;
+      args.segments[0] = {matrix.weight, nullptr, y.data() + row * n, n};
+      check(CALL(oct_linear)(pool, &args), "oct_linear");
+    }
+    report((step == 1 ? "alone." : "together.") + std::string(c.name), y.data(), y.size() * 4);
+  }
+}
+
 void linears() {
   const Case cases[] = {{"w4s.32", OCT_W4S, 32},
                         {"w4a.32", OCT_W4A, 32},
@@ -156,6 +178,7 @@ void linears() {
   const float eps = 1e-5f;
   for (const Case& c : cases) {
     const Matrix first(c, n, k), second(c, n, k);
+    companies(c, first);
     for (int rows : {1, 4, 7, 19}) {
       for (float above : {INFINITY, 2.5f}) {
         for (int epilogue : {OCT_EPI_NONE, OCT_EPI_RESIDUAL, OCT_EPI_SILU_MUL, OCT_EPI_GELU_TANH_MUL}) {

@@ -34,6 +34,41 @@ void put_raw(const char* name, const T& x) {
 }
 void put(const char* name, Mask m) { put(name, select(m, set1(1), zero_i())); }
 
+// 4 bytes each of 16 outputs and 4 more, times 8 bytes of each of two rows; two bfloat16 and two more,
+// times 4. Where there are products of two rows, by these; else row by row.
+void apply_to_two_rows(const U8 (&w)[2], const BF16 (&pairs)[2], const uint8_t (&x)[2][8]) {
+  F32 bytes[2], bf16[2];
+  bool same = true;
+#if defined(OCT_TWO_ROWS)
+  const TwoRows rows = load_two_rows(x[0], x[1]);
+  const I32 low = dot8(set2(5, 7), zip<0>(w[0], w[1]), rows);
+  const I32 high = dot8(set2(5, 7), zip<1>(w[0], w[1]), rows);
+  const F32 scaled[2] = {mul(to_float(low), set2(2.0f, 3.0f)), mul(to_float(high), set2(2.0f, 3.0f))};
+  bytes[0] = unzip<0>(scaled[0], scaled[1]);
+  bytes[1] = unzip<1>(scaled[0], scaled[1]);
+  const F32 sums[2] = {dot4(zero(), zip<0>(pairs[0], pairs[1]), rows),
+                       dot4(zero(), zip<1>(pairs[0], pairs[1]), rows)};
+  bf16[0] = unzip<0>(sums[0], sums[1]);
+  bf16[1] = unzip<1>(sums[0], sums[1]);
+  for (int r = 0; r < 2; r++) {
+    float both[2][16];
+    store(both[0], bf16[r]);
+    store(both[1], dot2(dot2(zero(), pairs[0], set1_pair(x[r])), pairs[1], set1_pair(x[r] + 4)));
+    same = same && std::memcmp(both[0], both[1], sizeof both[0]) == 0;
+  }
+#else
+  (void)bf16, (void)pairs;
+  for (int r = 0; r < 2; r++) {
+    const auto quad = [&](int i) { return set1_quad(reinterpret_cast<const int8_t*>(x[r]) + i); };
+    const I32 sum = dot4(dot4(set1(5 + 2 * r), w[0], quad(0)), w[1], quad(4));
+    bytes[r] = mul(to_float(sum), set1(2.0f + static_cast<float>(r)));
+  }
+#endif
+  put("two_rows_first", bytes[0]);
+  put("two_rows_second", bytes[1]);
+  put_raw("two_rows_of_bf16", same);
+}
+
 struct Input {
   float a[16], b[16], c[16];  // anything
   float finite[16], integral[16];
@@ -116,7 +151,12 @@ void apply(const Input& in) {
   for (int step = 0; step < 8; step++) sum = add_nibbles(sum, low_nibbles(w), quad);
   put("add_nibbles", end_nibbles(i, sum));
   const int sum_of_quad = in.quad[0] + in.quad[1] + in.quad[2] + in.quad[3];
-  put("centred", dot4_centred(centre(sum_of_quad), w, quad));
+  put("centred", dot4_centred(set1(centre(sum_of_quad)), w, quad));
+
+  const U8 next = load_bytes(in.pairs);
+  uint8_t rows[2][8];
+  std::memcpy(rows, in.other_pairs, sizeof rows);
+  apply_to_two_rows({bits_of(w, 127), bits_of(next, 127)}, {x, load_pairs(in.bytes)}, rows);
 
   put("exp", exp(a));
   put("silu", silu(a));

@@ -474,7 +474,8 @@ def test_decoding_token_by_token_is_the_same_as_a_prompt(native, make_pool, kv):
 @pytest.mark.parametrize("kv", FORMATS)
 def test_all_instruction_sets_agree(kv):
     """To the bit, but for bfloat16 where the processor multiplies it."""
-    levels = [isa for isa in runnable() if kv != "bf16" or isa != "avx512bf16"]
+    rounding = ("avx512bf16", "neoni8mm") if kv == "bf16" else ()  # of their own
+    levels = [isa for isa in runnable() if isa not in rounding]
     if len(levels) < 2:
         pytest.skip("there is nothing to compare with")
     layer = Layer(kv=kv, window=120, softcap=5.0, sinks=True, qk_norm=True, heads=5, kv_heads=1)

@@ -23,6 +23,11 @@ ZEN5 = processor(*LEVELS["avx512bf16"], "avx_vnni")
 ALDER_LAKE = processor(*LEVELS["avxvnni"])
 HASWELL = processor(*LEVELS["avx2"])
 CORE2 = processor("sse4_2")
+GRAVITON3 = processor("asimd", *LEVELS["neoni8mm"], "sve")
+GRAVITON2 = processor("asimd", *LEVELS["neon"])
+
+
+ARM = ("neoni8mm", "neon")
 
 
 @pytest.fixture
@@ -36,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def all_levels(folder):
     for isa in LEVELS:
-        if isa != "neon":
+        if isa not in ARM:
             (folder / f"liboctavo_{isa}.so").touch()
     return folder
 
@@ -51,6 +56,25 @@ def test_the_best_level_that_runs(all_levels, cpu, chosen):
     if chosen != "scalar":
         worse = list(LEVELS).index(library.choose(cpu))
         assert worse > list(LEVELS).index(chosen)
+
+
+@pytest.mark.parametrize(("cpu", "chosen"), [(GRAVITON3, "neoni8mm"), (GRAVITON2, "neon")])
+def test_the_best_level_of_arm(folder, monkeypatch, cpu, chosen):
+    for isa in (*ARM, "scalar"):
+        (folder / f"liboctavo_{isa}.so").touch()
+    assert library.choose(cpu) == chosen
+    monkeypatch.setenv("OCTAVO_ISA", "neon")
+    assert library.choose(cpu) == "neon"
+
+
+def test_i8mm_without_bf16_is_neon(folder, monkeypatch):
+    for isa in ARM:
+        (folder / f"liboctavo_{isa}.so").touch()
+    cpu = processor("asimddp", "i8mm")
+    assert library.choose(cpu) == "neon"
+    monkeypatch.setenv("OCTAVO_ISA", "neoni8mm")
+    with pytest.raises(Unavailable, match="OCTAVO_ISA=neoni8mm: this processor lacks bf16"):
+        library.choose(cpu)
 
 
 def test_avx512_without_vnni_is_avx2(all_levels):

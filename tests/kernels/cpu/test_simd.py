@@ -1,7 +1,7 @@
 """csrc/simd.h: sixteen lanes are the same on all instruction sets, bit for bit.
 
 The program simd_probe.cpp applies every function to what it reads. It is compiled for each level,
-and runs where the processor can; NEON under qemu, if there is a cross compiler.
+and runs where the processor can; those of ARM under qemu, if there is a cross compiler.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ VNNI_OF_AVX512 = """
 #define __AVXVNNI__ 1
 #define _mm256_dpbusd_avx_epi32 _mm256_dpbusd_epi32
 """
+ARM = ("neon", "neoni8mm")
+OWN_ROUNDING = ("avx512bf16", "neoni8mm")  # of products of bfloat16
 QEMU = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +58,7 @@ def probe(native_build, tmp_path_factory):
     def build(isa: str) -> list[str]:
         compiler, command, more = native_build.find_compiler(), [], []
         needed = FEATURES[isa]
-        if isa == "neon" and machine.cpu().architecture != "aarch64":
+        if isa in ARM and machine.cpu().architecture != "aarch64":
             if not all(map(shutil.which, QEMU)):
                 pytest.skip(f"needs {' and '.join(QEMU)}")
             compiler, command, more = [QEMU[0]], [QEMU[1]], ["-static"]
@@ -164,13 +166,13 @@ def scalar(probe, records) -> dict[str, bytes]:
     return primitives(probe("scalar", "primitives", records.tobytes()))
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "neon"])
+@pytest.mark.parametrize("isa", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", *ARM])
 def test_all_levels_give_the_same_bits(isa, probe, records, scalar):
     found = primitives(probe(isa, "primitives", records.tobytes()))
     assert found.keys() == scalar.keys() and len(found) > 40
     for name, expected in scalar.items():
-        if name == "dot2" and isa == "avx512bf16":
-            continue  # its own rounding
+        if name == "dot2" and isa in OWN_ROUNDING:
+            continue
         if name in MAKE_NAN:
             same = np.array_equal(same_nan(found[name]), same_nan(expected))
         else:
@@ -178,7 +180,8 @@ def test_all_levels_give_the_same_bits(isa, probe, records, scalar):
         assert same, f"{name} differs"
 
 
-def test_bf16_products_of_the_processor_are_nearly_those_of_all(probe, records, scalar):
+@pytest.mark.parametrize("isa", OWN_ROUNDING)
+def test_bf16_products_of_the_processor_are_nearly_those_of_all(isa, probe, records, scalar):
     """dot2 on ordinary numbers: its rounding differs, by little."""
     random = np.random.default_rng(2)
     records = records.copy()
@@ -188,7 +191,7 @@ def test_bf16_products_of_the_processor_are_nearly_those_of_all(probe, records, 
     records["a"] = random.standard_normal((ROWS, 16))
     data = records.tobytes()
     expected = np.frombuffer(primitives(probe("scalar", "primitives", data))["dot2"], np.float32)
-    found = primitives(probe("avx512bf16", "primitives", data))["dot2"]
+    found = primitives(probe(isa, "primitives", data))["dot2"]
     assert np.abs(np.frombuffer(found, np.float32) - expected).max() < 2e-6
 
 
@@ -275,6 +278,12 @@ class TestScalarIsWhatItSays:
         ):
             total = records["i"] + (factors * quad).sum(-1)
             self.check(name, scalar, total.astype(np.int32))
+        next_bytes = records["pairs"].view(np.uint8).astype(np.int64).reshape(ROWS, 16, 4)
+        weights = np.concatenate([bytes_, next_bytes], axis=-1) & 127
+        rows = records["other_pairs"][:, :8].copy().view(np.int8).astype(np.int64)
+        for row, name in enumerate(("two_rows_first", "two_rows_second")):
+            of_row = (weights * rows[:, None, 8 * row : 8 * row + 8]).sum(-1)
+            self.check(name, scalar, ((2 + row) * (5 + 2 * row + of_row)).astype(np.float32))
         total = records["i"] + 8 * ((bytes_ & 15) * quad).sum(-1)
         self.check("add_nibbles", scalar, total.astype(np.int32))
 
@@ -303,7 +312,7 @@ def inputs_of(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-@pytest.mark.parametrize("isa", ["avx2", "avx512vnni", "neon"])
+@pytest.mark.parametrize("isa", ["avx2", "avx512vnni", *ARM])
 def test_functions_are_accurate(name, isa, probe):
     reference, tolerance = REFERENCE[name]
     x = inputs_of(name)
