@@ -22,8 +22,10 @@ from octavo.server.api.openai import chat_completions, completions, models
 from octavo.server.api.service import Service
 from octavo.server.api.tgi import routes as tgi
 from octavo.server.http.aliases import Aliases
+from octavo.server.http.background import in_background
 from octavo.server.http.errors import HttpError, error_response, to_http_error
 from octavo.server.http.gate import App, Gate
+from octavo.server.http.json_text import encode
 from octavo.server.http.measured import MeasuredApp
 from octavo.server.http.tenants import Tenants
 from octavo.server.page import routes as page
@@ -53,6 +55,7 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
         title="octavo",
         version=__version__,
         summary="An OpenAI-compatible server for open-weight language models",
+        openapi_url=None,  # see below
         docs_url=None,  # its pages would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # it would answer with a location made from the Host header
@@ -61,6 +64,14 @@ def create_app(routers: Sequence[APIRouter]) -> FastAPI:
         app.include_router(router)
     for kind in (HttpError, OctavoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
+
+    async def describe(request: Request) -> Response:
+        # To make it takes a third of a second, for which nothing else should wait: no stream, and
+        # no start.
+        document = await in_background(lambda: encode(app.openapi()))
+        return Response(document, media_type="application/json")
+
+    app.add_route("/openapi.json", describe, include_in_schema=False)
     return app
 
 
@@ -78,9 +89,18 @@ def create_server_app(service: Service, tenants: Tenants) -> App:
         # Limits and overload are checked before a body is read: wherever a POST brings one.
         costly_paths=frozenset(post_routes(routers)),
     )
-    paths = {*app.openapi()["paths"], "/"}
-    measured: Any = MeasuredApp(gate, service.metrics, paths)
+    measured: Any = MeasuredApp(gate, service.metrics, described_paths(routers) | {"/"})
     return Aliases(measured)
+
+
+def described_paths(routers: Sequence[APIRouter]) -> set[str]:
+    """The paths that are described in /openapi.json."""
+    routes = [route for router in routers for route in router.routes]
+    return {
+        route.path_format
+        for route in routes
+        if isinstance(route, APIRoute) and route.include_in_schema
+    }
 
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:

@@ -10,9 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel
 
-from octavo.server.app import create_app, create_routers, create_server_app, post_routes
+from octavo.server.app import (
+    create_app,
+    create_routers,
+    create_server_app,
+    described_paths,
+    post_routes,
+)
 from octavo.server.http.body import JsonRoute
 from octavo.server.http.context import RequestContext
 from octavo.server.http.gate import App
@@ -33,6 +40,30 @@ def body_models(service) -> dict[str, type[BaseModel]]:
     routes = post_routes(create_routers(service))
     assert all(isinstance(route, JsonRoute) for route in routes.values())  # strict, and bounded
     return {path: route.body_field.field_info.annotation for path, route in routes.items()}
+
+
+# -- the description ---------------------------------------------------------------------------
+
+
+def test_the_description_is_made_when_it_is_asked_for(service, monkeypatch):
+    """It takes longer than all else of making the app, whose paths are known without it."""
+    routers = create_routers(service)
+    app = create_app(routers)
+    with monkeypatch.context() as patch:
+        patch.setattr(FastAPI, "openapi", None)
+        create_server_app(
+            dataclasses.replace(service, metrics=Metrics("tiny")), Tenants(service.settings)
+        )
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get("/openapi.json")
+
+    answer = asyncio.run(ask())
+    assert answer.json() == app.openapi()
+    assert set(app.openapi()["paths"]) == described_paths(routers)
+    assert "/v1/chat/completions" in described_paths(routers)
 
 
 # -- who may ask ---------------------------------------------------------------------------------
