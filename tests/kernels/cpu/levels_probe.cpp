@@ -247,6 +247,7 @@ void attentions() {
       args.ldq = heads * dim;
       args.ldk = args.ldv = kv_heads * dim;
       args.kv = kv.memory;
+      args.kv_block_bytes = kv_heads * (block / 16) * chunk;
       args.out = out.data();
       args.num_blocks = 4;
       const int32_t code = CALL(oct_attention)(pool, &args, &seqs);
