@@ -182,7 +182,7 @@ class Linear {
   int chunk_blocks(int units) const {
     size_t bytes = 0;
     for (int e = 0; e < num_encoded_; e++) {
-      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(block_rows(0)));
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
     }
     int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
     chunk = std::min(chunk, any_remainders_ ? kMostLists * kTogether : num_blocks_);

@@ -84,37 +84,21 @@ struct Product<OCT_BF16> {
   static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
 };
 
-// Of two rows at once: 8 outputs of both are a vector.
-template <int kFormat>
-struct TwoRowsProduct {  // 8 bits and less
-  static constexpr int kInputs = 8;
-  using Sum = I32;
-  static OCT_INLINE U8 weights(const uint8_t* from) { return simd::load_bytes(from); }
+// The same of two rows at once: 8 outputs of both are a vector.
+template <class OneRow>
+struct TwoRowsProduct : OneRow {
+  static constexpr int kInputs = 2 * OneRow::kInputs;
   static OCT_INLINE simd::TwoRows activations(const uint8_t* from) {
     return simd::load_two_rows(from, from + 8);
   }
-  static OCT_INLINE Sum begin() { return simd::zero_i(); }
-  static OCT_INLINE Sum add(Sum sum, U8 w, simd::TwoRows x) { return simd::dot8(sum, w, x); }
-  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
-};
-
-template <>
-struct TwoRowsProduct<OCT_BF16> {
-  static constexpr int kInputs = 4;
-  using Sum = F32;
-  static OCT_INLINE BF16 weights(const uint8_t* from) { return simd::load_pairs(from); }
-  static OCT_INLINE simd::TwoRows activations(const uint8_t* from) {
-    return simd::load_two_rows(from, from + 8);
-  }
-  static OCT_INLINE Sum begin() { return simd::zero(); }
-  static OCT_INLINE Sum add(Sum sum, BF16 w, simd::TwoRows x) { return simd::dot4(sum, w, x); }
-  static OCT_INLINE void keep(Sum sum) { touch_lanes(sum); }
+  static OCT_INLINE I32 add(I32 sum, U8 w, simd::TwoRows x) { return simd::dot8(sum, w, x); }
+  static OCT_INLINE F32 add(F32 sum, BF16 w, simd::TwoRows x) { return simd::dot4(sum, w, x); }
 };
 
 template <int kFormat>
 int64_t multiply(int64_t rounds) {
-  using P = std::conditional_t<simd::kTwoRows && kFormat != OCT_F32, TwoRowsProduct<kFormat>,
-                               Product<kFormat>>;
+  using One = Product<kFormat>;
+  using P = std::conditional_t<simd::kTwoRows && kFormat != OCT_F32, TwoRowsProduct<One>, One>;
   Operands operands = {};
   for (auto& tile : operands.weights) {
     for (uint8_t& byte : tile) byte = 1;

@@ -64,20 +64,23 @@ class StepPlan:
     def matrices(self) -> Iterator[Matrix]:
         """Those of all phases, in their order; one that several phases use, as often."""
         for phase in self.phases:
-            if isinstance(phase, fusion.Linear):
-                yield from (segment.weight for segment in phase.segments)
-            elif isinstance(phase, fusion.Embed | fusion.Head):
-                yield phase.weight
+            yield from _matrices_of(phase)
 
     def gathered(self) -> set[str]:
         """The names of those of which a step reads some rows only: an embedding that is no head."""
-        embeds = [phase for phase in self.phases if isinstance(phase, fusion.Embed)]
-        others = [phase for phase in self.phases if not isinstance(phase, fusion.Embed)]
-        tables, multiplied = (
-            {self.name_of(matrix) for matrix in StepPlan(phases, self.name_of).matrices()}
-            for phases in (embeds, others)
-        )
+        tables: set[str] = set()
+        multiplied: set[str] = set()
+        for phase in self.phases:
+            names = tables if isinstance(phase, fusion.Embed) else multiplied
+            names.update(map(self.name_of, _matrices_of(phase)))
         return tables - multiplied
+
+
+def _matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+    if isinstance(phase, fusion.Linear):
+        yield from (segment.weight for segment in phase.segments)
+    elif isinstance(phase, fusion.Embed | fusion.Head):
+        yield phase.weight
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:

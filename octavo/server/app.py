@@ -95,22 +95,17 @@ def create_server_app(service: Service, tenants: Tenants) -> App:
 
 def described_paths(routers: Sequence[APIRouter]) -> set[str]:
     """The paths that are described in /openapi.json."""
-    routes = [route for router in routers for route in router.routes]
-    return {
-        route.path_format
-        for route in routes
-        if isinstance(route, APIRoute) and route.include_in_schema
-    }
+    return {route.path_format for route in _routes(routers) if route.include_in_schema}
 
 
 def post_routes(routers: Sequence[APIRouter]) -> dict[str, APIRoute]:
     """The routes that take a body, by their path."""
+    return {route.path: route for route in _routes(routers) if "POST" in (route.methods or ())}
+
+
+def _routes(routers: Sequence[APIRouter]) -> list[APIRoute]:
     routes = [route for router in routers for route in router.routes]
-    return {
-        route.path: route
-        for route in routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-    }
+    return [route for route in routes if isinstance(route, APIRoute)]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

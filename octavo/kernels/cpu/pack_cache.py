@@ -102,7 +102,7 @@ def open_or_pack(
 def _is_worth_a_file(weights: Collection[Weight], size: int) -> bool:
     quantized = sum(weight.nbytes for weight in weights if weight.is_quantized)
     is_quantized = quantized > sum(weight.nbytes for weight in weights) / 2
-    return is_quantized or size > machine.memory().available
+    return is_quantized or size > machine.usable_memory_bytes()
 
 
 def _places(first: Path, home: Path, beside: bool) -> list[Path]:

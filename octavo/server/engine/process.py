@@ -77,8 +77,8 @@ class ProcessLauncher:
 
     def close(self) -> None:
         """End the engine that was started ahead, if nobody came for it."""
-        if (engine := self._ahead) is not None:
-            self._ahead = None
+        if self._ahead is not None:
+            engine = self.launch()
             engine.kill()
             engine.connection.close()
             engine.wait()
