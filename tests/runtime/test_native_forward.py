@@ -268,6 +268,7 @@ def test_damaged_rows_end_their_requests_alone(bench, run_all, alone):
             assert answers[request.request_id] == alone[request.request_id]
 
 
+@pytest.mark.timing  # the other thread has to have a turn while a short step runs
 def test_a_step_that_is_aborted_fails_and_the_next_runs(bench, run_all, alone):
     import threading
 
