@@ -38,7 +38,7 @@ from octavo.kernels.recorder import RopeTable, Tape, Value
 from octavo.layers.module import Module
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import StepPlan
 
@@ -413,7 +413,7 @@ class _Reader:
         if rotary.freq_factors is not None:
             divisors = self._constant(fields, "freq_factors", config.rotary_dim // 2)
             data = divisors.view(np.uint8).reshape(1, -1)
-            rotary.freq_factors.load(Weight(GGMLType.F32, data, divisors.shape))
+            rotary.freq_factors.load(StoredWeight(GGMLType.F32, data, divisors.shape))
         return RopeTable(config.rotary_dim, rotary.table)
 
     def _bound(self, fields: Fields) -> float:

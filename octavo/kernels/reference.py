@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
-from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.tensors import QuantizedTensor, WeightTensor
+from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
     "add",
@@ -59,10 +58,7 @@ def embed(
     ids: Tensor, weight: WeightTensor, scale: float | None = None, *, dtype: str = "float32"
 ) -> Tensor:
     """Rows ``ids`` (int64 [T]) of ``weight`` [V, K], times ``scale``: [T, K] in ``dtype``."""
-    if isinstance(weight, QuantizedTensor):
-        rows = weight.select(ids)
-    else:
-        rows = weight.index_select(0, ids)
+    rows = weight.index_select(0, ids) if isinstance(weight, Tensor) else weight.select(ids)
     rows = rows.to(getattr(torch, dtype))
     # The factor is rounded to the activations' dtype first, as models with one were trained.
     return rows if scale is None else rows * torch.tensor(scale, dtype=rows.dtype)
@@ -182,8 +178,8 @@ def _pieces(weight: WeightTensor, dtype: torch.dtype) -> Iterator[tuple[int, Ten
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         rows = scratch[: stop - start]
-        if isinstance(weight, QuantizedTensor):
-            dequantize(weight.type, weight.data[start:stop], out=rows)
-        else:
+        if isinstance(weight, Tensor):
             rows.copy_(weight[start:stop])
+        else:
+            weight.dequantize(start, stop, out=rows)
         yield start, rows.to(dtype)

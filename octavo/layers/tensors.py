@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import Parameter
-from octavo.quantization.base import Weight
 from octavo.quantization.tensors import WeightTensor, to_torch
 
 M = TypeVar("M", bound=Module)
@@ -31,10 +31,10 @@ def with_tensors(
     total, done = sum(value.nbytes for value in values.values()), 0
     made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
     for key, value in values.items():
-        if isinstance(value, Weight):
-            made[key] = to_torch(value, device, dtype)
-        else:
+        if isinstance(value, np.ndarray):
             made[key] = torch.from_numpy(value).to(device)
+        else:
+            made[key] = to_torch(value, device, dtype)
         done += value.nbytes
         if progress is not None and device.type != "cpu":
             progress(done, total)

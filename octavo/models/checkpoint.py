@@ -17,7 +17,7 @@ from octavo.fields import Fields
 from octavo.model_files import ModelFolder, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType, row_bytes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> Weight:
         entry = self.tensors[name]
-        return Weight(entry.type, self._files[entry.path].data(name), entry.shape)
+        return StoredWeight(entry.type, self._files[entry.path].data(name), entry.shape)
 
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.hf_name
@@ -199,7 +199,7 @@ class GGUFFiles:
                 f"{file.path} ({name}): tensors of {tensor.type.name} are not supported, but "
                 f"{', '.join(known.name for known in READABLE_TYPES)} are"
             )
-        weight = Weight(tensor.type, file.data(name), tensor.shape)
+        weight = StoredWeight(tensor.type, file.data(name), tensor.shape)
         if weight.is_quantized and len(tensor.shape) != 2:
             raise UnsupportedModelError(
                 f"{file.path} ({name}): {tensor.type.name} is only supported for matrices"

@@ -1,14 +1,21 @@
-"""Weights as tensors of PyTorch's, for ops that compute when they are called."""
+"""Weights as tensors of PyTorch's, for ops that compute when they are called.
+
+``to_torch`` is told of each kind of weight in one function of its own; the ops know only whether a
+matrix is a plain tensor or has to be dequantized.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import singledispatch
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
+from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
 
@@ -19,9 +26,34 @@ _DTYPES = {
 }
 
 
+class QuantizedTensor(Protocol):
+    """A matrix of N rows and K columns that is not made of plain numbers."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def dequantize(
+        self, start: int = 0, stop: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Rows ``start`` to ``stop`` as float32 [rows, K]; into ``out`` if it is given."""
+        ...
+
+    def select(self, rows: Tensor) -> Tensor:
+        """The given rows (int64 [R]) as float32 [R, K]."""
+        ...
+
+
+WeightTensor: TypeAlias = Tensor | QuantizedTensor
+"""A matrix that the ops ``embed``, ``linear`` and ``lm_head`` take: both have shape and nbytes."""
+
+
 @dataclass(frozen=True, slots=True)
-class QuantizedTensor:
-    """A matrix of N rows and K columns in a GGUF format. ``data`` is uint8 [N, bytes of a row]."""
+class BlockTensor:
+    """In a GGUF format. ``data`` is uint8 [N, bytes of a row]."""
 
     type: GGMLType
     data: Tensor
@@ -40,19 +72,55 @@ class QuantizedTensor:
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def dequantize(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows ``start`` to ``stop`` as float32 [rows, K]."""
-        return dequantize(self.type, self.data[start:stop])
+    def dequantize(
+        self, start: int = 0, stop: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return dequantize(self.type, self.data[start:stop], out)
 
     def select(self, rows: Tensor) -> Tensor:
-        """The given rows (int64 [R]) as float32 [R, K]."""
         return dequantize(self.type, self.data.index_select(0, rows))
 
 
-WeightTensor: TypeAlias = Tensor | QuantizedTensor
-"""A matrix that the ops ``embed``, ``linear`` and ``lm_head`` take: both have shape and nbytes."""
+@dataclass(frozen=True, slots=True)
+class CodedTensor:
+    """A ``CodedWeight``: what its scales, zeros, levels and groups are stands there.
+
+    ``codes(start, stop)`` gives those of some rows, uint8 [rows, K].
+    """
+
+    codes: Callable[[int, int], Tensor]
+    scales: Tensor
+    zeros: Tensor
+    levels: Tensor | None
+    groups: Tensor  # int64 [K]
+    shape: tuple[int, int]
+    nbytes: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.scales.device
+
+    def dequantize(
+        self, start: int = 0, stop: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        if out is None:
+            out = torch.empty((stop - start, self.shape[1]), device=self.device)
+        codes = self.codes(start, stop)
+        out.copy_(codes if self.levels is None else self.levels[codes.int()])
+        out.sub_(self._by_input(self.zeros, start, stop))
+        return out.mul_(self._by_input(self.scales, start, stop))
+
+    def select(self, rows: Tensor) -> Tensor:
+        each = [self.dequantize(row, row + 1) for row in rows.tolist()]
+        return torch.cat(each) if each else self.scales.new_empty((0, self.shape[1]))
+
+    def _by_input(self, table: Tensor, start: int, stop: int) -> Tensor:
+        table = table if table.shape[0] == 1 else table[start:stop]
+        return table if table.shape[1] == 1 else table.index_select(1, self.groups)
 
 
+@singledispatch
 def to_torch(
     weight: Weight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> WeightTensor:
@@ -61,10 +129,52 @@ def to_torch(
     On the CPU it is the same memory, so that a mapped file is never copied. Elsewhere what is not
     quantized is converted to ``dtype``, that of the activations.
     """
+    raise AssertionError(f"no tensor is made of {type(weight).__name__}")
+
+
+@to_torch.register
+def _(
+    weight: StoredWeight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> WeightTensor:
     device = torch.device(device)
     data = torch.from_numpy(weight.data)
     if weight.is_quantized:
         rows, columns = weight.shape
-        return QuantizedTensor(weight.type, data.to(device), (rows, columns))
+        return BlockTensor(weight.type, data.to(device), (rows, columns))
     values = data.view(_DTYPES[weight.type]).view(weight.shape)
     return values if device.type == "cpu" else values.to(device, dtype)
+
+
+@to_torch.register
+def _(
+    weight: CodedWeight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> WeightTensor:
+    device = torch.device(device)
+    rows, columns = weight.shape
+    if device.type == "cpu":
+
+        def codes(start: int, stop: int) -> Tensor:
+            return torch.from_numpy(weight.codes.rows(start, stop))
+    else:  # a byte each: files are read once
+        unpacked = torch.from_numpy(weight.codes.rows(0, rows)).to(device)
+
+        def codes(start: int, stop: int) -> Tensor:
+            return unpacked[start:stop]
+
+    def table(values: object) -> Tensor:
+        made = torch.as_tensor(values, dtype=torch.float32)
+        return made.reshape(1, 1).to(device) if made.ndim < 2 else made.to(device)
+
+    groups = torch.arange(columns) // weight.group_size
+    if weight.groups is not None:
+        groups = torch.from_numpy(weight.groups).long()
+    levels = None if weight.levels is None else torch.from_numpy(weight.levels).to(device)
+    return CodedTensor(
+        codes,
+        table(weight.scales),
+        table(weight.zeros),
+        levels,
+        groups.to(device),
+        (rows, columns),
+        weight.nbytes,
+    )

@@ -22,7 +22,7 @@ from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.layers.module import named_parameters
 from octavo.models.config import ModelConfig
 from octavo.models.registry import model_class
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import NativeModel, plan_step
 
@@ -77,7 +77,7 @@ def random_model(config: ModelConfig) -> Any:
     for parameter in parameters.values():
         values = rng.normal(1, 0.1, size=parameter.shape).astype(np.float32)
         rows = values.reshape(-1, parameter.shape[-1]).view(np.uint8)
-        parameter.load(Weight(GGMLType.F32, rows, parameter.shape))
+        parameter.load(StoredWeight(GGMLType.F32, rows, parameter.shape))
     if config.tie_embeddings:
         parameters["lm_head.weight"].share(parameters["model.embed_tokens.weight"])
     return model

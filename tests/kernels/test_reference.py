@@ -14,7 +14,7 @@ from weights import stored
 from octavo.kernels import reference
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.tensors import QuantizedTensor, to_torch
+from octavo.quantization.tensors import BlockTensor, to_torch
 
 CUDA = pytest.param(
     "cuda",
@@ -35,7 +35,7 @@ def random_quantized(type, rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, row_bytes(type, columns))
     data = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    weight = QuantizedTensor(type, data, (rows, columns))
+    weight = BlockTensor(type, data, (rows, columns))
     # Random scales include NaN, infinity and huge numbers; keep to blocks of sane ones.
     blocks = data.view(-1, row_bytes(type, 32))
     blocks[:, 1] = blocks[:, 1] & 0x83 | 0x28

@@ -9,14 +9,14 @@ import torch
 from weights import stored
 
 from octavo.layers.parameter import Parameter, ShapeMismatch
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 
 
 def quantized(rows, columns):
     values = np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
     data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    return Weight(GGMLType.Q8_0, data, (rows, columns))
+    return StoredWeight(GGMLType.Q8_0, data, (rows, columns))
 
 
 def test_a_matrix_is_kept_as_it_is_in_the_file():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.module import named_parameters
 from octavo.models.loader import load_config, load_model, weights_bytes
-from octavo.quantization.tensors import QuantizedTensor, to_torch
+from octavo.quantization.tensors import BlockTensor, to_torch
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -197,14 +197,14 @@ def test_gguf_weights_stay_quantized(tiny_model, tmp_path, driver):
     path = write_gguf(tmp_path / "q8.gguf", folder, quantize=("mlp", "self_attn", "embed"))
     quantized = driver(path)
     up = quantized.model.model.layers[1].mlp.up_proj.weight.value
-    assert isinstance(up, QuantizedTensor)
+    assert isinstance(up, BlockTensor)
     assert weights_bytes(quantized.model) < 0.3 * weights_bytes(driver(folder).model)
 
     # The same as a folder with the dequantized values.
     def dequantize(tensors):
         for name, parameter in named_parameters(quantized.model):
             value = parameter.value
-            if isinstance(value, QuantizedTensor) and name in tensors:
+            if isinstance(value, BlockTensor) and name in tensors:
                 value = value.dequantize()
                 if ".q_proj." in name or ".k_proj." in name:
                     pairs = value.view(-1, 8, 2, value.shape[1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import READABLE_TYPES, GGMLType
 from octavo.quantization.gguf_formats import DEQUANTIZERS
 
@@ -35,15 +35,15 @@ def test_shapes_of_fewer_dimensions():
         data = np.arange(size, dtype=np.float32).view(np.uint8).reshape(rows, -1 if size else 0)
         if shape == (0, 4):
             data = np.empty((0, 16), dtype=np.uint8)
-        assert Weight(GGMLType.F32, data, shape).floats().shape == shape
+        assert StoredWeight(GGMLType.F32, data, shape).floats().shape == shape
 
 
 def test_shape_and_bytes_must_match():
     data = np.zeros((6, 2 * 34), dtype=np.uint8)
-    assert Weight(GGMLType.Q8_0, data, (6, 64)).is_quantized
+    assert StoredWeight(GGMLType.Q8_0, data, (6, 64)).is_quantized
     for bad, shape in ((data, (6, 32)), (data.view(np.int8), (6, 64)), (data[:5], (6, 64))):
         with pytest.raises(AssertionError):
-            Weight(GGMLType.Q8_0, bad, shape)
+            StoredWeight(GGMLType.Q8_0, bad, shape)
 
 
 def test_what_is_called_readable_can_be_read():

@@ -9,14 +9,14 @@ import torch
 from weights import stored
 
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.tensors import QuantizedTensor, to_torch
+from octavo.quantization.tensors import BlockTensor, to_torch
 
 
 @pytest.fixture
 def weight():
     values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
     data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-    return QuantizedTensor(GGMLType.Q8_0, torch.from_numpy(data), (6, 64))
+    return BlockTensor(GGMLType.Q8_0, torch.from_numpy(data), (6, 64))
 
 
 def test_rows_in_every_way(weight):
@@ -34,9 +34,9 @@ def test_it_knows_its_size_and_place(weight):
 
 def test_shape_and_bytes_must_match(weight):
     with pytest.raises(AssertionError):
-        QuantizedTensor(GGMLType.Q8_0, weight.data, (6, 32))
+        BlockTensor(GGMLType.Q8_0, weight.data, (6, 32))
     with pytest.raises(AssertionError):
-        QuantizedTensor(GGMLType.Q8_0, weight.data.view(torch.int8), (6, 64))
+        BlockTensor(GGMLType.Q8_0, weight.data.view(torch.int8), (6, 64))
 
 
 def test_on_the_cpu_they_are_the_same_memory(weight):

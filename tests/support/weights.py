@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 
 from octavo.kernels import reference
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.tensors import QuantizedTensor, WeightTensor
+from octavo.quantization.tensors import BlockTensor, WeightTensor
 
 _TYPES = {
     torch.float32: GGMLType.F32,
@@ -23,10 +23,10 @@ _TYPES = {
 
 def stored(tensor: WeightTensor) -> Weight:
     """A tensor as a checkpoint has it, and as the native kernels take it."""
-    if isinstance(tensor, QuantizedTensor):
-        return Weight(tensor.type, tensor.data.numpy(), tensor.shape)
+    if isinstance(tensor, BlockTensor):
+        return StoredWeight(tensor.type, tensor.data.numpy(), tensor.shape)
     data = tensor.contiguous().view(torch.uint8).view(-1, tensor.shape[-1] * tensor.itemsize)
-    return Weight(_TYPES[tensor.dtype], data.numpy(), tuple(tensor.shape))
+    return StoredWeight(_TYPES[tensor.dtype], data.numpy(), tuple(tensor.shape))
 
 
 @contextlib.contextmanager

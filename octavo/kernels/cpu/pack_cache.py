@@ -71,13 +71,13 @@ def open_or_pack(
 ) -> PackedWeights:
     """The packed form of a model's ``weights``, by name; ``files`` are what they come from.
 
-    ``gathered``: weights of which steps read some rows only. They are not packed: a row is read
-    where the model's file has it.
+    ``gathered``: weights of which steps read some rows only. They are not packed where a row can be
+    read as the model's file has it.
     ``home``: a folder of octavo's own; without one, nothing is kept.
     ``progress`` is called with (bytes packed, bytes in all) if there was something to pack.
     """
     stored = as_stored({name: weights[name] for name in gathered}, library)
-    weights = {name: weight for name, weight in weights.items() if name not in gathered}
+    weights = {name: weight for name, weight in weights.items() if name not in stored}
     entries, size = lay_out(weights, library)
 
     def pack(memory: np.ndarray) -> None:

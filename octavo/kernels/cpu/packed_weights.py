@@ -21,10 +21,10 @@ from octavo.kernels.cpu.mapped import let_go
 from octavo.kernels.cpu.packing import (
     ALIGNMENT,
     PackedFormat,
+    in_place,
     pack_into,
     packed_format,
     plain_format,
-    stored_format,
 )
 from octavo.quantization.base import Weight
 
@@ -75,11 +75,9 @@ def lay_out(
 
 
 def as_stored(weights: Mapping[str, Weight], library: Library) -> Stored:
-    """Weights that are not packed, but read where they are."""
-    return {
-        name: (stored_format(weight, library), np.ascontiguousarray(weight.data))
-        for name, weight in weights.items()
-    }
+    """Those of the weights that need not be packed, as the kernels can read them where they are."""
+    found = {name: in_place(weight, library) for name, weight in weights.items()}
+    return {name: stored for name, stored in found.items() if stored is not None}
 
 
 def end_of(entries: Entries) -> int:
@@ -117,8 +115,8 @@ def pack_all(
         for rows, piece in _pieces(weights[name], spec, library):
             packed = memory[offset : offset + piece.num_bytes]
             pack_into(rows, piece, packed.ctypes.data, library, pool)
-            let_go(rows.data)
-            let_go(packed)
+            for memory_of_file in (*rows.mapped, packed):
+                let_go(memory_of_file)
             offset += piece.num_bytes
             done += piece.num_bytes
             if progress is not None:
@@ -133,6 +131,5 @@ def _pieces(
     step = max(_PIECE_BYTES // row_bytes // TILE, 1) * TILE
     for begin in range(0, spec.n, step):
         rows = min(step, spec.n - begin)
-        data = weight.data[begin : begin + rows]
         piece = plain_format(spec.format, rows, spec.k, spec.group, library)
-        yield Weight(weight.type, data, (rows, spec.k)), piece
+        yield weight.narrow(begin, begin + rows), piece

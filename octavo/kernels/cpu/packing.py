@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import singledispatch
 
 import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.coded import as_integers, dense_format, integers_in
 from octavo.kernels.cpu.library import Library, Pool
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
+from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType
 
 ALIGNMENT = 64
@@ -26,6 +29,7 @@ _FLOAT_FORMATS = {
     GGMLType.F16: abi.OCT_F16,
     GGMLType.BF16: abi.OCT_BF16,
 }
+_DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # of numpy's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,14 @@ class PackedWeight:
         return out
 
 
+@singledispatch
 def packed_format(weight: Weight, library: Library) -> PackedFormat:
     """What a weight becomes; UnsupportedModelError if there is no packed form of it."""
+    raise AssertionError(f"no packed form is known of {type(weight).__name__}")
+
+
+@packed_format.register
+def _(weight: StoredWeight, library: Library) -> PackedFormat:
     n, k = weight.shape
     group = 0
     if weight.is_quantized:
@@ -90,11 +100,28 @@ def packed_format(weight: Weight, library: Library) -> PackedFormat:
     return plain_format(format, n, k, group, library)
 
 
-def stored_format(weight: Weight, library: Library) -> PackedFormat:
-    """A weight as its file has it; UnsupportedModelError as of `packed_format`."""
+@packed_format.register
+def _(weight: CodedWeight, library: Library) -> PackedFormat:
+    n, k = weight.shape
+    integers = as_integers(weight)
+    if integers is None:
+        return plain_format(dense_format(weight), n, k, 0, library)
+    return plain_format(integers.format, n, k, integers.group, library)
+
+
+@singledispatch
+def in_place(weight: Weight, library: Library) -> tuple[PackedFormat, np.ndarray] | None:
+    """The format and the rows of a weight that can be read as its file has it, None if it cannot.
+    UnsupportedModelError as of `packed_format`."""
+    return None
+
+
+@in_place.register
+def _(weight: StoredWeight, library: Library) -> tuple[PackedFormat, np.ndarray]:
     packed_format(weight, library)
     n, k = weight.shape
-    return plain_format(abi.OCT_STORED + weight.type, n, k, 0, library)
+    spec = plain_format(abi.OCT_STORED + weight.type, n, k, 0, library)
+    return spec, np.ascontiguousarray(weight.data)
 
 
 def plain_format(format: int, n: int, k: int, group: int, library: Library) -> PackedFormat:
@@ -103,19 +130,52 @@ def plain_format(format: int, n: int, k: int, group: int, library: Library) -> P
     return PackedFormat(format, n, k, group, num_bytes)
 
 
+@singledispatch
 def pack_into(
     weight: Weight, spec: PackedFormat, address: int, library: Library, pool: Pool
 ) -> None:
-    """Pack ``weight`` into ``spec.num_bytes`` bytes at ``address``, which is aligned."""
-    struct = ctypes.byref(spec.as_struct(address))
-    lib = library.lib
+    """Pack ``weight`` into ``spec.num_bytes`` bytes at ``address``, which is aligned.
+
+    ``spec`` is that of ``packed_format``, of the whole weight where this is some rows of it.
+    """
+    raise AssertionError(f"no packed form is known of {type(weight).__name__}")
+
+
+@pack_into.register
+def _(weight: StoredWeight, spec: PackedFormat, address: int, library: Library, pool: Pool) -> None:
+    rows = np.ascontiguousarray(weight.data)
     if weight.is_quantized:
-        rows = np.ascontiguousarray(weight.data)
-        code = lib.oct_pack_gguf(pool, struct, weight.type, rows.ctypes.data, address)
+        struct = ctypes.byref(spec.as_struct(address))
+        lib = library.lib
+        library.check(lib.oct_pack_gguf(pool, struct, weight.type, rows.ctypes.data, address))
     else:
-        values = np.ascontiguousarray(weight.data)
-        code = lib.oct_pack(pool, struct, values.ctypes.data, None, None, address)
-    library.check(code)
+        _pack_numbers(spec, rows, None, None, address, library, pool)
+
+
+@pack_into.register
+def _(weight: CodedWeight, spec: PackedFormat, address: int, library: Library, pool: Pool) -> None:
+    if spec.group:
+        q, d, m = integers_in(weight, spec.format).read(weight)
+        _pack_numbers(spec, q, d, m, address, library, pool)
+    else:
+        values = weight.dequantize().astype(_DTYPES[spec.format])
+        _pack_numbers(spec, values, None, None, address, library, pool)
+
+
+def _pack_numbers(
+    spec: PackedFormat,
+    values: np.ndarray,
+    scales: np.ndarray | None,
+    mins: np.ndarray | None,
+    address: int,
+    library: Library,
+    pool: Pool,
+) -> None:
+    """``oct_pack``: floats, or integers with scales, [n, ...] each."""
+    arrays = [None if a is None else np.ascontiguousarray(a) for a in (values, scales, mins)]
+    pointers = [None if a is None else a.ctypes.data for a in arrays]
+    struct = ctypes.byref(spec.as_struct(address))
+    library.check(library.lib.oct_pack(pool, struct, *pointers, address))
 
 
 def pack(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
@@ -141,19 +201,8 @@ def pack_integers(
             raise ValueError(
                 f"{dtype} [{spec.n}, {columns}] expected, not {array.dtype} {array.shape}"
             )
-    q, scales = np.ascontiguousarray(q), np.ascontiguousarray(scales)
-    mins = None if mins is None else np.ascontiguousarray(mins)
     data = aligned(spec.num_bytes)
-    struct = spec.as_struct(data.ctypes.data)
-    code = library.lib.oct_pack(
-        pool,
-        ctypes.byref(struct),
-        q.ctypes.data,
-        scales.ctypes.data,
-        None if mins is None else mins.ctypes.data,
-        data.ctypes.data,
-    )
-    library.check(code)
+    _pack_numbers(spec, q, scales, mins, data.ctypes.data, library, pool)
     return PackedWeight(spec, data)
 
 

@@ -11,13 +11,13 @@ from octavo.config import EngineArgs
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
 from octavo.kernels.cpu.fusion import Check, Head, Linear, Norm, Phase, Segment
 from octavo.kernels.recorder import Tape, Value
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.capacity import RankSpec, kv_dtype_of
 
 
 def step() -> list[Phase]:
-    weight = Weight(GGMLType.F32, np.zeros((8, 32), dtype=np.uint8), (8, 8))
+    weight = StoredWeight(GGMLType.F32, np.zeros((8, 32), dtype=np.uint8), (8, 8))
     x, y, z = (Value(Tape(), None, (8,)) for _ in range(3))
     norm = Norm(np.ones(8, dtype=np.float32), 1e-5)
     return [

@@ -11,14 +11,14 @@ import pytest
 from octavo.kernels import recorder
 from octavo.kernels.cpu import fusion
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB = 8, 4, 2, 2, 6, 11
 
 
 def matrix(n: int, k: int) -> Weight:
-    return Weight(GGMLType.F32, np.ones((n, k), dtype=np.float32).view(np.uint8), (n, k))
+    return StoredWeight(GGMLType.F32, np.ones((n, k), dtype=np.float32).view(np.uint8), (n, k))
 
 
 def attention(x: Value, layer: int = 0, qk_norm: bool = False, rope: bool = True) -> Value:

@@ -19,7 +19,7 @@ from octavo.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
-from octavo.quantization.tensors import QuantizedTensor
+from octavo.quantization.tensors import BlockTensor
 
 # Types of files for the formats that nothing else becomes.
 NESTED = (
@@ -89,7 +89,7 @@ def make_nested_weight(native, format, n, k, rng):
     for at in HALVES[type]:
         halves = rng.normal(size=(len(blocks), 1)).astype(np.float16)
         blocks[:, at : at + 2] = halves.view(np.uint8)
-    source = QuantizedTensor(type, torch.from_numpy(data), (n, k))
+    source = BlockTensor(type, torch.from_numpy(data), (n, k))
     weight = packing.pack(stored(source), native.library, native.pool)
     return weight, source.dequantize().double().numpy()
 
@@ -278,7 +278,7 @@ def test_nested_integers_are_exact(native, type, byte):
     data = np.full((n, row_bytes(type, k)), byte, dtype=np.uint8)
     for at in HALVES[type]:
         data[:, at : at + 2] = np.ones(1, dtype=np.float16).view(np.uint8)
-    source = QuantizedTensor(type, torch.from_numpy(data), (n, k))
+    source = BlockTensor(type, torch.from_numpy(data), (n, k))
     weight = packing.pack(stored(source), native.library, native.pool)
     x = extreme_activations(k, 32)
     only = np.arange(k) // 32 == np.arange(len(x))[:, None] % 8  # more would be rounded
@@ -296,7 +296,7 @@ def test_near_the_reference(native, type):
     for at in {GGMLType.Q4_1: (0, 2), GGMLType.Q6_K: (208,)}.get(type, (0,)):
         scale = torch.rand(len(blocks), generator=generator) * 0.01 + 0.001
         blocks[:, at : at + 2] = scale.half().view(torch.uint8).view(-1, 2)
-    source = QuantizedTensor(type, data, (n, k))
+    source = BlockTensor(type, data, (n, k))
     x = activations(5, k)
     [y] = Call([Segment(packing.pack(stored(source), native.library, native.pool))], x).run(native)
     expected = reference.linear(torch.from_numpy(x), source).numpy()

@@ -18,9 +18,9 @@ from octavo.kernels.cpu import abi, pack_cache, packed_weights
 from octavo.kernels.cpu.library import Pool, load, runnable
 from octavo.kernels.cpu.mapped import let_go
 from octavo.kernels.cpu.pack_cache import open_or_pack
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.tensors import QuantizedTensor
+from octavo.quantization.tensors import BlockTensor
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no native library was built")
 
@@ -348,9 +348,9 @@ def test_a_model_without_files_stays_in_memory(pool, tmp_path):
     assert is_right(result, values, pool) and not (tmp_path / "unused").exists()
 
 
-def quantized() -> dict[str, QuantizedTensor]:
+def quantized() -> dict[str, BlockTensor]:
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, 100, (32, 34 * 8), np.uint8))
-    return {"c.weight": QuantizedTensor(GGMLType.Q8_0, rows, (32, 256))}
+    return {"c.weight": BlockTensor(GGMLType.Q8_0, rows, (32, 256))}
 
 
 @pytest.mark.usefixtures("real_rule")
@@ -439,7 +439,7 @@ def test_packing_holds_a_piece_at_a_time(model, pool, monkeypatch):
     def written():
         return next(cache_file(model).parent.iterdir())
 
-    weight = Weight(GGMLType.F32, data, (1024, 1024))
+    weight = StoredWeight(GGMLType.F32, data, (1024, 1024))
     home = model.parent.parent / "home"
     result = open_or_pack({"a": weight}, [model], load(), pool, home=home, progress=progress)
     assert len(held) == 64

@@ -12,10 +12,10 @@ from weights import stored
 from octavo.errors import EngineError, UnsupportedModelError
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.kernels.cpu.library import load
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
 from octavo.quantization.gguf_formats import dequantize
-from octavo.quantization.tensors import QuantizedTensor
+from octavo.quantization.tensors import BlockTensor
 
 INTEGER_FORMATS = [
     (format, group)
@@ -80,7 +80,7 @@ def test_floats_are_kept(native, dtype):
 
 def test_a_tensor_that_is_not_contiguous(native):
     values = torch.randn(40, 20)
-    every_other = Weight(GGMLType.F32, stored(values).data[::2], (20, 20))
+    every_other = StoredWeight(GGMLType.F32, stored(values).data[::2], (20, 20))
     weight = packing.pack(every_other, native.library, native.pool)
     assert torch.equal(unpacked(native, weight), values[::2])
 
@@ -92,7 +92,7 @@ def test_gguf_types_are_kept_exactly(native, type):
         # Any bytes: scales are infinite, NaN, denormal and huge too.
         k *= max(unit, 32)
         data = random_bytes(n, row_bytes(type, k), seed=n)
-        source = stored(QuantizedTensor(type, data, (n, k)))
+        source = stored(BlockTensor(type, data, (n, k)))
         weight = packing.pack(source, native.library, native.pool)
         got = weight.unpack(native.library, native.pool)
         np.testing.assert_array_equal(got, dequantize(type, data).numpy())
@@ -106,9 +106,9 @@ def test_stored_rows_stand_for_the_same(native_on_any_level, type):
         data = np.frombuffer(
             b"x" + random_bytes(n, row_bytes(type, k)).numpy().tobytes(), "u1", -1, 1
         )
-        source = Weight(type, data.reshape(n, -1), (n, k))
+        source = StoredWeight(type, data.reshape(n, -1), (n, k))
         packed = packing.pack(source, native.library, native.pool)
-        spec = packing.stored_format(source, native.library)
+        spec, _ = packing.in_place(source, native.library)
         assert spec.num_bytes == source.nbytes
         rows = packing.PackedWeight(spec, source.data).unpack(native.library, native.pool)
         expected = packed.unpack(native.library, native.pool)
@@ -117,7 +117,7 @@ def test_stored_rows_stand_for_the_same(native_on_any_level, type):
 
 @pytest.mark.parametrize("type", INTEGERS, ids=lambda type: type.name)
 def test_bytes_are_nearly_those_of_the_file(native, type):
-    weight = QuantizedTensor(type, random_bytes(64, row_bytes(type, 4096)), (64, 4096))
+    weight = BlockTensor(type, random_bytes(64, row_bytes(type, 4096)), (64, 4096))
     packed = packing.packed_format(stored(weight), native.library).num_bytes
     assert 1 <= packed / weight.data.numel() <= (1.055 if type == GGMLType.Q3_K else 1.03)
 
@@ -126,7 +126,7 @@ def test_bytes_are_nearly_those_of_the_file(native, type):
 def test_packed_bytes_are_the_same_everywhere(native_on_any_level, type):
     """A packed model may be kept on disk, whatever processor reads it next."""
     native = native_on_any_level
-    source = QuantizedTensor(type, random_bytes(18, row_bytes(type, 512)), (18, 512))
+    source = BlockTensor(type, random_bytes(18, row_bytes(type, 512)), (18, 512))
     here = packing.pack(stored(source), native.library, native.pool)
     scalar = packing.pack(stored(source), load("scalar"), native.pool)
     np.testing.assert_array_equal(here.data, scalar.data)
@@ -176,7 +176,7 @@ def test_formats_that_do_not_exist(native, arguments, message):
 
 def test_what_cannot_be_packed(native):
     for type in (GGMLType.TQ1_0, GGMLType.I32):
-        source = QuantizedTensor(type, random_bytes(2, row_bytes(type, 256)), (2, 256))
+        source = BlockTensor(type, random_bytes(2, row_bytes(type, 256)), (2, 256))
         with pytest.raises(UnsupportedModelError, match=type.name):
             packing.pack(stored(source), native.library, native.pool)
 

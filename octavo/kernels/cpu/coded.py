@@ -1,0 +1,127 @@
+"""What the native kernels make of codes with scales: integers of 4, 5 or 8 bits where they can.
+
+    codes with one integer zero      W4S, W5S, W8S: the same integers, moved to the format's zero
+    codes with other zeros           W4A, W5A, W8A: d * q + m with m = -scale * zero
+    codes that are looked up         as integers, where all levels are multiples of one number
+    all others                       float16, or float32 if that has no room for them
+
+Scales are float16 in packed formats. Most files have them so; others are rounded, unless that moves
+one of them by more than 2**-10 of it, as where they are below 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.layout import INTEGER_FORMATS
+from octavo.quantization.coded import CodedWeight
+
+_SYMMETRIC = {4: abi.OCT_W4S, 5: abi.OCT_W5S, 8: abi.OCT_W8S}
+_ASYMMETRIC = {4: abi.OCT_W4A, 5: abi.OCT_W5A, 8: abi.OCT_W8A}
+_LARGEST_HALF = 65504.0
+_ROUNDING = 2.0**-10
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Codes as integers of a packed format, of ``bits`` bits each.
+
+    An integer is ``moved[code]``, and stands for d = scale * ``step`` times that; the mins of
+    asymmetric formats are -scale * zero.
+    """
+
+    format: int
+    group: int
+    moved: np.ndarray  # [2 ** bits of a code]
+    step: float
+
+    def read(self, weight: CodedWeight) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """(q uint8 [n, k], d float16 [n, groups], m float16 [n, groups] or None)"""
+        n, k = weight.shape
+        of = np.arange(0, k, self.group) // weight.group_size
+
+        def by_group(table: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(table, (n, weight.num_groups))[:, of]
+
+        q = self.moved.astype(np.uint8)[weight.codes.rows(0, n)]
+        d = (by_group(weight.scales) * np.float32(self.step)).astype(np.float16)
+        if not INTEGER_FORMATS[self.format].has_min:
+            return q, d, None
+        return q, d, by_group(-weight.scales * weight.zeros).astype(np.float16)
+
+
+def as_integers(weight: CodedWeight) -> Integers | None:
+    """How a packed format of integers holds a weight, in the fewest bits; None if none does."""
+    if weight.groups is not None:
+        return None
+    for integers in _candidates(weight):
+        traits = INTEGER_FORMATS[integers.format]
+        fits = integers.moved.min() >= 0 and integers.moved.max() < 1 << traits.bits
+        has_mins = not traits.has_min or _are_halves(weight.scales * weight.zeros)
+        if fits and has_mins and _are_halves(weight.scales * integers.step):
+            return integers
+    return None
+
+
+def integers_in(weight: CodedWeight, format: int) -> Integers:
+    """The same for some rows of a weight that ``as_integers`` put into ``format``."""
+    return next(integers for integers in _candidates(weight) if integers.format == format)
+
+
+def dense_format(weight: CodedWeight) -> int:
+    """The float format of a weight that is held as numbers."""
+    levels = np.array([0.0, 2**weight.bits - 1]) if weight.levels is None else weight.levels
+    farthest = max(
+        np.abs(levels.max() - weight.zeros).max(), np.abs(levels.min() - weight.zeros).max()
+    )
+    largest = float(np.abs(weight.scales).max(initial=0.0) * farthest)
+    return abi.OCT_F16 if largest <= _LARGEST_HALF else abi.OCT_F32
+
+
+def _candidates(weight: CodedWeight) -> Iterator[Integers]:
+    levels, step = _integer_levels(weight)
+    if levels is None:
+        return
+    zeros = np.unique(weight.zeros) / step
+    if len(zeros) == 1 and zeros[0] == round(zeros[0]):
+        for bits, format in _SYMMETRIC.items():
+            middle = 1 << (bits - 1)
+            yield from _in_groups(weight, format, levels - int(zeros[0]) + middle, step)
+    for format in _ASYMMETRIC.values():
+        yield from _in_groups(weight, format, levels, step)
+
+
+def _integer_levels(weight: CodedWeight) -> tuple[np.ndarray | None, float]:
+    """Integers [2 ** bits], and the number of which the levels are that many times."""
+    if weight.levels is None:
+        return np.arange(1 << weight.bits), 1.0
+    for step in (1.0, 0.5):  # the second for FP4
+        multiples = weight.levels / step
+        if (multiples == np.round(multiples)).all():
+            return multiples.astype(np.int64), step
+    return None, 1.0
+
+
+def _in_groups(
+    weight: CodedWeight, format: int, moved: np.ndarray, step: float
+) -> Iterator[Integers]:
+    """With the longest groups that do not reach over the end of one of the weight's own."""
+    k, own = weight.shape[1], weight.group_size
+    possible = INTEGER_FORMATS[format].groups
+    fitting = [group for group in possible if own % group == 0]
+    if own >= k:  # one for a row: a group may end behind it, but that takes memory
+        fitting = [group for group in possible if k % group == 0] or [min(possible)]
+    if fitting:
+        yield Integers(format, max(fitting), moved, step)
+
+
+def _are_halves(scales: np.ndarray) -> bool:
+    """Whether float16 are nearly these numbers."""
+    if not np.isfinite(scales).all() or np.abs(scales).max(initial=0.0) > _LARGEST_HALF:
+        return False
+    error = np.abs(scales.astype(np.float16).astype(np.float32) - scales)
+    return bool((error <= np.abs(scales) * _ROUNDING).all())

@@ -1,0 +1,105 @@
+"""Weights of Hugging Face checkpoints: codes of a few bits, with scales.
+
+GPTQ, AWQ, compressed-tensors, FP8, NF4 and MXFP4 differ in how they lay out their bits, which
+``formats/`` knows, and are then all of one kind:
+
+    value[r, c] = scales[r, g] * (level(codes[r, c]) - zeros[r, g])
+
+where level(q) is q itself, or the q-th entry of a table, and g = groups[c], or c // group_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+
+class Codes(Protocol):
+    """The codes of a matrix, unpacked when they are asked for."""
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """uint8 [stop - start, K]"""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedWeight:
+    """A matrix [N, K] of codes, see above.
+
+    Args:
+        format: as people call it, for messages.
+        bits: of a code, 2 to 8.
+        group_size: inputs that share a scale and a zero; K or more where a row has one of each.
+        scales: float32 [N or 1, number of groups or 1].
+        zeros: likewise, or one number for all.
+        levels: float32 [2**bits], of codes that are looked up.
+        groups: int32 [K], the group of each input where they do not follow each other.
+        nbytes: in its files.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    codes: Codes
+    scales: np.ndarray
+    zeros: np.ndarray | float
+    levels: np.ndarray | None
+    groups: np.ndarray | None
+    nbytes: int
+
+    is_quantized = True
+    mapped = ()  # rows may be interleaved with others
+
+    @property
+    def num_groups(self) -> int:
+        if self.groups is not None:
+            return int(self.groups.max()) + 1
+        return -(-self.shape[1] // self.group_size)
+
+    def narrow(self, start: int, stop: int) -> CodedWeight:
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        zeros = self.zeros
+        return replace(
+            self,
+            shape=(stop - start, self.shape[1]),
+            codes=_Rows(self.codes, start),
+            scales=_rows_of(self.scales, start, stop),
+            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, start, stop),
+            nbytes=self.nbytes * (stop - start) // max(self.shape[0], 1),
+        )
+
+    def floats(self) -> np.ndarray:
+        raise AssertionError(f"{self.format} is quantized")
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows ``start`` to ``stop`` as float32 [rows, K]."""
+        part = self.narrow(start, self.shape[0] if stop is None else stop)
+        codes = part.codes.rows(0, part.shape[0])
+        values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
+        of = self.groups if self.groups is not None else np.arange(self.shape[1]) // self.group_size
+        values -= _by_input(np.asarray(part.zeros, np.float32), of)
+        values *= _by_input(part.scales, of)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Codes from a row on."""
+
+    codes: Codes
+    first: int
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.codes.rows(self.first + start, self.first + stop)
+
+
+def _rows_of(table: np.ndarray, start: int, stop: int) -> np.ndarray:
+    return table if table.shape[0] == 1 else table[start:stop]
+
+
+def _by_input(table: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Of a table by groups, one by inputs; what is the same for all stays one number."""
+    return table if table.ndim < 2 or table.shape[1] == 1 else table[:, groups]

@@ -1,0 +1,102 @@
+"""Codes with scales in packed formats: which one, and that nothing is lost that need not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.kernels.cpu import abi, packing
+from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
+from octavo.quantization.coded import CodedWeight
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+NF4 = np.linspace(-1, 1, 16, dtype=np.float32)
+
+
+class Unpacked:
+    def __init__(self, values):
+        self.values = values
+
+    def rows(self, start, stop):
+        return self.values[start:stop]
+
+
+def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
+    rng = np.random.default_rng(seed)
+    groups = -(-k // group_size)
+    scales = rng.uniform(0.01, 0.02, (n, groups)).astype(np.float16).astype(np.float32)
+    if zeros is None:
+        zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
+    codes = Unpacked(rng.integers(0, 1 << bits, (n, k), dtype=np.uint8))
+    return CodedWeight("x", (n, k), bits, group_size, codes, scales, zeros, levels, None, n * k)
+
+
+EXACT = {
+    "4 bits around 8": (coded(20, 192, 4, 64, 8.0), abi.OCT_W4S, 64),
+    "4 bits around 7": (coded(20, 192, 4, 64, 7.0), abi.OCT_W5S, 32),
+    "3 bits": (coded(20, 192, 3, 32, 4.0), abi.OCT_W4S, 32),
+    "2 bits, from 0 on": (coded(20, 256, 2, 128, 0.0), abi.OCT_W4S, 128),
+    "a group of three": (coded(20, 192, 4, 96, 8.0), abi.OCT_W4S, 32),
+    "8 bits, a row": (coded(20, 200, 8, 200, 128.0), abi.OCT_W8S, 32),
+    "6 bits": (coded(20, 128, 6, 64, 32.0), abi.OCT_W8S, 64),
+    "FP4": (coded(20, 64, 4, 32, 0.0, FP4), abi.OCT_W5S, 32),
+}
+
+
+@pytest.mark.parametrize(("weight", "format", "group"), EXACT.values(), ids=EXACT)
+def test_integers_around_a_zero_stay_what_they_are(native, weight, format, group):
+    packed = packing.pack(weight, native.library, native.pool)
+    assert (packed.spec.format, packed.spec.group) == (format, group)
+    assert np.array_equal(packed.unpack(native.library, native.pool), weight.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("bits", "format"), [(2, abi.OCT_W4A), (4, abi.OCT_W4A), (5, abi.OCT_W5A), (8, abi.OCT_W8A)]
+)
+def test_other_zeros_are_rounded_to_float16(native, bits, format):
+    weight = coded(20, 128, bits, 32)
+    packed = packing.pack(weight, native.library, native.pool)
+    assert packed.spec.format == format
+    error = np.abs(packed.unpack(native.library, native.pool) - weight.dequantize())
+    largest = np.repeat(weight.scales * weight.zeros, 32, axis=1)
+    assert (error <= largest * 2.0**-11 + 1e-7).all()
+
+
+UNLIKE = {
+    "looked up": coded(20, 64, 4, 32, 0.0, NF4),
+    "groups of 16": coded(20, 64, 4, 16, 8.0),
+    "scales that no float16 is near": replace(
+        coded(20, 64, 8, 64, 128.0), scales=np.full((20, 1), 1.3e-7, np.float32)
+    ),
+    "scattered": replace(coded(20, 64, 4, 32, 8.0), groups=np.arange(64, dtype=np.int32) % 2),
+}
+
+
+@pytest.mark.parametrize("weight", UNLIKE.values(), ids=UNLIKE)
+def test_all_others_are_floats(native, weight):
+    packed = packing.pack(weight, native.library, native.pool)
+    assert packed.spec.format == abi.OCT_F16
+    found = packed.unpack(native.library, native.pool)
+    assert np.array_equal(found, weight.dequantize().astype(np.float16).astype(np.float32))
+
+
+def test_what_float16_has_no_room_for(native):
+    weight = replace(coded(20, 64, 4, 32, 0.0, NF4), scales=np.full((20, 2), 1e5, np.float32))
+    packed = packing.pack(weight, native.library, native.pool)
+    assert packed.spec.format == abi.OCT_F32
+    assert np.array_equal(packed.unpack(native.library, native.pool), weight.dequantize())
+
+
+def test_pieces_of_a_weight_are_packed_as_the_whole(native, monkeypatch):
+    """Of which some have one zero, for which alone another format would be chosen."""
+    weight = coded(64, 64, 4, 32)
+    weight.zeros[:32] = 8.0
+    monkeypatch.setattr("octavo.kernels.cpu.packed_weights._PIECE_BYTES", 16 * 64)
+    entries, size = lay_out({"w": weight}, native.library)
+    memory = packing.aligned(size)
+    pack_all({"w": weight}, entries, memory, native.library, native.pool, None)
+    whole = packing.pack(weight, native.library, native.pool)
+    assert PackedWeights(memory, entries).num_bytes == whole.nbytes
+    assert np.array_equal(memory[: whole.nbytes], whole.data)
