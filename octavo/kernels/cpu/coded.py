@@ -3,7 +3,7 @@
     codes with one integer zero      W4S, W5S, W8S: the same integers, moved to the format's zero
     codes with other zeros           W4A, W5A, W8A: d * q + m with m = -scale * zero
     codes that are looked up         as integers, where all levels are multiples of one number
-    all others                       float16, or float32 if that has no room for them
+    all others                       float16, or float32 if they are too large or small for it
 
 Scales are float16 in packed formats. Most files have them so; others are rounded, unless that moves
 one of them by more than 2**-10 of it, as where they are below 1e-5.
@@ -23,6 +23,7 @@ from octavo.quantization.coded import CodedWeight
 _SYMMETRIC = {4: abi.OCT_W4S, 5: abi.OCT_W5S, 8: abi.OCT_W8S}
 _ASYMMETRIC = {4: abi.OCT_W4A, 5: abi.OCT_W5A, 8: abi.OCT_W8A}
 _LARGEST_HALF = 65504.0
+_SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
 _ROUNDING = 2.0**-10
 
 
@@ -79,7 +80,7 @@ def dense_format(weight: CodedWeight) -> int:
         np.abs(levels.max() - weight.zeros).max(), np.abs(levels.min() - weight.zeros).max()
     )
     largest = float(np.abs(weight.scales).max(initial=0.0) * farthest)
-    return abi.OCT_F16 if largest <= _LARGEST_HALF else abi.OCT_F32
+    return abi.OCT_F16 if _SMALL <= largest <= _LARGEST_HALF else abi.OCT_F32
 
 
 def _candidates(weight: CodedWeight) -> Iterator[Integers]:
