@@ -14,19 +14,19 @@ from octavo.kernels.cpu.library import runnable
 from octavo.models.gguf import GGUFFile
 from octavo.quantization.ggml_types import GGMLType
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "random_gguf.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "make_random.py"
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("random_gguf", SCRIPT)
+    spec = importlib.util.spec_from_file_location("make_random", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["random_gguf"] = module  # where dataclasses look for it
+    sys.modules["make_random"] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["random_gguf"]
+    del sys.modules["make_random"]
 
 
 @pytest.fixture(scope="module", params=["q4_k_m", "q4_0"])

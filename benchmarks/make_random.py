@@ -1,7 +1,7 @@
 """A GGUF file with the shape of a well-known model and random weights.
 
-    python benchmarks/random_gguf.py OUT.gguf [--shape 1b|8b] [--type q4_k_m|q4_0|bf16]
-        [--vocab-size N]
+    python benchmarks/make_random.py OUT.gguf [--shape llama-1b|llama-3b|llama-8b]
+        [--type Q4_K_M|Q4_0|bf16] [--vocab-size N]
 
 How fast a model runs depends on its shape and formats, not on what it has learned: this is for
 measuring sizes that cannot be downloaded where the measuring is done. The tokenizer is that of
@@ -43,8 +43,9 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape(2048, 16, 8192, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
-    "8b": Shape(4096, 32, 14336, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
+    "llama-1b": Shape(2048, 16, 8192, 32, 8, 64, 128_256, True),  # Llama-3.2-1B
+    "llama-3b": Shape(3072, 28, 8192, 24, 8, 128, 128_256, True),  # Llama-3.2-3B
+    "llama-8b": Shape(4096, 32, 14336, 32, 8, 128, 128_256, False),  # Llama-3.1-8B
 }
 
 
@@ -169,8 +170,10 @@ def write_random(path: Path, shape: Shape, mix: str, tokenizer: Path, seed: int 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--type", choices=("q4_k_m", "q4_0", "bf16"), default="q4_k_m")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument(
+        "--type", type=str.lower, choices=("q4_k_m", "q4_0", "bf16"), default="q4_k_m"
+    )
     parser.add_argument("--vocab-size", type=int, help="instead of the shape's")
     parser.add_argument("--tokenizer", default=DEFAULT_MODEL, help="a model with a GGUF file")
     parser.add_argument("--seed", type=int, default=0)
