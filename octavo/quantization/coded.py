@@ -25,6 +25,16 @@ class Codes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlainCodes:
+    """Codes that are not packed: uint8 [N, K]."""
+
+    values: np.ndarray
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.values[start:stop]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
     """A matrix [N, K] of codes, see above.
 

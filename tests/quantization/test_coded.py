@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
-from octavo.quantization.coded import CodedWeight
+from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.tensors import to_torch
-
-
-@dataclass
-class Unpacked:
-    """Codes that are not packed."""
-
-    values: np.ndarray
-
-    def rows(self, start, stop):
-        return self.values[start:stop]
 
 
 def coded(n=6, k=40, bits=4, group_size=8, *, zeros="each", levels=None, groups=None, seed=0):
@@ -31,7 +19,7 @@ def coded(n=6, k=40, bits=4, group_size=8, *, zeros="each", levels=None, groups=
         zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
     codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
     return CodedWeight(
-        "made up", (n, k), bits, group_size, Unpacked(codes), scales, zeros, levels, groups, n * k
+        "made up", (n, k), bits, group_size, PlainCodes(codes), scales, zeros, levels, groups, n * k
     )
 
 

@@ -143,6 +143,16 @@ def measure_latency(
     )
 
 
+def one_stream(
+    session: OfflineSession, input_len: int, output_len: int, seed: int
+) -> LatencySample:
+    """A random prompt and its answer, alone; ConfigError if they are too long for the engine."""
+    check_fits(session, input_len, output_len)
+    return _sample(
+        session.run(random_requests(1, session.vocab_size, input_len, output_len, seed=seed))
+    )
+
+
 def check_fits(session: OfflineSession, input_len: int, output_len: int) -> None:
     """ConfigError if a request of these lengths is longer than the engine's context."""
     limit = session.info["max_model_len"]

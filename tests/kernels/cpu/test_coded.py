@@ -9,18 +9,10 @@ import pytest
 
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
-from octavo.quantization.coded import CodedWeight
+from octavo.quantization.coded import CodedWeight, PlainCodes
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 NF4 = np.linspace(-1, 1, 16, dtype=np.float32)
-
-
-class Unpacked:
-    def __init__(self, values):
-        self.values = values
-
-    def rows(self, start, stop):
-        return self.values[start:stop]
 
 
 def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
@@ -29,7 +21,7 @@ def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
     scales = rng.uniform(0.01, 0.02, (n, groups)).astype(np.float16).astype(np.float32)
     if zeros is None:
         zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
-    codes = Unpacked(rng.integers(0, 1 << bits, (n, k), dtype=np.uint8))
+    codes = PlainCodes(rng.integers(0, 1 << bits, (n, k), dtype=np.uint8))
     return CodedWeight("x", (n, k), bits, group_size, codes, scales, zeros, levels, None, n * k)
 
 
