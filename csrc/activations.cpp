@@ -178,6 +178,7 @@ size_t Encoding::block_bytes(int rows) const {
 }
 
 Encoding encoding_for(const Layout& layout) {
+  // Of codes of floats too, in float32, with blocks as long as their groups make them.
   const Encoding::Kind kind = is_quantized(layout.format) ? Encoding::kInt8
                               : layout.format == OCT_BF16 ? Encoding::kBf16
                                                           : Encoding::kF32;

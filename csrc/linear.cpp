@@ -38,6 +38,12 @@ constexpr int kMinUnits = 4;               // per worker, so that all end at abo
 constexpr int kTogether = kMostListedRows / kMaxRows;  // blocks whose remainders are one list
 constexpr int kMostLists = 8;                          // of a chunk
 
+TileKernel kernel_of(const Layout& layout, int rows, int tiles) {
+  if (is_quantized(layout.format)) return int8_kernel(layout, rows, tiles);
+  if (is_coded(layout.format)) return coded_kernel(layout, rows, tiles);
+  return float_kernel(layout, rows, tiles);
+}
+
 bool is_gated(const oct_linear_args& args) {
   return args.epilogue >= OCT_EPI_SILU_MUL && args.epilogue <= OCT_EPI_GELU_ERF_MUL;
 }
@@ -286,7 +292,7 @@ class Linear {
   Panel panel_at(int s, int tile) const {
     const Layout& layout = segments_[s].layout;
     int steps = layout.num_groups();
-    if (!is_quantized(layout.format)) {
+    if (!has_units(layout.format)) {
       steps = static_cast<int>(encoded_[segments_[s].encoded].encoding.block_bytes(1) / 32);
     } else if (traits_of(layout.format).nested) {
       steps = layout.padded_k / kUnit;
@@ -316,9 +322,7 @@ class Linear {
       panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
     }
     const int rows = block_rows(b);
-    const TileKernel kernel = is_quantized(layout.format) ? int8_kernel(layout, rows, u.tiles)
-                                                          : float_kernel(layout, rows, u.tiles);
-    kernel(panel, block(encoded_[segments_[s].encoded], b), out);
+    kernel_of(layout, rows, u.tiles)(panel, block(encoded_[segments_[s].encoded], b), out);
   }
 
   void add_remainders(int s, const Unit& u, int list, float* out) const {

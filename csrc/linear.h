@@ -3,6 +3,7 @@
 //     prologue    rows of activations -> blocks of encoded rows                  activations.cpp
 //     products    a block of rows x a panel of 1 or 2 tiles -> float32           linear_int8.cpp
 //                 [rows][tiles][16], in a buffer that stays in the L1 cache      linear_float.cpp
+//                                                                                linear_coded.cpp
 //     remainders  of int8 in some groups of some rows, added to these products   linear_int8.cpp
 //     epilogue    bias, residual, gate, softcap and maximum -> memory            linear.cpp
 //
@@ -69,9 +70,9 @@ struct Remainders {
 struct Panel {
   const uint8_t* tiles;
   int64_t tile_bytes;  // from one tile to the next
-  int steps;           // at each of which a kernel looks ahead: groups of W formats, units of K
-                       // formats, 32 B of activations of floats
-  int units;           // of a group of W formats
+  int steps;           // at each of which a kernel looks ahead: groups of W formats and of codes of
+                       // floats, units of K formats, 32 B of activations of floats
+  int units;           // of a group
   const uint8_t* next; // what will be read next, and
   int next_lines;      // lines of it to fetch at each step
 };
@@ -102,6 +103,7 @@ using TileKernel = void (*)(const Panel& panel, const uint8_t* block, float* out
 // `rows` in 1..kMaxRows, of one tile in 1..kMaxLoneRows; `tiles` in 1..kMaxTiles.
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles);
 TileKernel float_kernel(const Layout& layout, int rows, int tiles);
+TileKernel coded_kernel(const Layout& layout, int rows, int tiles);
 
 // The remainders of up to 64 rows from `first_row` on: of the groups that have any, in their order.
 constexpr int kMostListedRows = 64;

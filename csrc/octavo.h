@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 6
+#define OCT_ABI_VERSION 7
 
 #if defined(__cplusplus)
 extern "C" {
@@ -60,7 +60,8 @@ void oct_abort(oct_pool* pool);
  *
  * W formats have a float16 d (and m) for each group of 32 inputs; W4S, W4A, W8S and W8A also of 64
  * or 128. K formats have int8 scales (and mins) for each group, and a float16 d (and m) for each
- * block of 256 inputs by which these are multiplied. */
+ * block of 256 inputs by which these are multiplied. NF4 and E4M3 are codes of floats, with a float32
+ * scale for each group of 64, or of 128 inputs. */
 enum {
   OCT_W4S = 0,
   OCT_W4A = 1,
@@ -78,6 +79,8 @@ enum {
   OCT_BF16 = 13,
   OCT_F16 = 14,
   OCT_F32 = 15,
+  OCT_NF4 = 16,
+  OCT_E4M3 = 17,
   OCT_STORED = 64 /* + a GGUF type: not packed, but rows as a model's file has them, see below */
 };
 
@@ -94,9 +97,10 @@ int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /
  * of every type that can be packed, with the same results. */
 
 /* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
- * but for A) into a W format; or values of BF16, F16 or F32 in `q`, without scales. */
-int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const uint16_t* scales,
-                 const uint16_t* mins, void* out);
+ * but for A) into a W format; codes in `q` with scales (float32 [n, k / group]) into NF4 or E4M3, of
+ * which the two codes of NaN are none; or values of BF16, F16 or F32 in `q`, without scales. */
+int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const void* scales,
+                 const void* mins, void* out);
 /* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). The format that a type becomes is
  * told by oct_gguf_format: format and group, or an error for types that have none. */
 int32_t oct_gguf_format(int32_t ggml_type, int32_t* format, int32_t* group);

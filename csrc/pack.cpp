@@ -1,6 +1,7 @@
 // Matrices into tiles (pack.h), and back.
 #include "pack.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "half.h"
@@ -103,6 +104,27 @@ void write_scales(const Layout& layout, const int8_t* scales, const int8_t* mins
   }
 }
 
+// Scales of the groups of codes of floats.
+void write_factors(const Layout& layout, const float* factors, uint8_t* tile) {
+  const int count = layout.num_groups();
+  for (int g = 0; g < count; g++) {
+    float line[kTile];
+    for (int column = 0; column < kTile; column++) {
+      line[column] = factors[static_cast<int64_t>(column) * count + g];
+    }
+    std::memcpy(tile + layout.scales(g), line, kLine);
+  }
+}
+
+// What a code of a float stands for, but for its scale.
+float level_of(int format, int code) {
+  if (format == OCT_NF4) return kNormalFloats[code];
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                        : std::ldexp(static_cast<float>(mantissa + 8), exponent - 10);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
 // Scale and min of group g of a column.
 Step step_of(const Layout& layout, const uint8_t* tile, int column, int g) {
   const Traits traits = traits_of(layout.format);
@@ -139,27 +161,32 @@ void write_values(const Layout& layout, const uint8_t* rows, size_t stride, uint
 struct PlainRows : RowSource {
   const Layout& layout;
   const uint8_t* q;
-  const uint16_t *d, *m;
+  const void *scales, *mins;
 
-  PlainRows(const Layout& l, const void* integers, const uint16_t* scales, const uint16_t* mins)
-      : layout(l), q(static_cast<const uint8_t*>(integers)), d(scales), m(mins) {}
+  PlainRows(const Layout& l, const void* integers, const void* d, const void* m)
+      : layout(l), q(static_cast<const uint8_t*>(integers)), scales(d), mins(m) {}
 
   void read(int32_t row, const Row& into) const override {
-    if (!is_quantized(layout.format)) {
+    if (!has_units(layout.format)) {
       const size_t bytes = static_cast<size_t>(layout.k) * (layout.format == OCT_F32 ? 4 : 2);
       std::memcpy(into.values, q + row * bytes, bytes);
       return;
     }
-    const size_t groups = static_cast<size_t>(layout.num_groups()) * sizeof(uint16_t);
+    const size_t groups = static_cast<size_t>(layout.num_groups());
     const int64_t first = static_cast<int64_t>(row) * layout.num_groups();
     std::memcpy(into.q, q + static_cast<int64_t>(row) * layout.k, static_cast<size_t>(layout.k));
-    std::memcpy(into.d, d + first, groups);
-    if (m != nullptr) std::memcpy(into.m, m + first, groups);
+    if (is_coded(layout.format)) {
+      std::memcpy(into.factors, static_cast<const float*>(scales) + first, groups * 4);
+      return;
+    }
+    std::memcpy(into.d, static_cast<const uint16_t*>(scales) + first, groups * 2);
+    if (mins) std::memcpy(into.m, static_cast<const uint16_t*>(mins) + first, groups * 2);
   }
 };
 
 bool is_group_of(int format, int group) {
-  if (!is_quantized(format)) return group == 0;
+  if (!has_units(format)) return group == 0;
+  if (is_coded(format)) return group == traits_of(format).group;
   if (has_long_groups(format) && (group == 64 || group == 128)) return true;
   const Traits traits = traits_of(format);
   return group == (traits.nested ? traits.group : kUnit);
@@ -186,7 +213,7 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
   if (format >= OCT_STORED && group == 0) {
     return make_stored_layout(format - OCT_STORED, n, k, layout);
   }
-  if (format < OCT_W4S || format > OCT_F32) {
+  if (format < OCT_W4S || format > OCT_E4M3) {
     return fail(OCT_ERR_ARGUMENT, "a weight has the unknown format %d", format);
   }
   // So that no size below overflows.
@@ -197,11 +224,12 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
   if (!is_group_of(format, group)) {
     return fail(OCT_ERR_ARGUMENT,
                 "a weight of format %d has groups of %d: K2A, K3S and K6S have 16, other quantized "
-                "formats 32, of W formats with 4 and 8 bits also 64 or 128, and floats 0",
+                "formats 32, of W formats with 4 and 8 bits also 64 or 128, NF4 64, E4M3 128, and "
+                "floats 0",
                 format, group);
   }
   *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0, 0};
-  if (!is_quantized(format)) {
+  if (!has_units(format)) {
     const int unit = format == OCT_F32 ? 8 : 16;
     layout->padded_k = (k + unit - 1) / unit * unit;
     layout->tile_bytes = int64_t{layout->padded_k} * kTile * (format == OCT_F32 ? 4 : 2);
@@ -252,6 +280,15 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
     return;
   }
   const Traits traits = traits_of(weight.format);
+  if (is_coded(weight.format)) {
+    for (int k = 0; k < weight.k; k++) {
+      float d;
+      std::memcpy(&d, tile + layout.scales(k / weight.group) + column * 4, 4);
+      const uint8_t* unit = tile + layout.unit(k / kUnit) + column * 4;
+      out[k] = d * level_of(weight.format, read_unit(unit, traits.bits, k % kUnit));
+    }
+    return;
+  }
   for (int first = 0; first < weight.k; first += weight.group) {
     const Step step = step_of(layout, tile, column, first / weight.group);
     const int end = weight.k - first < weight.group ? weight.k : first + weight.group;
@@ -264,7 +301,7 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
 
 int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& source, void* out) {
   const Layout layout = layout_of(weight);
-  const bool grouped = is_quantized(layout.format);
+  const bool grouped = has_units(layout.format);
   const size_t row_bytes = static_cast<size_t>(layout.padded_k) *
                            (grouped ? 1 : layout.format == OCT_F32 ? 4 : 2);
   // A line more, as rows of powers of two would all want the same places in the L1 cache.
@@ -276,6 +313,7 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
     uint8_t* rows = static_cast<uint8_t*>(worker.scratch(kSlot, bytes));
     uint16_t* d = reinterpret_cast<uint16_t*>(rows + kTile * stride);
     uint16_t* m = d + kTile * halves;
+    float* factors = reinterpret_cast<float*>(d);  // in place of both
     int8_t* scales = reinterpret_cast<int8_t*>(m + kTile * halves);
     int8_t* mins = scales + kTile * groups;
     const Range mine = share(layout.num_tiles, worker.rank, worker.size);
@@ -284,13 +322,18 @@ int32_t pack_rows(oct_pool* pool, const oct_weight& weight, const RowSource& sou
       for (int r = 0; r < kTile && tile * kTile + r < layout.n; r++) {
         const size_t at = static_cast<size_t>(r);
         const Row row = {rows + at * stride,   d + at * halves,    m + at * halves,
-                         scales + at * groups, mins + at * groups, rows + at * stride};
+                         scales + at * groups, mins + at * groups, rows + at * stride,
+                         factors + at * halves};
         source.read(tile * kTile + r, row);
       }
       uint8_t* to = static_cast<uint8_t*>(out) + tile * layout.tile_bytes;
       if (grouped) {
         write_integers(layout, rows, stride, to);
-        write_halves(layout, d, m, to);
+        if (is_coded(layout.format)) {
+          write_factors(layout, factors, to);
+        } else {
+          write_halves(layout, d, m, to);
+        }
         if (traits_of(layout.format).nested) write_scales(layout, scales, mins, to);
       } else {
         write_values(layout, rows, stride, to);
@@ -310,8 +353,8 @@ int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group) {
   return layout.is_stored() ? n * layout.stored_row_bytes : layout.num_tiles * layout.tile_bytes;
 }
 
-int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const uint16_t* scales,
-                 const uint16_t* mins, void* out) {
+int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const void* scales,
+                 const void* mins, void* out) {
   Layout layout = {};
   const int32_t code =
       make_layout(weight->format, weight->n, weight->k, weight->group, &layout);
@@ -323,9 +366,10 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
     return fail(OCT_ERR_ARGUMENT, "format %d is packed from rows of a GGUF file only",
                 layout.format);
   }
-  if (is_quantized(layout.format) && (!scales || traits.has_min != (mins != nullptr))) {
+  const bool has_mins = traits.has_min && !is_coded(layout.format);
+  if (has_units(layout.format) && (!scales || has_mins != (mins != nullptr))) {
     return fail(OCT_ERR_ARGUMENT, "format %d is packed with %s", layout.format,
-                traits.has_min ? "scales and mins" : "scales, and without mins");
+                has_mins ? "scales and mins" : "scales, and without mins");
   }
   return pack_rows(pool, *weight, PlainRows(layout, q, scales, mins), out);
 }

@@ -29,6 +29,11 @@
 //     | d m | 16 B of scales for each group | 8 units |
 //
 // with 16 B of mins behind the scales of each group if it is asymmetric; K2A has both in a byte.
+//
+// Codes of floats, NF4 and E4M3, come in the same units, with a line of float32 behind each group:
+//
+//     | group 0 | d0 | group 1 | d1 | ...
+//
 // So the bytes of a weight are those of its GGUF type, or 1 to 5 % more.
 //
 // Rows beyond n are zeros. Inputs beyond k, up to a whole group (8 float32, 16 of 2 bytes), are zeros
@@ -44,7 +49,10 @@ constexpr int kLine = 64;    // bytes
 constexpr int kUnit = 32;    // inputs whose integers lie together
 constexpr int kBlock = 256;  // inputs of a block of K formats
 
+// Integers; codes of floats; either.
 inline constexpr bool is_quantized(int format) { return format < OCT_BF16; }
+inline constexpr bool is_coded(int format) { return format == OCT_NF4 || format == OCT_E4M3; }
+inline constexpr bool has_units(int format) { return is_quantized(format) || is_coded(format); }
 
 // What the values of a quantized format are.
 struct Traits {
@@ -53,7 +61,7 @@ struct Traits {
   bool nested;     // scales of scales: K formats
   bool nonlinear;  // integers are looked up
   int zero;        // what is subtracted from them otherwise
-  int group;       // inputs of a group of K formats
+  int group;       // inputs of a group of K formats, and of codes of floats
 };
 
 constexpr Traits traits_of(int format) {
@@ -71,12 +79,35 @@ constexpr Traits traits_of(int format) {
     case OCT_K5A: return {5, true, true, false, 0, 32};
     case OCT_K6S: return {6, false, true, false, 32, 16};
     case OCT_K4N: return {4, false, true, true, 128, 32};
+    // A line of scales behind each group, as if it were halves of scales and of mins.
+    case OCT_NF4: return {4, true, false, false, 0, 64};
+    case OCT_E4M3: return {8, true, false, false, 0, 128};
     default: return {};
   }
 }
 
 // Whether groups may be of 64 and 128 inputs, and not only of 32.
 constexpr bool has_long_groups(int format) { return format <= OCT_W8A; }
+
+// What the codes of NF4 stand for (QLoRA, arXiv 2305.14314, appendix E).
+alignas(kLine) constexpr float kNormalFloats[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
 
 // What the integers of nonlinear formats stand for, and 128.
 constexpr uint8_t kLevels[16] = {1,   24,  45,  63,  79,  93,  106, 118,
@@ -157,6 +188,7 @@ struct Row {
   uint16_t *d, *m;  // num_scales() float16 each
   int8_t *scales, *mins;  // K formats: num_groups() each
   void* values;    // floats: padded_k values
+  float* factors = nullptr;  // codes of floats: num_groups() scales
 };
 
 // Something that can tell the rows of a matrix, called by many threads.

@@ -167,7 +167,8 @@ int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds) {
   int64_t (*kernel)(int64_t) = nullptr;
   switch (format) {
     case OCT_BF16: kernel = multiply<OCT_BF16>; break;
-    case OCT_F16: case OCT_F32: kernel = multiply<OCT_F32>; break;
+    case OCT_F16: case OCT_F32: case OCT_NF4: case OCT_E4M3:
+      kernel = multiply<OCT_F32>; break;
     default:
       if (format < 0 || format > OCT_F32) {
         return fail(OCT_ERR_ARGUMENT, "there is no weight format %d", format);

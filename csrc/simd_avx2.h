@@ -141,6 +141,25 @@ template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
 }
+template <int N>
+OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
+  if constexpr (N < 0) return {_mm256_srli_epi32(a.lo, -N), _mm256_srli_epi32(a.hi, -N)};
+  constexpr int kLeft = N < 0 ? 0 : N;
+  return {_mm256_slli_epi32(a.lo, kLeft), _mm256_slli_epi32(a.hi, kLeft)};
+}
+OCT_INLINE F32 float_of_bits(I32 a) {
+  return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
+}
+OCT_INLINE __m256 look_up(__m256 first, __m256 second, __m256i a) {
+  const __m256 is_second = _mm256_castsi256_ps(_mm256_slli_epi32(a, 28));  // bit 3, for its sign
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, a), _mm256_permutevar8x32_ps(second, a),
+                          is_second);
+}
+// table[the lower 4 bits], of 16 floats.
+OCT_INLINE F32 look_up(const float* table, I32 a) {
+  const __m256 first = _mm256_load_ps(table), second = _mm256_load_ps(table + 8);
+  return {look_up(first, second, a.lo), look_up(first, second, a.hi)};
+}
 OCT_INLINE F32 to_float(I32 a) {
   return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }

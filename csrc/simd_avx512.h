@@ -94,6 +94,16 @@ template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return _mm512_srai_epi32(a, N);
 }
+template <int N>
+OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
+  if constexpr (N < 0) return _mm512_srli_epi32(a, -N);
+  return _mm512_slli_epi32(a, N < 0 ? 0 : N);
+}
+OCT_INLINE F32 float_of_bits(I32 a) { return _mm512_castsi512_ps(a); }
+// table[the lower 4 bits], of 16 floats.
+OCT_INLINE F32 look_up(const float* table, I32 a) {
+  return _mm512_permutexvar_ps(a, _mm512_load_ps(table));
+}
 OCT_INLINE F32 to_float(I32 a) { return _mm512_cvtepi32_ps(a); }
 // Nearest, ties to even; undefined for what is no int32.
 OCT_INLINE I32 to_int(F32 a) { return _mm512_cvtps_epi32(a); }

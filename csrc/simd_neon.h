@@ -175,6 +175,27 @@ template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return each<I32>([](I4 x) { return vshrq_n_s32(x, N); }, a);
 }
+template <int N>
+OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
+  if constexpr (N < 0) return each<I32>([](I4 x) { return vshrq_n_s32(x, -N); }, a);
+  if constexpr (N > 0) return each<I32>([](I4 x) { return vshlq_n_s32(x, N); }, a);
+  return a;
+}
+OCT_INLINE F32 float_of_bits(I32 a) {
+  return each<F32>([](I4 x) { return vreinterpretq_f32_s32(x); }, a);
+}
+// table[the lower 4 bits], of 16 floats: four bytes each, so a lane has four indices.
+OCT_INLINE F32 look_up(const float* table, I32 a) {
+  const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+  return each<F32>(
+      [&](I4 x) {
+        const uint32x4_t first = vmulq_n_u32(
+            vandq_u32(vreinterpretq_u32_s32(x), vdupq_n_u32(15)), 0x04040404u);
+        const uint32x4_t indices = vaddq_u32(first, vdupq_n_u32(0x03020100u));
+        return vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(indices)));
+      },
+      a);
+}
 OCT_INLINE F32 to_float(I32 a) {
   return each<F32>([](I4 x) { return vcvtq_f32_s32(x); }, a);
 }

@@ -171,6 +171,21 @@ template <int N>
 OCT_INLINE I32 shift_right(I32 a) {  // arithmetic
   return lanes<I32>([&](int i) { return a.v[i] >> N; });
 }
+template <int N>
+OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
+  return lanes<I32>([&](int i) {
+    const uint32_t bits = static_cast<uint32_t>(a.v[i]);
+    if constexpr (N < 0) return bit_cast<int32_t>(bits >> -N);
+    return bit_cast<int32_t>(bits << (N < 0 ? 0 : N));
+  });
+}
+OCT_INLINE F32 float_of_bits(I32 a) {
+  return lanes<F32>([&](int i) { return bit_cast<float>(a.v[i]); });
+}
+// table[the lower 4 bits], of 16 floats.
+OCT_INLINE F32 look_up(const float* table, I32 a) {
+  return lanes<F32>([&](int i) { return table[a.v[i] & 15]; });
+}
 OCT_INLINE F32 to_float(I32 a) {
   return lanes<F32>([&](int i) { return static_cast<float>(a.v[i]); });
 }

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 6
+OCT_ABI_VERSION = 7
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -46,6 +46,8 @@ OCT_K4N = 12
 OCT_BF16 = 13
 OCT_F16 = 14
 OCT_F32 = 15
+OCT_NF4 = 16
+OCT_E4M3 = 17
 OCT_STORED = 64
 
 # Epilogues of a linear.

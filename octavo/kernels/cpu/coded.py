@@ -2,10 +2,11 @@
 
     codes with one integer zero      W4S, W5S, W8S: the same integers, moved to the format's zero
     codes with other zeros           W4A, W5A, W8A: d * q + m with m = -scale * zero
-    codes that are looked up         as integers, where all levels are multiples of one number
+    codes that are looked up         NF4, E4M3: with the same scales; or as integers, where all
+                                     levels are multiples of one number
     all others                       float16, or float32 if they are too large or small for it
 
-Scales are float16 in packed formats. Most files have them so; others are rounded, unless that moves
+Scales of integers are float16. Most files have them so; others are rounded, unless that moves
 one of them by more than 2**-10 of it, as where they are below 1e-5.
 """
 
@@ -16,12 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.layout import INTEGER_FORMATS
+from octavo.kernels.cpu.layout import CODE_FORMATS, INTEGER_FORMATS
 from octavo.quantization.coded import CodedWeight
+from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
 
 _SYMMETRIC = {4: abi.OCT_W4S, 5: abi.OCT_W5S, 8: abi.OCT_W8S}
 _ASYMMETRIC = {4: abi.OCT_W4A, 5: abi.OCT_W5A, 8: abi.OCT_W8A}
+_CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_E4M3: e4m3_levels()}
 _LARGEST_HALF = 65504.0
 _SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
 _ROUNDING = 2.0**-10
@@ -73,9 +77,34 @@ def integers_in(weight: CodedWeight, format: int) -> Integers:
     return next(integers for integers in _candidates(weight) if integers.format == format)
 
 
+def code_format(weight: CodedWeight) -> int | None:
+    """The format that has the weight's own codes of floats; None if none has."""
+    if weight.levels is None or weight.groups is not None or np.any(weight.zeros):
+        return None
+    for format, levels in _CODES.items():
+        _, group = CODE_FORMATS[format]
+        in_groups = weight.group_size % group == 0 or weight.group_size >= weight.shape[1]
+        if in_groups and np.array_equal(weight.levels, levels, equal_nan=True):
+            return format
+    return None
+
+
+def read_codes(weight: CodedWeight, format: int) -> tuple[np.ndarray, np.ndarray]:
+    """(codes uint8 [n, k], scales float32 [n, groups]). UnsupportedModelError if some are NaN."""
+    n, k = weight.shape
+    codes = weight.codes.rows(0, n)
+    if format == abi.OCT_E4M3 and ((codes & 0x7F) == 0x7F).any():
+        raise UnsupportedModelError("the native kernels cannot run FP8 weights that are NaN")
+    _, group = CODE_FORMATS[format]
+    of = np.arange(0, k, group) // weight.group_size
+    scales = np.broadcast_to(weight.scales, (n, weight.num_groups))[:, of]
+    return codes, scales.astype(np.float32)
+
+
 def dense_format(weight: CodedWeight) -> int:
     """The float format of a weight that is held as numbers."""
     levels = np.array([0.0, 2**weight.bits - 1]) if weight.levels is None else weight.levels
+    levels = levels[np.isfinite(levels)]
     farthest = max(
         np.abs(levels.max() - weight.zeros).max(), np.abs(levels.min() - weight.zeros).max()
     )

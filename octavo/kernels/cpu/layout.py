@@ -52,6 +52,8 @@ INTEGER_FORMATS = {
     abi.OCT_K6S: Traits(6, nested_group=16),
     abi.OCT_K4N: Traits(4, nested_group=32),
 }
+# Codes of floats: bits, and the inputs that share a float32 scale.
+CODE_FORMATS = {abi.OCT_NF4: (4, 64), abi.OCT_E4M3: (8, 128)}
 # Bytes of a value, and how many inputs there always are a multiple of.
 FLOAT_FORMATS = {abi.OCT_BF16: (2, 16), abi.OCT_F16: (2, 16), abi.OCT_F32: (4, 8)}
 
@@ -60,6 +62,8 @@ ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.it
     abi.OCT_BF16: "bfloat16",
     abi.OCT_F16: "float32",
     abi.OCT_F32: "float32",
+    abi.OCT_NF4: "float32",
+    abi.OCT_E4M3: "float32",
 }
 
 # What a tensor of a file becomes: the format, and the inputs of a group.
@@ -95,6 +99,9 @@ def packed_bytes(format: int, n: int, k: int, group: int) -> int:
     if format in FLOAT_FORMATS:
         size, unit = FLOAT_FORMATS[format]
         return tiles * TILE * -(-k // unit) * unit * size
+    if format in CODE_FORMATS:
+        bits, group = CODE_FORMATS[format]
+        return tiles * -(-k // group) * (group * TILE * bits // 8 + _LINE)
     traits = INTEGER_FORMATS[format]
     if traits.nested_group:
         return tiles * -(-k // _BLOCK) * _block_bytes(traits)

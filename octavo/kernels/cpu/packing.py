@@ -16,7 +16,14 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.coded import as_integers, dense_format, integers_in
+from octavo.kernels.cpu.coded import (
+    as_integers,
+    code_format,
+    dense_format,
+    integers_in,
+    read_codes,
+)
+from octavo.kernels.cpu.layout import CODE_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
@@ -103,10 +110,11 @@ def _(weight: StoredWeight, library: Library) -> PackedFormat:
 @packed_format.register
 def _(weight: CodedWeight, library: Library) -> PackedFormat:
     n, k = weight.shape
-    integers = as_integers(weight)
-    if integers is None:
-        return plain_format(dense_format(weight), n, k, 0, library)
-    return plain_format(integers.format, n, k, integers.group, library)
+    if (format := code_format(weight)) is not None:
+        return plain_format(format, n, k, CODE_FORMATS[format][1], library)
+    if (integers := as_integers(weight)) is not None:
+        return plain_format(integers.format, n, k, integers.group, library)
+    return plain_format(dense_format(weight), n, k, 0, library)
 
 
 @singledispatch
@@ -154,7 +162,10 @@ def _(weight: StoredWeight, spec: PackedFormat, address: int, library: Library, 
 
 @pack_into.register
 def _(weight: CodedWeight, spec: PackedFormat, address: int, library: Library, pool: Pool) -> None:
-    if spec.group:
+    if spec.format in CODE_FORMATS:
+        codes, scales = read_codes(weight, spec.format)
+        _pack_numbers(spec, codes, scales, None, address, library, pool)
+    elif spec.group:
         q, d, m = integers_in(weight, spec.format).read(weight)
         _pack_numbers(spec, q, d, m, address, library, pool)
     else:

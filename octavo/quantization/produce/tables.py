@@ -6,25 +6,14 @@ group.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantization.levels import NF4_BLOCK, NF4_LEVELS, e4m3_levels
 
 _FP8_MAX = 448.0
-NF4_BLOCK = 64
-# The quantiles of a normal distribution, with 0 among them (QLoRA, arXiv 2305.14314, appendix E).
-NF4_LEVELS = np.array(
-    [
-        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-    ],
-    np.float32,
-)
 
 
 def to_fp8(weight: Tensor) -> CodedWeight:
@@ -41,15 +30,10 @@ def to_fp8(weight: Tensor) -> CodedWeight:
         PlainCodes(codes.view(torch.uint8).numpy()),
         scales.numpy(),
         0.0,
-        fp8_levels(),
+        e4m3_levels(),
         None,
         weight.numel() + 4 * rows,
     )
-
-
-def fp8_levels() -> np.ndarray:
-    """What the 256 codes of e4m3 stand for; NaN of two of them."""
-    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
 
 
 def to_nf4(weight: Tensor) -> CodedWeight:

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
 from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-NF4 = np.linspace(-1, 1, 16, dtype=np.float32)
+LINE = np.linspace(-1, 1, 16, dtype=np.float32)
 
 
 def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
@@ -44,6 +46,31 @@ def test_integers_around_a_zero_stay_what_they_are(native, weight, format, group
     assert np.array_equal(packed.unpack(native.library, native.pool), weight.dequantize())
 
 
+CODES = {
+    "NF4": (coded(20, 192, 4, 64, 0.0, NF4_LEVELS), abi.OCT_NF4),
+    "NF4, longer blocks": (coded(20, 192, 4, 128, 0.0, NF4_LEVELS), abi.OCT_NF4),
+    "FP8, a row": (coded(20, 200, 8, 200, 0.0, e4m3_levels()), abi.OCT_E4M3),
+    "FP8, blocks": (coded(20, 200, 8, 128, 0.0, e4m3_levels()), abi.OCT_E4M3),
+}
+
+
+@pytest.mark.parametrize(("weight", "format"), CODES.values(), ids=CODES)
+def test_codes_of_floats_stay_what_they_are(native, weight, format):
+    nan = np.isnan(weight.dequantize())
+    weight.codes.values[nan] = 0
+    weight = replace(weight, scales=weight.scales * np.float32(1.01))  # no float16
+    packed = packing.pack(weight, native.library, native.pool)
+    assert packed.spec.format == format
+    assert np.array_equal(packed.unpack(native.library, native.pool), weight.dequantize())
+
+
+def test_codes_of_nan_are_refused(native):
+    weight = coded(20, 128, 8, 128, 0.0, e4m3_levels())
+    weight.codes.values[3, 4] = 0xFF
+    with pytest.raises(UnsupportedModelError, match="NaN"):
+        packing.pack(weight, native.library, native.pool)
+
+
 @pytest.mark.parametrize(
     ("bits", "format"), [(2, abi.OCT_W4A), (4, abi.OCT_W4A), (5, abi.OCT_W5A), (8, abi.OCT_W8A)]
 )
@@ -57,7 +84,7 @@ def test_other_zeros_are_rounded_to_float16(native, bits, format):
 
 
 UNLIKE = {
-    "looked up": coded(20, 64, 4, 32, 0.0, NF4),
+    "looked up": coded(20, 64, 4, 32, 0.0, LINE),
     "groups of 16": coded(20, 64, 4, 16, 8.0),
     "scattered": replace(coded(20, 64, 4, 32, 8.0), groups=np.arange(64, dtype=np.int32) % 2),
 }
@@ -72,7 +99,7 @@ def test_all_others_are_floats(native, weight):
 
 
 TOO_MUCH = {
-    "large": replace(coded(20, 64, 4, 32, 0.0, NF4), scales=np.full((20, 2), 1e5, np.float32)),
+    "large": replace(coded(20, 64, 4, 32, 0.0, LINE), scales=np.full((20, 2), 1e5, np.float32)),
     "small": replace(coded(20, 64, 8, 64, 128.0), scales=np.full((20, 1), 1.3e-7, np.float32)),
 }
 

@@ -17,8 +17,11 @@ SIZES = [1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 127, 128, 129, 255, 576, 1536, 491
 @pytest.mark.parametrize("format", layout.ARITHMETIC)
 def test_packed_weights(format):
     lib = load().lib
-    traits = layout.INTEGER_FORMATS.get(format)
-    for group in traits.groups if traits else (0,):
+    if format in layout.INTEGER_FORMATS:
+        groups = layout.INTEGER_FORMATS[format].groups
+    else:
+        groups = layout.CODE_FORMATS.get(format, (0, 0))[1:]
+    for group in groups:
         for n in SIZES:
             for k in SIZES:
                 expected = lib.oct_packed_bytes(format, n, k, group)

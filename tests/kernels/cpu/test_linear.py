@@ -18,7 +18,9 @@ from weights import stored
 from octavo.errors import EngineError
 from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
+from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
+from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
 from octavo.quantization.tensors import BlockTensor
 
 # Types of files for the formats that nothing else becomes.
@@ -36,6 +38,7 @@ FORMATS = [
     (abi.OCT_BF16, 0),
     (abi.OCT_F16, 0),
     (abi.OCT_F32, 0),
+    *((format, group) for format, (_, group) in layout.CODE_FORMATS.items()),
 ]
 # Where the float16 scales of a block are.
 HALVES = {
@@ -60,7 +63,7 @@ FLOATS = {
 
 
 def is_nested(format):
-    return format not in FLOATS and layout.INTEGER_FORMATS[format].nested_group > 0
+    return format in layout.INTEGER_FORMATS and layout.INTEGER_FORMATS[format].nested_group > 0
 
 
 def make_weight(native, format, group, n, k, seed=0):
@@ -71,6 +74,8 @@ def make_weight(native, format, group, n, k, seed=0):
         return packing.pack(stored(values), native.library, native.pool), values.double().numpy()
     if is_nested(format):
         return make_nested_weight(native, format, n, k, rng)
+    if format in layout.CODE_FORMATS:
+        return make_coded_weight(native, format, n, k, rng)
     traits = layout.INTEGER_FORMATS[format]
     spec = packing.plain_format(format, n, k, group, native.library)
     q = rng.integers(0, 1 << traits.bits, (n, k))
@@ -79,6 +84,17 @@ def make_weight(native, format, group, n, k, seed=0):
     m = rng.normal(size=(n, groups)).astype(np.float16) if traits.has_min else None
     weight = packing.pack_integers(spec, q.astype(np.uint8), d, m, native.library, native.pool)
     return weight, weight.unpack(native.library, native.pool).astype(np.float64)
+
+
+def make_coded_weight(native, format, n, k, rng):
+    """Random codes of floats."""
+    bits, group = layout.CODE_FORMATS[format]
+    codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0  # NaN
+    levels = NF4_LEVELS if format == abi.OCT_NF4 else e4m3_levels()
+    scales = rng.normal(size=(n, -(-k // group))).astype(np.float32) / np.nanmax(levels)
+    weight = CodedWeight("", (n, k), bits, group, PlainCodes(codes), scales, 0.0, levels, None, 0)
+    return packing.pack(weight, native.library, native.pool), weight.dequantize().astype(float)
 
 
 def make_nested_weight(native, format, n, k, rng):
@@ -96,7 +112,7 @@ def make_nested_weight(native, format, n, k, rng):
 
 def rounded(x, format, group, remainder_above=math.inf):
     """Activations as the kernels of a format see them: float64 [rows, k]."""
-    if format in (abi.OCT_F16, abi.OCT_F32):
+    if format in (abi.OCT_F16, abi.OCT_F32, *layout.CODE_FORMATS):
         return x.astype(np.float64)
     if format == abi.OCT_BF16:
         return torch.from_numpy(x).bfloat16().double().numpy()
@@ -252,7 +268,7 @@ def check_exactly(native, weight, values, x):
         np.testing.assert_array_equal(y, expected[:rows])
 
 
-@pytest.mark.parametrize(("format", "group"), [p for p in FORMATS if p[0] not in FLOATS])
+@pytest.mark.parametrize(("format", "group"), [p for p in FORMATS if p[0] in layout.INTEGER_FORMATS])
 def test_integers_are_exact(native, format, group):
     """Scales of 1 and whole numbers, the largest there are: nothing may saturate or be rounded."""
     if is_nested(format):
@@ -547,7 +563,7 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a.segments[0], "ldy", 3), "rows of 3 floats for 4 outputs"),
         (lambda a: setattr(a.segments[0].weight, "data", None), "64 bytes"),
         (lambda a: setattr(a.segments[0].weight, "data", a.segments[0].weight.data + 4), "64 byte"),
-        (lambda a: setattr(a.segments[0].weight, "format", 16), "unknown format 16"),
+        (lambda a: setattr(a.segments[0].weight, "format", 18), "unknown format 18"),
         (lambda a: setattr(a.segments[0].weight, "group", 48), "groups of 48"),
     ],
 )

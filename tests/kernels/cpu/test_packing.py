@@ -152,7 +152,7 @@ def test_nothing_is_written_behind_the_end(native):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((16, 4, 4, 0), "unknown format 16"),
+        ((18, 4, 4, 0), "unknown format 18"),
         ((abi.OCT_W4S, 0, 4, 32), r"\[0, 4\]"),
         ((abi.OCT_F32, 4, -1, 0), r"\[4, -1\]"),
         ((abi.OCT_W4S, 4, 32, 16), "groups of 16"),

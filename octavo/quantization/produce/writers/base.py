@@ -51,7 +51,7 @@ class Writer(Protocol):
         ...
 
     def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
-        """The ``quantization_config``; ``left_out`` are the linear modules that stay as they are."""
+        """The ``quantization_config``; ``left_out``: the linear modules that stay as they are."""
         ...
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes (uint8 [..., n]) one behind the other, the first in the lowest bits: int32 [..., words].
+    """Codes (uint8 [..., n]) one behind the other, the first lowest: int32 [..., words].
 
     Where ``bits`` do not divide 32 a code may lie in two words. The last word is filled with zeros.
     """

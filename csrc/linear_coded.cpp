@@ -1,0 +1,128 @@
+// Products of float32 activations and codes that stand for floats: NF4 and E4M3.
+//
+// An output is, group by group, and always in this order:
+//
+//     sum = fma(level of the code, x, sum)      from 0 on, and from the first input to the last
+//     acc = fma(sum, d, acc)                    d of the group
+//
+// Codes lie as integers of as many bits do (pack.h): 16 lanes have 4 inputs of 16 outputs, in each of
+// their bytes one, or two in the nibbles. Nothing is rounded but sums.
+#include <utility>
+
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+using simd::I32;
+
+constexpr int kWords = 8;  // inputs of a row that lie together
+
+OCT_INLINE F32 set1_at(const uint8_t* p) {
+  float value;
+  __builtin_memcpy(&value, p, 4);
+  return simd::set1(value);
+}
+
+// Of the code in bits `kFirst` and the following of each lane: what it stands for.
+template <int kFormat, int kFirst>
+OCT_INLINE F32 level(I32 lanes) {
+  if constexpr (kFormat == OCT_NF4) {
+    return simd::look_up(kNormalFloats, simd::shift_right<kFirst>(lanes));
+  } else {
+    // Sign, exponent and mantissa where a float32 has them; its exponent is larger by 120.
+    const I32 sign = simd::bits_of(simd::shift_left<24 - kFirst>(lanes), INT32_MIN);
+    const I32 rest = simd::bits_of(simd::shift_left<20 - kFirst>(lanes), 0x07f00000);
+    return simd::mul(simd::float_of_bits(simd::add(sign, rest)), simd::set1(0x1p120f));
+  }
+}
+
+template <int kFormat, int kRows, int kTiles>
+struct CodedKernel {
+  static constexpr int kBits = traits_of(kFormat).bits;
+  static constexpr int kUnits = traits_of(kFormat).group / kUnit;
+  static constexpr int kUnitBytes = kBits * kLine;
+  using Sums = F32[kTiles][kRows];
+
+  // Input k of a unit; `block` is where its activations begin.
+  template <int k>
+  static OCT_INLINE void input(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                               Sums& sums) {
+    constexpr int kQuad = k / 4, kLineOf = kBits == 8 ? kQuad : kQuad / 2;
+    constexpr int kFirst = k % 4 * 8 + (kBits == 8 ? 0 : kQuad % 2 * 4);
+    F32 w[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      const uint8_t* line = unit + t * panel.tile_bytes + kLineOf * kLine;
+      w[t] = level<kFormat, kFirst>(simd::load(reinterpret_cast<const int32_t*>(line)));
+    }
+    const uint8_t* words = block + (k / kWords * kRows * kWords + k % kWords) * 4;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      const F32 x = set1_at(words + r * kWords * 4);
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) sums[t][r] = simd::fma(w[t], x, sums[t][r]);
+    }
+  }
+  template <int... k>
+  static OCT_INLINE_VECTORS void unit(const Panel& panel, const uint8_t* at, const uint8_t* block,
+                                      Sums& sums, std::integer_sequence<int, k...>) {
+    (input<k>(panel, at, block, sums), ...);
+  }
+
+  static void run(const Panel& panel, const uint8_t* block, float* out) {
+    Sums acc;
+    for (int t = 0; t < kTiles; t++) {
+      for (F32& sum : acc[t]) sum = simd::zero();
+    }
+    const uint8_t* at = panel.tiles;
+    const uint8_t* next = panel.next;
+    for (int step = 0; step < panel.steps; step++) {
+      for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+      Sums sums;
+      for (int t = 0; t < kTiles; t++) {
+        for (F32& sum : sums[t]) sum = simd::zero();
+      }
+      for (int u = 0; u < kUnits; u++) {
+        unit(panel, at, block, sums, std::make_integer_sequence<int, kUnit>());
+        at += kUnitBytes;
+        block += kRows * kUnit * 4;
+      }
+      for (int t = 0; t < kTiles; t++) {
+        const F32 d = simd::load(reinterpret_cast<const float*>(at + t * panel.tile_bytes));
+        for (int r = 0; r < kRows; r++) acc[t][r] = simd::fma(sums[t][r], d, acc[t][r]);
+      }
+      at += kLine;
+    }
+    for (int t = 0; t < kTiles; t++) {
+      for (int r = 0; r < kRows; r++) simd::store(out + (r * kTiles + t) * kTile, acc[t][r]);
+    }
+  }
+};
+
+// The kernels of a format, by rows and tiles.
+template <int kFormat, int kRows>
+TileKernel with_tiles(int tiles) {
+  if constexpr (kRows <= kMaxRows) {
+    if (tiles == kMaxTiles) return CodedKernel<kFormat, kRows, kMaxTiles>::run;
+  }
+  return CodedKernel<kFormat, kRows, 1>::run;
+}
+
+template <int kFormat, int kRows = kMaxLoneRows>
+TileKernel with_rows(int rows, int tiles) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return with_rows<kFormat, kRows - 1>(rows, tiles);
+  }
+  return with_tiles<kFormat, kRows>(tiles);
+}
+
+}  // namespace
+
+TileKernel coded_kernel(const Layout& layout, int rows, int tiles) {
+  return layout.format == OCT_NF4 ? with_rows<OCT_NF4>(rows, tiles)
+                                  : with_rows<OCT_E4M3>(rows, tiles);
+}
+
+}  // namespace octavo
