@@ -98,7 +98,8 @@ struct Matrix {
     check(CALL(oct_pack_gguf)(pool, &weight, c.type, rows.data(), packed.memory), "oct_pack_gguf");
   }
   void pack_values(int format, int n, int k, int group) {
-    const bool quantized = format < OCT_BF16;
+    const bool coded = format == OCT_NF4 || format == OCT_E4M3;
+    const bool quantized = format < OCT_BF16 || coded;
     const bool asymmetric = format == OCT_W4A || format == OCT_W8A || format == OCT_W5A;
     const int size = format == OCT_F32 ? 4 : quantized ? 1 : 2;
     std::vector<uint8_t> q(static_cast<size_t>(n) * k * size);
@@ -117,6 +118,7 @@ struct Matrix {
       }
     } else {
       const uint32_t levels = format == OCT_W8S || format == OCT_W8A   ? 256
+                              : format == OCT_E4M3                     ? 127  // and no NaN
                               : format == OCT_W5S || format == OCT_W5A ? 32
                                                                        : 16;
       for (uint8_t& v : q) v = static_cast<uint8_t>(random_bits() % levels);
@@ -124,7 +126,10 @@ struct Matrix {
     std::vector<uint16_t> scales(quantized ? static_cast<size_t>(n) * ((k + group - 1) / group) : 0), mins(scales);
     for (uint16_t& d : scales) d = half(-6);
     for (uint16_t& m : mins) m = half(-3) | 0x8000;
-    check(CALL(oct_pack)(pool, &weight, q.data(), scales.data(), asymmetric ? mins.data() : nullptr,
+    std::vector<float> factors(scales.size());
+    for (float& d : factors) d = 0.01f * random_float();
+    const void* of_groups = coded ? static_cast<const void*>(factors.data()) : scales.data();
+    check(CALL(oct_pack)(pool, &weight, q.data(), of_groups, asymmetric ? mins.data() : nullptr,
                          packed.memory),
           "oct_pack");
   }
@@ -173,6 +178,8 @@ void linears() {
                         {"k4n", OCT_K4N, 32, 23, 136, 0, 0},
                         {"f32", OCT_F32, 0},
                         {"f16", OCT_F16, 0},
+                        {"nf4", OCT_NF4, 64},
+                        {"e4m3", OCT_E4M3, 128},
                         {"bf16", OCT_BF16, 0}};
   const int n = 72, k = 256;
   const float eps = 1e-5f;
