@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.quantization.base import Weight
+from octavo.quantization.coded import CodedWeight
 
 
 class ShapeMismatch(ValueError):
@@ -39,7 +40,7 @@ class Parameter:
         assert self._value is not None, "a forward pass before the model was loaded"
         return self._value
 
-    def load(self, weight: Weight) -> None:
+    def load(self, weight: Weight | CodedWeight) -> None:
         """Take ``weight``; ShapeMismatch if it is not of this shape."""
         if weight.shape != self.shape:
             raise ShapeMismatch(f"the shape is {list(weight.shape)}, not {list(self.shape)}")

@@ -14,6 +14,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM, model_class
 from octavo.quantization.base import Weight
+from octavo.quantization.coded import CodedWeight
 
 Progress = Callable[[int, int], None]
 
@@ -80,7 +81,8 @@ def _load_parameters(
     for source, name, weight in _stream(checkpoint, config, progress):
         parameter = parameters.get(name)
         if parameter is None:
-            leftover.append(source)
+            if not _changes_nothing(source, weight):
+                leftover.append(source)
             continue
         where = checkpoint.tensors[source].path
         if parameter.is_loaded:
@@ -111,7 +113,7 @@ def parameter_names(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, st
 
 def _stream(
     checkpoint: Checkpoint, config: ModelConfig, progress: Progress | None
-) -> Iterator[tuple[str, str, Weight]]:
+) -> Iterator[tuple[str, str, Weight | CodedWeight]]:
     """(name in the checkpoint, name of the parameter, weight) of each tensor that is needed."""
     names = parameter_names(checkpoint, config)
     total = sum(checkpoint.tensors[source].num_bytes for source in names)
@@ -122,6 +124,11 @@ def _stream(
         done += checkpoint.tensors[source].num_bytes
         if progress is not None:
             progress(done, total)
+
+
+def _changes_nothing(name: str, weight: Weight | CodedWeight) -> bool:
+    """Whether it is a bias of zeros: AutoGPTQ gives one to layers that have none."""
+    return name.endswith(".bias") and not weight.is_quantized and not weight.floats().any()
 
 
 def _untangle_tied(names: dict[str, str | None]) -> dict[str, str | None]:
