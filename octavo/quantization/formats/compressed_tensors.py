@@ -200,7 +200,7 @@ def _reader(parts: Parts) -> Callable[[Parts, _Scheme], CodedWeight]:
 
 def _packed_integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
     packed = parts.need("weight_packed", "I32", dims=2)
-    shape = _shape(parts)
+    shape = _shape(parts, packed)
     bits = scheme.bits
     if not 2 <= bits <= 8:
         raise UnsupportedModelError(
@@ -287,11 +287,11 @@ def _refuse_zeros(parts: Parts) -> None:
         )
 
 
-def _shape(parts: Parts) -> tuple[int, int]:
-    """(N, K), as ``weight_shape`` has it. It is as large as it says only if the words are too."""
+def _shape(parts: Parts, packed: StoredTensor) -> tuple[int, int]:
+    """(N, K), as ``weight_shape`` has it."""
     stored = parts.need("weight_shape", "I32", "I64").shaped(2)
     num_outputs, num_inputs = stored.array().tolist()
-    if min(num_outputs, num_inputs) < 1 or num_outputs != parts.need("weight_packed").shape[0]:
+    if min(num_outputs, num_inputs) < 1 or num_outputs != packed.shape[0]:
         raise stored.error(f"{[num_outputs, num_inputs]} is not the shape of weight_packed")
     return num_outputs, num_inputs
 

@@ -33,6 +33,15 @@ from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _BITS = (2, 3, 4, 8)
 
+# What writers subtract from the words of zeros. For 3 bits it is what GPTQModel subtracts from each
+# three of them, which is a one for every value only if the words are taken in reverse.
+_ONES = {
+    2: [0x55555555],
+    3: [0x24924924, 0x92492492, 0x49249249],
+    4: [0x11111111],
+    8: [0x01010101],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
@@ -85,18 +94,19 @@ class GPTQ:
         matches = (settings for pattern, settings in self._dynamic if pattern.match(module))
         return next(matches, self._settings)
 
-    def add_one(self, words: np.ndarray, bits: int) -> np.ndarray:
-        """Streams of true zeros (uint32 [groups, W]) from those of a file.
+    def zeros_of(self, words: np.ndarray, bits: int, count: int) -> np.ndarray:
+        """True zeros from streams in a file: uint32 [groups, W] to uint8 [groups, count].
 
-        Writers subtract from whole words, where a zero of 0 borrows from the next one. The sum of
-        whole words, modulo 2 ** 32, gives every zero back.
+        Writers of v1 subtract from whole words, where a zero of 0 borrows from the next one. So
+        adding to whole words, modulo 2 ** 32, gives every zero back. AutoGPTQ, which has no zeros
+        of 0, subtracts before it packs: the same, but for values that have parts in two words.
         """
         if self._has_true_zeros:
-            return words
-        ones = _ones(bits)
-        if bits == 3 and self._is_by_gptqmodel:  # which takes its three words in reverse
-            ones = ones[::-1]
-        return words + np.resize(ones, words.shape[1])
+            return unpack_stream(as_bytes(words), bits, count)
+        if bits == 3 and not self._is_by_gptqmodel:
+            return (unpack_stream(as_bytes(words), bits, count) + np.uint8(1)) & np.uint8(7)
+        ones = np.resize(np.array(_ONES[bits], dtype=np.uint32), words.shape[1])
+        return unpack_stream(as_bytes(words + ones), bits, count)
 
 
 def _dynamic_settings(fields: Fields) -> list[tuple[re.Pattern[str], _Settings]]:
@@ -126,13 +136,6 @@ def _is_by_gptqmodel(fields: Fields) -> bool:
     writers = fields.section("meta", {}).raw("quantizer", [])
     writers = [writers] if isinstance(writers, str) else writers
     return isinstance(writers, list) and any(str(w).startswith("gptqmodel") for w in writers)
-
-
-def _ones(bits: int) -> np.ndarray:
-    """The words of a stream of ones: uint32 [bits], for 32 values."""
-    stream = np.zeros((32, bits), dtype=np.uint8)
-    stream[:, 0] = 1
-    return np.packbits(stream, bitorder="little").view("<u4")
 
 
 def _assemble(format: GPTQ, parts: Parts) -> CodedWeight:
@@ -183,9 +186,8 @@ def _zeros(
         stored = unpack_stream(as_bytes(qzeros.words()), bits, num_outputs)
         if (stored == middle).all():  # true zeros, whatever the config says or leaves out
             return float(middle)
-    words = format.add_one(qzeros.words(), bits)
-    fields = unpack_stream(as_bytes(words), bits, num_outputs)
-    return one_or_all(np.ascontiguousarray(fields.T, dtype=np.float32))
+    zeros = format.zeros_of(qzeros.words(), bits, num_outputs)
+    return one_or_all(np.ascontiguousarray(zeros.T, dtype=np.float32))
 
 
 def _groups(parts: Parts, num_inputs: int, num_groups: int, group_size: int) -> np.ndarray | None:
