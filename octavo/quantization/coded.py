@@ -61,11 +61,12 @@ class CodedWeight:
         stop = self.shape[0] if stop is None else stop
         codes = self.codes.rows(start, stop)
         values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
-        if isinstance(self.zeros, np.ndarray):
-            values -= self._of_inputs(self.zeros, start, stop)
-        elif self.zeros:
-            values -= np.float32(self.zeros)
-        values *= self._of_inputs(self.scales, start, stop)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite scales, as floats have them
+            if isinstance(self.zeros, np.ndarray):
+                values -= self._of_inputs(self.zeros, start, stop)
+            elif self.zeros:
+                values -= np.float32(self.zeros)
+            values *= self._of_inputs(self.scales, start, stop)
         return values
 
     def _of_inputs(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:

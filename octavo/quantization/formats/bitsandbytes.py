@@ -151,8 +151,9 @@ def _absmax(parts: Parts, state: Fields, num_blocks: int) -> np.ndarray:
     levels = parts.need("nested_quant_map", "F32").shaped(256).floats()
     outer = parts.need("nested_absmax", "F32").shaped(ceil_div(num_blocks, nested_size)).floats()
     offset = state.number("nested_offset", above=-np.inf)
-    inner = levels[stored.bytes]
-    return inner * np.repeat(outer, nested_size)[:num_blocks] + np.float32(offset)
+    block = np.arange(num_blocks) // nested_size
+    with np.errstate(invalid="ignore", over="ignore"):  # of a damaged file
+        return levels[stored.bytes] * outer[block] + np.float32(offset)
 
 
 def _scales_of_rows(
@@ -165,7 +166,7 @@ def _scales_of_rows(
     if num_inputs % block_size == 0:
         return absmax.reshape(num_outputs, -1)
     if block_size % num_inputs == 0:
-        return np.repeat(absmax, block_size // num_inputs)[:num_outputs, None]
+        return absmax[np.arange(num_outputs) * num_inputs // block_size, None]
     return None
 
 
@@ -179,5 +180,6 @@ def _across_rows(
     """Blocks that have parts of two rows, as floats: no kernel takes them as they are."""
     num_values = shape[0] * shape[1]
     codes = HighFirstNibbles(data.bytes.reshape(1, -1)).rows(0, 1)[0, :num_values]
-    values = levels[codes] * np.repeat(absmax, block_size)[:num_values]
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = levels[codes] * absmax[np.arange(num_values) // block_size]
     return Weight(GGMLType.F32, values.view(np.uint8).reshape(shape[0], -1), shape)

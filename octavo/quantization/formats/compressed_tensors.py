@@ -15,7 +15,7 @@
 
 Which of them a weight has says how to read it; the numbers of bits and the shape of groups are in
 the config, whose groups have targets. Versions up to 0.17 put ``32 // bits`` integers in a word,
-those from 0.19 on have no gaps, and the width of a row tells which. Source: compressed-tensors 0.12
+those from 0.18 on have no gaps, and the width of a row tells which. Source: compressed-tensors 0.12
 and 0.20, ``compressors/``; OCP Microscaling Formats 1.0 for MXFP4 and MXFP8.
 """
 
@@ -64,9 +64,10 @@ class _Scheme:
     strategy: str
     block: tuple[int, int]  # of "group", "tensor_group" and "block"
     symmetric: bool
+    is_old: bool  # written by a version that packs with gaps
 
     @classmethod
-    def read(cls, fields: Fields) -> _Scheme:
+    def read(cls, fields: Fields, is_old: bool) -> _Scheme:
         weights = fields.section("weights")
         strategy, block = _strategy(weights)
         return cls(
@@ -75,6 +76,7 @@ class _Scheme:
             strategy=strategy,
             block=block,
             symmetric=weights.boolean("symmetric", True),
+            is_old=is_old,
         )
 
     def block_of(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -111,7 +113,8 @@ class CompressedTensors:
         _check_format(fields)
         groups = fields.section("config_groups", {})
         sections = [_section(groups, name) for name in fields.table("config_groups", {})]
-        self._schemes = [_Scheme.read(section) for section in sections if "weights" in section]
+        is_old = _is_old(fields)
+        self._schemes = [_Scheme.read(each, is_old) for each in sections if "weights" in each]
         for section in sections:
             _check_format(section)
             _check_patterns(section, "targets")
@@ -143,6 +146,12 @@ class CompressedTensors:
                 if any(matches(target, module) for target in scheme.targets):
                     return scheme
         return None
+
+
+def _is_old(fields: Fields) -> bool:
+    """Whether a version before 0.18 wrote it; one that is not named did not."""
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", fields.text("version", ""))
+    return version is not None and (int(version[1]), int(version[2])) < (0, 18)
 
 
 def _section(groups: Fields, name: str) -> Fields:
@@ -207,7 +216,7 @@ def _packed_integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
             f"{packed.path} ({packed.name}): integers of {bits} bits are not supported, but of 2 "
             "to 8 are"
         )
-    has_gaps = _has_gaps(packed, shape, bits)
+    has_gaps = _has_gaps(packed, shape[1], scheme)
     codes: Codes
     if has_gaps:
         codes = RowWords(packed.words(), bits, shape[1])
@@ -258,7 +267,7 @@ def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:
     scales = of_blocks(_float_scale(parts), shape, block)
     whole = parts.find("weight_global_scale")
     if whole is not None:
-        scales = scales / of_blocks(whole.of(*FLOATS), shape, shape)
+        scales = scales / _divisor(whole, shape)
     return CodedWeight(
         format=CompressedTensors.name,
         shape=shape,
@@ -271,6 +280,14 @@ def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:
         groups=None,
         nbytes=parts.nbytes,
     )
+
+
+def _divisor(whole: StoredTensor, shape: tuple[int, int]) -> np.ndarray:
+    """The global scale: float32 [1, 1]."""
+    number = of_blocks(whole.of(*FLOATS), shape, shape)
+    if not np.finfo(np.float32).tiny <= number.item() < np.inf:
+        raise whole.error(f"{number.item()} is not a number to divide by")
+    return number
 
 
 def _float_scale(parts: Parts) -> StoredTensor:
@@ -296,16 +313,16 @@ def _shape(parts: Parts, packed: StoredTensor) -> tuple[int, int]:
     return num_outputs, num_inputs
 
 
-def _has_gaps(packed: StoredTensor, shape: tuple[int, int], bits: int) -> bool:
-    """Whether words hold ``32 // bits`` integers each, and not a stream."""
-    num_words = packed.shape[1]
-    if num_words == ceil_div(shape[1] * bits, 32):
-        return False
-    if num_words == ceil_div(shape[1], 32 // bits):
-        return True
-    raise packed.error(
-        f"rows of {num_words} words are not those of {shape[1]} integers of {bits} bits"
-    )
+def _has_gaps(packed: StoredTensor, num_inputs: int, scheme: _Scheme) -> bool:
+    """Whether words hold ``32 // bits`` integers each, and not a stream. Some rows that are not of
+    whole words would be as wide either way."""
+    num_words, bits = packed.shape[1], scheme.bits
+    as_stream, with_gaps = ceil_div(num_inputs * bits, 32), ceil_div(num_inputs, 32 // bits)
+    if num_words not in (as_stream, with_gaps):
+        raise packed.error(
+            f"rows of {num_words} words are not those of {num_inputs} integers of {bits} bits"
+        )
+    return scheme.is_old if as_stream == with_gaps else num_words == with_gaps
 
 
 def _zeros(

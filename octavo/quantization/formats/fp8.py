@@ -14,6 +14,7 @@ Scales of activations are of no use here, where activations are not in FP8. Sour
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from octavo.fields import Fields
 from octavo.quantization.base import Weight
@@ -49,7 +50,7 @@ class FP8:
         if self._block is not None:
             block = self._block
         else:
-            block = num_outputs if scale.data.size == 1 else 1, num_inputs
+            block = num_outputs if prod(scale.shape) == 1 else 1, num_inputs
         return float8(self.name, tensors, weight, scale, block)
 
 

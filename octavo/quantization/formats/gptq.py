@@ -31,7 +31,6 @@ from octavo.quantization.formats.grid import ceil_div, one_or_all
 from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
-_BITS = (2, 3, 4, 8)
 
 # What writers subtract from the words of zeros. For 3 bits it is what GPTQModel subtracts from each
 # three of them, which is a one for every value only if the words are taken in reverse.
@@ -54,10 +53,10 @@ class _Settings:
     @classmethod
     def read(cls, fields: Fields) -> _Settings:
         bits = fields.integer("bits")
-        if bits not in _BITS:
+        if bits not in _ONES:
             raise UnsupportedModelError(
                 f"{fields.path}: GPTQ of {bits} bits is not supported, but "
-                f"{', '.join(map(str, _BITS))} are"
+                f"{', '.join(map(str, _ONES))} are"
             )
         group_size = fields.integer("group_size", -1, minimum=-1)
         if group_size == 0:

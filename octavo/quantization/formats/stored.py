@@ -64,11 +64,14 @@ class StoredTensor:
         return ModelFileError(self.path, reason, field=self.name)
 
     def of(self, *dtypes: str, dims: int | None = None) -> StoredTensor:
-        """Itself; ModelFileError unless it has one of these dtypes and this many dimensions."""
+        """Itself; ModelFileError unless it has one of these dtypes, this many dimensions, and
+        values."""
         if self.dtype not in dtypes:
             raise self.error(f"the type is {self.dtype}, not {' or '.join(dtypes)}")
         if dims is not None and len(self.shape) != dims:
             raise self.error(f"the shape is {list(self.shape)}, not of {dims} dimensions")
+        if not self.nbytes:
+            raise self.error(f"the shape is {list(self.shape)}: it is empty")
         return self
 
     def shaped(self, *shape: int) -> StoredTensor:

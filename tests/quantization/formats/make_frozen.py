@@ -34,7 +34,11 @@ N, K, GROUP = 32, 96, 32
 def save(name, config, tensors, expected):
     tensors = {key: value.contiguous() for key, value in tensors.items()}
     metadata = {"quantization_config": json.dumps(config)}
-    save_file({**tensors, "expected": expected.float().contiguous()}, FROZEN / f"{name}.safetensors", metadata)
+    save_file(
+        {**tensors, "expected": expected.float().contiguous()},
+        FROZEN / f"{name}.safetensors",
+        metadata,
+    )
 
 
 def random_linear(seed, n=N, k=K):
@@ -77,9 +81,7 @@ def in_act_order(seed):
 
 def autogptq(folder):
     import_below(folder, "auto_gptq", "nn_modules", "nn_modules.qlinear")
-    linear_class = importlib.import_module(
-        "auto_gptq.nn_modules.qlinear.qlinear_cuda"
-    ).QuantLinear
+    linear_class = importlib.import_module("auto_gptq.nn_modules.qlinear.qlinear_cuda").QuantLinear
     for bits in (2, 3, 4, 8):
         for symmetric in (True, False):
             linear = random_linear(bits)
@@ -161,18 +163,30 @@ FLOATS = {
     "float-quantized-tensor": {"num_bits": 8, "type": "float", "strategy": "tensor"},
     "float-quantized-channel": {"num_bits": 8, "type": "float", "strategy": "channel"},
     "float-quantized-block": {
-        **{"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 64]}
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "block",
+        "block_structure": [16, 64],
     },
     "mxfp8-quantized": {
-        **{"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "group",
+        "group_size": 32,
         "scale_dtype": "torch.uint8",
     },
     "mxfp4-pack-quantized": {
-        **{"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "group",
+        "group_size": 32,
         "scale_dtype": "torch.uint8",
     },
     "nvfp4-pack-quantized": {
-        **{"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": 16,
         "scale_dtype": "torch.float8_e4m3fn",
     },
 }
