@@ -58,7 +58,7 @@ class CheckpointSource:
     @property
     def quantization(self) -> str | None:
         """How weights are quantized in the files, if they are."""
-        return None if self.gguf_metadata() is None else "gguf"
+        return self.checkpoint.quantization
 
     def settings(self, args: EngineArgs) -> EngineArgs:
         """As they are. The format is read from the files; a word of the user's can only agree."""

@@ -25,7 +25,7 @@ ALLOWED = {
     "model_files": set(),
     "core": set(),
     "core.sampling_params": set(),
-    "quantization": set(),
+    "quantization": {"fields"},
     "kernels": {"machine", "quantization"},
     "layers": {"kernels", "quantization"},
     "models": {

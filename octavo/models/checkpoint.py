@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -17,11 +16,13 @@ from octavo.fields import Fields
 from octavo.model_files import ModelFolder, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
+from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
 from octavo.quantization.base import StoredWeight, Weight
-from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType, row_bytes
+from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType
 
 if TYPE_CHECKING:
     from octavo.models.safetensors import SafetensorsFile
+    from octavo.quantization.formats.stored import StoredTensor
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SAFETENSORS_TYPES = {type.name: type for type in FLOAT_TYPES}  # which have the same names there
@@ -30,12 +31,15 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a checkpoint, of which no data has been read."""
+    """One weight of a checkpoint, of which no data has been read.
 
-    shape: tuple[int, ...]
-    type: GGMLType
+    ``shape`` and ``type`` are None where several tensors make it up: it is what ``read`` gives.
+    """
+
+    shape: tuple[int, ...] | None
+    type: GGMLType | None
     num_bytes: int
-    path: Path  # the file that it is in
+    path: Path  # the file that it is in, or that its first tensor is in
 
 
 class Checkpoint(Protocol):
@@ -48,6 +52,11 @@ class Checkpoint(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
+
+    @property
+    def quantization(self) -> str | None:
+        """How weights are quantized, if they are."""
+        ...
 
     def read(self, name: str) -> Weight: ...
 
@@ -80,19 +89,29 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 class SafetensorsFolder:
-    """A Hugging Face folder: ``config.json``, and ``model.safetensors`` or shards with an index."""
+    """A Hugging Face folder: ``config.json``, and ``model.safetensors`` or shards with an index.
+
+    Where its config names a method of quantization, some tensors are parts of weights. ``tensors``
+    has the weights, under the names that they had before they were quantized.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self._folder = ModelFolder(path)
-        self._files: dict[Path, SafetensorsFile] = {}
-        self.tensors: dict[str, TensorEntry] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
         if (whole := self._folder.find("model.safetensors")) is not None:
             self._open(whole)
         elif (index := self._folder.read_json(_INDEX)) is not None:
             self._open_shards(index, path / _INDEX)
         else:
             self._refuse_without_weights()
+        self._format = weight_format(self._folder)
+        self._parts = {} if self._format is None else find_parts(self._format, self._file_of)
+        self.tensors = self._entries()
+
+    @property
+    def quantization(self) -> str | None:
+        return self._format.name if self._format is not None and self._parts else None
 
     def config(self) -> ModelConfig:
         config = self._folder.read_json("config.json")
@@ -102,8 +121,14 @@ class SafetensorsFolder:
         return ModelConfig.from_hf(config, generation, path=self.path.absolute() / "config.json")
 
     def read(self, name: str) -> Weight:
-        entry = self.tensors[name]
-        return StoredWeight(entry.type, self._files[entry.path].data(name), entry.shape)
+        parts = self._parts.get(name)
+        if parts is not None:
+            assert self._format is not None, "parts are found by a format"
+            stored = {part: self._stored(tensor) for part, tensor in parts.items()}
+            return self._format.assemble(name, stored)
+        file = self._file_of[name]
+        dtype, shape = file.tensors[name]
+        return StoredWeight(_SAFETENSORS_TYPES[dtype], file.data(name), shape)
 
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.hf_name
@@ -116,13 +141,13 @@ class SafetensorsFolder:
         for shard in sorted(set(map(str, shard_of.values()))):
             self._open(self._find_shard(shard, index_path))
         for name, shard in shard_of.items():
-            entry = self.tensors.get(name)
-            if entry is None or entry.path.name != shard:
-                found = "in no shard" if entry is None else f"in {entry.path.name}"
+            file = self._file_of.get(name)
+            if file is None or file.path.name != shard:
+                found = "in no shard" if file is None else f"in {file.path.name}"
                 raise ModelFileError(
                     index_path, f"it should be in {shard}, but is {found}", field=name
                 )
-        extra = [name for name in self.tensors if name not in shard_of]
+        extra = [name for name in self._file_of if name not in shard_of]
         if extra:
             raise ModelFileError(
                 index_path, f"shards have tensors that the index has not: {_list(extra)}"
@@ -142,17 +167,35 @@ class SafetensorsFolder:
         """Add the tensors of one safetensors file; its data is mapped, not read."""
         from octavo.models.safetensors import SafetensorsFile  # not for a start from GGUF
 
-        file = self._files[path] = SafetensorsFile(path)
-        for name, (dtype, shape) in file.tensors.items():
-            if name in self.tensors:
-                raise ModelFileError(path, f"also in {self.tensors[name].path.name}", field=name)
-            type = _SAFETENSORS_TYPES.get(dtype)
-            if type is None:
-                raise UnsupportedModelError(
-                    f"{path} ({name}): tensors of {dtype} are not supported, but "
-                    f"{', '.join(_SAFETENSORS_TYPES)} are"
-                )
-            self.tensors[name] = TensorEntry(shape, type, prod(shape) * row_bytes(type, 1), path)
+        file = SafetensorsFile(path)
+        for name in file.tensors:
+            if name in self._file_of:
+                raise ModelFileError(path, f"also in {self._file_of[name].path.name}", field=name)
+            self._file_of[name] = file
+
+    def _entries(self) -> dict[str, TensorEntry]:
+        """The table of weights, in the order of the files."""
+        entries: dict[str, TensorEntry] = {}
+        weight_of = {
+            tensor: name for name, parts in self._parts.items() for tensor in parts.values()
+        }
+        for tensor, file in self._file_of.items():
+            name = weight_of.get(tensor)
+            if name is None:
+                if self._format is None or not is_of_activations(tensor):
+                    entries[tensor] = _plain_entry(tensor, file)
+            elif name not in entries:
+                tensors = self._parts[name].values()
+                num_bytes = sum(self._file_of[each].num_bytes(each) for each in tensors)
+                entries[name] = TensorEntry(None, None, num_bytes, file.path)
+        return entries
+
+    def _stored(self, tensor: str) -> StoredTensor:
+        from octavo.quantization.formats.stored import StoredTensor
+
+        file = self._file_of[tensor]
+        dtype, shape = file.tensors[tensor]
+        return StoredTensor(dtype, shape, file.data(tensor), file.path, tensor)
 
     def _refuse_without_weights(self) -> NoReturn:
         if is_engine_folder(self.path):
@@ -170,6 +213,8 @@ class SafetensorsFolder:
 
 class GGUFFiles:
     """A GGUF file, or all parts of one that was split (``name-00001-of-00003.gguf``)."""
+
+    quantization: str | None = "gguf"
 
     def __init__(self, path: Path):
         self.path = path
@@ -208,6 +253,17 @@ class GGUFFiles:
 
     def rename(self, model: Any) -> Callable[[str], str | None]:
         return model.gguf_name
+
+
+def _plain_entry(name: str, file: SafetensorsFile) -> TensorEntry:
+    dtype, shape = file.tensors[name]
+    type = _SAFETENSORS_TYPES.get(dtype)
+    if type is None:
+        raise UnsupportedModelError(
+            f"{file.path} ({name}): tensors of {dtype} are not supported, but "
+            f"{', '.join(_SAFETENSORS_TYPES)} are"
+        )
+    return TensorEntry(shape, type, file.num_bytes(name), file.path)
 
 
 def _split_parts(path: Path) -> list[Path]:

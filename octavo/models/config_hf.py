@@ -69,7 +69,6 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
     """See ``ModelConfig.from_hf``."""
     outer = Fields(path, config)
     architecture = resolve_architecture(_architecture(outer), str(path))
-    _refuse_quantized(outer)
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
     config = {**config, **{k: v for k, v in inner.items() if v is not None}}
@@ -129,16 +128,6 @@ def _architecture(fields: Fields) -> str:
     if not names:
         raise fields.error("architectures", "does not name the model's architecture")
     return names[0]
-
-
-def _refuse_quantized(fields: Fields) -> None:
-    for name in ("quantization_config", "compression_config"):
-        if fields.table(name, {}):
-            method = fields.section(name).text("quant_method", "an unnamed method")
-            raise UnsupportedModelError(
-                f"{fields.path}: the weights are quantized with {method:.80}; octavo reads "
-                "unquantized safetensors and GGUF files: use one of those of this model"
-            )
 
 
 def _activation(fields: Fields, name: str) -> str:

@@ -111,14 +111,23 @@ def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
 
 
 def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, GGMLType]:
-    """The type of each parameter, from the tables of a checkpoint: no weight is read."""
+    """The type of each parameter, from the tables of a checkpoint: no weight is read.
+
+    UnsupportedModelError if a weight has none, since several tensors make it up.
+    """
     from octavo.models.loader import parameter_names
 
-    types = {
-        name: checkpoint.tensors[source].type
-        for source, name in parameter_names(checkpoint, config).items()
-        if name is not None
-    }
+    types = {}
+    for source, name in parameter_names(checkpoint, config).items():
+        if name is None:
+            continue
+        type = checkpoint.tensors[source].type
+        if type is None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path} ({source}): what weights of {checkpoint.quantization} take in "
+                "memory is not known before they are read"
+            )
+        types[name] = type
     if config.tie_embeddings:
         types[HEAD] = types[EMBEDDING]
     return types

@@ -80,7 +80,8 @@ def _load_parameters(
     for source, name, weight in _stream(checkpoint, config, progress):
         parameter = parameters.get(name)
         if parameter is None:
-            leftover.append(source)
+            if not _changes_nothing(source, weight):
+                leftover.append(source)
             continue
         where = checkpoint.tensors[source].path
         if parameter.is_loaded:
@@ -122,6 +123,11 @@ def _stream(
         done += checkpoint.tensors[source].num_bytes
         if progress is not None:
             progress(done, total)
+
+
+def _changes_nothing(name: str, weight: Weight) -> bool:
+    """Whether it is a bias of zeros: AutoGPTQ gives one to layers that have none."""
+    return name.endswith(".bias") and not weight.is_quantized and not weight.floats().any()
 
 
 def _untangle_tied(names: dict[str, str | None]) -> dict[str, str | None]:

@@ -50,6 +50,10 @@ class SafetensorsFile:
             self.tensors[name] = entry["dtype"], tuple(entry["shape"])
             self._offsets[name] = tuple(entry["data_offsets"])
 
+    def num_bytes(self, name: str) -> int:
+        begin, end = self._offsets[name]
+        return end - begin
+
     def data(self, name: str) -> np.ndarray:
         """Bytes of a tensor: uint8 [rows, bytes of a row], as those of a GGUF file."""
         begin, end = self._offsets[name]

@@ -1,8 +1,8 @@
 """What was lost and gained when a model was quantized: measured, beside what it was made of.
 
 Quality is that of ``octavo perplexity``, with every token of a window scored; with exact
-activations, keys and values, so that what is judged are the weights. Speed is that of one stream as users
-have it, of both models in turns, so that a machine that is shared slows down both.
+activations, keys and values, so that what is judged are the weights. Speed is that of one stream as
+users have it, of both models in turns, so that a machine that is shared slows down both.
 """
 
 from __future__ import annotations

@@ -203,7 +203,6 @@ def test_gguf_recommendations(caplog):
         ({"rope_theta": 1.0}, "rope_theta"),
         ({"rope_theta": 10**400}, "rope_theta"),
         ({"text_config": "x"}, "text_config"),
-        ({"quantization_config": "gptq"}, "quantization_config"),
         ({"architectures": [7]}, "architectures[0]"),
         ({"eos_token_id": {"a": 1}}, "eos_token_id"),
         ({"max_position_embeddings": 1}, "max_position_embeddings"),
@@ -263,7 +262,6 @@ def test_layer_types_must_match_the_layers():
     "changes, said",
     [
         ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM.*not MambaForCausalLM"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq"),
         ({"hidden_act": "relu"}, "relu"),
         ({"rope_scaling": {"type": "proportional"}}, "proportional"),
     ],

@@ -21,11 +21,11 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import CODE_FORMATS, INTEGER_FORMATS
 from octavo.quantization.coded import CodedWeight
-from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
+from octavo.quantization.levels import E4M3, NF4_LEVELS
 
 _SYMMETRIC = {4: abi.OCT_W4S, 5: abi.OCT_W5S, 8: abi.OCT_W8S}
 _ASYMMETRIC = {4: abi.OCT_W4A, 5: abi.OCT_W5A, 8: abi.OCT_W8A}
-_CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_E4M3: e4m3_levels()}
+_CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_E4M3: E4M3}
 _LARGEST_HALF = 65504.0
 _SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
 _ROUNDING = 2.0**-10

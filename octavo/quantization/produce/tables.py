@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.levels import NF4_BLOCK, NF4_LEVELS, e4m3_levels
+from octavo.quantization.levels import E4M3, NF4_BLOCK, NF4_LEVELS
 
 _FP8_MAX = 448.0
 
@@ -30,7 +30,7 @@ def to_fp8(weight: Tensor) -> CodedWeight:
         PlainCodes(codes.view(torch.uint8).numpy()),
         scales.numpy(),
         0.0,
-        e4m3_levels(),
+        E4M3,
         None,
         weight.numel() + 4 * rows,
     )

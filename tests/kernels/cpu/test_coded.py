@@ -11,7 +11,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
+from octavo.quantization.levels import E4M3, NF4_LEVELS
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 LINE = np.linspace(-1, 1, 16, dtype=np.float32)
@@ -49,8 +49,8 @@ def test_integers_around_a_zero_stay_what_they_are(native, weight, format, group
 CODES = {
     "NF4": (coded(20, 192, 4, 64, 0.0, NF4_LEVELS), abi.OCT_NF4),
     "NF4, longer blocks": (coded(20, 192, 4, 128, 0.0, NF4_LEVELS), abi.OCT_NF4),
-    "FP8, a row": (coded(20, 200, 8, 200, 0.0, e4m3_levels()), abi.OCT_E4M3),
-    "FP8, blocks": (coded(20, 200, 8, 128, 0.0, e4m3_levels()), abi.OCT_E4M3),
+    "FP8, a row": (coded(20, 200, 8, 200, 0.0, E4M3), abi.OCT_E4M3),
+    "FP8, blocks": (coded(20, 200, 8, 128, 0.0, E4M3), abi.OCT_E4M3),
 }
 
 
@@ -65,7 +65,7 @@ def test_codes_of_floats_stay_what_they_are(native, weight, format):
 
 
 def test_codes_of_nan_are_refused(native):
-    weight = coded(20, 128, 8, 128, 0.0, e4m3_levels())
+    weight = coded(20, 128, 8, 128, 0.0, E4M3)
     weight.codes.values[3, 4] = 0xFF
     with pytest.raises(UnsupportedModelError, match="NaN"):
         packing.pack(weight, native.library, native.pool)

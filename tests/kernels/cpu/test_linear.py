@@ -20,7 +20,7 @@ from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
-from octavo.quantization.levels import NF4_LEVELS, e4m3_levels
+from octavo.quantization.levels import E4M3, NF4_LEVELS
 from octavo.quantization.tensors import BlockTensor
 
 # Types of files for the formats that nothing else becomes.
@@ -91,7 +91,7 @@ def make_coded_weight(native, format, n, k, rng):
     bits, group = layout.CODE_FORMATS[format]
     codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
     codes[codes & 0x7F == 0x7F] = 0  # NaN
-    levels = NF4_LEVELS if format == abi.OCT_NF4 else e4m3_levels()
+    levels = NF4_LEVELS if format == abi.OCT_NF4 else E4M3
     scales = rng.normal(size=(n, -(-k // group))).astype(np.float32) / np.nanmax(levels)
     weight = CodedWeight("", (n, k), bits, group, PlainCodes(codes), scales, 0.0, levels, None, 0)
     return packing.pack(weight, native.library, native.pool), weight.dequantize().astype(float)
@@ -268,7 +268,9 @@ def check_exactly(native, weight, values, x):
         np.testing.assert_array_equal(y, expected[:rows])
 
 
-@pytest.mark.parametrize(("format", "group"), [p for p in FORMATS if p[0] in layout.INTEGER_FORMATS])
+@pytest.mark.parametrize(
+    ("format", "group"), [p for p in FORMATS if p[0] in layout.INTEGER_FORMATS]
+)
 def test_integers_are_exact(native, format, group):
     """Scales of 1 and whole numbers, the largest there are: nothing may saturate or be rounded."""
     if is_nested(format):

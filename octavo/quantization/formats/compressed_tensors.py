@@ -1,0 +1,363 @@
+"""compressed-tensors, as llm-compressor writes it: a family of layouts for many schemes.
+
+::
+
+    weight_packed        int32 [N, words]       integers + 2 ** (bits - 1), in words along K
+                         uint8 [N, K / 2]       FP4 (E2M1), the first of two in the lower half
+    weight               int8 or float8_e4m3fn [N, K]
+    weight_shape         int [2]                (N, K), of packed integers
+    weight_scale         a number for all, or for each row, group or tile of the matrix; U8 is E8M0
+    weight_zero_point    int8 as the scales, or int32 [words, groups] packed along N
+    weight_global_scale  F32, which the scales of FP4 are divided by (NVFP4)
+    weight_g_idx         int32 [K], the group of each input; of versions up to 0.17
+
+    value = weight_scale * (q - weight_zero_point)
+
+Which of them a weight has says how to read it; the numbers of bits and the shape of groups are in
+the config, whose groups have targets. Versions up to 0.17 put ``32 // bits`` integers in a word,
+those from 0.18 on have no gaps, and the width of a row tells which. Source: compressed-tensors 0.12
+and 0.20, ``compressors/``; OCP Microscaling Formats 1.0 for MXFP4 and MXFP8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.quantization.coded import CodedWeight, Codes
+from octavo.quantization.formats.codes import (
+    ByteCodes,
+    RowStreams,
+    RowWords,
+    as_bytes,
+    unpack_stream,
+    unpack_words,
+)
+from octavo.quantization.formats.fp8 import float8
+from octavo.quantization.formats.grid import ceil_div, of_blocks, one_or_all
+from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
+from octavo.quantization.levels import E2M1
+
+_PARTS = (
+    *("weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point"),
+    *("weight_global_scale", "weight_g_idx"),
+)
+_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"),
+    *("mixed-precision", "dense"),
+)
+_STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """How the weights of some modules are quantized, from one group of the config."""
+
+    targets: tuple[str, ...]
+    bits: int
+    strategy: str
+    block: tuple[int, int]  # of "group", "tensor_group" and "block"
+    symmetric: bool
+    is_old: bool  # written by a version that packs with gaps
+
+    @classmethod
+    def read(cls, fields: Fields, is_old: bool) -> _Scheme:
+        weights = fields.section("weights")
+        strategy, block = _strategy(weights)
+        return cls(
+            targets=tuple(fields.each("targets", Fields.text)),
+            bits=weights.integer("num_bits", 8, maximum=64),
+            strategy=strategy,
+            block=block,
+            symmetric=weights.boolean("symmetric", True),
+            is_old=is_old,
+        )
+
+    def block_of(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the values of a matrix that share a scale."""
+        if self.strategy == "tensor":
+            return shape
+        return (1, shape[1]) if self.strategy == "channel" else self.block
+
+
+def _strategy(weights: Fields) -> tuple[str, tuple[int, int]]:
+    """The strategy, which old configs only imply, and its block."""
+    group_size = weights.integer("group_size", None, minimum=-1)
+    implied = "tensor" if group_size is None else "channel" if group_size < 0 else "group"
+    strategy = weights.text("strategy", implied)
+    if strategy not in _STRATEGIES:
+        raise UnsupportedModelError(
+            f"{weights.path}: weights quantized by {strategy!r:.80} are not supported, but by "
+            f"{', '.join(_STRATEGIES)} they are"
+        )
+    if strategy == "block":
+        rows, columns = weights.each("block_structure", Fields.integer, 2)
+        return strategy, (rows, columns)
+    if strategy in ("group", "tensor_group"):
+        return strategy, (1, weights.integer("group_size"))
+    return strategy, (1, 1)
+
+
+class CompressedTensors:
+    """See the module, and ``WeightFormat``."""
+
+    name = "compressed-tensors"
+
+    def __init__(self, fields: Fields):
+        _check_format(fields)
+        groups = fields.section("config_groups", {})
+        sections = [_section(groups, name) for name in fields.table("config_groups", {})]
+        is_old = _is_old(fields)
+        self._schemes = [_Scheme.read(each, is_old) for each in sections if "weights" in each]
+        for section in sections:
+            _check_format(section)
+            _check_patterns(section, "targets")
+        if "ignore" in fields:
+            _check_patterns(fields, "ignore")
+        self._ignored = fields.each("ignore", Fields.text) if "ignore" in fields else []
+
+    def part(self, tensor_name: str) -> tuple[str, str] | None:
+        module, _, part = tensor_name.rpartition(".")
+        return (f"{module}.weight", part) if part in _PARTS else None
+
+    def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight:
+        tensors = Parts(name, parts)
+        module = name.removesuffix(".weight")
+        scheme = self._scheme(module)
+        if scheme is None:
+            raise tensors.error(
+                "it is quantized, but no group of the config has it as a target, or it is to be "
+                "ignored"
+            )
+        return _reader(tensors)(tensors, scheme)
+
+    def _scheme(self, module: str) -> _Scheme | None:
+        """Of the schemes that have a module as a target, the one that names it most exactly."""
+        if any(_names(target, module) or _is_class(target, module) for target in self._ignored):
+            return None
+        for matches in (str.__eq__, _names, _is_class):
+            for scheme in self._schemes:
+                if any(matches(target, module) for target in scheme.targets):
+                    return scheme
+        return None
+
+
+def _is_old(fields: Fields) -> bool:
+    """Whether a version before 0.18 wrote it; one that is not named did not."""
+    version = re.match(r"(\d{1,9})\.(\d{1,9})", fields.text("version", ""))
+    return version is not None and (int(version[1]), int(version[2])) < (0, 18)
+
+
+def _section(groups: Fields, name: str) -> Fields:
+    if isinstance(groups.raw(name), list):
+        raise UnsupportedModelError(
+            f"{groups.path}: the config group {name!r:.80} is the name of a preset; save the model "
+            "anew, so that the config says what it means"
+        )
+    return groups.section(name)
+
+
+def _check_format(fields: Fields) -> None:
+    layout = fields.text("format", "dense")
+    sparsity = fields.section("sparsity_config", {}).text("format", "dense")
+    for value in (layout, sparsity):
+        if value not in _FORMATS:
+            raise UnsupportedModelError(
+                f"{fields.path}: compressed-tensors in the format {value!r:.80} are not supported, "
+                f"but {', '.join(_FORMATS)} are"
+            )
+
+
+def _check_patterns(fields: Fields, name: str) -> None:
+    for target in fields.each(name, Fields.text):
+        try:
+            re.compile(target.removeprefix("re:"))
+        except re.error as error:
+            if target.startswith("re:"):
+                raise fields.error(
+                    name, f"{target!r:.80} is not a regular expression: {error}"
+                ) from None
+
+
+def _names(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return target == module
+
+
+def _is_class(target: str, module: str) -> bool:
+    """Whether a module is of the class ``target``: of what has quantized weights, all but the
+    embedding is a Linear."""
+    return target == ("Embedding" if module.endswith("embed_tokens") else "Linear")
+
+
+def _reader(parts: Parts) -> Callable[[Parts, _Scheme], CodedWeight]:
+    """The function for the layout that these parts are of."""
+    packed = parts.find("weight_packed")
+    if packed is not None:
+        is_integer = packed.of("I32", "U8", dims=2).dtype == "I32"
+        return _packed_integers if is_integer else _float4
+    is_integer = parts.need("weight", "I8", "F8_E4M3", dims=2).dtype == "I8"
+    return _integers if is_integer else _float8
+
+
+def _packed_integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
+    packed = parts.need("weight_packed", "I32", dims=2)
+    shape = _shape(parts, packed)
+    bits = scheme.bits
+    if not 2 <= bits <= 8:
+        raise UnsupportedModelError(
+            f"{packed.path} ({packed.name}): integers of {bits} bits are not supported, but of 2 "
+            "to 8 are"
+        )
+    has_gaps = _has_gaps(packed, shape[1], scheme)
+    codes: Codes
+    if has_gaps:
+        codes = RowWords(packed.words(), bits, shape[1])
+    else:
+        codes = RowStreams(packed.bytes.reshape(shape[0], -1), bits, shape[1])
+    return _coded_integers(parts, scheme, shape, bits, codes, has_gaps)
+
+
+def _integers(parts: Parts, scheme: _Scheme) -> CodedWeight:
+    """A byte each, whatever ``num_bits`` says: nobody has checked that they keep to it."""
+    weight = parts.need("weight", "I8", dims=2)
+    shape = weight.shape[0], weight.shape[1]
+    codes = ByteCodes(weight.bytes.reshape(shape), flip=128)
+    return _coded_integers(parts, scheme, shape, 8, codes, has_gaps=False)
+
+
+def _coded_integers(
+    parts: Parts, scheme: _Scheme, shape: tuple[int, int], bits: int, codes: Codes, has_gaps: bool
+) -> CodedWeight:
+    block = scheme.block_of(shape)
+    return CodedWeight(
+        format=CompressedTensors.name,
+        shape=shape,
+        bits=bits,
+        group_size=block[1],
+        codes=codes,
+        scales=of_blocks(parts.need("weight_scale", *FLOATS), shape, block),
+        zeros=_zeros(parts, scheme, shape, bits, has_gaps),
+        levels=None,
+        groups=_groups(parts, shape[1], block[1]),
+        nbytes=parts.nbytes,
+    )
+
+
+def _float8(parts: Parts, scheme: _Scheme) -> CodedWeight:
+    weight = parts.need("weight", "F8_E4M3", dims=2)
+    _refuse_zeros(parts)
+    block = scheme.block_of((weight.shape[0], weight.shape[1]))
+    return float8(CompressedTensors.name, parts, weight, _float_scale(parts), block)
+
+
+def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:
+    """MXFP4, or NVFP4 where there is a global scale."""
+    packed = parts.need("weight_packed", "U8", dims=2)
+    _refuse_zeros(parts)
+    shape = packed.shape[0], 2 * packed.shape[1]
+    block = scheme.block_of(shape)
+    scales = of_blocks(_float_scale(parts), shape, block)
+    whole = parts.find("weight_global_scale")
+    if whole is not None:
+        scales = scales / _divisor(whole, shape)
+    return CodedWeight(
+        format=CompressedTensors.name,
+        shape=shape,
+        bits=4,
+        group_size=block[1],
+        codes=RowStreams(packed.bytes.reshape(packed.shape), 4, shape[1]),
+        scales=scales,
+        zeros=0.0,
+        levels=E2M1,
+        groups=None,
+        nbytes=parts.nbytes,
+    )
+
+
+def _divisor(whole: StoredTensor, shape: tuple[int, int]) -> np.ndarray:
+    """The global scale: float32 [1, 1]."""
+    number = of_blocks(whole.of(*FLOATS), shape, shape)
+    if not np.finfo(np.float32).tiny <= number.item() < np.inf:
+        raise whole.error(f"{number.item()} is not a number to divide by")
+    return number
+
+
+def _float_scale(parts: Parts) -> StoredTensor:
+    """Bytes among scales are exponents."""
+    scale = parts.need("weight_scale", *FLOATS, "F8_E4M3", "F8_E8M0", "U8")
+    return replace(scale, dtype="F8_E8M0") if scale.dtype == "U8" else scale
+
+
+def _refuse_zeros(parts: Parts) -> None:
+    zeros = parts.find("weight_zero_point")
+    if zeros is not None and zeros.bytes.any():
+        raise UnsupportedModelError(
+            f"{zeros.path} ({zeros.name}): floats with zero points are not supported"
+        )
+
+
+def _shape(parts: Parts, packed: StoredTensor) -> tuple[int, int]:
+    """(N, K), as ``weight_shape`` has it."""
+    stored = parts.need("weight_shape", "I32", "I64").shaped(2)
+    num_outputs, num_inputs = stored.array().tolist()
+    if min(num_outputs, num_inputs) < 1 or num_outputs != packed.shape[0]:
+        raise stored.error(f"{[num_outputs, num_inputs]} is not the shape of weight_packed")
+    return num_outputs, num_inputs
+
+
+def _has_gaps(packed: StoredTensor, num_inputs: int, scheme: _Scheme) -> bool:
+    """Whether words hold ``32 // bits`` integers each, and not a stream. Some rows that are not of
+    whole words would be as wide either way."""
+    num_words, bits = packed.shape[1], scheme.bits
+    as_stream, with_gaps = ceil_div(num_inputs * bits, 32), ceil_div(num_inputs, 32 // bits)
+    if num_words not in (as_stream, with_gaps):
+        raise packed.error(
+            f"rows of {num_words} words are not those of {num_inputs} integers of {bits} bits"
+        )
+    return scheme.is_old if as_stream == with_gaps else num_words == with_gaps
+
+
+def _zeros(
+    parts: Parts, scheme: _Scheme, shape: tuple[int, int], bits: int, has_gaps: bool
+) -> np.ndarray | float:
+    """As codes: a zero point of 0 is 2 ** (bits - 1)."""
+    middle = 1 << (bits - 1)
+    if scheme.symmetric and "weight_zero_point" not in parts:
+        return float(middle)
+    stored = parts.need("weight_zero_point", "I8", "I32")
+    block = scheme.block_of(shape)
+    if stored.dtype == "I8":
+        return one_or_all(of_blocks(stored, shape, block) + np.float32(middle))
+    num_outputs, num_groups = shape[0], ceil_div(shape[1], block[1])
+    num_words = ceil_div(num_outputs, 32 // bits) if has_gaps else ceil_div(num_outputs * bits, 32)
+    words = stored.shaped(num_words, num_groups).words().T
+    if has_gaps:
+        fields = unpack_words(words, bits, num_outputs)
+    else:
+        fields = unpack_stream(as_bytes(words), bits, num_outputs)
+    return one_or_all(np.ascontiguousarray(fields.T, dtype=np.float32))
+
+
+def _groups(parts: Parts, num_inputs: int, group_size: int) -> np.ndarray | None:
+    stored = parts.find("weight_g_idx")
+    if stored is None:
+        return None
+    groups = stored.of("I32", "I64").shaped(num_inputs).array()
+    if (groups == -1).all():  # never filled in: groups are runs
+        return None
+    last = ceil_div(num_inputs, group_size) - 1
+    if groups.min() < 0 or groups.max() > last:
+        raise stored.error(
+            f"groups {groups.min()} to {groups.max()}, where there are only 0 to {last}"
+        )
+    if np.array_equal(groups, np.arange(num_inputs) // group_size):
+        return None
+    return groups.astype(np.int32)

@@ -1,0 +1,73 @@
+"""FP8 checkpoints: weights in float8_e4m3fn, with scales to multiply them by.
+
+::
+
+    weight            F8_E4M3 [N, K]
+    weight_scale      one number, or one for each row
+    weight_scale_inv  the same, or one for each block of ``weight_block_size``; despite its name
+
+DeepSeek-V3's checkpoints are of blocks; those of Transformers and of FBGEMM are alike otherwise.
+Scales of activations are of no use here, where activations are not in FP8. Source: Transformers 5
+``integrations/finegrained_fp8.py``, vLLM 0.32 ``quantization/fp8.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from octavo.fields import Fields
+from octavo.quantization.base import Weight
+from octavo.quantization.coded import CodedWeight
+from octavo.quantization.formats.codes import ByteCodes
+from octavo.quantization.formats.grid import of_blocks
+from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
+from octavo.quantization.levels import E4M3
+
+_SCALES = ("weight_scale", "weight_scale_inv")
+
+
+class FP8:
+    """See the module, and ``WeightFormat``."""
+
+    name = "fp8"
+
+    def __init__(self, fields: Fields):
+        self._block: tuple[int, int] | None = None
+        if "weight_block_size" in fields:
+            rows, columns = fields.each("weight_block_size", Fields.integer, 2)
+            self._block = rows, columns
+
+    def part(self, tensor_name: str) -> tuple[str, str] | None:
+        module, _, part = tensor_name.rpartition(".")
+        return (f"{module}.weight", part) if part in ("weight", *_SCALES) else None
+
+    def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> Weight:
+        tensors = Parts(name, parts)
+        weight = tensors.need("weight", "F8_E4M3", dims=2)
+        scale = tensors.need(next(filter(tensors.find, _SCALES), _SCALES[0]), *FLOATS, "F8_E8M0")
+        num_outputs, num_inputs = weight.shape
+        if self._block is not None:
+            block = self._block
+        else:
+            block = num_outputs if prod(scale.shape) == 1 else 1, num_inputs
+        return float8(self.name, tensors, weight, scale, block)
+
+
+def float8(
+    format: str, parts: Parts, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int]
+) -> CodedWeight:
+    """A weight of float8_e4m3fn [N, K] with a scale for each block."""
+    num_outputs, num_inputs = weight.shape
+    return CodedWeight(
+        format=format,
+        shape=(num_outputs, num_inputs),
+        bits=8,
+        group_size=block[1],
+        codes=ByteCodes(weight.bytes.reshape(weight.shape)),
+        scales=of_blocks(scale, (num_outputs, num_inputs), block),
+        zeros=0.0,
+        levels=E4M3,
+        groups=None,
+        nbytes=parts.nbytes,
+    )
