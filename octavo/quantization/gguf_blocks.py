@@ -1,7 +1,7 @@
 """The bytes of quantized blocks, made of their scales and levels: the inverse of gguf_formats.py.
 
-Layouts are in the docstrings of that file. All functions here take float32 tensors that hold float16
-values or integers, and return uint8 [n, bytes of a block], n being the number of blocks:
+Layouts are in the docstrings of that file. The functions here take float32 tensors, of float16
+values or of integers, and return uint8 [n, bytes of a block] for n blocks:
 
     d, e, m    [n]              float16 scales and offsets
     s, t       [n, sub-blocks]  integer scales and offsets
@@ -98,7 +98,8 @@ def pack_q6_k(d: Tensor, s: Tensor, q: Tensor) -> Tensor:
 
 
 def _iq4_indices(q: Tensor) -> Tensor:
-    return torch.bucketize(q, torch.tensor(IQ4_VALUES, dtype=q.dtype, device=q.device)).byte()
+    values = torch.tensor(IQ4_VALUES, dtype=q.dtype, device=q.device)
+    return torch.bucketize(q.contiguous(), values, out_int32=True).byte()
 
 
 def pack_iq4_nl(d: Tensor, q: Tensor) -> Tensor:

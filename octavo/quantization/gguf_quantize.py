@@ -1,19 +1,19 @@
 """Quantization of float32 rows to the types of GGUF files: the inverse of gguf_formats.py.
 
-Types differ in what they make of a value, in how many levels, and in how many values a scale is for::
+A value is near one of these, and types differ in how many levels ``L`` or ``q`` there are::
 
-    Q4_0 Q5_0 Q8_0 IQ4_NL    d * L             blocks of 32
-    Q4_1 Q5_1                d * q + m         blocks of 32
-    Q3_K Q6_K IQ4_XS         d * s * L         super-blocks of 256, sub-blocks of 16 or 32
-    Q2_K Q4_K Q5_K           d * s * q - e * t
+    Q4_0 Q5_0 Q8_0 IQ4_NL    d * L                blocks of 32 values
+    Q4_1 Q5_1                d * q + m            blocks of 32 values
+    Q3_K Q6_K IQ4_XS         d * s * L            super-blocks of 256, ``s`` for 16 or 32
+    Q2_K Q4_K Q5_K           d * s * q - e * t    super-blocks of 256, ``s`` and ``t`` likewise
 
 Without importance Q4_0 to Q8_0 have the bytes that ggml gives them (``ggml-quants.c``). All else is
 found by search (gguf_search.py), which makes the sum of ``w * error^2`` small, where
 
     w = importance * sqrt(2 * mean(x^2) + x^2)
 
-with the mean over the block or super-block, and 1 for an importance that is not known. Importance is
-the mean of the squares of what a column is multiplied with; it makes the sum an estimate of the
+with the mean over the block or super-block, and 1 for an importance that is not known. Importance
+is the mean of the squares of what a column is multiplied with; it makes the sum an estimate of the
 squared error of the matrix product. The root, which is ggml's, gives larger values more care.
 """
 
@@ -39,7 +39,7 @@ from octavo.quantization.gguf_search import (
     quotient,
 )
 
-_CHUNK_VALUES = 1 << 16  # for which the temporaries of a search fit a core's cache
+_CHUNK_VALUES = 1 << 17  # for which the temporaries of a search fit a core's cache
 _LARGEST = 65504.0  # of float16
 _LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 may not always be
 
@@ -73,9 +73,7 @@ _SEARCHED: dict[GGMLType, _Symmetric | _Affine] = {
     GGMLType.Q3_K: _Symmetric(16, IntegerLevels(-4, 3), _SIGNED_SIX_BITS, pack.pack_q3_k),
     GGMLType.Q4_K: _Affine(32, IntegerLevels(0, 15), _SIX_BITS, pack.pack_q4_k),
     GGMLType.Q5_K: _Affine(32, IntegerLevels(0, 31), _SIX_BITS, pack.pack_q5_k),
-    GGMLType.Q6_K: _Symmetric(
-        16, IntegerLevels(-32, 31), IntegerLevels(-128, 127), pack.pack_q6_k
-    ),
+    GGMLType.Q6_K: _Symmetric(16, IntegerLevels(-32, 31), IntegerLevels(-128, 127), pack.pack_q6_k),
     GGMLType.IQ4_NL: _Symmetric(32, _IQ4, FIXED, pack.pack_iq4_nl),
     GGMLType.IQ4_XS: _Symmetric(32, _IQ4, _SIGNED_SIX_BITS, pack.pack_iq4_xs),
 }
@@ -184,32 +182,6 @@ def _blocks_first(levels: Tensor) -> Tensor:
 # ---- as ggml rounds ----
 
 
-def _q4_0(x: Tensor) -> Tensor:
-    d, q = _onto_extreme(x, 8)
-    return pack.pack_q4_0(d, q)
-
-
-def _q5_0(x: Tensor) -> Tensor:
-    d, q = _onto_extreme(x, 16)
-    return pack.pack_q5_0(d, q)
-
-
-def _q4_1(x: Tensor) -> Tensor:
-    return pack.pack_q4_1(*_onto_range(x, 15))
-
-
-def _q5_1(x: Tensor) -> Tensor:
-    return pack.pack_q5_1(*_onto_range(x, 31))
-
-
-def _q8_0(x: Tensor) -> Tensor:
-    d = x.abs().amax(0) / 127
-    magnitude = (x * quotient(1.0, d)).abs()
-    whole = magnitude.floor()
-    rounded = whole + (2 * (magnitude - whole)).floor()  # halves away from zero
-    return pack.pack_q8_0(d, torch.copysign(rounded, x).mul_(d.sign()).T)
-
-
 def _onto_extreme(x: Tensor, lowest: int) -> tuple[Tensor, Tensor]:
     """``d`` that puts the extreme value on the level ``-lowest``, and the levels [n, values]."""
     d = extreme(x) / -lowest
@@ -225,6 +197,15 @@ def _onto_range(x: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     return d, low, q.T
 
 
+def _onto_magnitude(x: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """``d`` that puts the extreme value on the level ``top`` or ``-top``, and the levels."""
+    d = x.abs().amax(0) / top
+    magnitude = (x * quotient(1.0, d)).abs()
+    whole = magnitude.floor()
+    rounded = whole + (2 * (magnitude - whole)).floor()  # halves away from zero
+    return d, torch.copysign(rounded, x).T
+
+
 _FLOATS = {
     GGMLType.F32: torch.float32,
     GGMLType.F16: torch.float16,
@@ -232,11 +213,11 @@ _FLOATS = {
 }
 
 _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
-    GGMLType.Q4_0: _q4_0,
-    GGMLType.Q4_1: _q4_1,
-    GGMLType.Q5_0: _q5_0,
-    GGMLType.Q5_1: _q5_1,
-    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q4_0: lambda x: pack.pack_q4_0(*_onto_extreme(x, 8)),
+    GGMLType.Q4_1: lambda x: pack.pack_q4_1(*_onto_range(x, 15)),
+    GGMLType.Q5_0: lambda x: pack.pack_q5_0(*_onto_extreme(x, 16)),
+    GGMLType.Q5_1: lambda x: pack.pack_q5_1(*_onto_range(x, 31)),
+    GGMLType.Q8_0: lambda x: pack.pack_q8_0(*_onto_magnitude(x, 127)),
 }
 """For each type: blocks of the values [values, n], to bytes."""
 

@@ -42,7 +42,7 @@ class Levels(Protocol):
     def step(self) -> float: ...
 
     def nearest_(self, x: Tensor) -> Tensor:
-        """Replace each value of ``x``, which is returned, by the level nearest to it."""
+        """Replace each value of ``x``, contiguous and returned, by the level nearest to it."""
         ...
 
 
@@ -72,7 +72,8 @@ class TableLevels:
 
     def nearest_(self, x: Tensor) -> Tensor:
         interval = x.mul_(2).floor_().sub_(2 * self.low).clamp_(0, len(self._of_interval) - 1)
-        return x.copy_(self._of_interval.to(x.device)[interval.int()])
+        table, index = self._of_interval.to(x.device), interval.int().view(-1)
+        return torch.index_select(table, 0, index, out=x.view(-1)).view(x.shape)
 
 
 FIXED = IntegerLevels(1, 1)
@@ -97,7 +98,9 @@ class AffineFit(NamedTuple):
     q: Tensor  # [values, sub-blocks, n]
 
 
-def fit_symmetric(x: Tensor, weights: Tensor, levels: Levels, scales: IntegerLevels) -> SymmetricFit:
+def fit_symmetric(
+    x: Tensor, weights: Tensor, levels: Levels, scales: IntegerLevels
+) -> SymmetricFit:
     """What makes the sum of ``weights * (x - d * s * L)^2`` of each super-block small.
 
     ``x``, ``weights``: [values, sub-blocks, n]; ``s`` is one of ``scales``.
@@ -117,22 +120,25 @@ def fit_symmetric(x: Tensor, weights: Tensor, levels: Levels, scales: IntegerLev
     return SymmetricFit(d, s, blocks.round(d * s))
 
 
-def fit_affine(x: Tensor, weights: Tensor, levels: IntegerLevels, scales: IntegerLevels) -> AffineFit:
+def fit_affine(
+    x: Tensor, weights: Tensor, levels: IntegerLevels, scales: IntegerLevels
+) -> AffineFit:
     """What makes the sum of ``weights * (x - d * s * q + e * t)^2`` of each super-block small.
 
     ``x``, ``weights``: [values, sub-blocks, n]; ``q`` is one of ``levels``, which start at 0, and
     ``s`` and ``t`` are of ``scales``. Unless these are FIXED an offset cannot be negative.
     """
     blocks = _AffineBlocks(x, weights, levels)
-    a, b = _fit_range(x, blocks, free=scales == FIXED)
+    is_free = scales == FIXED
+    a, b = _fit_range(x, weights, levels, is_free)
     d = _half(_fit_scale(a, blocks.moments(a, b).qq, scales))
     e = _half(_fit_scale(b, weights.sum(0), scales))
     s, t = scales.nearest_(quotient(a, d)), scales.nearest_(quotient(b, e))
     for _ in range(_ROUNDS):
-        if scales != FIXED:
+        if not is_free:
             s, t = _improve_integers(blocks, scales, d, e, s, t)
         error = blocks.error(d * s, e * t).sum(0)
-        refit_d, refit_e = _refit_shared(blocks.moments(d * s, e * t), s, t)
+        refit_d, refit_e = _refit_shared(blocks.moments(d * s, e * t), s, t, is_free)
         refit_error = blocks.error(refit_d * s, refit_e * t).sum(0)
         d, e, _ = _better((d, e, error), (refit_d, refit_e, refit_error))
     return AffineFit(d, e, s, t, blocks.round(d * s, e * t))
@@ -232,12 +238,12 @@ class _AffineBlocks:
     """What is asked of blocks [values, ...] for scales and offsets [...] on trial."""
 
     def __init__(self, x: Tensor, weights: Tensor, levels: IntegerLevels):
-        self._x, self._weights, self.levels = x, weights, levels
+        self._x, self._weights, self._levels = x, weights, levels
         self._weighted = weights * x
         self._sum_w, self._sum_x = weights.sum(0), self._weighted.sum(0)
 
     def round(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.levels.nearest_((self._x + b).mul_(quotient(1.0, a)))
+        return self._levels.nearest_((self._x + b).mul_(quotient(1.0, a)))
 
     def error(self, a: Tensor, b: Tensor) -> Tensor:
         difference = self.round(a, b).mul_(a).sub_(b).sub_(self._x)
@@ -252,22 +258,26 @@ class _AffineBlocks:
         )
 
 
-def _fit_range(x: Tensor, blocks: _AffineBlocks, free: bool) -> tuple[Tensor, Tensor]:
+def _fit_range(
+    x: Tensor, weights: Tensor, levels: IntegerLevels, is_free: bool
+) -> tuple[Tensor, Tensor]:
     """``a`` and ``b`` of each block that make the weighted error small; ``b >= 0`` unless free."""
-    low = x.amin(0) if free else x.amin(0).clamp_(max=0)
-    top = blocks.levels.high
-    step = (x.amax(0) - low).clamp_(min=0) / top
-    a, b, error = step, -low, torch.full_like(low, torch.inf)
+    low = x.amin(0) if is_free else x.amin(0).clamp_(max=0)
+    least_b = torch.full_like(low, -torch.inf) if is_free else low
+    blocks = _AffineBlocks(x - low, weights, levels)  # sums are precise if values are near 0
+    step = (x.amax(0) - low).clamp_(min=0) / levels.high
+    a, b, error = step, torch.zeros_like(low), torch.full_like(low, torch.inf)
     for at_low, at_high in product(_SHIFTS_OF_ENDS, repeat=2):
-        trial_a, trial_b = step * (1 - (at_low + at_high) / top), -low - at_low * step
-        a, b, error = _better((a, b, error), _refit_range(blocks, trial_a, trial_b, free))
+        trial_a = step * (1 - (at_low + at_high) / levels.high)
+        trial = _refit_range(blocks, trial_a, -at_low * step, least_b)
+        a, b, error = _better((a, b, error), trial)
     for _ in range(_REFITS):
-        a, b, error = _better((a, b, error), _refit_range(blocks, a, b, free))
-    return a, b
+        a, b, error = _better((a, b, error), _refit_range(blocks, a, b, least_b))
+    return a, b - low
 
 
 def _refit_range(
-    blocks: _AffineBlocks, a: Tensor, b: Tensor, free: bool
+    blocks: _AffineBlocks, a: Tensor, b: Tensor, least_b: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The least-squares ``a`` and ``b`` for the levels that the given ones lead to, and the error.
 
@@ -275,11 +285,8 @@ def _refit_range(
     """
     sums = blocks.moments(a, b)
     determinant = sums.w * sums.qq - sums.q * sums.q
-    a = quotient(sums.w * sums.qx - sums.q * sums.x, determinant).clamp_(min=0)
-    b = quotient(a * sums.q - sums.x, sums.w)
-    if not free:
-        a = torch.where(b < 0, quotient(sums.qx, sums.qq).clamp_(min=0), a)
-        b = b.clamp_(min=0)
+    b = torch.maximum(quotient(sums.q * sums.qx - sums.qq * sums.x, determinant), least_b)
+    a = quotient(sums.qx + b * sums.q, sums.qq).clamp_(min=0)
     error = a * (a * sums.qq - 2 * b * sums.q - 2 * sums.qx) + b * (b * sums.w + 2 * sums.x)
     return a, b, error
 
@@ -300,11 +307,13 @@ def _improve_integers(
     return s, t
 
 
-def _refit_shared(sums: _AffineMoments, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+def _refit_shared(
+    sums: _AffineMoments, s: Tensor, t: Tensor, is_free: bool
+) -> tuple[Tensor, Tensor]:
     """The least-squares ``d`` and ``e`` of super-blocks, for given levels and integers."""
     dd, de, ee = (s * s * sums.qq).sum(0), (s * t * sums.q).sum(0), (t * t * sums.w).sum(0)
     dx, ex = (s * sums.qx).sum(0), (t * sums.x).sum(0)
     determinant = dd * ee - de * de
-    d = quotient(dx * ee - de * ex, determinant)
+    d = quotient(dx * ee - de * ex, determinant).clamp_(min=0)
     e = quotient(de * dx - dd * ex, determinant)
-    return _half(d), _half(e)
+    return _half(d), _half(e if is_free else e.clamp_(min=0))
