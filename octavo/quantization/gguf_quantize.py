@@ -37,6 +37,7 @@ from octavo.quantization.gguf_search import (
     fit_affine,
     fit_symmetric,
     quotient,
+    total,
 )
 
 _CHUNK_VALUES = 1 << 17  # for which the temporaries of a search fit a core's cache
@@ -88,10 +89,10 @@ def quantize(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> 
             multiplied with (a column of llama.cpp's "imatrix"). Only ratios matter. All types but
             F32, F16 and BF16 heed it.
 
-    Returns uint8 [n, row_bytes(type, K)] on the device of ``rows``. The same rows have the same
-    bytes in any call. ValueError for a row with a value that is not finite, or larger than float16
-    can hold where the type has float16 numbers; for K or an importance that does not fit; for a
-    type that octavo does not write.
+    Returns uint8 [n, row_bytes(type, K)] on the device of ``rows``. A row has the same bytes in
+    any call and, on a CPU, on any machine. ValueError for a row with a value that is not finite,
+    or is larger than float16 can hold where the type has float16 numbers; for K or an importance
+    that does not fit; for a type that octavo does not write.
     """
     if type not in QUANTIZABLE:
         raise ValueError(
@@ -147,31 +148,25 @@ def _quantize(type: GGMLType, rows: Tensor, importance: Tensor | None) -> Tensor
     values, _ = block_shape(type)
     if importance is None and type in _LIKE_GGML:
         return _LIKE_GGML[type](rows.reshape(-1, values).T.contiguous())
-    blocks, weights = rows.reshape(-1, values), _weights(rows, importance, values)
     format = _SEARCHED[type]
-    x, w = _values_first(blocks, format.sub_block), _values_first(weights, format.sub_block)
+    x = _values_first(rows, values, format.sub_block)
+    weights = x.square()
+    weights = weights.add_(total(total(weights)) * (2 / values)).sqrt_()
+    if importance is not None:
+        weights.mul_(_values_first(importance.expand_as(rows), values, format.sub_block))
     if isinstance(format, _Symmetric):
-        d, s, levels = fit_symmetric(x, w, format.levels, format.scales)
+        d, s, levels = fit_symmetric(x, weights, format.levels, format.scales)
         integers = () if format.scales == FIXED else (s.T,)
         return format.pack(d, *integers, _blocks_first(levels))
-    d, e, s, t, q = fit_affine(x, w, format.levels, format.scales)
+    d, e, s, t, q = fit_affine(x, weights, format.levels, format.scales)
     if format.scales == FIXED:
         return format.pack(d, -e, _blocks_first(q))
     return format.pack(d, e, s.T, t.T, _blocks_first(q))
 
 
-def _weights(rows: Tensor, importance: Tensor | None, values: int) -> Tensor:
-    """Of the squared error of each value: [blocks, values]"""
-    squares = rows.square().reshape(-1, values)
-    weights = squares.add_(squares.mean(1, keepdim=True), alpha=2).sqrt_()
-    if importance is None:
-        return weights
-    return weights.view(rows.shape).mul_(importance).view(-1, values)
-
-
-def _values_first(blocks: Tensor, sub_block: int) -> Tensor:
-    """[n, values of a block] -> [values of a sub-block, sub-blocks, n]"""
-    return blocks.view(blocks.shape[0], -1, sub_block).permute(2, 1, 0).contiguous()
+def _values_first(rows: Tensor, values: int, sub_block: int) -> Tensor:
+    """[rows, columns] -> [values of a sub-block, sub-blocks, n], with n blocks of ``values``"""
+    return rows.reshape(-1, values // sub_block, sub_block).permute(2, 1, 0).contiguous()
 
 
 def _blocks_first(levels: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ A super-block shares one or two float16 numbers among its sub-blocks, whose own 
 integers: these are searched in the same way, with all levels rounded again at each trial.
 
 Tensors here are float32, also integers, and have the values of a sub-block first:
-``[values, sub-blocks, super-blocks]``, so that sums over values add long contiguous rows.
+``[values, sub-blocks, super-blocks]``, so that sums over values add long contiguous rows. Sums have
+one order, and all else is rounded as IEEE 754 says: a search ends in the same bits on all machines.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ def fit_symmetric(
         for trial in _neighbours(s, scales):
             s, error = _better((s, error), (trial, blocks.error(d * trial)))
         sums = blocks.moments(d * s)
-        refit = _half(quotient((s * sums.projection).sum(0), (s * s * sums.norm).sum(0)))
-        d, _ = _better((d, error.sum(0)), (refit, blocks.error(refit * s).sum(0)))
+        refit = _half(quotient(total(s * sums.projection), total(s * s * sums.norm)))
+        d, _ = _better((d, total(error)), (refit, total(blocks.error(refit * s))))
         error = blocks.error(d * s)
     return SymmetricFit(d, s, blocks.round(d * s))
 
@@ -132,14 +133,14 @@ def fit_affine(
     is_free = scales == FIXED
     a, b = _fit_range(x, weights, levels, is_free)
     d = _half(_fit_scale(a, blocks.moments(a, b).qq, scales))
-    e = _half(_fit_scale(b, weights.sum(0), scales))
+    e = _half(_fit_scale(b, total(weights), scales))
     s, t = scales.nearest_(quotient(a, d)), scales.nearest_(quotient(b, e))
     for _ in range(_ROUNDS):
         if not is_free:
             s, t = _improve_integers(blocks, scales, d, e, s, t)
-        error = blocks.error(d * s, e * t).sum(0)
+        error = total(blocks.error(d * s, e * t))
         refit_d, refit_e = _refit_shared(blocks.moments(d * s, e * t), s, t, is_free)
-        refit_error = blocks.error(refit_d * s, refit_e * t).sum(0)
+        refit_error = total(blocks.error(refit_d * s, refit_e * t))
         d, e, _ = _better((d, e, error), (refit_d, refit_e, refit_error))
     return AffineFit(d, e, s, t, blocks.round(d * s, e * t))
 
@@ -147,6 +148,18 @@ def fit_affine(
 def quotient(x: Tensor | float, y: Tensor) -> Tensor:
     """``x / y``, and 0 where that is not finite."""
     return (x / y).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum over the first dimension, of which the size is a power of two.
+
+    Its order does not depend on the other sizes, on threads or on vector units, as that of
+    ``torch.sum`` does; and it takes no longer.
+    """
+    while len(x) > 1:
+        middle = len(x) // 2
+        x = x[:middle] + x[middle:]
+    return x[0]
 
 
 def extreme(x: Tensor) -> Tensor:
@@ -190,12 +203,13 @@ class _SymmetricBlocks:
         return self._levels.nearest_(self._x * quotient(1.0, a))
 
     def error(self, a: Tensor) -> Tensor:
-        return self.round(a).mul_(a).sub_(self._x).square_().mul_(self._weights).sum(0)
+        difference = self.round(a).mul_(a).sub_(self._x)
+        return total(difference.square_().mul_(self._weights))
 
     def moments(self, a: Tensor) -> _SymmetricMoments:
         levels = self.round(a)
-        projection = (levels * self._weighted).sum(0)
-        return _SymmetricMoments(projection, levels.square_().mul_(self._weights).sum(0))
+        projection = total(levels * self._weighted)
+        return _SymmetricMoments(projection, total(levels.square_().mul_(self._weights)))
 
 
 def _fit_scale(x: Tensor, weights: Tensor, levels: Levels) -> Tensor:
@@ -240,22 +254,21 @@ class _AffineBlocks:
     def __init__(self, x: Tensor, weights: Tensor, levels: IntegerLevels):
         self._x, self._weights, self._levels = x, weights, levels
         self._weighted = weights * x
-        self._sum_w, self._sum_x = weights.sum(0), self._weighted.sum(0)
+        self._sum_w, self._sum_x = total(weights), total(self._weighted)
 
     def round(self, a: Tensor, b: Tensor) -> Tensor:
         return self._levels.nearest_((self._x + b).mul_(quotient(1.0, a)))
 
     def error(self, a: Tensor, b: Tensor) -> Tensor:
         difference = self.round(a, b).mul_(a).sub_(b).sub_(self._x)
-        return difference.square_().mul_(self._weights).sum(0)
+        return total(difference.square_().mul_(self._weights))
 
     def moments(self, a: Tensor, b: Tensor) -> _AffineMoments:
         q = self.round(a, b)
-        sum_qx = (q * self._weighted).sum(0)
+        sum_qx = total(q * self._weighted)
         weighted_q = q * self._weights
-        return _AffineMoments(
-            self._sum_w, self._sum_x, weighted_q.sum(0), weighted_q.mul_(q).sum(0), sum_qx
-        )
+        sum_q, sum_qq = total(weighted_q), total(weighted_q.mul_(q))
+        return _AffineMoments(self._sum_w, self._sum_x, sum_q, sum_qq, sum_qx)
 
 
 def _fit_range(
@@ -311,8 +324,8 @@ def _refit_shared(
     sums: _AffineMoments, s: Tensor, t: Tensor, is_free: bool
 ) -> tuple[Tensor, Tensor]:
     """The least-squares ``d`` and ``e`` of super-blocks, for given levels and integers."""
-    dd, de, ee = (s * s * sums.qq).sum(0), (s * t * sums.q).sum(0), (t * t * sums.w).sum(0)
-    dx, ex = (s * sums.qx).sum(0), (t * sums.x).sum(0)
+    dd, de, ee = total(s * s * sums.qq), total(s * t * sums.q), total(t * t * sums.w)
+    dx, ex = total(s * sums.qx), total(t * sums.x)
     determinant = dd * ee - de * de
     d = quotient(dx * ee - de * ex, determinant).clamp_(min=0)
     e = quotient(de * dx - dd * ex, determinant)
