@@ -187,13 +187,13 @@ def _q8_k(blocks: Tensor, out: Tensor) -> None:
     out.copy_(blocks[:, 4:260].view(torch.int8)).mul_(blocks[:, :4].view(torch.float32))
 
 
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 @lru_cache(maxsize=16)
 def _iq4_table(device: torch.device) -> Tensor:
     """Both values of every byte: [256 (byte), 2 (low nibble, high nibble)] int8, as int16 [256]."""
-    pairs = [[_IQ4_VALUES[byte & 15], _IQ4_VALUES[byte >> 4]] for byte in range(256)]
+    pairs = [[IQ4_VALUES[byte & 15], IQ4_VALUES[byte >> 4]] for byte in range(256)]
     return torch.tensor(pairs, dtype=torch.int8, device=device).view(torch.int16).view(-1)
 
 

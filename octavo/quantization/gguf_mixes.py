@@ -1,0 +1,220 @@
+"""Which type each tensor of a GGUF file gets, for the targets that llama.cpp's quantizer has.
+
+A target like Q4_K_M is a mix: most matrices have its base type, those whose errors hurt most have
+more bits. The mixes are those of llama.cpp (``llama-quant.cpp``), for models without experts, so
+that a file of octavo's has the size and the speed that its name promises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the choice of types depends on, beside a tensor's name and shape.
+
+    Args:
+        is_tied: whether the embedding is the output matrix too.
+        has_importance: whether quantization knows how much each input matters.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    is_tied: bool
+    has_importance: bool = False
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def is_70b(self) -> bool:
+        """Whether it is as deep as the Llamas of 70B, whose value matrices are relatively small."""
+        return self.num_layers == 80 and self.num_heads != self.num_kv_heads
+
+
+Where = Callable[[ModelFacts, int], bool]
+"""Whether a rule holds for a layer."""
+
+Rule = tuple[GGMLType, Where]
+
+
+def _everywhere(facts: ModelFacts, layer: int) -> bool:
+    return True
+
+
+def _in_first(count: int) -> Where:
+    return lambda facts, layer: layer < count
+
+
+def _in_first_part(parts: int) -> Where:
+    return lambda facts, layer: layer < facts.num_layers // parts
+
+
+def _in_outer_and_every_third(facts: ModelFacts, layer: int) -> bool:
+    """The first and the last eighth, and every third layer between them."""
+    eighth = facts.num_layers // 8
+    is_outer = layer < eighth or layer >= 7 * facts.num_layers // 8
+    return is_outer or (layer - eighth) % 3 == 2
+
+
+def _with_shared_values(facts: ModelFacts, layer: int) -> bool:
+    """Where four or more queries share a value head, whose matrix is then small."""
+    return facts.queries_per_kv_head >= 4
+
+
+def _in_first_eighth_if(has_importance: bool) -> Where:
+    return lambda facts, layer: (
+        facts.has_importance == has_importance and layer < facts.num_layers // 8
+    )
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A target: the number that names it in ``general.file_type``, and its types.
+
+    Of the rules for a kind of matrix the first that holds is taken, or ``base`` if none does.
+    """
+
+    file_type: int
+    base: GGMLType
+    attn_v: tuple[Rule, ...] = ()
+    ffn_down: tuple[Rule, ...] = ()
+    attn_output: tuple[Rule, ...] = ()
+
+
+def _iq4(file_type: int, base: GGMLType) -> Mix:
+    return Mix(
+        file_type,
+        base,
+        attn_v=((GGMLType.Q5_K, _with_shared_values),),
+        ffn_down=((GGMLType.Q5_K, _in_first_eighth_if(has_importance=False)),),
+    )
+
+
+def _more_bits(file_type: int, base: GGMLType) -> Mix:
+    rules = ((GGMLType.Q6_K, _in_outer_and_every_third),)
+    return Mix(file_type, base, attn_v=rules, ffn_down=rules)
+
+
+MIXES = {
+    "F32": Mix(0, GGMLType.F32),
+    "F16": Mix(1, GGMLType.F16),
+    "BF16": Mix(32, GGMLType.BF16),
+    "Q4_0": Mix(
+        2, GGMLType.Q4_0, ffn_down=((GGMLType.Q4_1, _in_first_eighth_if(has_importance=True)),)
+    ),
+    "Q4_1": Mix(3, GGMLType.Q4_1),
+    "Q5_0": Mix(
+        8, GGMLType.Q5_0, ffn_down=((GGMLType.Q5_1, _in_first_eighth_if(has_importance=True)),)
+    ),
+    "Q5_1": Mix(9, GGMLType.Q5_1),
+    "Q8_0": Mix(7, GGMLType.Q8_0),
+    "Q2_K": Mix(
+        10,
+        GGMLType.Q2_K,
+        attn_v=((GGMLType.Q4_K, _with_shared_values), (GGMLType.Q3_K, _everywhere)),
+        ffn_down=((GGMLType.Q3_K, _everywhere),),
+        attn_output=((GGMLType.Q3_K, _everywhere),),
+    ),
+    "Q3_K_S": Mix(11, GGMLType.Q3_K),
+    "Q3_K_M": Mix(
+        12,
+        GGMLType.Q3_K,
+        attn_v=((GGMLType.Q5_K, _in_first(2)), (GGMLType.Q4_K, _everywhere)),
+        ffn_down=((GGMLType.Q5_K, _in_first_part(16)), (GGMLType.Q4_K, _everywhere)),
+        attn_output=((GGMLType.Q4_K, _everywhere),),
+    ),
+    "Q3_K_L": Mix(
+        13,
+        GGMLType.Q3_K,
+        attn_v=((GGMLType.Q5_K, _everywhere),),
+        ffn_down=((GGMLType.Q5_K, _everywhere),),
+        attn_output=((GGMLType.Q5_K, _everywhere),),
+    ),
+    "Q4_K_S": Mix(
+        14,
+        GGMLType.Q4_K,
+        attn_v=((GGMLType.Q5_K, _in_first(4)),),
+        ffn_down=((GGMLType.Q5_K, _in_first_part(8)),),
+    ),
+    "Q4_K_M": _more_bits(15, GGMLType.Q4_K),
+    "Q5_K_S": Mix(16, GGMLType.Q5_K),
+    "Q5_K_M": _more_bits(17, GGMLType.Q5_K),
+    "Q6_K": Mix(18, GGMLType.Q6_K),
+    "IQ4_NL": _iq4(25, GGMLType.IQ4_NL),
+    "IQ4_XS": _iq4(30, GGMLType.IQ4_XS),
+}
+
+# For rows that are not a multiple of 256: types with blocks of 32 and no fewer bits.
+_FALLBACKS = {
+    GGMLType.Q2_K: GGMLType.Q4_0,
+    GGMLType.Q3_K: GGMLType.Q4_0,
+    GGMLType.Q4_K: GGMLType.Q5_0,
+    GGMLType.Q5_K: GGMLType.Q5_1,
+    GGMLType.Q6_K: GGMLType.Q8_0,
+    GGMLType.IQ4_XS: GGMLType.IQ4_NL,
+}
+
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|attn_output)\.weight")
+
+
+def type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -> GGMLType:
+    """The type of a tensor, which has the name that llama.cpp gives it, in a file of a target.
+
+    ``shape``: outermost first, as in torch. Vectors, norms and biases are F32. ValueError for a
+    target that is not one of MIXES.
+    """
+    mix = _mix(target)
+    if len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight"):
+        return GGMLType.F32
+    if mix.base in FLOAT_TYPES:
+        return mix.base
+    if name == "output.weight" or (facts.is_tied and name == "token_embd.weight"):
+        type = _type_of_output(mix.base, shape[-1])
+    else:
+        type = _type_in_layer(name, mix, facts)
+    return _that_fits(type, shape[-1])
+
+
+def file_type(target: str) -> int:
+    """The number of a target in ``general.file_type``; ValueError if it is not one of MIXES."""
+    return _mix(target).file_type
+
+
+def _mix(target: str) -> Mix:
+    mix = MIXES.get(target)
+    if mix is None:
+        raise ValueError(f"{target!r} is no target of GGUF quantization; there are {[*MIXES]}")
+    return mix
+
+
+def _type_of_output(base: GGMLType, columns: int) -> GGMLType:
+    is_whole = columns % block_shape(base)[0] == 0
+    return GGMLType.Q6_K if base != GGMLType.Q8_0 and is_whole else GGMLType.Q8_0
+
+
+def _type_in_layer(name: str, mix: Mix, facts: ModelFacts) -> GGMLType:
+    match = _IN_LAYER.fullmatch(name)
+    if match is None:
+        return mix.base
+    layer, kind = int(match[1]), match[2]
+    rules: tuple[Rule, ...] = getattr(mix, kind)
+    type = next((type for type, holds in rules if holds(facts, layer)), mix.base)
+    if kind == "attn_v" and facts.is_70b and type in (GGMLType.Q3_K, GGMLType.Q4_K):
+        return GGMLType.Q5_K
+    return type
+
+
+def _that_fits(type: GGMLType, columns: int) -> GGMLType:
+    """The type itself if rows are whole blocks of it, or one whose blocks fit."""
+    for candidate in (type, _FALLBACKS.get(type, type)):
+        if columns % block_shape(candidate)[0] == 0:
+            return candidate
+    return GGMLType.F16
