@@ -51,3 +51,30 @@ class Weight:
             case _:
                 raise AssertionError(f"{self.type.name} is quantized")
         return values.astype(np.float32).reshape(self.shape)
+
+
+def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
+    """float32 [..., K] as uint8 [..., bytes of a row] of one of the FLOAT_TYPES.
+
+    Rounded to the nearest, a tie to the even one; what is too large for float16 becomes infinite.
+    """
+    assert values.dtype == np.float32, values.dtype
+    match type:
+        case GGMLType.F32:
+            rounded = values.astype("<f4")
+        case GGMLType.F16:
+            with np.errstate(over="ignore"):
+                rounded = values.astype("<f2")
+        case GGMLType.BF16:
+            rounded = _bfloat16_bits(values)
+        case _:
+            raise AssertionError(f"{type.name} is quantized")
+    return np.ascontiguousarray(rounded).view(np.uint8)
+
+
+def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    # Half a unit of the last place that stays, less one where that place is even.
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # The addition would carry a NaN's mantissa into its sign; a quiet NaN stays one.
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype("<u2")
