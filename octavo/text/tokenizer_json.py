@@ -78,7 +78,9 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[LibraryTokenizer, dict[str, 
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     name_sentencepiece_ids(vocabulary)
-    fields, tokens = vocabulary.fields, vocabulary.tokens
+    fields, tokens = vocabulary.fields, list(vocabulary.tokens)
+    for i in np.flatnonzero(vocabulary.types == TokenType.USER_DEFINED).tolist():
+        tokens[i] = _as_piece(tokens[i])
     if fields.boolean("remove_extra_whitespaces", False):
         raise UnsupportedModelError(
             f"{vocabulary.path}: a tokenizer that takes spaces away cannot be a tokenizer.json"
@@ -101,8 +103,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[LibraryTokenizer, dict[str, 
         undo.append(decoders.Strip(" ", 1, 0))
     library.normalizer = normalizers.Sequence(steps)
     library.decoder = decoders.Sequence(undo)
-    user_defined = vocabulary.by_type(TokenType.USER_DEFINED)
-    if has_prefix and any(" " in text or SPACE in text for text in user_defined):
+    user_defined = [_as_piece(text) for text in vocabulary.by_type(TokenType.USER_DEFINED)]
+    if has_prefix and any(SPACE in text for text in user_defined):
         raise UnsupportedModelError(
             f"{vocabulary.path}: user-defined tokens with spaces, in a tokenizer that puts a "
             "space before a text, cannot be in a tokenizer.json"
@@ -110,6 +112,10 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[LibraryTokenizer, dict[str, 
     # Without a prefix they are looked for in text whose spaces are written as pieces write them.
     library.add_tokens([AddedToken(text, normalized=not has_prefix) for text in user_defined])
     return library, added_ids(vocabulary, add_bos=True)
+
+
+def _as_piece(text: str) -> str:
+    return text.replace(" ", SPACE)
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
