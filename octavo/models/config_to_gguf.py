@@ -1,5 +1,4 @@
-"""ModelConfig to the metadata of a GGUF file, by the keys that llama.cpp reads (``llama-arch.cpp``).
-"""
+"""ModelConfig to the metadata of a GGUF file, by llama.cpp's keys (``src/llama-arch.cpp``)."""
 
 from __future__ import annotations
 
@@ -103,7 +102,8 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
 
 def _window(config: ModelConfig) -> dict[str, Any]:
     """Of all layers; no file but Gemma's says more."""
-    return {"attention.sliding_window": w for w in set(config.layer_windows) if w is not None}
+    windows = [window for window in config.layer_windows if window is not None]
+    return {"attention.sliding_window": windows[0]} if windows else {}
 
 
 def _gemma(config: ModelConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ converter still read; nothing that is absent is left to anybody's defaults.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def hf_config(
         **_windows(config),
     }
     if is_gemma:
-        values["query_pre_attn_scalar"] = _shortest(config.attention_scale**-2)
+        values["query_pre_attn_scalar"] = _scalar(config.attention_scale)
         local_rope = config.local_rope or config.rope
         values["rope_local_base_freq"] = _shortest(local_rope.theta)
     _check(config, values)
@@ -77,7 +78,7 @@ def hf_config(
 
 
 def generation_config(config: ModelConfig) -> dict[str, Any]:
-    """The contents of ``generation_config.json``: which tokens begin and end, what is recommended."""
+    """The contents of ``generation_config.json``: ends, and what the authors recommend."""
     values: dict[str, Any] = {
         "bos_token_id": config.bos_token_id,
         "eos_token_id": _one_or_list(config.eos_token_ids),
@@ -153,8 +154,13 @@ def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     return ids[0] if len(ids) == 1 else list(ids)
 
 
-def _shortest(value: float) -> int | float:
-    """The number as somebody would have written it: GGUF files have floats of 32 bits only."""
+def _scalar(scale: float) -> int | float:
+    """What scores are scaled by the root of; a whole number of all models there are."""
+    scalar = scale**-2
+    return round(scalar) if math.isclose(scalar, round(scalar), rel_tol=1e-6) else scalar
+
+
+def _shortest(value: float) -> float:
+    """The number as somebody would have written it, where a GGUF file had it in 32 bits."""
     single = np.float32(value)
-    short = float(str(single)) if abs(value - float(single)) <= 1e-7 * abs(value) else value
-    return int(short) if short.is_integer() and abs(short) >= 1 else short
+    return float(str(single)) if value == float(single) else value

@@ -71,7 +71,9 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
     if values["model"] == "llama":
         values["scores"] = _scores(model, num_tokens)
         for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-            values["tokens"][i] = values["tokens"][i].replace(SPACE, " ")  # looked for in plain text
+            values["tokens"][i] = values["tokens"][i].replace(
+                SPACE, " "
+            )  # looked for in plain text
     for theirs, ours in _NAMES.items():
         if theirs in own.ids:
             values[f"{ours}_token_id"] = own.ids[theirs]
