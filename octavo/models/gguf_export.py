@@ -26,6 +26,7 @@ from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import end_ids_by_text
 from octavo.models.config_to_gguf import check_gguf_config, gguf_config
+from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.parameters import FREQ_FACTORS, Parameters
 from octavo.models.registry import model_class
@@ -36,7 +37,7 @@ QUANTIZATION_VERSION = 2  # of ggml's blocks, since 2023
 _MAX_NAME = 63  # bytes, with which ggml's 64 end in a zero
 _CHUNK_VALUES = 1 << 22  # of a matrix, in memory at once as float32
 
-# ``general.file_type`` (``llama_ftype``): of the mix whose matrices are of a type for the most part.
+# ``general.file_type`` (``llama_ftype``) of the mix that has most weights in a type.
 _FILE_TYPES = {
     GGMLType.F32: 0,
     GGMLType.F16: 1,
@@ -91,7 +92,8 @@ def export_gguf(
     Args:
         type_of: which type a matrix gets. One that it has already is copied, bit for bit.
         encode: makes blocks; F32, F16 and BF16 need none.
-        file_type: ``general.file_type``; None: that of the type of most weights.
+        file_type: ``general.file_type``; None: that of the type of most weights
+            between embedding and head.
         metadata: more entries, or others; as ``write_gguf`` takes them.
 
     Raises:
@@ -151,7 +153,8 @@ def _token_ids(config: ModelConfig, tokenizer: Mapping[str, Any]) -> dict[str, i
 def _file_type(parameters: Parameters, types: Mapping[str, GGMLType]) -> int:
     counts: Counter[GGMLType] = Counter()
     for name, type in types.items():
-        counts[type] += prod(parameters.entry(name).shape)
+        if name not in (EMBEDDING, HEAD):  # which every mix has in a type of their own
+            counts[type] += prod(parameters.entry(name).shape)
     most = counts.most_common(1)[0][0]
     if most not in _FILE_TYPES:
         raise ConfigError(f"no file_type is known of {most.name}: give one")
@@ -233,9 +236,8 @@ def _freq_factors(parameters: Parameters) -> Iterator[TensorToWrite]:
 
 
 def _gguf_name(parameters: Parameters, name: str) -> str:
-    found: str = model_class(parameters.config.architecture).to_gguf_name(name)
+    model: Any = model_class(parameters.config.architecture)
+    found: str = model.to_gguf_name(name)
     if len(found.encode()) > _MAX_NAME:
-        raise UnsupportedModelError(
-            f"{found}: names of GGUF tensors have {_MAX_NAME} bytes at most"
-        )
+        raise UnsupportedModelError(f"{found}: names in GGUF files have {_MAX_NAME} bytes at most")
     return found

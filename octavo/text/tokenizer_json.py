@@ -95,8 +95,8 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[LibraryTokenizer, dict[str, 
             byte_fallback=True,
         )
     )
-    steps = [normalizers.Replace(" ", SPACE)]
-    undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [normalizers.Replace(" ", SPACE)]
+    undo: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     has_prefix = fields.boolean("add_space_prefix", True)
     if has_prefix:
         steps.insert(0, normalizers.Prepend(SPACE))

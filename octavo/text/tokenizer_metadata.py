@@ -41,8 +41,8 @@ _NAMES = {
 _PROBE = (
     "Hello,  World!!! it's IT'S they'll THEY'LL we\u2019re 1 12 123 1234567 3.14159 x86_64\n\n\n"
     " \tfoo_bar(baz[0]) -> {'a': 1}; // no\u00a0break \u3000 wide\r\n  indented\n\ttab   \n"
-    "caf\u00e9 cafe\u0301 na\u00efve \u0130stanbul CamelCaseWord HTTPServer \u00df \u0141\u00f3d\u017a "
-    "\u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b"
+    "caf\u00e9 cafe\u0301 na\u00efve \u0130stanbul CamelCaseWord HTTPServer \u00df "
+    "\u0141\u00f3d\u017a \u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b"
     "\u3061\u306f \uc548\ub155 \u0939\u093f\u0928\u094d\u0926\u0940 \u0967\u0968\u0969 \u0e2a\u0e27"
     " \U0001f600\U0001f468\u200d\U0001f469 $100 50% a+b=c <tag> `code` ... --- ??? "
 )
@@ -71,9 +71,8 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
     if values["model"] == "llama":
         values["scores"] = _scores(model, num_tokens)
         for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-            values["tokens"][i] = values["tokens"][i].replace(
-                SPACE, " "
-            )  # looked for in plain text
+            # Looked for in the text as it is.
+            values["tokens"][i] = values["tokens"][i].replace(SPACE, " ")
     for theirs, ours in _NAMES.items():
         if theirs in own.ids:
             values[f"{ours}_token_id"] = own.ids[theirs]
@@ -125,7 +124,7 @@ def _pre_tokenizer(library: LibraryTokenizer, ignore_merges: bool, path: Path) -
         if words == wanted and family.ignore_merges == ignore_merges and family.has_bos:
             return name
     raise UnsupportedModelError(
-        f"{path}: GGUF has no name (tokenizer.ggml.pre) for the way in which it cuts text into words"
+        f"{path}: GGUF has no name (tokenizer.ggml.pre) for how it cuts text into words"
     )
 
 
@@ -166,5 +165,5 @@ def _check_ids(theirs: Tokenizer, ours: Tokenizer, path: Path) -> None:
     for text in (_PROBE, *_PROBE.split(" "), f" {_PROBE}", f"{specials} {specials}\n"):
         if ours.encode(text, parse_special=True) != theirs.encode(text, parse_special=True):
             raise UnsupportedModelError(
-                f"{path}: a GGUF file of this tokenizer gives other tokens, of {text[:60]!r} for one"
+                f"{path}: a GGUF file of this tokenizer gives other tokens, as of {text[:60]!r}"
             )
