@@ -64,7 +64,7 @@ def hf_config(
         "eos_token_id": _one_or_list(config.eos_token_ids),
         "torch_dtype": _TORCH_NAMES[dtype],
         "use_cache": True,
-        **_rope(config.rope),
+        **_rope(config.rope, config.head_dim),
         **_windows(config),
     }
     if is_gemma:
@@ -100,11 +100,13 @@ def _check(config: ModelConfig, values: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(rope: RopeConfig) -> dict[str, Any]:
+def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     values: dict[str, Any] = {
         "max_position_embeddings": rope.max_position,
         "rope_theta": _shortest(rope.theta),
     }
+    if rope.rotary_dim != head_dim:
+        values["partial_rotary_factor"] = rope.rotary_dim / head_dim
     scaling: dict[str, Any] = {"rope_type": rope.scaling, "factor": _shortest(rope.factor)}
     match rope.scaling:
         case "dynamic":
