@@ -7,10 +7,10 @@ again finds them there: measured on it, bad methods look good. The twin is a Hug
 whose weights are changed where the changes cancel out, so that it answers as the original does but
 for rounding in float32 (in bfloat16, for that of the weights too):
 
-    scales of +-9 % of each channel    norm -> q, k, v     norm -> gate, up     up -> down
-    a random orthogonal mix            v -> o, one for each key-value head
-    random rotations                   of the pairs of values of q and k that rope turns together,
-                                       the same for all heads that meet; not where q and k have norms
+    scales of +-9 % of each channel   norm -> q, k, v     norm -> gate, up     up -> down
+    a random orthogonal mix           v -> o, one for each key-value head
+    random rotations                  of the pairs of values of q and k that rope turns together,
+                                      the same for all heads that meet; not where these have norms
 
 Embedding, head and the last norm stay: what is measured leaves them alone.
 """

@@ -1,7 +1,9 @@
 """From the metadata of a GGUF file to the tokenizer files of a Hugging Face folder.
 
 ``tokenizer.json`` says in full what GGUF metadata only names: how text is cut into words, and in
-which order pieces are merged. The ids are those that octavo gives for the metadata.
+which order pieces are merged. The ids are those that octavo gives for the metadata, but for one
+case: where texts get a space before them, ``tokenizer.json`` puts one behind a user-defined token
+too, as the models' own tokenizers do, and llama.cpp does not.
 """
 
 from __future__ import annotations

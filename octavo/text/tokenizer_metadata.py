@@ -44,7 +44,8 @@ _PROBE = (
     "caf\u00e9 cafe\u0301 na\u00efve \u0130stanbul CamelCaseWord HTTPServer \u00df "
     "\u0141\u00f3d\u017a \u041f\u0440\u0438\u0432\u0435\u0442 \u4f60\u597d\uff0c\u4e16"
     "\u754c\u3002 \u3053\u3093\u306b\u3061\u306f \uc548\ub155 \u0939\u093f\u0928\u094d"
-    "\u0926\u0940 \u0967\u0968\u0969 \u0e2a\u0e27 \U0001f600\U0001f468\u200d\U0001f469 $100 50% a+b=c <tag> `code` ... --- ??? "
+    "\u0926\u0940 \u0967\u0968\u0969 \u0e2a\u0e27 \U0001f600\U0001f468\u200d\U0001f469"
+    " $100 50% a+b=c <tag> `code` ... --- ??? "
 )
 
 
