@@ -31,6 +31,8 @@ ALLOWED = {
     "models": {
         *("fields", "kernels", "layers", "model_files", "quantization"),
         "core.sampling_params",  # what a model recommends must be what a request may ask
+        # Whole models have a tokenizer, which their writers write too.
+        *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "executor": {"core", "runtime"},
@@ -45,6 +47,9 @@ ALLOWED = {
         *("engine_folder", "hub", "kernels", "model_files", "model_source", "text"),
     },
     "text": {"fields", "model_files"},
+    "text.folder_tokenizer": {"fields", "model_files", "text"},
+    "text.tokenizer_json": {"text"},
+    "text.tokenizer_metadata": {"text"},
     "measure": set(),
     "workload": {"measure"},
     "sim": {"core", "measure", "workload"},
@@ -100,6 +105,7 @@ OF_TORCH = {
 WHERE_NEEDED = {
     "build.py",
     "extras.py",
+    "quantization/base.py",
     "runtime/backends.py",
     "runtime/forward.py",
     "runtime/rank.py",

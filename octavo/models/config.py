@@ -7,8 +7,9 @@ Every variant of naming, in ``config.json`` and in GGUF metadata, is resolved in
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,14 @@ class ModelConfig:
         assert self.activation in ACTIVATIONS
         return self
 
+    def differences(self, other: ModelConfig, but: Collection[str] = ()) -> list[str]:
+        """The fields that are not the same in both, but for rounding to 32 bits and those in
+        ``but``."""
+        ours, theirs = asdict(self), asdict(other)
+        return [
+            name for name in ours if name not in but and not _are_close(ours[name], theirs[name])
+        ]
+
     def check_tokenizer(self, vocab_size: int, path: str | Path) -> None:
         """ModelFileError if a tokenizer can give ids that have no embedding.
 
@@ -146,6 +155,16 @@ class ModelConfig:
                 f"{self.vocab_size} rows: they are not of the same model",
                 field="vocab_size",
             )
+
+
+def _are_close(a: Any, b: Any) -> bool:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_are_close(a[key], b[key]) for key in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_are_close, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return bool(a == b)
 
 
 def sampling_defaults(fields: Fields, names: Mapping[str, str]) -> dict[str, float]:

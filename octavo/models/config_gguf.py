@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,10 +188,14 @@ def _eos_token_ids(vocabulary: Fields) -> tuple[int, ...]:
         if name in vocabulary
     ]
     if "tokens" in vocabulary and "token_type" in vocabulary:
-        tokens, kinds = vocabulary.texts("tokens"), vocabulary.entries("token_type")
-        ids += [
-            index
-            for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
-            if text in _END_TOKENS and kind in (_CONTROL_TOKEN, _USER_TOKEN)
-        ]
+        ids += end_ids_by_text(vocabulary.texts("tokens"), vocabulary.entries("token_type"))
     return tuple(dict.fromkeys(ids))
+
+
+def end_ids_by_text(tokens: Iterable[str], kinds: Iterable[int]) -> list[int]:
+    """The tokens that are known to end a text, or a turn, by what they are called."""
+    return [
+        index
+        for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if text in _END_TOKENS and kind in (_CONTROL_TOKEN, _USER_TOKEN)
+    ]

@@ -19,7 +19,7 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
-from octavo.models.llama import gguf_to_hf
+from octavo.models.llama import gguf_to_hf, hf_to_gguf
 
 _GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -123,3 +123,8 @@ class Gemma3ForCausalLM(Module):
     def gguf_name(name: str) -> str | None:
         """The same for a tensor of a GGUF file."""
         return gguf_to_hf(name, _GGUF_NAMES, _GGUF_LAYER_NAMES)
+
+    @staticmethod
+    def to_gguf_name(parameter: str) -> str:
+        """The name that a parameter has in a GGUF file."""
+        return hf_to_gguf(parameter, _GGUF_NAMES, _GGUF_LAYER_NAMES)

@@ -54,8 +54,9 @@ class TensorToWrite:
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[TensorToWrite]) -> None:
     """Write a file, atomically.
 
-    Values of ``metadata`` are what ``GGUFFile.metadata`` has: bool, int (of 32 bits, without a sign
-    unless it is negative), float (of 32 bits), str, lists of str, and one-dimensional arrays.
+    Values of ``metadata`` are what ``GGUFFile.metadata`` has: bool, int (of 32 bits, or of 64 where
+    they are too few; without a sign unless it is negative), float (of 32 bits), str, lists of str,
+    and one-dimensional arrays.
     ValueError for a tensor whose chunks are not as long as its shape says.
     """
     with NewFile(path) as new:
@@ -108,6 +109,8 @@ def _value(value: Any) -> bytes:
     if isinstance(value, bool):
         return struct.pack("<IB", _BOOL, value)
     if isinstance(value, int):
+        if value >> 32 > 0:
+            return struct.pack("<IQ", 10, value)
         return struct.pack("<Ii", 5, value) if value < 0 else struct.pack("<II", 4, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)

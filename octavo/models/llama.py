@@ -109,6 +109,11 @@ class LlamaForCausalLM(Module):
         """The same for a tensor of a GGUF file."""
         return gguf_to_hf(name, _GGUF_NAMES, _GGUF_LAYER_NAMES)
 
+    @staticmethod
+    def to_gguf_name(parameter: str) -> str:
+        """The name that a parameter has in a GGUF file."""
+        return hf_to_gguf(parameter, _GGUF_NAMES, _GGUF_LAYER_NAMES)
+
 
 def gguf_to_hf(name: str, names: dict[str, str], layer_names: dict[str, str]) -> str:
     """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; unknown ones stay."""
@@ -121,3 +126,17 @@ def gguf_to_hf(name: str, names: dict[str, str], layer_names: dict[str, str]) ->
     if match and match[2] in layer_names:
         return f"model.layers.{match[1]}.{layer_names[match[2]]}.{suffix}"
     return name
+
+
+def hf_to_gguf(name: str, names: dict[str, str], layer_names: dict[str, str]) -> str:
+    """The other way; ``model.layers.3.self_attn.q_proj.bias`` to ``blk.3.attn_q.bias``."""
+    stem, _, suffix = name.rpartition(".")
+    for theirs, ours in names.items():
+        if ours == name:
+            return theirs
+        if ours == stem:
+            return f"{theirs}.{suffix}"
+    match = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)", stem)
+    assert match, name
+    theirs = next(theirs for theirs, ours in layer_names.items() if ours == match[2])
+    return f"blk.{match[1]}.{theirs}.{suffix}"

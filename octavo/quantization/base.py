@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from octavo.extras import need_torch
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, row_bytes
 
 
@@ -38,12 +39,21 @@ class Weight(Protocol):
         """Memory of files that these rows alone are in."""
         ...
 
-    def narrow(self, start: int, stop: int) -> Weight:
-        """Rows ``start`` to ``stop`` of a matrix; no copy."""
+    def narrow(self, start: int, stop: int | None) -> Weight:
+        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy."""
+        ...
+
+    def select(self, rows: np.ndarray) -> Weight:
+        """The given rows, or values, in their order."""
         ...
 
     def floats(self) -> np.ndarray:
         """A copy in float32, of one that is not quantized."""
+        ...
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows ``start`` to ``stop`` of a matrix as float32 [rows, K]. MissingPackageError where
+        that takes PyTorch, and it is not there."""
         ...
 
 
@@ -83,9 +93,19 @@ class StoredWeight:
     def mapped(self) -> Sequence[np.ndarray]:
         return (self.data,)
 
-    def narrow(self, start: int, stop: int) -> StoredWeight:
-        rows = self.data[start:stop]
-        return StoredWeight(self.type, rows, (len(rows), *self.shape[1:]))
+    def narrow(self, start: int, stop: int | None) -> StoredWeight:
+        return self._of_rows(self._rows()[start:stop])
+
+    def select(self, rows: np.ndarray) -> StoredWeight:
+        return self._of_rows(self._rows()[rows])
+
+    def _rows(self) -> np.ndarray:
+        """Of a vector, a row for each value."""
+        return self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
+
+    def _of_rows(self, rows: np.ndarray) -> StoredWeight:
+        data = rows if len(self.shape) > 1 else rows.reshape(1, -1)
+        return StoredWeight(self.type, data, (len(rows), *self.shape[1:]))
 
     def floats(self) -> np.ndarray:
         raw = self.data.tobytes()
@@ -99,3 +119,41 @@ class StoredWeight:
             case _:
                 raise AssertionError(f"{self.type.name} is quantized")
         return values.astype(np.float32).reshape(self.shape)
+
+    def dequantize(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        rows = self.narrow(start, stop)
+        if not self.is_quantized:
+            return rows.floats()
+        need_torch("reading quantized weights as floats")
+        from torch import from_numpy
+
+        from octavo.quantization.gguf_formats import dequantize
+
+        return dequantize(self.type, from_numpy(rows.data.copy())).numpy()
+
+
+def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
+    """float32 [..., K] as uint8 [..., bytes of a row] of one of the FLOAT_TYPES.
+
+    Rounded to the nearest, a tie to the even one; what is too large for float16 becomes infinite.
+    """
+    assert values.dtype == np.float32, values.dtype
+    match type:
+        case GGMLType.F32:
+            rounded = values.astype("<f4")
+        case GGMLType.F16:
+            with np.errstate(over="ignore"):
+                rounded = values.astype("<f2")
+        case GGMLType.BF16:
+            rounded = _bfloat16_bits(values)
+        case _:
+            raise AssertionError(f"{type.name} is quantized")
+    return np.ascontiguousarray(rounded).view(np.uint8)
+
+
+def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    # Half a unit of the last place that stays, less one where that place is even.
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # The addition would carry a NaN's mantissa into its sign; a quiet NaN stays one.
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype("<u2")

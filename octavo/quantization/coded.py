@@ -69,15 +69,26 @@ class CodedWeight:
             return int(self.groups.max()) + 1
         return -(-self.shape[1] // self.group_size)
 
-    def narrow(self, start: int, stop: int) -> CodedWeight:
+    def select(self, rows: np.ndarray) -> CodedWeight:
+        zeros = self.zeros
+        return replace(
+            self,
+            shape=(len(rows), self.shape[1]),
+            codes=PlainCodes(self.codes.rows(0, self.shape[0])[rows]),
+            scales=_rows_of(self.scales, rows),
+            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, rows),
+            nbytes=self.nbytes * len(rows) // max(self.shape[0], 1),
+        )
+
+    def narrow(self, start: int, stop: int | None) -> CodedWeight:
         start, stop, _ = slice(start, stop).indices(self.shape[0])
         zeros = self.zeros
         return replace(
             self,
             shape=(stop - start, self.shape[1]),
             codes=_Rows(self.codes, start),
-            scales=_rows_of(self.scales, start, stop),
-            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, start, stop),
+            scales=_rows_of(self.scales, slice(start, stop)),
+            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, slice(start, stop)),
             nbytes=self.nbytes * (stop - start) // max(self.shape[0], 1),
         )
 
@@ -86,7 +97,7 @@ class CodedWeight:
 
     def dequantize(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows ``start`` to ``stop`` as float32 [rows, K]."""
-        part = self.narrow(start, self.shape[0] if stop is None else stop)
+        part = self.narrow(start, stop)
         codes = part.codes.rows(0, part.shape[0])
         values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
         of = self.groups if self.groups is not None else np.arange(self.shape[1]) // self.group_size
@@ -106,8 +117,8 @@ class _Rows:
         return self.codes.rows(self.first + start, self.first + stop)
 
 
-def _rows_of(table: np.ndarray, start: int, stop: int) -> np.ndarray:
-    return table if table.shape[0] == 1 else table[start:stop]
+def _rows_of(table: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+    return table if table.shape[0] == 1 else table[rows]
 
 
 def _by_input(table: np.ndarray, groups: np.ndarray) -> np.ndarray:

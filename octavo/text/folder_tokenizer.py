@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.errors import ModelFileError
 from octavo.fields import Fields
@@ -41,6 +41,49 @@ _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
     """See ``Tokenizer.from_folder``."""
+    with library_errors(folder / "tokenizer.json"):
+        own = open_library(folder)
+        added = own.library.get_added_tokens_decoder()
+        vocab_size = _vocab_size(own.library)
+        decoder = _create_decoder(own.library, vocab_size, frozenset(added))
+        specials = _special_tokens(added)
+        encoder = LibraryEncoder(own.library, specials, own.ids.get("unk"))
+    eos_id = own.ids.get("eos")
+    stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
+    return Tokenizer(
+        encoder=encoder,
+        decoder=decoder,
+        specials=specials,
+        vocab_size=vocab_size,
+        bos_token_id=own.ids.get("bos"),
+        eos_token_id=eos_id,
+        stop_token_ids=stop_ids if eos_id is None else stop_ids | {eos_id},
+        prefix_ids=own.prefix_ids,
+        suffix_ids=own.suffix_ids,
+        named_tokens=own.named,
+        chat_templates=chat_templates(own.files, own.config),
+    )
+
+
+class FolderLibrary(NamedTuple):
+    """What the ``tokenizers`` library makes of a folder.
+
+    ``config``: that of the tokenizer, from all files. ``named``: the texts of tokens with names, as
+    ``bos_token``; ``ids``: their ids, as ``bos``. ``prefix_ids``, ``suffix_ids``: what goes around
+    a text.
+    """
+
+    library: LibraryTokenizer
+    files: ModelFolder
+    config: dict[str, Any]
+    named: dict[str, str]
+    ids: dict[str, int]
+    prefix_ids: list[int]
+    suffix_ids: list[int]
+
+
+def open_library(folder: Path) -> FolderLibrary:
+    """Within ``library_errors``: the library may not like what it finds."""
     files = ModelFolder(folder)
     config = {
         **(files.read_json("special_tokens_map.json") or {}),
@@ -48,31 +91,14 @@ def load_folder(folder: Path, extra_stop_ids: Iterable[int] = ()) -> Tokenizer:
     }
     keys = [f"{name}_token" for name in _NAMES]
     named = {key: text for key in keys if (text := _content(config.get(key))) is not None}
-    with library_errors(folder / "tokenizer.json"):
-        library = _load_library(files)
-        _add_configured_tokens(library, Fields(folder / "tokenizer_config.json", config))
-        ids = {name: library.token_to_id(text) for name, text in named.items()}
-        added = library.get_added_tokens_decoder()
-        vocab_size = _vocab_size(library)
-        prefix_ids, suffix_ids = _surroundings(library)
-        decoder = _create_decoder(library, vocab_size, frozenset(added))
-        specials = _special_tokens(added)
-        encoder = LibraryEncoder(library, specials, ids.get("unk_token"))
-    eos_id = ids.get("eos_token")
-    stop_ids = end_of_turn_ids(specials.matcher.ids) | set(extra_stop_ids)
-    return Tokenizer(
-        encoder=encoder,
-        decoder=decoder,
-        specials=specials,
-        vocab_size=vocab_size,
-        bos_token_id=ids.get("bos_token"),
-        eos_token_id=eos_id,
-        stop_token_ids=stop_ids if eos_id is None else stop_ids | {eos_id},
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
-        named_tokens=named,
-        chat_templates=_chat_templates(files, config),
-    )
+    library = _load_library(files)
+    _add_configured_tokens(library, Fields(folder / "tokenizer_config.json", config))
+    ids = {
+        key.removesuffix("_token"): token_id
+        for key, text in named.items()
+        if (token_id := library.token_to_id(text)) is not None
+    }
+    return FolderLibrary(library, files, config, named, ids, *_surroundings(library))
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -124,7 +150,7 @@ def _content(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]:
+def chat_templates(files: ModelFolder, config: dict[str, Any]) -> dict[str, str]:
     """By name. Files win over the config, as in transformers."""
     fields = Fields(files.path / "tokenizer_config.json", config)
     templates: dict[str, str] = {}

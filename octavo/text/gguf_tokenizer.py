@@ -26,6 +26,7 @@ from octavo.text.tokenizer import END_OF_TURN, Tokenizer, end_of_turn_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer as LibraryPreTokenizer
 
 _NAMED = ("bos", "eos", "unknown", "padding", "seperator", "mask", "cls")  # GGUF's own spelling
 _TEMPLATE_NAMES = {"unknown": "unk", "padding": "pad", "seperator": "sep"}
@@ -47,7 +48,7 @@ def load_gguf(
     metadata: Mapping[str, Any], path: Path, extra_stop_ids: Iterable[int] = ()
 ) -> Tokenizer:
     """See ``Tokenizer.from_gguf``."""
-    vocabulary = _Vocabulary(metadata, path)
+    vocabulary = Vocabulary(metadata, path)
     model = vocabulary.fields.text("model")
     if model == "gpt2":
         parts = _byte_level_parts(vocabulary)
@@ -70,11 +71,11 @@ def load_gguf(
             for name in _NAMED
             if name in ids
         },
-        chat_templates=_chat_templates(vocabulary),
+        chat_templates=chat_templates(vocabulary),
     )
 
 
-class _Vocabulary:
+class Vocabulary:
     """The metadata's token lists, checked.
 
     ``tokens``: the texts by id; ``types``: TokenType by id, as int8; ``specials``: text -> id of
@@ -131,7 +132,7 @@ class _Vocabulary:
         return token_id
 
 
-def _added_ids(vocabulary: _Vocabulary, *, add_bos: bool) -> dict[str, list[int]]:
+def added_ids(vocabulary: Vocabulary, *, add_bos: bool) -> dict[str, list[int]]:
     """The ids that go before and after a prompt."""
     added: dict[str, list[int]] = {}
     for name, default, place in (("bos", add_bos, "prefix_ids"), ("eos", False, "suffix_ids")):
@@ -143,7 +144,7 @@ def _added_ids(vocabulary: _Vocabulary, *, add_bos: bool) -> dict[str, list[int]
     return added
 
 
-def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
+def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
     name = Fields(vocabulary.path, vocabulary.metadata).text("general.name", "")
     strip_right: list[int] = []
     if any(phi in name.lower() for phi in ("phi-3", "phi3")):
@@ -153,7 +154,7 @@ def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
     return SpecialTokens(vocabulary.specials, strip_right=strip_right)
 
 
-def _chat_templates(vocabulary: _Vocabulary) -> dict[str, str]:
+def chat_templates(vocabulary: Vocabulary) -> dict[str, str]:
     """``tokenizer.chat_template`` is the default; further ones have their name behind a dot."""
     fields = Fields(vocabulary.path, vocabulary.metadata, "tokenizer.chat_template")
     return {
@@ -166,20 +167,14 @@ def _chat_templates(vocabulary: _Vocabulary) -> dict[str, str]:
 # -- byte-level BPE -------------------------------------------------------------------------------
 
 
-def _byte_level_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
-    name = vocabulary.fields.text("pre", "default")
-    family = PRE_TOKENIZERS.get(name)
-    if family is None:
-        raise UnsupportedModelError(
-            f"{vocabulary.path}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; "
-            f"known are {', '.join(sorted(PRE_TOKENIZERS))}"
-        )
+def _byte_level_parts(vocabulary: Vocabulary) -> dict[str, Any]:
+    family = byte_level_family(vocabulary)
     if not family.has_bos:
         vocabulary.ids.pop("bos", None)
     user_defined = vocabulary.by_type(TokenType.USER_DEFINED)
-    specials = _special_tokens(vocabulary)
+    specials = special_tokens(vocabulary)
     with library_errors(vocabulary.path):
-        library = _library_tokenizer(vocabulary, family, user_defined)
+        library = byte_level_library(vocabulary, family)
         encoder = LibraryEncoder(library, specials, vocabulary.ids.get("unknown"))
     tokens = vocabulary.tokens
     return {
@@ -190,14 +185,34 @@ def _byte_level_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
             specials.ids.union(user_defined.values()),
         ),
         "specials": specials,
-        **_added_ids(vocabulary, add_bos=family.add_bos),
+        **added_ids(vocabulary, add_bos=family.add_bos),
     }
 
 
-def _library_tokenizer(
-    vocabulary: _Vocabulary, family: PreTokenizer, user_defined: Mapping[str, int]
-) -> LibraryTokenizer:
-    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+def byte_level_family(vocabulary: Vocabulary) -> PreTokenizer:
+    """What ``tokenizer.ggml.pre`` names. UnsupportedModelError if nobody here knows it."""
+    name = vocabulary.fields.text("pre", "default")
+    family = PRE_TOKENIZERS.get(name)
+    if family is None:
+        raise UnsupportedModelError(
+            f"{vocabulary.path}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; "
+            f"known are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    return family
+
+
+def library_pre_tokenizer(family: PreTokenizer) -> LibraryPreTokenizer:
+    """Cuts text into words, and writes their bytes as byte-level BPE does."""
+    from tokenizers import Regex, pre_tokenizers
+
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*cuts, bytewise])
+
+
+def byte_level_library(vocabulary: Vocabulary, family: PreTokenizer) -> LibraryTokenizer:
+    """A vocabulary of byte-level BPE as the library has it, which knows no special token yet."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     texts = vocabulary.fields.texts("merges")
@@ -213,14 +228,13 @@ def _library_tokenizer(
     library = Tokenizer(model)
     if family.nfc:
         library.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in family.patterns]
-    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    library.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytewise])
+    library.pre_tokenizer = library_pre_tokenizer(family)
+    user_defined = vocabulary.by_type(TokenType.USER_DEFINED)
     library.add_tokens([AddedToken(text, normalized=False) for text in user_defined if text])
     return library
 
 
-def _check_merges(vocabulary: _Vocabulary, merges: list[str], ids: Mapping[str, int]) -> None:
+def _check_merges(vocabulary: Vocabulary, merges: list[str], ids: Mapping[str, int]) -> None:
     """Says which merge is wrong, if one is."""
     for i, merge in enumerate(merges):
         left, space, right = merge[1:].partition(" ")
@@ -234,23 +248,20 @@ def _check_merges(vocabulary: _Vocabulary, merges: list[str], ids: Mapping[str, 
 # -- SentencePiece --------------------------------------------------------------------------------
 
 
-def _sentencepiece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
-    ids = vocabulary.ids
-    for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
-        if name not in ids and default < len(vocabulary.tokens):
-            ids[name] = default  # what this kind of tokenizer has unless it says otherwise
+def _sentencepiece_parts(vocabulary: Vocabulary) -> dict[str, Any]:
+    name_sentencepiece_ids(vocabulary)
     add_space_prefix = vocabulary.fields.boolean("add_space_prefix", True)
     tokens = vocabulary.tokens
     normal = vocabulary.types == TokenType.NORMAL
     encoder = SpmEncoder(
         dict(zip(compress(tokens, normal), np.flatnonzero(normal).tolist(), strict=True)),
-        _merge_order(vocabulary.numbers("scores", "fiu")),
+        merge_order(vocabulary.numbers("scores", "fiu")),
         _byte_ids(vocabulary),
         vocabulary.by_type(TokenType.USER_DEFINED),
         add_space_prefix=add_space_prefix,
         remove_extra_whitespaces=vocabulary.fields.boolean("remove_extra_whitespaces", False),
     )
-    specials = _special_tokens(vocabulary)
+    specials = special_tokens(vocabulary)
     return {
         "encoder": encoder,
         "decoder": ByteDecoder(
@@ -260,17 +271,24 @@ def _sentencepiece_parts(vocabulary: _Vocabulary) -> dict[str, Any]:
             strip_space=add_space_prefix,
         ),
         "specials": specials,
-        **_added_ids(vocabulary, add_bos=True),
+        **added_ids(vocabulary, add_bos=True),
     }
 
 
-def _merge_order(scores: np.ndarray) -> Sequence[int]:
+def name_sentencepiece_ids(vocabulary: Vocabulary) -> None:
+    """The ids that this kind of tokenizer has unless a file says otherwise."""
+    for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):
+        if name not in vocabulary.ids and default < len(vocabulary.tokens):
+            vocabulary.ids[name] = default
+
+
+def merge_order(scores: np.ndarray) -> Sequence[int]:
     """By token id, the rank of its score, the highest first; equal scores have equal ranks."""
     order: list[int] = np.unique(-scores.astype(np.float64), return_inverse=True)[1].tolist()
     return order
 
 
-def _byte_ids(vocabulary: _Vocabulary) -> list[int]:
+def _byte_ids(vocabulary: Vocabulary) -> list[int]:
     """The tokens of the 256 bytes; the unknown token for bytes that have none."""
     found = vocabulary.by_type(TokenType.BYTE)
     unknown = vocabulary.ids.get("unknown")

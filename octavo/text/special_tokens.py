@@ -66,7 +66,7 @@ class SpecialTokens:
         self.matcher = TokenMatcher(tokens)
         self.ids = frozenset(tokens.values())
         self._strip_left = frozenset(strip_left)
-        self._strip_right = frozenset(strip_right)
+        self.strip_right = frozenset(strip_right)
         # White space never is disguised: templates trim it.
         self._sorted = sorted(text for text in self.matcher.ids if not text[0].isspace())
         self._longest = max(map(len, self._sorted), default=0)
@@ -97,7 +97,7 @@ class SpecialTokens:
                 pieces.append(plain)
             pieces.append(token_id)
             done = end
-            if token_id in self._strip_right:
+            if token_id in self.strip_right:
                 while done < len(text) and text[done].isspace():
                     done += 1
         if done < len(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +165,20 @@ def native_driver():
 def driver():
     """The class Driver; a fixture because test modules cannot import each other."""
     return Driver
+
+
+@pytest.fixture(scope="session")
+def tiny_hf(tiny_model, tmp_path_factory):
+    """``tiny_hf(name)``: the folder of one of the CASES of transformers, with a tokenizer."""
+    from tiny_transformers import make_model
+
+    @cache
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("transformers") / name
+        ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
+        make_model(name, **ids).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tiny_model / file, folder / file)
+        return folder
+
+    return make

@@ -17,6 +17,7 @@ METADATA = {
     "a.bool": True,
     "a.number": 4_000_000_000,
     "a.negative": -5,
+    "a.large number": 1 << 40,
     "a.float": 0.5,
     "texts": ["", "höher", "x" * 1000],
     "no texts": [],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from weights import stored
 
-from octavo.quantization.base import StoredWeight
+from octavo.quantization.base import StoredWeight, float_bytes
 from octavo.quantization.ggml_types import READABLE_TYPES, GGMLType
 from octavo.quantization.gguf_formats import DEQUANTIZERS
 
@@ -26,6 +26,21 @@ def test_floats_of_every_type(dtype):
     np.testing.assert_array_equal(floats, tensor.float().numpy())
     floats[:] = 0
     np.testing.assert_array_equal(weight.floats(), tensor.float().numpy())  # it was a copy
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_floats_are_rounded_as_torch_does(dtype):
+    """Halves of a last place, what becomes infinite or denormal, and both zeros among them."""
+    bits = torch.arange(-(2**15), 2**15).unsqueeze(1) * 2**16
+    values = torch.cat([bits + low for low in (0, 0x1000, 0x7FFF, 0x8000, 0x8001, 0xFFFF)], dim=1)
+    floats = values.int().view(torch.float32)
+    floats = floats[~floats.isnan().any(dim=1)]
+    expected = stored(floats.to(dtype))
+    written = float_bytes(floats.numpy(), expected.type)
+    np.testing.assert_array_equal(written, expected.data)
+    nan = np.array([np.nan, -np.nan], np.float32)
+    bad = StoredWeight(expected.type, float_bytes(nan, expected.type)[None], (1, 2))
+    assert np.isnan(bad.floats()).all()
 
 
 def test_shapes_of_fewer_dimensions():

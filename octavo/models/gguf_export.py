@@ -1,0 +1,244 @@
+"""A whole model as a GGUF file, from an open checkpoint of either kind.
+
+    checkpoint = open_checkpoint("folder")
+    export_gguf("model.gguf", checkpoint, lambda tensor: GGMLType.BF16)
+    export_gguf("model.gguf", checkpoint, type_of, quantize_rows)
+
+Names, keys and types are those that llama.cpp reads (``src/llama-arch.cpp``, ``gguf.md`` of ggml).
+Who quantizes decides which type each matrix has, and makes the blocks; here is what is left:
+vectors stay F32, as llama.cpp wants them, rows of q and k are put in its order, and a tensor is
+written in pieces of some rows, so that a model may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.models.checkpoint import Checkpoint, GGUFFiles
+from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import end_ids_by_text
+from octavo.models.config_to_gguf import check_gguf_config, gguf_config
+from octavo.models.footprint import EMBEDDING, HEAD
+from octavo.models.gguf_writer import TensorToWrite, write_gguf
+from octavo.models.parameters import FREQ_FACTORS, Parameters
+from octavo.models.registry import model_class
+from octavo.quantization.base import float_bytes
+from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
+
+QUANTIZATION_VERSION = 2  # of ggml's blocks, since 2023
+_MAX_NAME = 63  # bytes, with which ggml's 64 end in a zero
+_CHUNK_VALUES = 1 << 22  # of a matrix, in memory at once as float32
+
+# ``general.file_type`` (``llama_ftype``) of the mix that has most weights in a type.
+_FILE_TYPES = {
+    GGMLType.F32: 0,
+    GGMLType.F16: 1,
+    GGMLType.Q4_0: 2,
+    GGMLType.Q4_1: 3,
+    GGMLType.Q8_0: 7,
+    GGMLType.Q5_0: 8,
+    GGMLType.Q5_1: 9,
+    GGMLType.Q2_K: 10,
+    GGMLType.Q3_K: 12,
+    GGMLType.Q4_K: 15,
+    GGMLType.Q5_K: 17,
+    GGMLType.Q6_K: 18,
+    GGMLType.IQ4_NL: 25,
+    GGMLType.IQ4_XS: 30,
+    GGMLType.BF16: 32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of a file to be, for who chooses its type.
+
+    ``name``: in the file; ``parameter``: the name that Hugging Face has. ``type``: in the
+    checkpoint; None where that has another format.
+    """
+
+    name: str
+    parameter: str
+    shape: tuple[int, int]
+    type: GGMLType | None
+
+
+TypeOf = Callable[[Matrix], GGMLType]
+
+Encode = Callable[[GGMLType, np.ndarray, str], np.ndarray]
+"""(type, rows, parameter) to blocks: float32 [n, K] to uint8 [n, bytes of a row]. The rows of a
+matrix come in order, some thousands at a time; those of q and k in the order of the file."""
+
+
+def export_gguf(
+    out: str | Path,
+    checkpoint: Checkpoint,
+    type_of: TypeOf,
+    encode: Encode | None = None,
+    *,
+    file_type: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a GGUF file, atomically.
+
+    Args:
+        type_of: which type a matrix gets. One that it has already is copied, bit for bit.
+        encode: makes blocks; F32, F16 and BF16 need none.
+        file_type: ``general.file_type``; None: that of the type of most weights
+            between embedding and head.
+        metadata: more entries, or others; as ``write_gguf`` takes them.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, or a GGUF file cannot say what it is.
+        ConfigError: a matrix cannot have the type that ``type_of`` gives it; nothing can be written
+            there.
+    """
+    parameters = Parameters(checkpoint, layout="gguf")
+    types = _choose_types(parameters, type_of, encode)
+    tensors = [*_freq_factors(parameters), *_tensors(parameters, types, encode)]
+    entries = {
+        **_metadata(parameters),
+        "general.file_type": _file_type(parameters, types) if file_type is None else file_type,
+        "general.quantization_version": QUANTIZATION_VERSION,
+        **(metadata or {}),
+    }
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    check_gguf_config(parameters.config, entries, shapes)
+    try:
+        write_gguf(Path(out), entries, tensors)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error}") from error
+
+
+# -- metadata -------------------------------------------------------------------------------------
+
+
+def _metadata(parameters: Parameters) -> dict[str, Any]:
+    """A GGUF file's own, or what a folder's config and tokenizer say."""
+    checkpoint = parameters.checkpoint
+    if isinstance(checkpoint, GGUFFiles):
+        # A file that was split becomes one.
+        return {k: v for k, v in checkpoint.metadata.items() if not k.startswith("split.")}
+    from octavo.text.tokenizer_metadata import tokenizer_metadata
+
+    config = parameters.config
+    tokenizer = tokenizer_metadata(checkpoint.path, config.vocab_size)
+    return {**gguf_config(config), **tokenizer, **_token_ids(config, tokenizer)}
+
+
+def _token_ids(config: ModelConfig, tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Where the model's config says what begins and ends a text, it is right."""
+    prefix = "tokenizer.ggml."
+    ids = {} if config.bos_token_id is None else {f"{prefix}bos_token_id": config.bos_token_id}
+    found = end_ids_by_text(tokenizer[f"{prefix}tokens"], tokenizer[f"{prefix}token_type"])
+    ends = list(config.eos_token_ids)
+    first = tokenizer.get(f"{prefix}eos_token_id")
+    if ends and first not in ends:
+        first = ends[0]
+        ids[f"{prefix}eos_token_id"] = first
+    further = [i for i in ends if i != first and i not in found]
+    for name, token_id in zip(("eot", "eom"), further, strict=False):  # for no more is there a key
+        ids[f"{prefix}{name}_token_id"] = token_id
+    return ids
+
+
+def _file_type(parameters: Parameters, types: Mapping[str, GGMLType]) -> int:
+    counts: Counter[GGMLType] = Counter()
+    for name, type in types.items():
+        if name not in (EMBEDDING, HEAD):  # which every mix has in a type of their own
+            counts[type] += prod(parameters.shape(name))
+    most = counts.most_common(1)[0][0]
+    if most not in _FILE_TYPES:
+        raise ConfigError(f"no file_type is known of {most.name}: give one")
+    return _FILE_TYPES[most]
+
+
+# -- tensors --------------------------------------------------------------------------------------
+
+
+def _choose_types(
+    parameters: Parameters, type_of: TypeOf, encode: Encode | None
+) -> dict[str, GGMLType]:
+    """The type of each matrix, by its parameter; ConfigError for one that it cannot have."""
+    types = {}
+    for name in parameters.names:
+        shape = parameters.shape(name)
+        if len(shape) != 2:
+            continue
+        rows, columns = shape
+        stored = parameters.type(name)
+        matrix = Matrix(_gguf_name(parameters, name), name, (rows, columns), stored)
+        type = types[name] = type_of(matrix)
+        if columns % block_shape(type)[0]:
+            raise ConfigError(
+                f"{matrix.name}: rows of {columns} values cannot be {type.name}, which has blocks "
+                f"of {block_shape(type)[0]}"
+            )
+        if encode is None and type not in (*FLOAT_TYPES, stored):
+            raise ConfigError(f"{matrix.name}: nothing was given that makes {type.name} of it")
+    return types
+
+
+def _tensors(
+    parameters: Parameters, types: Mapping[str, GGMLType], encode: Encode | None
+) -> Iterator[TensorToWrite]:
+    for name in parameters.names:
+        type = types.get(name, GGMLType.F32)
+        shape = parameters.shape(name)
+        chunks = _chunks(parameters, name, type, encode)
+        yield TensorToWrite(_gguf_name(parameters, name), shape, type, chunks)
+
+
+def _chunks(
+    parameters: Parameters, name: str, type: GGMLType, encode: Encode | None
+) -> Iterator[np.ndarray]:
+    """The bytes of a tensor, some rows at a time."""
+    shape = parameters.shape(name)
+    step = max(1, _CHUNK_VALUES // prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        yield _encoded(parameters, name, type, encode, start, start + step)
+
+
+def _encoded(
+    parameters: Parameters,
+    name: str,
+    type: GGMLType,
+    encode: Encode | None,
+    start: int,
+    stop: int,
+) -> np.ndarray:
+    if parameters.type(name) == type:
+        stored = parameters.stored_rows(name, start, stop)
+        if stored is not None:
+            return stored
+    rows = parameters.rows(name, start, stop)
+    if type in FLOAT_TYPES:
+        return float_bytes(rows, type)
+    assert encode is not None
+    blocks = encode(type, rows, name)
+    assert blocks.dtype == np.uint8, blocks.dtype
+    assert blocks.shape == (len(rows), row_bytes(type, rows.shape[1])), (name, blocks.shape)
+    return blocks
+
+
+def _freq_factors(parameters: Parameters) -> Iterator[TensorToWrite]:
+    factors = parameters.freq_factors
+    if factors is not None:
+        name = _gguf_name(parameters, FREQ_FACTORS)
+        yield TensorToWrite(name, factors.shape, GGMLType.F32, [factors.astype("<f4")])
+
+
+def _gguf_name(parameters: Parameters, name: str) -> str:
+    model: Any = model_class(parameters.config.architecture)
+    found: str = model.to_gguf_name(name)
+    if len(found.encode()) > _MAX_NAME:
+        raise UnsupportedModelError(f"{found}: names in GGUF files have {_MAX_NAME} bytes at most")
+    return found

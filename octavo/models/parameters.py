@@ -1,0 +1,230 @@
+"""The parameters of any checkpoint as floats, in the layout that a file to be written has.
+
+Two layouts of the same model differ in three things, and in nothing else:
+
+====================  ====================================  =======================================
+what                  ``"hf"``                              ``"gguf"``
+====================  ====================================  =======================================
+rows of q and k       pairs that turn together are half a   llama: such pairs are neighbours (ggml's
+                      head apart                            ``LLAMA_ROPE_TYPE_NORM``)
+Gemma's norms         less one                              as they are multiplied
+llama3's rope         numbers in the config                 a tensor of divisors
+====================  ====================================  =======================================
+
+Nothing is read before it is asked for, and then only the rows that are asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+from octavo.layers.module import Module, named_parameters
+from octavo.layers.rope import inverse_frequencies
+from octavo.layers.rope_config import RopeConfig
+from octavo.models.checkpoint import Checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.footprint import HEAD
+from octavo.models.loader import load_checkpoint, parameter_names
+from octavo.models.registry import GGUF_ARCHITECTURES
+from octavo.quantization.base import StoredWeight, Weight
+from octavo.quantization.ggml_types import GGMLType
+
+Layout = Literal["hf", "gguf"]
+
+FREQ_FACTORS = "model.rotary_emb.freq_factors"
+
+# Llama 3's rope as it was published; only the trained length is looked for.
+_LOW, _HIGH = 1.0, 4.0
+_TRAINED_LENGTHS = tuple(1 << bits for bits in range(4, 21))
+
+
+def float_rows(
+    checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None = None
+) -> np.ndarray:
+    """Rows of a parameter, by the name and in the layout that Hugging Face has: float32 [rows, K].
+
+    Of a vector (a norm, a bias), values: float32 [n]. Who reads more than one of them had better
+    keep a ``Parameters``, which looks through the checkpoint once; its errors are the errors here.
+    """
+    return Parameters(checkpoint).rows(name, start, stop)
+
+
+class Parameters:
+    """The parameters of an open checkpoint in one layout, by the names that Hugging Face has.
+
+    ``config``: the model's, as a file in this layout says it. ``names``: in the model's order; a
+    tied head is not among them, nor is ``FREQ_FACTORS``, of which ``freq_factors`` has the values.
+
+    Raises:
+        ModelError: as of ``load_checkpoint``; or UnsupportedModelError where rope has divisors that
+            no config of Hugging Face's can say.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, layout: Layout = "hf"):
+        self.checkpoint = checkpoint
+        self.layout = layout
+        stored = checkpoint.config()
+        model = load_checkpoint(checkpoint, stored)  # says what is wrong with it, and reads little
+        assert isinstance(model, Module)
+        tensors = parameter_names(checkpoint, stored).items()
+        self._tensors = {parameter: tensor for tensor, parameter in tensors if parameter}
+        self.names = tuple(
+            name
+            for name, _ in named_parameters(model)
+            if name != FREQ_FACTORS and not (stored.tie_embeddings and name == HEAD)
+        )
+        divisors = self._read(FREQ_FACTORS).floats() if stored.rope.has_freq_factors else None
+        self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
+        self.freq_factors = divisors if divisors is not None else _freq_factors(stored.rope)
+        self._stored = stored
+        self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._read(name).shape
+
+    def type(self, name: str) -> GGMLType | None:
+        """In the checkpoint; None where that has a parameter in no type of GGUF's."""
+        weight = self._read(name)
+        return weight.type if isinstance(weight, StoredWeight) else None
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Some rows of a matrix, float32 [rows, K]; some values of a vector, float32 [n].
+
+        MissingPackageError if they are quantized and PyTorch, which dequantizes them, is missing.
+        """
+        weight = self._part(name, start, stop)
+        values = weight.dequantize() if len(weight.shape) == 2 else weight.floats()
+        return values + self._norm_shift if _is_norm(name) else values
+
+    def stored_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray | None:
+        """The same as bytes in the type of the file: uint8 [rows, bytes of a row].
+
+        None for a norm that this layout stores as other numbers, and for what has no such type.
+        """
+        weight = self._part(name, start, stop)
+        if not isinstance(weight, StoredWeight) or (_is_norm(name) and self._norm_shift):
+            return None
+        return weight.data.reshape(weight.shape[0], -1)  # a vector's values are rows here
+
+    def _part(self, name: str, start: int, stop: int | None) -> Weight:
+        """Rows, or values, in the order of this layout."""
+        weight = self._read(name)
+        source, wanted = self._stored.rope, self.config.rope
+        if source.interleaved == wanted.interleaved or not _is_rotated(name):
+            return weight.narrow(start, stop)
+        order = _row_order(weight.shape[0], self.config.head_dim, wanted)
+        return weight.select(order[start:stop])
+
+    def _read(self, name: str) -> Weight:
+        return self.checkpoint.read(self._tensors[name])
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight")
+
+
+def _is_rotated(name: str) -> bool:
+    """Whether its rows are those of q or k, whose order depends on how rope finds its pairs."""
+    return name.rpartition(".")[0].endswith((".q_proj", ".k_proj"))
+
+
+def _row_order(num_rows: int, head_dim: int, wanted: RopeConfig) -> np.ndarray:
+    """Which row of the other layout each row is, int64 [num_rows]."""
+    half = wanted.rotary_dim // 2
+    head = np.arange(head_dim)
+    pairs = head[: wanted.rotary_dim]
+    # Value i and its partner: 2 i and 2 i + 1 where they are neighbours, i and half + i elsewhere.
+    head[: wanted.rotary_dim] = (
+        pairs.reshape(2, half).T.reshape(-1)
+        if wanted.interleaved
+        else pairs.reshape(half, 2).T.reshape(-1)
+    )
+    starts = np.arange(0, num_rows, head_dim)
+    return (starts[:, None] + head).reshape(-1)
+
+
+# -- configs in a layout --------------------------------------------------------------------------
+
+
+def gguf_architecture(architecture: str) -> str:
+    """``general.architecture`` of the GGUF files of a key of ``registry.ARCHITECTURES``."""
+    for theirs, ours in GGUF_ARCHITECTURES.items():
+        if ours == architecture:
+            return theirs
+    return "llama"  # Mistral's
+
+
+def _hf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
+    rope = replace(config.rope, interleaved=False)
+    if freq_factors is not None:
+        rope = _llama3_rope(replace(rope, has_freq_factors=False), freq_factors)
+    architecture = config.architecture
+    if architecture == "LlamaForCausalLM" and any(config.layer_windows):
+        architecture = "MistralForCausalLM"  # the Llama that has windows, there
+    return replace(
+        config,
+        architecture=architecture,
+        rope=rope,
+        local_rope=None if config.local_rope == rope else config.local_rope,
+        norm_plus_one=architecture == "Gemma3ForCausalLM",
+    )
+
+
+def _gguf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
+    kind = gguf_architecture(config.architecture)
+    rope = replace(config.rope, interleaved=kind == "llama")
+    if rope.scaling == "llama3":
+        rope = RopeConfig(
+            theta=rope.theta,
+            rotary_dim=rope.rotary_dim,
+            interleaved=rope.interleaved,
+            original_max_position=rope.max_position,
+            max_position=rope.max_position,
+            has_freq_factors=True,
+        )
+    local_rope = config.local_rope
+    if kind == "gemma3" and local_rope is None:
+        local_rope = rope
+    return replace(
+        config,
+        architecture=GGUF_ARCHITECTURES[kind],
+        rope=rope,
+        local_rope=local_rope,
+        norm_plus_one=False,
+    )
+
+
+def _freq_factors(rope: RopeConfig) -> np.ndarray | None:
+    """By what llama3's scaling divides each angle, float32 [rotary_dim / 2]; None of others."""
+    if rope.scaling != "llama3":
+        return None
+    nowhere = np.empty(0)  # these scalings are the same at all positions
+    unscaled = inverse_frequencies(replace(rope, scaling="default"), nowhere)
+    return unscaled / inverse_frequencies(rope, nowhere)
+
+
+def _llama3_rope(rope: RopeConfig, freq_factors: np.ndarray) -> RopeConfig:
+    """The scaling that has these divisors. A GGUF file has nothing but them."""
+    factor = float(freq_factors.max())
+    if factor == 1.0:
+        return rope
+    for length in _TRAINED_LENGTHS:
+        found = replace(
+            rope,
+            scaling="llama3",
+            factor=factor,
+            original_max_position=length,
+            low_freq_factor=_LOW,
+            high_freq_factor=_HIGH,
+        )
+        divisors = _freq_factors(found)
+        if divisors is not None and np.allclose(divisors, freq_factors, rtol=1e-5, atol=0):
+            return found
+    raise UnsupportedModelError(
+        "rope_freqs.weight: these divisors are not of Llama 3's rope scaling, and a config of "
+        "Hugging Face's has no other place for them: write a GGUF file instead"
+    )

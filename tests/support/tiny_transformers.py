@@ -1,0 +1,160 @@
+"""Tiny models of transformers with random weights, one for each switch that a config has.
+
+The weights are larger than those of a fresh model, whose logits hardly depend on anything.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+VOCAB = 199
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LONG = [1.0 + 0.5 * i for i in range(8)]
+SHORT = [1.0 + 0.1 * i for i in range(8)]
+
+
+def rope(kind, **parameters):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **parameters}}
+
+
+def two_ropes(**full):
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000.0, **full},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        }
+    }
+
+
+# name: (model type, what differs from SIZES)
+CASES = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-wide-heads": ("llama", {"head_dim": 24}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu"}),
+    "llama-linear": ("llama", rope("linear", factor=4.0)),
+    "llama-dynamic": ("llama", rope("dynamic", factor=2.0)),
+    "llama-yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama-yarn-mscale": (
+        "llama",
+        rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=32,
+            mscale=0.7,
+            mscale_all_dim=1.2,
+            truncate=False,
+            beta_fast=8.0,
+            beta_slow=0.5,
+        ),
+    ),
+    "llama-yarn-attention": (
+        "llama",
+        rope("yarn", factor=4.0, original_max_position_embeddings=32, attention_factor=1.3),
+    ),
+    "llama-longrope-long": (
+        "llama",
+        rope(
+            "longrope",
+            original_max_position_embeddings=32,
+            factor=4.0,
+            long_factor=LONG,
+            short_factor=SHORT,
+        ),
+    ),
+    "llama-longrope-short": (
+        "llama",
+        rope(
+            "longrope",
+            original_max_position_embeddings=128,
+            factor=4.0,
+            long_factor=LONG,
+            short_factor=SHORT,
+        ),
+    ),
+    "llama-llama3": (
+        "llama",
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3-bias-tied": (
+        "qwen3",
+        {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 40,
+            **two_ropes(),
+        },
+    ),
+    "gemma3-linear-softcap": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "query_pre_attn_scalar": 32,
+            "final_logit_softcapping": 5.0,
+            **two_ropes(rope_type="linear", factor=8.0),
+        },
+    ),
+}
+
+
+def make_model(name, **more):
+    """A transformers model with random weights of a size that all of them matter."""
+    kind, differences = CASES[name]
+    torch.manual_seed(sum(map(ord, name)))
+    config = AutoConfig.for_model(kind, **{**SIZES, **differences, **more})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            elif parameter.dim() == 1:
+                parameter.copy_(0.5 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[1] ** 0.5)
+    return model
