@@ -1,0 +1,270 @@
+"""Integers for weights: schemes, scales, zero points, and rounding to nearest.
+
+A matrix [N, K] is cut into groups of values that share a scale ``s`` and a zero ``z``; a value is
+an integer code ``q`` of b bits, 0 <= q < 2^b::
+
+    symmetric            w = s (q - 2^(b-1))
+    asymmetric           w = s (q - z)            z an integer, 0 <= z < 2^b
+    with float minimums  w = s q + z              z any float16
+
+Scales, and zeros where they are floats, are rounded to float16 *before* codes are computed: what is
+judged here is what a file will hold.
+
+Functions take ``values`` [..., L], whose last dimension is the group; see ``grouped``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError
+
+GroupSize = int | Literal["channel", "tensor"]
+
+# The exponent of the error that scales are searched by where nothing is known of inputs: between
+# the squares that minimize the mean and the higher powers that spare large values. It is the
+# default of llm-compressor's ``mse`` observer.
+ERROR_POWER = 2.4
+
+# The search tries as many ranges, from a little more than that of the values to this part of it.
+SEARCH_STEPS = 48
+_WIDEST, _NARROWEST = 1.08, 0.40
+
+# The smallest and the largest positive float16.
+_LEAST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0
+
+# The search looks at this many values at a time, which stay in the cache meanwhile.
+_CHUNK_VALUES = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a matrix [N, K] is stored: bits of a code, which values share a scale, and which zeros.
+
+    Args:
+        bits: 2 to 8.
+        group_size: how many neighbours of a row share a scale and a zero; ``"channel"`` is a whole
+            row, ``"tensor"`` the whole matrix.
+        symmetric: the zero is the middle code, 2^(b-1), in every group.
+        float_minimum: of one that is not symmetric: the value of code 0 is stored as float16, in
+            place of an integer zero point, as in GGUF's Q4_1.
+
+    Raises ConfigError for settings out of range, or that contradict each other.
+    """
+
+    bits: int
+    group_size: GroupSize
+    symmetric: bool = True
+    float_minimum: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise ConfigError(f"bits must be 2 to 8, not {self.bits}")
+        size = self.group_size
+        if size not in ("channel", "tensor") and not (isinstance(size, int) and size > 0):
+            raise ConfigError(
+                f"group_size must be a positive number, 'channel' or 'tensor', not {size!r}"
+            )
+        if self.symmetric and self.float_minimum:
+            raise ConfigError("a symmetric scheme has no minimum: set symmetric=False with it")
+
+    @property
+    def max_code(self) -> int:
+        return 2**self.bits - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero of symmetric groups."""
+        return 2 ** (self.bits - 1)
+
+    def group_width(self, num_columns: int) -> int:
+        """Columns of a group. ConfigError if groups do not fill a row of ``num_columns``."""
+        if not isinstance(self.group_size, int):
+            return num_columns
+        if num_columns % self.group_size:
+            fitting = [size for size in (128, 64, 32, 16) if num_columns % size == 0]
+            advice = " or ".join([*map(str, fitting), "'channel'"])
+            raise ConfigError(
+                f"rows of {num_columns} values cannot be cut into groups of {self.group_size}: "
+                f"use a group_size of {advice}"
+            )
+        return self.group_size
+
+
+class Grid(NamedTuple):
+    """What the values of groups can be. Both float32 of the same shape, one entry for each group.
+
+    ``scales``: positive, exact in float16. ``zeros``: integers, or the value of code 0, exact in
+    float16; see the head of the module.
+    """
+
+    scales: Tensor
+    zeros: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A matrix as integers. ``codes`` uint8 [N, K]; ``scales``, ``zeros`` float32 [N, G] as in Grid.
+
+    A row has the same G groups of K / G neighbours. ``"tensor"`` repeats its one group for each row.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    scheme: Scheme
+
+    def __post_init__(self) -> None:
+        rows, columns = self.codes.shape
+        groups = columns // self.scheme.group_width(columns)
+        assert self.codes.dtype == torch.uint8, self.codes.dtype
+        for each in (self.scales, self.zeros):
+            assert each.dtype == torch.float32 and each.shape == (rows, groups), each.shape
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    def dequantize(self) -> Tensor:
+        """The values, float32 [N, K]."""
+        rows, groups = self.scales.shape
+        grid = Grid(self.scales, self.zeros)
+        return decode(self.codes.view(rows, groups, -1).float(), grid, self.scheme).view(self.shape)
+
+
+# -- rounding -------------------------------------------------------------------------------------
+
+
+def quantize_to_nearest(
+    weight: Tensor, scheme: Scheme, *, search: bool = False, importance: Tensor | None = None
+) -> QuantizedMatrix:
+    """A matrix, float32 [N, K], with each value at the nearest point of its group's grid.
+
+    ``search``: grids are those of ``search_grid``, by ``importance``, instead of ``full_grid``.
+    ConfigError if groups do not fill a row.
+    """
+    values = grouped(weight, scheme)
+    grid = (
+        search_grid(values, scheme, grouped_importance(importance, weight, scheme))
+        if search
+        else full_grid(values, scheme)
+    )
+    return matrix_on_grid(weight, grid, scheme)
+
+
+def matrix_on_grid(weight: Tensor, grid: Grid, scheme: Scheme) -> QuantizedMatrix:
+    """A matrix [N, K] rounded to nearest on a grid of its groups."""
+    codes = encode(grouped(weight, scheme), grid, scheme).to(torch.uint8).view(weight.shape)
+    rows = weight.shape[0]
+    scales, zeros = (each.expand(rows, -1).contiguous() for each in grid)
+    return QuantizedMatrix(codes, scales, zeros, scheme)
+
+
+def grouped(weight: Tensor, scheme: Scheme) -> Tensor:
+    """A matrix [N, K] as its groups: [N, G, L], or [1, 1, N * K] if it is a single one."""
+    rows, columns = weight.shape
+    width = scheme.group_width(columns)
+    if scheme.group_size == "tensor":
+        return weight.reshape(1, 1, -1)
+    return weight.reshape(rows, columns // width, width)
+
+
+def grouped_importance(importance: Tensor | None, weight: Tensor, scheme: Scheme) -> Tensor | None:
+    """Importance of input channels [K] in a shape that goes with ``grouped``."""
+    if importance is None:
+        return None
+    if scheme.group_size == "tensor":
+        return importance.repeat(weight.shape[0]).view(1, 1, -1)
+    return importance.view(-1, scheme.group_width(weight.shape[1]))
+
+
+def encode(values: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
+    """The nearest codes, as float32 [..., L]; halves go to the even one."""
+    scales, zeros = (each.unsqueeze(-1) for each in grid)
+    if scheme.float_minimum:
+        codes = (values - zeros).div_(scales)
+    else:
+        codes = (values / scales).add_(zeros)
+    return codes.round_().clamp_(0, scheme.max_code)
+
+
+def decode(codes: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
+    """The values of codes, both float32 [..., L]."""
+    scales, zeros = (each.unsqueeze(-1) for each in grid)
+    return codes * scales + zeros if scheme.float_minimum else (codes - zeros).mul_(scales)
+
+
+# -- scales ---------------------------------------------------------------------------------------
+
+
+def full_grid(values: Tensor, scheme: Scheme) -> Grid:
+    """The grid [...] that holds all values [..., L] of a group, and zero.
+
+    Symmetric: s = max|w| / ((2^b - 1) / 2), so that the one code more on the negative side is used:
+    what compressed-tensors does. Asymmetric, with low = min(0, min w) and high = max(0, max w):
+    s = (high - low) / (2^b - 1) and z = round(-low / s). With float minimums, as in Q4_1, z = min w
+    and s = (max w - min w) / (2^b - 1), and zero need not be among the values.
+    """
+    return _grid_of_range(*_range(values, scheme), scheme)
+
+
+def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Grid:
+    """The grid [...] of least error among those of SEARCH_STEPS ranges, wider and narrower.
+
+    The error of a group is sum |e|^2.4 over its values, or sum i e^2 where ``importance`` i says
+    how much each counts: E[x^2] of the input channel makes it the expected squared error of the
+    layer's output, channels taken as uncorrelated. ``importance`` goes with [..., L] and is not
+    negative.
+    """
+    if values.shape[0] * math.prod(values.shape[1:]) <= _CHUNK_VALUES:
+        return _search(values, scheme, importance)
+    step = max(1, _CHUNK_VALUES // math.prod(values.shape[1:]))
+    grids = [_search(chunk, scheme, importance) for chunk in values.split(step)]
+    return Grid(*(torch.cat(parts) for parts in zip(*grids, strict=True)))
+
+
+def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
+    low, high = _range(values, scheme)
+    best = _grid_of_range(low, high, scheme)
+    least = _error(values, best, scheme, importance)
+    for part in torch.linspace(_WIDEST, _NARROWEST, SEARCH_STEPS).tolist():
+        candidate = _grid_of_range(low * part, high * part, scheme)
+        error = _error(values, candidate, scheme, importance)
+        is_better = error < least
+        least = torch.where(is_better, error, least)
+        best = Grid(*(torch.where(is_better, n, o) for n, o in zip(candidate, best, strict=True)))
+    return best
+
+
+def _error(values: Tensor, grid: Grid, scheme: Scheme, importance: Tensor | None) -> Tensor:
+    error = decode(encode(values, grid, scheme), grid, scheme).sub_(values)
+    if importance is None:
+        return error.abs_().pow_(ERROR_POWER).sum(dim=-1)
+    return error.square_().mul_(importance).sum(dim=-1)
+
+
+def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """The ends of a group's values [...], which include zero unless zero is a float."""
+    low, high = values.amin(dim=-1), values.amax(dim=-1)
+    return (low, high) if scheme.float_minimum else (low.clamp(max=0), high.clamp(min=0))
+
+
+def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
+    if scheme.symmetric:
+        scales = _as_scales(torch.maximum(-low, high) / (scheme.max_code / 2))
+        return Grid(scales, torch.full_like(scales, scheme.middle))
+    scales = _as_scales((high - low) / scheme.max_code)
+    if scheme.float_minimum:
+        return Grid(scales, low.half().float())
+    return Grid(scales, (-low / scales).round_().clamp_(0, scheme.max_code))
+
+
+def _as_scales(scales: Tensor) -> Tensor:
+    """Exact in float16, and never zero: a group of zeros has a scale like any other."""
+    return scales.half().float().clamp_(_LEAST_SCALE, _LARGEST_SCALE)
