@@ -17,6 +17,8 @@ Source: Frantar et al. 2022, "GPTQ" (arXiv 2210.17323). Two things are decided o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -61,7 +63,7 @@ def gptq(
         weight: float32 [N, K].
         hessian: 2 E[x x^T] of its inputs, float32 [K, K]; see ``observers.input_statistics``.
         order: ``"activation"`` is static act-order. ``"natural"`` goes from the first column to the
-            last, and makes the grid of a group when it is its turn, of what its columns are by then.
+            last, and makes the grid of a group when its turn comes, of what its columns are then.
         search: grids are those of least weighted error, instead of those that hold all values.
 
     Raises:
@@ -129,7 +131,7 @@ def _better_rows(
     )
 
 
-# -- columns, one after the other -------------------------------------------------------------------
+# -- columns, one after the other ------------------------------------------------------------------
 
 
 class _StaticGrids:
@@ -190,11 +192,23 @@ def _round_columns(
     for start in range(0, len(columns), grids.block):
         stop = min(start + grids.block, len(columns))
         errors = torch.empty_like(columns[start:stop])
-        for index in range(start, stop):
-            column, grid = columns[index, :, None], grids.of(index, columns)
-            code = encode(column, grid, scheme)
-            error = (column - decode(code, grid, scheme))[:, 0] / factor[index, index]
-            columns[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)
-            codes[index], errors[index - start] = code[:, 0], error
+        with _one_thread():
+            for index in range(start, stop):
+                column, grid = columns[index, :, None], grids.of(index, columns)
+                code = encode(column, grid, scheme)
+                error = (column - decode(code, grid, scheme))[:, 0] / factor[index, index]
+                columns[index + 1 : stop].addr_(factor[index, index + 1 : stop], error, alpha=-1)
+                codes[index], errors[index - start] = code[:, 0], error
         columns[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
     return codes
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A column is too little work to be shared out: threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

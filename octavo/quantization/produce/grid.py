@@ -16,6 +16,7 @@ Functions take ``values`` [..., L], whose last dimension is the group; see ``gro
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -38,8 +39,9 @@ _WIDEST, _NARROWEST = 1.08, 0.40
 # The smallest and the largest positive float16.
 _LEAST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0
 
-# The search looks at this many values at a time, which stay in the cache meanwhile.
-_CHUNK_VALUES = 1 << 17
+# A thread searches for this many values at a time. They stay in the cache meanwhile, and are so few
+# that PyTorch does not share them out among threads of its own, which would wait for each other.
+_CHUNK_VALUES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +111,9 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """A matrix as integers. ``codes`` uint8 [N, K]; ``scales``, ``zeros`` float32 [N, G] as in Grid.
+    """A matrix as integers: ``codes`` uint8 [N, K]; ``scales``, ``zeros`` as in Grid, [N, G].
 
-    A row has the same G groups of K / G neighbours. ``"tensor"`` repeats its one group for each row.
+    A row has G groups of K / G neighbours. Of a ``"tensor"``, all rows repeat the one that it has.
     """
 
     codes: Tensor
@@ -187,10 +189,8 @@ def grouped_importance(importance: Tensor | None, weight: Tensor, scheme: Scheme
 def encode(values: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
     """The nearest codes, as float32 [..., L]; halves go to the even one."""
     scales, zeros = (each.unsqueeze(-1) for each in grid)
-    if scheme.float_minimum:
-        codes = (values - zeros).div_(scales)
-    else:
-        codes = (values / scales).add_(zeros)
+    is_float = scheme.float_minimum
+    codes = (values - zeros).div_(scales) if is_float else (values / scales).add_(zeros)
     return codes.round_().clamp_(0, scheme.max_code)
 
 
@@ -222,10 +222,9 @@ def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None
     layer's output, channels taken as uncorrelated. ``importance`` goes with [..., L] and is not
     negative.
     """
-    if values.shape[0] * math.prod(values.shape[1:]) <= _CHUNK_VALUES:
-        return _search(values, scheme, importance)
     step = max(1, _CHUNK_VALUES // math.prod(values.shape[1:]))
-    grids = [_search(chunk, scheme, importance) for chunk in values.split(step)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        grids = list(pool.map(lambda part: _search(part, scheme, importance), values.split(step)))
     return Grid(*(torch.cat(parts) for parts in zip(*grids, strict=True)))
 
 

@@ -1,7 +1,7 @@
 """A model run layer by layer on calibration text, and what its linears are handed.
 
-Of a layer, one after the other, every linear is called once with the tokens of all windows together.
-A *visitor* sees its input and its weight, and says which weight the layer goes on with::
+The linears of a layer are called once, one after the other, with the tokens of all windows. A
+*visitor* sees its input and its weight, and says which weight the layer goes on with::
 
     embeddings ─> layer 0 ─> layer 1 ─> ...        hidden states of all tokens, float32 [T, hidden]
                     │
@@ -12,16 +12,16 @@ layer too, at the price of a single pass ("true sequential" in the words of GPTQ
 a layer again for each of its parts). Beside the model this takes one linear's weight in float32,
 and the activations of T tokens in one layer: about 4 T (2 hidden + 3 intermediate sizes) bytes.
 
-Products are not those of ``octavo.kernels.reference``, which go through tiles of 16 rows for the sake
-of bitwise invariance: here all rows are one product, and attention knows that all windows are of one
-length and begin at position 0.
+Products are not those of ``octavo.kernels.reference``, which go through tiles of 16 rows for the
+sake of bitwise invariance: here all rows are one product, and attention knows that all windows are
+of one length and begin at position 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -98,8 +98,7 @@ class LayerwiseModel:
     """
 
     def __init__(self, model: CausalLM, token_ids: Tensor):
-        assert isinstance(model, Module) and token_ids.ndim == 2, token_ids.shape
-        self._model: Any = with_tensors(model)
+        self._model: Any = with_tensors(cast(Any, model))
         num_windows, self._length = token_ids.shape
         self._context = _context(num_windows, self._length)
         self._recorded = _record_layers(self._model.model, token_ids, self._context)
@@ -128,9 +127,8 @@ class LayerwiseModel:
 
 def linear_names(model: CausalLM) -> list[list[str]]:
     """The parameters that are weights of linears, for each layer in the order of definition."""
-    assert isinstance(model, Module)
-    body: Any = model
-    return [list(_linears(layer, f"model.layers.{i}")) for i, layer in enumerate(body.model.layers)]
+    layers = cast(Any, model).model.layers
+    return [list(_linears(layer, f"model.layers.{i}")) for i, layer in enumerate(layers)]
 
 
 def dense(weight: WeightTensor) -> Tensor:
@@ -161,7 +159,7 @@ class _Recorder(Module):
 
 
 @torch.no_grad()
-def _record_layers(body: Any, token_ids: Tensor, context: _Context) -> list[_LayerInput]:
+def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> list[_LayerInput]:
     """What each layer is called with; of hidden states, all are those that go into the first.
 
     How a model embeds tokens, and which of its ropes a layer is given, is known to its forward
@@ -190,7 +188,7 @@ def _visited_linear(
     return linear
 
 
-# -- ops of whole windows ---------------------------------------------------------------------------
+# -- ops of whole windows -------------------------------------------------------------------------
 
 
 class _Kept:
@@ -257,7 +255,7 @@ def _attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Causal attention within each window of q [T, H, D]: [T, H, D]. See ``kernels/attention.py``."""
+    """Causal attention of q [T, H, D] within windows: [T, H, D]. See ``kernels/attention.py``."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     hidden = _hidden_positions(plan.length, window)
     parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor, out)]

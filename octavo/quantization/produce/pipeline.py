@@ -35,7 +35,7 @@ from octavo.quantization.produce.observers import (
 
 Method = Literal["rtn", "search", "gptq"]
 """``rtn`` rounds to nearest on grids that hold all values; ``search`` on grids of least error,
-weighted by E[x^2] where there is calibration text; ``gptq`` as in ``gptq.py``, with static order."""
+weighted by E[x^2] where there is calibration text; ``gptq`` as in ``gptq.py``, in static order."""
 
 SchemeOf = Callable[[str], Scheme | None]
 """The scheme of a linear by the name of its parameter, None for one that stays as it is."""
@@ -44,9 +44,9 @@ SchemeOf = Callable[[str], Scheme | None]
 class MatrixReport(NamedTuple):
     """What became of one linear.
 
-    ``weight_error``: sum (w - v)^2 / sum w^2. ``output_error``: the same of the outputs that it gives
-    on calibration text; by E[x^2] alone, channels being taken as uncorrelated, where there is no
-    Hessian; None without text. ``number`` of ``total``: how far the model is.
+    ``weight_error``: sum (w - v)^2 / sum w^2. ``output_error``: the same of outputs on calibration
+    text; where there is no Hessian, by E[x^2] alone, channels being taken as uncorrelated; None
+    without text. ``number`` of ``total``: how far the model is.
     """
 
     name: str
@@ -69,8 +69,8 @@ def quantize_model(
 ) -> Iterator[tuple[str, QuantizedMatrix]]:
     """The linears of a model's layers, quantized: (name of the parameter, matrix).
 
-    Nothing is kept of a layer once its matrices have been handed out. Beside the mapped file, memory
-    is that of a layer's activations on all of the text, see ``observers.py``.
+    Nothing is kept of a layer once its matrices have been handed out. Beside the mapped file, it
+    takes the memory of a layer's activations on all of the text, see ``observers.py``.
 
     Args:
         path: a checkpoint, of any format that can be loaded.
