@@ -223,9 +223,12 @@ def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None
     negative.
     """
     step = max(1, _CHUNK_VALUES // math.prod(values.shape[1:]))
+    parts = values.split(step)
+    if len(parts) == 1:
+        return _search(values, scheme, importance)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        grids = list(pool.map(lambda part: _search(part, scheme, importance), values.split(step)))
-    return Grid(*(torch.cat(parts) for parts in zip(*grids, strict=True)))
+        grids = list(pool.map(lambda part: _search(part, scheme, importance), parts))
+    return Grid(*(torch.cat(each) for each in zip(*grids, strict=True)))
 
 
 def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
