@@ -154,18 +154,14 @@ def test_a_load_generator_needs_no_torch():
     assert "torch" not in loaded_modules("import octavo.bench.serving.serve")
 
 
-def test_measuring_stands_on_top():
-    """Nothing but the commands, and each other, knows of benchmarks and of quality."""
+def test_measuring_and_quantizing_stand_on_top():
+    """Nothing but the commands, and each other, knows of benchmarks, of quality, and of what makes
+    quantized models: to run one, nothing of that is needed."""
+    tops = ("bench", "quality", "quantization.produce")
     for file in PACKAGE.rglob("*.py"):
-        part = file.relative_to(PACKAGE).parts[0]
-        if part not in ("bench", "quality", "cli"):
-            assert not [name for name in imports_of(file) if name.startswith(("bench", "quality"))]
-
-
-def test_to_run_a_model_nothing_is_needed_that_makes_quantized_ones():
-    for file in PACKAGE.rglob("*.py"):
-        if not {"produce", "cli"} & set(file.relative_to(PACKAGE).parts):
-            assert not [name for name in imports_of(file) if "quantization.produce" in name], file
+        part = ".".join(file.relative_to(PACKAGE).parts)
+        if not part.startswith((*tops, "cli")):
+            assert not [name for name in imports_of(file) if name.startswith(tops)], file
 
 
 def imports_of(file: Path) -> list[str]:

@@ -32,7 +32,8 @@ GroupSize = int | Literal["channel", "tensor"]
 # default of llm-compressor's ``mse`` observer.
 ERROR_POWER = 2.4
 
-# The search tries as many ranges, from a little more than that of the values to this part of it.
+# The search tries as many ranges: from a little more than that of the values, since a symmetric grid
+# falls half a step short of the largest one if it is positive, to this part of it.
 SEARCH_STEPS = 48
 _WIDEST, _NARROWEST = 1.08, 0.40
 
@@ -236,7 +237,7 @@ def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
     best = _grid_of_range(low, high, scheme)
     least = _error(values, best, scheme, importance)
     for part in torch.linspace(_WIDEST, _NARROWEST, SEARCH_STEPS).tolist():
-        candidate = _grid_of_range(low * part, high * part, scheme)
+        candidate = _grid_of_range(*_part_of_range(low, high, part, scheme), scheme)
         error = _error(values, candidate, scheme, importance)
         is_better = error < least
         least = torch.where(is_better, error, least)
@@ -255,6 +256,12 @@ def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """The ends of a group's values [...], which include zero unless zero is a float."""
     low, high = values.amin(dim=-1), values.amax(dim=-1)
     return (low, high) if scheme.float_minimum else (low.clamp(max=0), high.clamp(min=0))
+
+
+def _part_of_range(low: Tensor, high: Tensor, part: float, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """A range that much wider: around zero where it includes zero, else around its middle."""
+    middle = (low + high) / 2 if scheme.float_minimum else 0.0
+    return middle + (low - middle) * part, middle + (high - middle) * part
 
 
 def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class Observer:
     def __init__(self, *, hessian: bool = False):
         self.statistics: dict[str, InputStatistics] = {}
         self._hessian = hessian
-        self._input: Tensor | None = None  # kept, so that no other takes its place in memory
+        self._input: Callable[[], Tensor | None] = lambda: None  # does not keep it in memory
         self._latest: InputStatistics
 
     def __call__(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
@@ -85,9 +86,9 @@ class Observer:
 
     def observe(self, x: Tensor) -> InputStatistics:
         """The statistics of an input, computed once where it is the one of the call before."""
-        if self._input is not x:
+        if self._input() is not x:
             self._latest = input_statistics(x, hessian=self._hessian)
-            self._input = x
+            self._input = ref(x)
         return self._latest
 
 
@@ -101,12 +102,13 @@ class LayerwiseModel:
         self._model: Any = with_tensors(cast(Any, model))
         num_windows, self._length = token_ids.shape
         self._context = _context(num_windows, self._length)
-        self._recorded = _record_layers(self._model.model, token_ids, self._context)
-        self.hidden = self._recorded[0].hidden  # what goes into the next layer
+        inputs = _record_layers(self._model.model, token_ids, self._context)
+        self._cos_sin = [each.cos_sin for each in inputs]
+        self.hidden = inputs[0].hidden  # what goes into the next layer
 
     @property
     def num_layers(self) -> int:
-        return len(self._recorded)
+        return len(self._cos_sin)
 
     @torch.no_grad()
     def run_layer(self, index: int, visitor: Visitor) -> None:
@@ -114,7 +116,7 @@ class LayerwiseModel:
         layer = self._model.model.layers[index]
         linear = _visited_linear(layer, f"model.layers.{index}", visitor)
         context = replace(self._context, ops=replace(self._context.ops, linear=linear))
-        self.hidden = layer(self.hidden, self._recorded[index].cos_sin, context)
+        self.hidden = layer(self.hidden, self._cos_sin[index], context)
 
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:
@@ -123,6 +125,19 @@ class LayerwiseModel:
         hidden = self._model.model.norm(hidden, self._context)
         logits: Tensor = self._model.compute_logits(hidden, self._context)
         return logits
+
+
+def observe(
+    model: CausalLM, token_ids: Tensor, *, hessian: bool = False
+) -> dict[str, InputStatistics]:
+    """Statistics of every linear's input on windows, int64 [W, length], by the parameter's name.
+
+    Hessians of all layers together take as much memory as a model of float32 weights, or more.
+    """
+    observer, running = Observer(hessian=hessian), LayerwiseModel(model, token_ids)
+    for index in range(running.num_layers):
+        running.run_layer(index, observer)
+    return observer.statistics
 
 
 def linear_names(model: CausalLM) -> list[list[str]]:

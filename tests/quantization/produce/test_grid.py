@@ -128,6 +128,21 @@ def test_the_search_spares_the_channels_that_matter():
     assert error(search=True, importance=importance) < 0.6 * error()
 
 
+def test_a_range_that_is_far_from_zero_is_narrowed_around_its_middle():
+    """Then zero is not among the values, and to shrink them would move them away."""
+    weight = random_matrix(rows=4, columns=16, shift=5.0)
+    weight[:, 3] += 1.0
+    importance = torch.ones(16)
+    importance[3] = 0.01
+    scheme = Scheme(3, "channel", symmetric=False, float_minimum=True)
+
+    def error(**options):
+        matrix = quantize_to_nearest(weight, scheme, **options)
+        return float(((matrix.dequantize() - weight).square() * importance).sum())
+
+    assert error(search=True, importance=importance) < 0.6 * error()
+
+
 def test_importance_of_a_tensor_wide_group_is_that_of_its_columns():
     weight = random_matrix(rows=4, columns=16)
     weight[:, 3] = 1.0

@@ -17,6 +17,7 @@ from octavo.quantization.produce.observers import (
     Observer,
     input_statistics,
     linear_names,
+    observe,
 )
 from tests.models.conftest import Driver
 
@@ -133,16 +134,10 @@ def test_statistics_are_those_of_the_inputs(tiny_model):
 
 
 def test_linears_of_one_input_share_its_statistics(tiny_model):
-    observer = Observer(hessian=True)
-    run(tiny_model, observer, windows())
-    of = {name.split(".", 3)[3]: observer.statistics[name] for name in linear_names_of(1, observer)}
-    query, key, value, out, gate, up, down = of.values()
+    statistics = observe(load_model(tiny_model).model, windows(), hessian=True)
+    query, key, value, out, gate, up, down = list(statistics.values())[:7]
     assert query is key is value and gate is up
     assert len({id(each) for each in (query, out, gate, down)}) == 4
-
-
-def linear_names_of(layer, observer):
-    return [name for name in observer.statistics if f"layers.{layer}." in name]
 
 
 def test_a_long_input_is_summed_up_in_pieces(monkeypatch):
