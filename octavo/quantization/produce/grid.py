@@ -16,8 +16,10 @@ Functions take ``values`` [..., L], whose last dimension is the group; see ``gro
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,10 +34,11 @@ GroupSize = int | Literal["channel", "tensor"]
 # default of llm-compressor's ``mse`` observer.
 ERROR_POWER = 2.4
 
-# The search tries as many ranges: from a little more than that of the values, since a symmetric grid
-# falls half a step short of the largest one if it is positive, to this part of it.
-SEARCH_STEPS = 48
-_WIDEST, _NARROWEST = 1.08, 0.40
+# The parts of a range that the search tries. The widest is more than all of it, since a symmetric
+# grid falls half a step short of the largest value if that is positive.
+_OF_BOTH_ENDS = torch.linspace(1.08, 0.40, 48).tolist()
+# The same where ends may differ: half as many for both, then for one end after the other.
+_OF_BOTH_FIRST, _OF_ONE_END = _OF_BOTH_ENDS[::2], torch.linspace(1.2, 0.6, 12).tolist()
 
 # The smallest and the largest positive float16.
 _LEAST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0
@@ -216,7 +219,7 @@ def full_grid(values: Tensor, scheme: Scheme) -> Grid:
 
 
 def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Grid:
-    """The grid [...] of least error among those of SEARCH_STEPS ranges, wider and narrower.
+    """The grid [...] of least error among those of 49 ranges, wider and narrower than the values.
 
     The error of a group is sum |e|^2.4 over its values, or sum i e^2 where ``importance`` i says
     how much each counts: E[x^2] of the input channel makes it the expected squared error of the
@@ -233,16 +236,44 @@ def search_grid(values: Tensor, scheme: Scheme, importance: Tensor | None = None
 
 
 def _search(values: Tensor, scheme: Scheme, importance: Tensor | None) -> Grid:
-    low, high = _range(values, scheme)
-    best = _grid_of_range(low, high, scheme)
-    least = _error(values, best, scheme, importance)
-    for part in torch.linspace(_WIDEST, _NARROWEST, SEARCH_STEPS).tolist():
-        candidate = _grid_of_range(*_part_of_range(low, high, part, scheme), scheme)
-        error = _error(values, candidate, scheme, importance)
-        is_better = error < least
-        least = torch.where(is_better, error, least)
-        best = Grid(*(torch.where(is_better, n, o) for n, o in zip(candidate, best, strict=True)))
-    return best
+    best = _BestRange(values, scheme, importance)
+    if scheme.symmetric:
+        best.scan(_OF_BOTH_ENDS, _OF_BOTH_ENDS)
+    else:
+        best.scan(_OF_BOTH_FIRST, _OF_BOTH_FIRST)
+        best.scan(_OF_ONE_END, repeat(1.0))
+        best.scan(repeat(1.0), _OF_ONE_END)
+    return best.grid
+
+
+class _BestRange:
+    """The range [...] of least error so far, which is at first that of all values."""
+
+    def __init__(self, values: Tensor, scheme: Scheme, importance: Tensor | None):
+        self._values, self._scheme, self._importance = values, scheme, importance
+        self._low, self._high = _range(values, scheme)
+        # A range that need not include zero shrinks around its own middle.
+        self._middle = (self._low + self._high) / 2 if scheme.float_minimum else 0.0
+        self.grid = _grid_of_range(self._low, self._high, scheme)
+        self._error = _error(values, self.grid, scheme, importance)
+
+    def scan(self, low_parts: Iterable[float], high_parts: Iterable[float]) -> None:
+        """Try parts of the range that is the best now; the shorter list ends it."""
+        below, above = self._low - self._middle, self._high - self._middle
+        for low_part, high_part in zip(low_parts, high_parts, strict=False):
+            self._try(self._middle + below * low_part, self._middle + above * high_part)
+
+    def _try(self, low: Tensor, high: Tensor) -> None:
+        grid = _grid_of_range(low, high, self._scheme)
+        error = _error(self._values, grid, self._scheme, self._importance)
+        is_better = error < self._error
+        self._error = torch.where(is_better, error, self._error)
+        self._low = torch.where(is_better, low, self._low)
+        self._high = torch.where(is_better, high, self._high)
+        scales, zeros = self.grid
+        self.grid = Grid(
+            torch.where(is_better, grid.scales, scales), torch.where(is_better, grid.zeros, zeros)
+        )
 
 
 def _error(values: Tensor, grid: Grid, scheme: Scheme, importance: Tensor | None) -> Tensor:
@@ -256,12 +287,6 @@ def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """The ends of a group's values [...], which include zero unless zero is a float."""
     low, high = values.amin(dim=-1), values.amax(dim=-1)
     return (low, high) if scheme.float_minimum else (low.clamp(max=0), high.clamp(min=0))
-
-
-def _part_of_range(low: Tensor, high: Tensor, part: float, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """A range that much wider: around zero where it includes zero, else around its middle."""
-    middle = (low + high) / 2 if scheme.float_minimum else 0.0
-    return middle + (low - middle) * part, middle + (high - middle) * part
 
 
 def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
