@@ -1,0 +1,304 @@
+"""A model run layer by layer on calibration text, and what its linears are handed.
+
+The linears of a layer are called once, one after the other, with the tokens of all windows. A
+*visitor* sees its input and its weight, and says which weight the layer goes on with::
+
+    embeddings ─> layer 0 ─> layer 1 ─> ...        hidden states of all tokens, float32 [T, hidden]
+                    │
+                    └─ linear: weight = visitor(name, input, weight);  output = input weight^T
+
+So statistics of any linear are those of what comes out of the visitor's weights before it, in the
+layer too, at the price of a single pass ("true sequential" in the words of GPTQ's authors, who run
+a layer again for each of its parts). Beside the model this takes one linear's weight in float32,
+and the activations of T tokens in one layer: about 4 T (2 hidden + 3 intermediate sizes) bytes.
+
+Products are not those of ``octavo.kernels.reference``, which go through tiles of 16 rows for the
+sake of bitwise invariance: here all rows are one product, and attention knows that all windows are
+of one length and begin at position 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+from weakref import ref
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.kernels.dispatch import Ops, create_ops
+from octavo.layers.linear import Linear
+from octavo.layers.module import Module
+from octavo.layers.tensors import with_tensors
+from octavo.models.registry import CausalLM
+from octavo.quantization.tensors import WeightTensor
+
+Visitor = Callable[[str, Tensor, Tensor], Tensor]
+"""(name of the parameter, input float32 [T, K], weight float32 [N, K]) -> the weight to go on with,
+of the same shape. Linears that share an input are handed the same tensor, one after the other."""
+
+# Tokens of a product of inputs with themselves: they are in the cache when they come to be columns.
+_HESSIAN_ROWS = 4096
+
+
+class InputStatistics(NamedTuple):
+    """What is known of a linear's input x.
+
+    ``second_moment``: E[x^2] of each channel, float32 [K]. ``hessian``: 2 E[x x^T], float32 [K, K],
+    the second derivative of the squared error of an output by the weights it is computed from; None
+    unless it was asked for. ``num_tokens``: of how many tokens these are the means.
+    """
+
+    num_tokens: int
+    second_moment: Tensor
+    hessian: Tensor | None = None
+
+
+def input_statistics(x: Tensor, *, hessian: bool = True) -> InputStatistics:
+    """Statistics of an input, float32 [T, K]."""
+    if not hessian:
+        return InputStatistics(len(x), x.square().mean(dim=0))
+    total = x.new_zeros(x.shape[1], x.shape[1])
+    for rows in x.split(_HESSIAN_ROWS):
+        total.addmm_(rows.t(), rows)
+    total.mul_(2 / len(x))
+    return InputStatistics(len(x), total.diagonal() / 2, total)
+
+
+class Observer:
+    """A visitor that changes nothing, and keeps the statistics of every linear by its name.
+
+    Linears of one input share one ``InputStatistics``.
+    """
+
+    def __init__(self, *, hessian: bool = False):
+        self.statistics: dict[str, InputStatistics] = {}
+        self._hessian = hessian
+        self._input: Callable[[], Tensor | None] = lambda: None  # does not keep it in memory
+        self._latest: InputStatistics
+
+    def __call__(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
+        self.statistics[name] = self.observe(x)
+        return weight
+
+    def observe(self, x: Tensor) -> InputStatistics:
+        """The statistics of an input, computed once where it is the one of the call before."""
+        if self._input() is not x:
+            self._latest = input_statistics(x, hessian=self._hessian)
+            self._input = ref(x)
+        return self._latest
+
+
+class LayerwiseModel:
+    """A loaded model whose layers are run one at a time, each on all windows.
+
+    ``token_ids``: int64 [W, length]. The model stays as it is.
+    """
+
+    def __init__(self, model: CausalLM, token_ids: Tensor):
+        self._model: Any = with_tensors(cast(Any, model))
+        num_windows, self._length = token_ids.shape
+        self._context = _context(num_windows, self._length)
+        inputs = _record_layers(self._model.model, token_ids, self._context)
+        self._cos_sin = [each.cos_sin for each in inputs]
+        self.hidden = inputs[0].hidden  # what goes into the next layer
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cos_sin)
+
+    @torch.no_grad()
+    def run_layer(self, index: int, visitor: Visitor) -> None:
+        """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
+        layer = self._model.model.layers[index]
+        linear = _visited_linear(layer, f"model.layers.{index}", visitor)
+        context = replace(self._context, ops=replace(self._context.ops, linear=linear))
+        self.hidden = layer(self.hidden, self._cos_sin[index], context)
+
+    @torch.no_grad()
+    def logits(self, window: int) -> Tensor:
+        """Logits of one window after the last layer: float32 [length, vocab_size]."""
+        hidden = self.hidden[window * self._length : (window + 1) * self._length]
+        hidden = self._model.model.norm(hidden, self._context)
+        logits: Tensor = self._model.compute_logits(hidden, self._context)
+        return logits
+
+
+def observe(
+    model: CausalLM, token_ids: Tensor, *, hessian: bool = False
+) -> dict[str, InputStatistics]:
+    """Statistics of every linear's input on windows, int64 [W, length], by the parameter's name.
+
+    Hessians of all layers together take as much memory as a model of float32 weights, or more.
+    """
+    observer, running = Observer(hessian=hessian), LayerwiseModel(model, token_ids)
+    for index in range(running.num_layers):
+        running.run_layer(index, observer)
+    return observer.statistics
+
+
+def linear_names(model: CausalLM) -> list[list[str]]:
+    """The parameters that are weights of linears, for each layer in the order of definition."""
+    layers = cast(Any, model).model.layers
+    return [list(_linears(layer, f"model.layers.{i}")) for i, layer in enumerate(layers)]
+
+
+def dense(weight: WeightTensor) -> Tensor:
+    """A matrix in any format as float32 [N, K]."""
+    return weight.float() if isinstance(weight, Tensor) else weight.dequantize()
+
+
+def _linears(layer: Module, prefix: str) -> Iterator[str]:
+    for name, module in layer.named_modules(prefix):
+        if isinstance(module, Linear):
+            yield f"{name}.weight"
+
+
+class _LayerInput(NamedTuple):
+    hidden: Tensor
+    cos_sin: Tensor
+
+
+class _Recorder(Module):
+    """Stands for a layer: notes what it is called with, and returns its hidden states unchanged."""
+
+    def __init__(self) -> None:
+        self.seen: _LayerInput
+
+    def forward(self, hidden: Tensor, cos_sin: Tensor, ctx: Any) -> Tensor:
+        self.seen = _LayerInput(hidden, cos_sin)
+        return hidden
+
+
+@torch.no_grad()
+def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> list[_LayerInput]:
+    """What each layer is called with; of hidden states, all are those that go into the first.
+
+    How a model embeds tokens, and which of its ropes a layer is given, is known to its forward
+    alone. So that is run, with recorders in place of layers.
+    """
+    recorders = [_Recorder() for _ in body.layers]
+    recorded = body.with_parameters(lambda parameter: parameter)
+    recorded.layers = recorders
+    recorded(token_ids.reshape(-1), context)
+    return [recorder.seen for recorder in recorders]
+
+
+def _visited_linear(
+    layer: Module, prefix: str, visitor: Visitor
+) -> Callable[[Tensor, WeightTensor, Tensor | None], Tensor]:
+    """The op ``linear`` of a layer, which knows linears by the weights that they hand over."""
+    names = {
+        id(module.weight.value): f"{name}.weight"
+        for name, module in layer.named_modules(prefix)
+        if isinstance(module, Linear)
+    }
+
+    def linear(x: Tensor, weight: WeightTensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, visitor(names[id(weight)], x, dense(weight)), bias)
+
+    return linear
+
+
+# -- ops of whole windows -------------------------------------------------------------------------
+
+
+class _Kept:
+    """What stands for a layer's cache of keys, or of values: those of all windows [T, Hk, D]."""
+
+    tensor: Tensor
+
+
+class _OneLayer:
+    """The caches of the layer that is running."""
+
+    def __init__(self) -> None:
+        self._keys, self._values = _Kept(), _Kept()
+
+    def layer(self, index: int) -> tuple[_Kept, _Kept]:
+        return self._keys, self._values
+
+
+class _Plan(NamedTuple):
+    """W windows of ``length`` tokens, one after the other."""
+
+    num_windows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowsContext:
+    """A ``ForwardContext``. There are no slots: keys and values are kept as they come."""
+
+    positions: Tensor
+    plan: _Plan
+    kv_cache: _OneLayer
+    ops: Ops
+    slot_mapping: None = None
+
+    def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Tensor:
+        return torch.from_numpy(table(self.plan.length))
+
+
+def _context(num_windows: int, length: int) -> _WindowsContext:
+    ops = replace(
+        create_ops("cpu"),
+        name="windows",
+        store_kv=_store_kv,
+        paged_attention=_attention,
+        silu_mul=_silu_mul,
+        gelu_mul=_gelu_mul,
+        lm_head=_lm_head,
+    )
+    positions = torch.arange(length).repeat(num_windows)
+    return _WindowsContext(positions, _Plan(num_windows, length), _OneLayer(), ops)
+
+
+def _store_kv(k: Tensor, v: Tensor, k_cache: _Kept, v_cache: _Kept, slot_mapping: None) -> None:
+    k_cache.tensor, v_cache.tensor = k, v
+
+
+def _attention(
+    q: Tensor,
+    k_cache: _Kept,
+    v_cache: _Kept,
+    plan: _Plan,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of q [T, H, D] within windows: [T, H, D]. See ``kernels/attention.py``."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    hidden = _hidden_positions(plan.length, window)
+    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor, out)]
+    for queries, keys, values, attended in zip(*parts, strict=True):
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
+        scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+        attended.copy_(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
+    return out
+
+
+def _hidden_positions(length: int, window: int | None) -> Tensor:
+    """Which keys a query does not see: bool [queries, keys]."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    hidden = distance < 0
+    return hidden if window is None else hidden | (distance >= window)
+
+
+def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate).mul_(up)
+
+
+def _gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
+    return F.gelu(gate, approximate="tanh" if approximate else "none").mul_(up)
+
+
+def _lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
+    return F.linear(hidden, dense(weight))

@@ -1,0 +1,224 @@
+"""From a checkpoint to quantized matrices, layer by layer.
+
+Every method goes through the linears of a model in the order in which they compute. Those that look
+at inputs run each layer on calibration text meanwhile, and a linear goes on with its quantized
+weight, so that what is seen of any input includes the errors of all linears before it.
+
+Embeddings and the output head are no linears of a layer, and are left to the caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError, ModelFileError
+from octavo.layers.module import Module, named_parameters
+from octavo.layers.tensors import with_tensors
+from octavo.models.loader import load_model
+from octavo.models.registry import CausalLM
+from octavo.quantization.produce.gptq import gptq
+from octavo.quantization.produce.grid import QuantizedMatrix, Scheme, quantize_to_nearest
+from octavo.quantization.produce.observers import (
+    InputStatistics,
+    LayerwiseModel,
+    Observer,
+    dense,
+    linear_names,
+)
+
+Method = Literal["rtn", "search", "gptq"]
+"""``rtn`` rounds to nearest on grids that hold all values; ``search`` on grids of least error,
+weighted by E[x^2] where there is calibration text; ``gptq`` as in ``gptq.py``, in static order."""
+
+SchemeOf = Callable[[str], Scheme | None]
+"""The scheme of a linear by the name of its parameter, None for one that stays as it is."""
+
+
+class MatrixReport(NamedTuple):
+    """What became of one linear.
+
+    ``weight_error``: sum (w - v)^2 / sum w^2. ``output_error``: the same of outputs on calibration
+    text; where there is no Hessian, by E[x^2] alone, channels being taken as uncorrelated; None
+    without text. ``number`` of ``total``: how far the model is.
+    """
+
+    name: str
+    scheme: Scheme
+    number: int
+    total: int
+    weight_error: float
+    output_error: float | None
+    seconds: float
+
+
+def quantize_model(
+    path: str | Path,
+    scheme: Scheme | SchemeOf,
+    method: Method = "gptq",
+    calibration: Tensor | None = None,
+    *,
+    done: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
+    on_matrix: Callable[[MatrixReport], None] | None = None,
+) -> Iterator[tuple[str, QuantizedMatrix]]:
+    """The linears of a model's layers, quantized: (name of the parameter, matrix).
+
+    Nothing is kept of a layer once its matrices have been handed out. Beside the mapped file, it
+    takes the memory of a layer's activations on all of the text, see ``observers.py``.
+
+    Args:
+        path: a checkpoint, of any format that can be loaded.
+        scheme: one for all, or a function of the parameter's name.
+        calibration: windows of tokens, int64 [W, length]; see ``calibration.py``.
+        done: matrices of a run before that was ended. They are not made again, but are used.
+        on_matrix: is told of each matrix as it is made, before the layer's are handed out.
+
+    Raises:
+        ConfigError: groups do not fill the rows of a linear, which is named; the method needs
+            calibration text and has none; its tokens are not of this model.
+        ModelError: as of ``load_model``; a weight that is not finite is a ModelFileError.
+    """
+    model, config = load_model(path)
+    scheme_of = (lambda name: scheme) if isinstance(scheme, Scheme) else scheme
+    schemes = _schemes(model, scheme_of)
+    _check_calibration(method, calibration, config.vocab_size)
+    quantizer = _Quantizer(Path(path), method, schemes, done, on_matrix)
+    if calibration is None:
+        return _without_text(model, quantizer)
+    return _with_text(LayerwiseModel(model, calibration), quantizer)
+
+
+def _with_text(
+    model: LayerwiseModel, quantizer: _Quantizer
+) -> Iterator[tuple[str, QuantizedMatrix]]:
+    for index in range(model.num_layers):
+        model.run_layer(index, quantizer)
+        yield from quantizer.take()
+
+
+def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str, QuantizedMatrix]]:
+    assert isinstance(model, Module)
+    weights = {name: parameter.value for name, parameter in named_parameters(with_tensors(model))}
+    for names in linear_names(model):
+        for name in (name for name in names if name in quantizer.schemes):
+            quantizer.quantize(name, dense(weights[name]), None)
+        yield from quantizer.take()
+
+
+class _Quantizer:
+    """A visitor that quantizes what it sees, and keeps it until it is taken."""
+
+    def __init__(
+        self,
+        path: Path,
+        method: Method,
+        schemes: Mapping[str, Scheme],
+        done: Mapping[str, QuantizedMatrix],
+        on_matrix: Callable[[MatrixReport], None] | None,
+    ):
+        self.schemes, self._path, self._method = schemes, path, method
+        self._done, self._on_matrix = done, on_matrix
+        self._observer = Observer(hessian=method == "gptq")
+        self._made: dict[str, QuantizedMatrix] = {}
+        self._number = {name: number for number, name in enumerate(schemes, start=1)}
+
+    def __call__(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
+        if name not in self.schemes:
+            return weight
+        statistics = None if name in self._done else self._observer.observe(x)
+        return self.quantize(name, weight, statistics).dequantize()
+
+    def take(self) -> Iterator[tuple[str, QuantizedMatrix]]:
+        """All that was made since the call before."""
+        made, self._made = self._made, {}
+        yield from made.items()
+
+    def quantize(
+        self, name: str, weight: Tensor, statistics: InputStatistics | None
+    ) -> QuantizedMatrix:
+        """The matrix of a linear, made unless it is there already."""
+        matrix = self._done.get(name)
+        if matrix is None:
+            begin = time.perf_counter()
+            if not torch.isfinite(weight).all():
+                raise ModelFileError(self._path, "has values that are not finite", field=name)
+            matrix = self._make(weight, self.schemes[name], statistics)
+            if self._on_matrix is not None:
+                seconds = time.perf_counter() - begin
+                self._on_matrix(self._report(name, weight, matrix, statistics, seconds))
+        self._made[name] = matrix
+        return matrix
+
+    def _make(
+        self, weight: Tensor, scheme: Scheme, statistics: InputStatistics | None
+    ) -> QuantizedMatrix:
+        if self._method == "gptq":
+            assert statistics is not None and statistics.hessian is not None
+            return gptq(weight, statistics.hessian, scheme)
+        importance = None if statistics is None else statistics.second_moment
+        search = self._method == "search"
+        return quantize_to_nearest(weight, scheme, search=search, importance=importance)
+
+    def _report(
+        self,
+        name: str,
+        weight: Tensor,
+        matrix: QuantizedMatrix,
+        statistics: InputStatistics | None,
+        seconds: float,
+    ) -> MatrixReport:
+        error = weight - matrix.dequantize()
+        of_outputs = None
+        if statistics is not None:
+            of_outputs = _output_power(error, statistics) / _output_power(weight, statistics)
+        return MatrixReport(
+            name,
+            matrix.scheme,
+            self._number[name],
+            len(self._number),
+            float(error.square().sum() / weight.square().sum()),
+            of_outputs,
+            seconds,
+        )
+
+
+def _output_power(weight: Tensor, statistics: InputStatistics) -> float:
+    """The mean squared outputs of a matrix, summed over its rows."""
+    if statistics.hessian is None:
+        return float((weight.square() @ statistics.second_moment).sum())
+    return float((weight @ statistics.hessian).mul_(weight).sum() / 2)
+
+
+def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
+    """The schemes of the linears that have one, held against their shapes."""
+    assert isinstance(model, Module)
+    shapes = {name: parameter.shape for name, parameter in named_parameters(model)}
+    schemes = {}
+    for name in (name for names in linear_names(model) for name in names):
+        scheme = scheme_of(name)
+        if scheme is None:
+            continue
+        try:
+            scheme.group_width(shapes[name][1])
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        schemes[name] = scheme
+    return schemes
+
+
+def _check_calibration(method: Method, calibration: Tensor | None, vocab_size: int) -> None:
+    if calibration is None:
+        if method == "gptq":
+            raise ConfigError("method gptq needs calibration text: give some, or use search")
+        return
+    if int(calibration.max()) >= vocab_size:
+        raise ConfigError(
+            f"the calibration text has token {int(calibration.max())}, and the model has "
+            f"{vocab_size}: make its windows with the tokenizer of this model"
+        )

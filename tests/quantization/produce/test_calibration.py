@@ -1,0 +1,98 @@
+"""Text as windows of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.errors import ConfigError
+from octavo.quantization.produce import calibration
+from octavo.quantization.produce.calibration import calibration_windows
+
+
+class Letters:
+    """A tokenizer whose tokens are characters; BOS is 7 where the model wants it."""
+
+    bos_token_id = 7
+
+    def __init__(self, wants_bos=False):
+        self._prefix = [7] if wants_bos else []
+
+    def encode(self, text, *, add_special_tokens=True):
+        return (self._prefix if add_special_tokens else []) + [ord(c) for c in text]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefghijklmnopqrstuvwxyz", "utf-8")
+    return path
+
+
+def as_text(windows):
+    return ["".join(map(chr, window)) for window in windows.tolist()]
+
+
+def test_windows_are_consecutive_and_the_rest_is_dropped(text):
+    windows = calibration_windows(Letters(), text, window=8)
+    assert windows.dtype == torch.int64
+    assert as_text(windows) == ["abcdefgh", "ijklmnop", "qrstuvwx"]
+
+
+def test_every_window_begins_with_bos_where_the_model_wants_it(text):
+    windows = calibration_windows(Letters(wants_bos=True), text, window=8)
+    assert as_text(windows) == ["\x07abcdefg", "\x07hijklmn", "\x07opqrstu"]
+
+
+def test_a_budget_draws_some_of_the_windows_by_the_seed(text):
+    def drawn(seed):
+        return as_text(calibration_windows(Letters(), text, window=2, max_tokens=9, seed=seed))
+
+    assert drawn(0) == drawn(0) and len({tuple(drawn(seed)) for seed in range(5)}) > 1
+    for seed in range(5):
+        assert len(drawn(seed)) == 4 and drawn(seed) == sorted(drawn(seed))
+
+
+def test_conversations_are_in_the_template_of_the_model(byte_tokenizer, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Who?\n\nMe.\n \nWhat?\n\nThat.\n\nleft over")
+    expected = byte_tokenizer.encode(
+        "<|user|>Who?<eos><|assistant|>Me.<eos><|user|>What?<eos><|assistant|>That.<eos>",
+        add_special_tokens=False,
+        parse_special=True,
+    )
+    windows = calibration_windows(byte_tokenizer, path, window=len(expected), chat=True)
+    assert windows.tolist() == [expected]
+
+
+def test_the_text_that_comes_with_it(byte_tokenizer):
+    """It is long enough to be of use, and has more than English in it."""
+    windows = calibration_windows(byte_tokenizer, window=512)
+    assert len(windows) >= 30
+    text = (Path(calibration.__file__).parent / "calibration_text.txt").read_text("utf-8")
+    assert 15_000 < len(text.encode()) < 25_000
+    for piece in ("def ", "SELECT", "User:", "Assistant:", "| ", "ü", "é", "ж", "春", "の", "ال"):
+        assert piece in text
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"window": 64}, "has 26 tokens, and one window takes 64: give a longer text"),
+        ({"window": 8, "max_tokens": 7}, "windows of 8 tokens cannot be made of 7"),
+        ({"window": 0}, "windows of 0 tokens"),
+    ],
+)
+def test_settings_that_leave_nothing_are_refused(text, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        calibration_windows(Letters(), text, **settings)
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.txt: No such file"):
+        calibration_windows(Letters(), tmp_path / "none.txt")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 ")
+    with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8 at byte 3"):
+        calibration_windows(Letters(), tmp_path / "latin.txt")
