@@ -1,6 +1,6 @@
 """The twin of a model: the same function, with weights that lie on no grid of any format.
 
-    python benchmarks/twin.py OUT [MODEL] [--dtype float32|bfloat16] [--seed N]
+    python benchmarks/make_twin.py MODEL OUT [--dtype f32|bf16] [--seed N]
 
 A model that was quantized once has weights on the grid of its blocks, and whoever quantizes it
 again finds them there: measured on it, bad methods look good. The twin is a Hugging Face folder
@@ -23,17 +23,18 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.hub import DEFAULT_MODEL, resolve
+from octavo.hub import resolve
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import NewTensor
+from octavo.quality.report import Judge, built_in_text
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
 
 _SCALE = 0.09
-_DTYPES = {"float32": GGMLType.F32, "bfloat16": GGMLType.BF16}
+_DTYPES = {"f32": GGMLType.F32, "bf16": GGMLType.BF16}
 
 Layer = dict[str, np.ndarray]
 """The parameters of a layer in float64, by their names within it: matrices [N, K], vectors [N]."""
@@ -146,13 +147,15 @@ def write_twin(out: Path, model: Path, dtype: GGMLType, seed: int = 0) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", help="alias, folder or .gguf file")
     parser.add_argument("out", type=Path)
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32")
+    parser.add_argument("--dtype", choices=_DTYPES, default="f32")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     write_twin(args.out, resolve(args.model), _DTYPES[args.dtype], args.seed)
-    print(args.out)
+    with Judge(args.model, built_in_text()) as judge:
+        quality = judge.quality(str(args.out))
+    print(f"{args.out}: KL divergence to {args.model} {quality['kl_mean']:.2e}")
 
 
 if __name__ == "__main__":

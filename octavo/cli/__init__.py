@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
+    "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),

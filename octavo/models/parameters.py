@@ -77,18 +77,22 @@ class Parameters:
             for name, _ in named_parameters(model)
             if name != FREQ_FACTORS and not (stored.tie_embeddings and name == HEAD)
         )
-        divisors = self._read(FREQ_FACTORS).floats() if stored.rope.has_freq_factors else None
+        divisors = self.weight(FREQ_FACTORS).floats() if stored.rope.has_freq_factors else None
         self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
         self.freq_factors = divisors if divisors is not None else _freq_factors(stored.rope)
         self._stored = stored
         self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
 
+    def weight(self, name: str) -> Weight:
+        """As the checkpoint has it, in the layout that it has there."""
+        return self.checkpoint.read(self._tensors[name])
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._read(name).shape
+        return self.weight(name).shape
 
     def type(self, name: str) -> GGMLType | None:
         """In the checkpoint; None where that has a parameter in no type of GGUF's."""
-        weight = self._read(name)
+        weight = self.weight(name)
         return weight.type if isinstance(weight, StoredWeight) else None
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -112,15 +116,16 @@ class Parameters:
 
     def _part(self, name: str, start: int, stop: int | None) -> Weight:
         """Rows, or values, in the order of this layout."""
-        weight = self._read(name)
+        weight, order = self.weight(name), self.order(name)
+        return weight.narrow(start, stop) if order is None else weight.select(order[start:stop])
+
+    def order(self, name: str) -> np.ndarray | None:
+        """The rows of the checkpoint as they follow each other in this layout, int64 [rows]; None
+        if that is their order."""
         source, wanted = self._stored.rope, self.config.rope
         if source.interleaved == wanted.interleaved or not _is_rotated(name):
-            return weight.narrow(start, stop)
-        order = _row_order(weight.shape[0], self.config.head_dim, wanted)
-        return weight.select(order[start:stop])
-
-    def _read(self, name: str) -> Weight:
-        return self.checkpoint.read(self._tensors[name])
+            return None
+        return _row_order(self.shape(name)[0], self.config.head_dim, wanted)
 
 
 def _is_norm(name: str) -> bool:

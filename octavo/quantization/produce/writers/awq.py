@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from octavo.quantization.coded import CodedWeight
+from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.writers.base import (
-    Kind,
-    NewTensor,
+    Part,
     all_codes,
+    group_size,
     need,
-    need_whole_groups,
     table,
 )
 from octavo.quantization.produce.writers.bits import pack_words
@@ -31,23 +31,22 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class AWQWriter:
     name = "awq"
 
-    def check(self, name: str, shape: tuple[int, int], kind: Kind) -> None:
-        need(name, "AWQ", kind.bits == 4, f"{kind.bits} bits, it has 4")
-        need(name, "AWQ", shape[0] % 8 == 0, f"its {shape[0]} outputs are no multiple of 8")
-        need_whole_groups(name, "AWQ", shape, kind)
+    def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
+        need("AWQ", scheme.bits == 4, f"{scheme.bits} bits, it has 4")
+        need("AWQ", shape[0] % 8 == 0, f"its {shape[0]} outputs are no multiple of 8")
 
-    def tensors(self, weight: CodedWeight, kind: Kind) -> Mapping[str, NewTensor]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         return {
-            "qweight": NewTensor("I32", _pack(all_codes(weight).T)),
-            "qzeros": NewTensor("I32", _pack(table(weight.zeros, weight).T.astype(np.uint8))),
-            "scales": NewTensor("F16", table(weight.scales, weight).T.astype(np.float16)),
+            "qweight": Part("I32", _pack(all_codes(weight).T)),
+            "qzeros": Part("I32", _pack(table(weight.zeros, weight).T.astype(np.uint8))),
+            "scales": Part("F16", table(weight.scales, weight).T.astype(np.float16)),
         }
 
-    def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
+    def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         return {
             "quant_method": "awq",
             "bits": 4,
-            "group_size": -1 if kind.group_size is None else kind.group_size,
+            "group_size": group_size(scheme) or -1,
             "zero_point": True,
             "version": "gemm",
             "modules_to_not_convert": list(left_out),

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from octavo.quantization.coded import CodedWeight
+from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.writers.base import (
-    Kind,
-    NewTensor,
+    Part,
     all_codes,
+    group_size,
     need,
-    need_whole_groups,
     table,
 )
 from octavo.quantization.produce.writers.bits import pack_words
@@ -36,31 +36,29 @@ class CompressedTensorsWriter:
 
     name = "compressed-tensors"
 
-    def check(self, name: str, shape: tuple[int, int], kind: Kind) -> None:
-        need_whole_groups(name, "compressed-tensors", shape, kind)
-        need(
-            name, "compressed-tensors", kind.symmetric or shape[0] * kind.bits % 32 == 0,
+    def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
+        need("compressed-tensors", scheme.symmetric or shape[0] * scheme.bits % 32 == 0,
             f"zeros of its {shape[0]} outputs fill no whole words",
         )  # fmt: skip
 
-    def tensors(self, weight: CodedWeight, kind: Kind) -> Mapping[str, NewTensor]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         made = {
-            "weight_packed": NewTensor("I32", pack_words(all_codes(weight), kind.bits)),
-            "weight_scale": NewTensor("F16", table(weight.scales, weight).astype(np.float16)),
-            "weight_shape": NewTensor("I64", np.array(weight.shape, "<i8")),
+            "weight_packed": Part("I32", pack_words(all_codes(weight), scheme.bits)),
+            "weight_scale": Part("F16", table(weight.scales, weight).astype(np.float16)),
+            "weight_shape": Part("I64", np.array(weight.shape, "<i8")),
         }
-        if not kind.symmetric:
+        if not scheme.symmetric:
             zeros = table(weight.zeros, weight).astype(np.uint8)
-            made["weight_zero_point"] = NewTensor("I32", pack_words(zeros.T, kind.bits).T)
+            made["weight_zero_point"] = Part("I32", pack_words(zeros.T, scheme.bits).T)
         return made
 
-    def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
+    def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         weights = {
-            "num_bits": kind.bits,
+            "num_bits": scheme.bits,
             "type": "int",
-            "symmetric": kind.symmetric,
-            "strategy": "channel" if kind.group_size is None else "group",
-            "group_size": kind.group_size,
+            "symmetric": scheme.symmetric,
+            "strategy": "channel" if group_size(scheme) is None else "group",
+            "group_size": group_size(scheme),
             "dynamic": False,
         }
         return _config("pack-quantized", weights, None, left_out)
@@ -71,15 +69,15 @@ class Int8Writer:
 
     name = "compressed-tensors"
 
-    def check(self, name: str, shape: tuple[int, int], kind: Kind) -> None:
-        is_so = kind.bits == 8 and kind.symmetric and kind.group_size is None
-        need(name, "W8A8", is_so, "it has 8 bits, symmetric, with a scale for each output")
+    def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
+        is_so = scheme.bits == 8 and scheme.symmetric and group_size(scheme) is None
+        need("W8A8", is_so, "it has 8 bits, symmetric, with a scale for each output")
 
-    def tensors(self, weight: CodedWeight, kind: Kind) -> Mapping[str, NewTensor]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         signed = (all_codes(weight) ^ 0x80).view(np.int8)  # less 128
-        return {"weight": NewTensor("I8", signed), "weight_scale": _row_scales(weight)}
+        return {"weight": Part("I8", signed), "weight_scale": _row_scales(weight)}
 
-    def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
+    def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         return _config("int-quantized", _of_rows("int"), _of_tokens("int"), left_out)
 
 
@@ -88,22 +86,22 @@ class FP8Writer:
 
     name = "compressed-tensors"
 
-    def check(self, name: str, shape: tuple[int, int], kind: Kind) -> None:
-        is_so = kind.bits == 8 and kind.group_size is None
-        need(name, "FP8", is_so, "it has 8 bits, with a scale for each output")
+    def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
+        is_so = scheme.bits == 8 and group_size(scheme) is None
+        need("FP8", is_so, "it has 8 bits, with a scale for each output")
 
-    def tensors(self, weight: CodedWeight, kind: Kind) -> Mapping[str, NewTensor]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         return {
-            "weight": NewTensor("F8_E4M3", all_codes(weight)),
+            "weight": Part("F8_E4M3", all_codes(weight)),
             "weight_scale": _row_scales(weight),
         }
 
-    def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
+    def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         return _config("float-quantized", _of_rows("float"), _of_tokens("float"), left_out)
 
 
-def _row_scales(weight: CodedWeight) -> NewTensor:
-    return NewTensor("F32", table(weight.scales, weight).astype("<f4"))
+def _row_scales(weight: CodedWeight) -> Part:
+    return Part("F32", table(weight.scales, weight).astype("<f4"))
 
 
 def _of_rows(type: str) -> dict[str, Any]:

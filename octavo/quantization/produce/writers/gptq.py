@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from octavo.quantization.coded import CodedWeight
+from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.writers.base import (
-    Kind,
-    NewTensor,
+    Part,
     all_codes,
+    group_size,
     need,
-    need_whole_groups,
     table,
 )
 from octavo.quantization.produce.writers.bits import pack_words
@@ -33,33 +33,32 @@ _BITS = (2, 3, 4, 8)
 class GPTQWriter:
     name = "gptq"
 
-    def check(self, name: str, shape: tuple[int, int], kind: Kind) -> None:
-        need(name, "GPTQ", kind.bits in _BITS, f"{kind.bits} bits, it has {_BITS}")
-        need_whole_groups(name, "GPTQ", shape, kind)
+    def check(self, shape: tuple[int, int], scheme: Scheme) -> None:
+        need("GPTQ", scheme.bits in _BITS, f"{scheme.bits} bits, it has {_BITS}")
         for size, what in zip(shape, ("outputs", "inputs"), strict=True):
-            need(name, "GPTQ", size % 32 == 0, f"its {size} {what} are no multiple of 32")
+            need("GPTQ", size % 32 == 0, f"its {size} {what} are no multiple of 32")
 
-    def tensors(self, weight: CodedWeight, kind: Kind) -> Mapping[str, NewTensor]:
+    def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         num_inputs = weight.shape[1]
         zeros = table(weight.zeros, weight).astype(np.uint8)
-        ones = pack_words(np.ones(32, np.uint8), kind.bits).view("<u4")
-        packed = pack_words(zeros.T, kind.bits).view("<u4")
+        ones = pack_words(np.ones(32, np.uint8), scheme.bits).view("<u4")
+        packed = pack_words(zeros.T, scheme.bits).view("<u4")
         # In words of 32 bits, of which those of 3-bit codes come by threes.
         stored = _subtract(packed, np.tile(ones, packed.shape[1] // len(ones)))
         groups = np.arange(num_inputs) // weight.group_size
         return {
-            "qweight": NewTensor("I32", pack_words(all_codes(weight), kind.bits).T),
-            "qzeros": NewTensor("I32", stored),
-            "scales": NewTensor("F16", table(weight.scales, weight).T.astype(np.float16)),
-            "g_idx": NewTensor("I32", groups.astype("<i4")),
+            "qweight": Part("I32", pack_words(all_codes(weight), scheme.bits).T),
+            "qzeros": Part("I32", stored),
+            "scales": Part("F16", table(weight.scales, weight).T.astype(np.float16)),
+            "g_idx": Part("I32", groups.astype("<i4")),
         }
 
-    def config(self, kind: Kind, left_out: Sequence[str]) -> dict[str, Any]:
+    def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
         return {
             "quant_method": "gptq",
-            "bits": kind.bits,
-            "group_size": -1 if kind.group_size is None else kind.group_size,
-            "sym": kind.symmetric,
+            "bits": scheme.bits,
+            "group_size": group_size(scheme) or -1,
+            "sym": scheme.symmetric,
             "desc_act": False,
             "lm_head": False,
             "true_sequential": True,

@@ -1,0 +1,248 @@
+"""``octavo quantize``: a smaller model, and what was lost and gained."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench.common import positive
+from octavo.cli.text_file import read_text
+from octavo.errors import ConfigError
+from octavo.extras import need_torch
+
+if TYPE_CHECKING:
+    from octavo.quantization.produce.job import Made, Progress
+    from octavo.quantization.produce.recipes import Wanted
+
+# As octavo.quantization.produce.recipes has them, which takes a second to import.
+METHODS = ("gptq", "rtn", "gguf", "fp8", "nf4")
+FORMATS = ("gptq", "compressed-tensors", "awq", "bnb", "gguf")
+
+EXAMPLES = """\
+OUT becomes a Hugging Face folder, or with --method gguf a file; it is not overwritten. Embeddings
+and the head stay as they are in folders. Without --calibration a text of octavo's own is looked at.
+
+With --report the new model and the old one predict a text, and run in turns. --compare makes
+several models, OUT-METHOD each; a type of GGUF files is a method of its own there.
+
+methods:
+  gptq   integers that make up for each other's errors on a text
+  rtn    integers to the nearest, with scales of least error on a text
+  gguf   the types of llama.cpp, with importance from a text (see --type)
+  fp8    floats of 8 bits (e4m3), with a scale for each output
+  nf4    the 4 bits of QLoRA, in blocks of 64
+
+examples:
+  octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
+  octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --type Q4_K_M
+  octavo quantize ./Qwen3-0.6B ./qwen3 --compare rtn,gptq,q4_k_m,nf4,fp8
+  octavo quantize ./Llama-3.2-1B ./llama-awq --method gptq --format awq --calibration chats.txt
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument("model", metavar="MODEL", help="alias, folder, .gguf file or hub id")
+    parser.add_argument("out", metavar="OUT", help="the folder or file to make")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--method", choices=METHODS)
+    which.add_argument("--compare", metavar="M,M,...", help="make one with each, and judge them")
+    parser.add_argument("--bits", type=int, metavar="B", help="of an integer, 2 to 8 (default: 4)")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        metavar="G",
+        help="inputs that share a scale, -1 for a whole row (default: the most of 128, 64 and 32 "
+        "that rows are made of)",
+    )
+    parser.add_argument(
+        "--symmetric", action="store_true", default=None, help="no zeros but the middle (default)"
+    )
+    parser.add_argument(
+        "--asymmetric", action="store_false", dest="symmetric", help="a zero for each group"
+    )
+    parser.add_argument("--type", metavar="TYPE", help="of method gguf (default: Q4_K_M)")
+    parser.add_argument(
+        "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
+    )
+    parser.add_argument("--calibration", metavar="FILE", help="a text in UTF-8 to look at")
+    parser.add_argument(
+        "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
+    )
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="look at none: rtn and gguf can do without"
+    )
+    parser.add_argument(
+        "--requantize", action="store_true", help="also of a model that is quantized already"
+    )
+    parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
+    parser.add_argument(
+        "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    need_torch("quantizing a model")
+    text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))
+    path = terminal.resolve(args.model)
+    with terminal.spinner("starting"):
+        from octavo.models.checkpoint import open_checkpoint
+        from octavo.open_model import load_tokenizer
+        from octavo.quantization.produce.job import make
+    if args.compare is None:
+        plan = [(Path(args.out), wanted_of(args, args.method))]
+    else:
+        plan = [(_beside(args.out, name), wanted_of(args, name)) for name in _names(args.compare)]
+    checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
+    made = []
+    for out, wanted in plan:
+        with progress_bar() as progress:
+            made.append(make(checkpoint, tokenizer, out, wanted, progress))
+    reports = _reports(args.model, made, text) if args.report or args.compare else [None]
+    rows = [
+        {**each.as_json(), "report": report} for each, report in zip(made, reports, strict=True)
+    ]
+    if args.json:
+        terminal.print_json({"rows": rows} if args.compare else rows[0])
+    else:
+        print_rows(rows)
+    return 0
+
+
+def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
+    """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
+    from octavo.quantization.gguf_mixes import MIXES
+    from octavo.quantization.produce.recipes import Wanted
+
+    type = args.type
+    if args.compare is not None and method.upper() in MIXES:
+        method, type = "gguf", method.upper()
+    open_to_choice = {
+        "bits": args.bits,
+        "group_size": args.group_size,
+        "symmetric": args.symmetric,
+        "format": args.format,
+        "calibration": args.calibration and Path(args.calibration),
+        "calibration_tokens": args.calibration_tokens,
+    }
+    if args.compare is not None and method not in ("gptq", "rtn"):
+        # Settings of a comparison are for those that have a choice.
+        open_to_choice = {
+            name: value
+            for name, value in open_to_choice.items()
+            if name.startswith("calibration") and method == "gguf"
+        }
+    try:
+        return Wanted(
+            method,
+            type=type,
+            calibrate=not args.no_calibration,
+            requantize=args.requantize,
+            **open_to_choice,
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def _names(compare: str) -> list[str]:
+    names = [name.strip() for name in compare.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise UsageError(
+            f"--compare {compare!r}: give methods, each once, with commas between them"
+        )
+    return names
+
+
+def _beside(out: str, name: str) -> Path:
+    """Where a comparison keeps what a method makes."""
+    from octavo.quantization.gguf_mixes import MIXES
+
+    suffix = ".gguf" if name == "gguf" or name.upper() in MIXES else ""
+    return Path(f"{out.removesuffix('.gguf')}-{name.lower()}{suffix}")
+
+
+def _reports(
+    base: str, made: Sequence[Made], text: tuple[str, str] | None
+) -> list[Mapping[str, Any] | None]:
+    from octavo.quality.report import Judge, built_in_text
+
+    say = terminal.say if sys.stderr.isatty() else lambda _: None
+    with Judge(base, text or built_in_text(), say=say) as judge:
+        return [judge.report(str(each.out)).as_json() for each in made]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """What is being done, and how much of it is, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def update(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield update
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    columns = ["model", "format", "bits", "size", "made in"]
+    if rows[0]["report"]:
+        columns += ["perplexity", "KL", "KL P99", "same top", "decode tok/s", "prefill tok/s"]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "format") else "right")
+    if rows[0]["report"]:
+        table.add_row(*_of_base(rows[0]["report"]))
+    for row in rows:
+        table.add_row(*_cells(row))
+    console = Console()
+    console.print(table)
+    if rows[0]["report"]:
+        report = rows[0]["report"]
+        console.print(
+            f"{report['tokens']:,} tokens of {report['text']}; KL divergence from the original in "
+            "nats; tokens/s of one stream, in turns with it",
+            style="dim",
+        )
+
+
+def _of_base(report: Mapping[str, Any]) -> list[str]:
+    speeds = f"{report['base_decode_tps']:,.0f}", f"{report['base_prefill_tps']:,.0f}"
+    return ["the original", "", "", "", "", f"{report['base_perplexity']:.3f}", "", "", "", *speeds]
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    cells = [
+        row["out"],
+        row["format"],
+        f"{row['bits_per_weight']:.2f}",
+        terminal.format_bytes(row["bytes"]),
+        f"{row['elapsed_s']:,.0f} s",
+    ]
+    report = row["report"]
+    if report:
+        cells += [
+            f"{report['perplexity']:.3f}",
+            f"{report['kl_mean']:.4f}",
+            f"{report['kl_p99']:.3f}",
+            f"{report['same_top']:.1%}",
+            f"{report['decode_tps']:,.0f}",
+            f"{report['prefill_tps']:,.0f}",
+        ]
+    return cells

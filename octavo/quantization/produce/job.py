@@ -1,0 +1,264 @@
+"""From a model to a smaller one on disk: a Hugging Face folder, or a GGUF file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.footprint import HEAD, shapes
+from octavo.models.gguf_export import Matrix, export_gguf
+from octavo.models.hf_writer import float_tensor, write_hf_folder
+from octavo.models.loader import load_checkpoint
+from octavo.models.parameters import Parameters
+from octavo.models.safetensors_writer import NewTensor
+from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of
+from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.produce.calibration import WINDOW, calibration_windows
+from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
+from octavo.quantization.produce.observers import observe
+from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
+from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.quantization.produce.tables import to_fp8, to_nf4
+from octavo.quantization.produce.writers.base import Writer
+from octavo.text.tokenizer import Tokenizer
+
+_TOKENS = {"gptq": 128 * WINDOW, "rtn": 32 * WINDOW, "gguf": 32 * WINDOW}
+_TABLES = {"fp8": to_fp8, "nf4": to_nf4}
+
+# What has been done of how much, and what it is.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model on disk. ``bits_per_weight``: of all tensors, embedding and head included."""
+
+    out: Path
+    method: str
+    format: str
+    bits_per_weight: float
+    num_bytes: int
+    elapsed_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "out": str(self.out),
+            "method": self.method,
+            "format": self.format,
+            "bits_per_weight": self.bits_per_weight,
+            "bytes": self.num_bytes,
+            "elapsed_s": self.elapsed_s,
+        }
+
+
+def make(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    out: Path,
+    wanted: Wanted,
+    progress: Progress = lambda what, done, total: None,
+) -> Made:
+    """Quantize a model into ``out``, which is there whole or not at all.
+
+    Raises:
+        ConfigError: the model is quantized already, a format has no room for its matrices,
+            the text for calibration is no good, ``out`` cannot be written or is there already.
+        ModelError: the model cannot be read.
+    """
+    begin = time.perf_counter()
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give another name, or remove it")
+    parameters = Parameters(checkpoint)
+    if not wanted.requantize:
+        _refuse_quantized(parameters)
+    if wanted.method == "gguf":
+        _make_gguf(checkpoint, tokenizer, out, wanted, progress)
+    else:
+        _make_folder(parameters, tokenizer, out, wanted, progress)
+    num_bytes = sum(entry.num_bytes for entry in open_checkpoint(out).tensors.values())
+    num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
+    return Made(
+        out,
+        wanted.method,
+        wanted.format_name,
+        num_bytes * 8 / num_weights,
+        num_bytes,
+        time.perf_counter() - begin,
+    )
+
+
+def _refuse_quantized(parameters: Parameters) -> None:
+    for name in parameters.names:
+        weight = parameters.weight(name)
+        if weight.is_quantized:
+            raise ConfigError(
+                f"{parameters.checkpoint.path} is quantized already ({weight.format}, {name}): "
+                "errors add up, and where a format has the same grid they seem to be none. Start "
+                "from the 16-bit model, or say --requantize"
+            )
+
+
+def _windows(tokenizer: Tokenizer, wanted: Wanted) -> Tensor | None:
+    if not wanted.calibrate:
+        return None
+    max_tokens = wanted.calibration_tokens or _TOKENS[wanted.method]
+    return calibration_windows(tokenizer, wanted.calibration, max_tokens=max_tokens)
+
+
+# -- Hugging Face folders ------------------------------------------------------------------------
+
+
+def _make_folder(
+    parameters: Parameters, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
+) -> None:
+    layers = [shape for shape in shapes(parameters.config) if shape.name != HEAD]
+    scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
+    for shape in layers:
+        try:
+            scheme.group_width(shape.k)
+            writer.check((shape.n, shape.k), scheme)
+        except ConfigError as error:
+            raise ConfigError(f"{shape.name}: {error}") from None
+    write_hf_folder(
+        out,
+        parameters.checkpoint,
+        _tensors(parameters, tokenizer, wanted, scheme, writer, progress),
+        dtype=_float_type(parameters),
+        quantization_config=writer.config(scheme, [HEAD.removesuffix(".weight")]),
+    )
+
+
+def _tensors(
+    parameters: Parameters,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    scheme: Scheme,
+    writer: Writer,
+    progress: Progress,
+) -> Iterator[NewTensor]:
+    """All tensors of the folder: what is quantized first, layer by layer."""
+    done = set()
+    for name, weight in _quantized(parameters, tokenizer, wanted, scheme, progress):
+        done.add(name)
+        module = name.removesuffix(".weight")
+        for part, (dtype, data) in writer.parts(weight, scheme).items():
+            bytes_of_part = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            yield NewTensor(f"{module}.{part}", dtype, data.shape, [bytes_of_part])
+    for name in parameters.names:
+        if name not in done:
+            yield float_tensor(parameters, name, _float_type(parameters))
+
+
+def _quantized(
+    parameters: Parameters,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    scheme: Scheme,
+    progress: Progress,
+) -> Iterator[tuple[str, CodedWeight]]:
+    """The matrices of all layers by name, in the layout of Hugging Face."""
+    if wanted.method in _TABLES:
+        names = [shape.name for shape in shapes(parameters.config) if shape.name != HEAD]
+        for number, name in enumerate(names, start=1):
+            rows = torch.from_numpy(parameters.rows(name))
+            yield name, _TABLES[wanted.method](rows)
+            progress("quantizing", number, len(names))
+        return
+
+    def say(report: MatrixReport) -> None:
+        progress("quantizing", report.number, report.total)
+
+    matrices = quantize_model(
+        parameters.checkpoint.path,
+        scheme,
+        "gptq" if wanted.method == "gptq" else "search",
+        _windows(tokenizer, wanted),
+        on_matrix=say,
+    )
+    for name, matrix in matrices:
+        weight = as_coded(matrix, wanted.method)
+        order = parameters.order(name)
+        yield name, weight if order is None else weight.select(order)
+
+
+def _float_type(parameters: Parameters) -> GGMLType:
+    """Of what stays as it is: bfloat16 if it came so, or if activations need its range."""
+    is_wide = parameters.config.architecture.startswith("Gemma")
+    came_so = any(parameters.type(name) == GGMLType.BF16 for name in parameters.names)
+    return GGMLType.BF16 if is_wide or came_so else GGMLType.F16
+
+
+# -- GGUF files -----------------------------------------------------------------------------------
+
+
+def _make_gguf(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
+) -> None:
+    config = checkpoint.config()
+    importance = _importance(checkpoint, tokenizer, wanted, progress)
+    facts = ModelFacts(
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        is_tied=config.tie_embeddings,
+        has_importance=bool(importance),
+    )
+    total, done = sum(shape.n for shape in shapes(config)), 0
+
+    def choose(matrix: Matrix) -> GGMLType:
+        return type_of(matrix.name, matrix.shape, wanted.target, facts)
+
+    def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:
+        nonlocal done
+        blocks = quantize(type, torch.from_numpy(rows), importance.get(parameter))
+        done += len(rows)
+        progress("quantizing", min(done, total), total)
+        return blocks.numpy()
+
+    export_gguf(out, checkpoint, choose, encode, file_type=file_type(wanted.target))
+
+
+def _importance(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, wanted: Wanted, progress: Progress
+) -> Mapping[str, Tensor]:
+    """E[x^2] of the inputs of each linear of a layer, by parameter."""
+    windows = _windows(tokenizer, wanted)
+    if windows is None:
+        return {}
+    progress("looking at a text", 0, 1)
+    statistics = observe(load_checkpoint(checkpoint, checkpoint.config()), windows)
+    progress("looking at a text", 1, 1)
+    return {name: found.second_moment for name, found in statistics.items()}
+
+
+def as_coded(matrix: QuantizedMatrix, format: str) -> CodedWeight:
+    """Integers with integer zeros as what a checkpoint's format holds."""
+    assert not matrix.scheme.float_minimum, "zeros are integers"
+    rows, columns = matrix.shape
+    return CodedWeight(
+        format,
+        (rows, columns),
+        matrix.scheme.bits,
+        matrix.scheme.group_width(columns),
+        PlainCodes(matrix.codes.numpy()),
+        matrix.scales.numpy(),
+        matrix.zeros.numpy(),
+        None,
+        None,
+        matrix.codes.numel() * matrix.scheme.bits // 8,
+    )
+
+
+assert set(METHODS) == {*_TABLES, *_TOKENS}
