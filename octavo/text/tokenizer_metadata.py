@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.text.encoders import library_errors
 from octavo.text.folder_tokenizer import FolderLibrary, chat_templates, open_library
 from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer
@@ -57,10 +57,15 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
         num_tokens: rows of the embedding; what the tokenizer has not becomes unused tokens.
 
     Raises:
-        ModelFileError: the folder's files are damaged. UnsupportedModelError: GGUF files, or octavo
-            when it reads them, cannot give the same ids.
+        ModelFileError: the folder's files are damaged, or of another model.
+        UnsupportedModelError: GGUF files, or octavo when it reads them, cannot give the same ids.
     """
     path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer.vocab_size > num_tokens:
+        raise ModelFileError(
+            path, f"{tokenizer.vocab_size} tokens, but the embedding has {num_tokens} rows"
+        )
     with library_errors(path):
         own = open_library(folder)
         described = json.loads(own.library.to_str())
@@ -88,7 +93,7 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
     for name, template in chat_templates(own.files, own.config).items():
         place = "tokenizer.chat_template"
         metadata[place if name == "default" else f"{place}.{name}"] = template
-    _check_ids(Tokenizer.from_folder(folder), Tokenizer.from_gguf(metadata, path), path)
+    _check_ids(tokenizer, Tokenizer.from_gguf(metadata, path), path)
     return metadata
 
 
