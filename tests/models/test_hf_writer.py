@@ -172,6 +172,21 @@ def test_names_that_fill_the_header_begin_another_shard(tmp_path):
         write_safetensors(tmp_path, [NewTensor("x" * 300_000, "F32", (1,), [one])])
 
 
+def test_one_tensor_at_a_time_is_in_memory(tmp_path):
+    """The next one, and the next piece of one, are made once the last is in the file."""
+    sizes = []
+
+    def pieces():
+        for _ in range(3):
+            sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            yield np.zeros(1 << 16, np.float32)
+
+    write_safetensors(
+        tmp_path, (NewTensor(f"tensor.{i}", "F32", (3, 1 << 16), pieces()) for i in range(4))
+    )
+    assert (np.diff(sizes) >= 1 << 17).all()  # a file's buffer may hold some of the rest
+
+
 def test_a_name_is_there_once(tmp_path):
     with pytest.raises(ValueError, match=r"tensor\.0 is there twice"):
         write_safetensors(tmp_path, [*random_tensors(1), *random_tensors(1)])
