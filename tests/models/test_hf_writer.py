@@ -130,9 +130,15 @@ def test_nothing_is_left_of_a_folder_that_failed(tiny_hf, tmp_path):
 
 
 def test_what_is_there_is_not_overwritten(tiny_hf, tmp_path):
+    """And nothing is made for it."""
+
+    def never():
+        raise AssertionError
+        yield
+
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_hf_folder(tmp_path, open_checkpoint(tiny_hf("llama")))
+    with pytest.raises(ConfigError, match="is not overwritten"):
+        write_hf_folder(tmp_path, open_checkpoint(tiny_hf("llama")), never())
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
