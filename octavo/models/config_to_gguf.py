@@ -73,7 +73,10 @@ def check_gguf_config(
     """
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
     read = ModelConfig.from_gguf(metadata, tensors, path=Path(f"{config.name}.gguf"))
-    differing = config.differences(read, but=("name", "eos_token_ids"))
+    but = ["name", "eos_token_ids"]
+    if config.bos_token_id is None:  # the tokenizer may have one all the same
+        but.append("bos_token_id")
+    differing = config.differences(read, but=but)
     if not set(config.eos_token_ids) <= set(read.eos_token_ids):
         differing.append("eos_token_ids")
     if differing:

@@ -58,8 +58,6 @@ def hf_config(
         # Qwen 2 has its biases whatever this says, and never that of the output.
         "attention_bias": config.attention_output_bias,
         "mlp_bias": config.mlp_bias,
-        "attn_logit_softcapping": config.attention_softcap,
-        "final_logit_softcapping": config.logit_softcap,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": _one_or_list(config.eos_token_ids),
         "torch_dtype": _TORCH_NAMES[dtype],
@@ -67,6 +65,10 @@ def hf_config(
         **_rope(config.rope, config.head_dim),
         **_windows(config),
     }
+    if config.attention_softcap is not None:
+        values["attn_logit_softcapping"] = config.attention_softcap
+    if config.logit_softcap is not None:
+        values["final_logit_softcapping"] = config.logit_softcap
     if is_gemma:
         values["query_pre_attn_scalar"] = _scalar(config.attention_scale)
         local_rope = config.local_rope or config.rope

@@ -34,6 +34,8 @@ from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
 
 QUANTIZATION_VERSION = 2  # of ggml's blocks, since 2023
+# Of how a file was cut and aligned, which another one is not.
+_OF_THE_FILE = ("split.", "general.alignment")
 _MAX_NAME = 63  # bytes, with which ggml's 64 end in a zero
 _CHUNK_VALUES = 1 << 22  # of a matrix, in memory at once as float32
 
@@ -92,8 +94,8 @@ def export_gguf(
     Args:
         type_of: which type a matrix gets. One that it has already is copied, bit for bit.
         encode: makes blocks; F32, F16 and BF16 need none.
-        file_type: ``general.file_type``; None: that of the type of most weights
-            between embedding and head.
+        file_type: ``general.file_type``; None: that of the type of most weights between embedding
+            and head, or that of the file that is copied.
         metadata: more entries, or others; as ``write_gguf`` takes them.
 
     Raises:
@@ -104,12 +106,13 @@ def export_gguf(
     parameters = Parameters(checkpoint, layout="gguf")
     types = _choose_types(parameters, type_of, encode)
     tensors = [*_freq_factors(parameters), *_tensors(parameters, types, encode)]
-    entries = {
-        **_metadata(parameters),
-        "general.file_type": _file_type(parameters, types) if file_type is None else file_type,
-        "general.quantization_version": QUANTIZATION_VERSION,
-        **(metadata or {}),
-    }
+    entries = _metadata(parameters)
+    is_copy = all(parameters.entry(name).type == type for name, type in types.items())
+    if file_type is not None:
+        entries["general.file_type"] = file_type
+    elif not (is_copy and "general.file_type" in entries):
+        entries["general.file_type"] = _file_type(parameters, types)
+    entries |= {"general.quantization_version": QUANTIZATION_VERSION, **(metadata or {})}
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_gguf_config(parameters.config, entries, shapes)
     try:
@@ -125,8 +128,7 @@ def _metadata(parameters: Parameters) -> dict[str, Any]:
     """A GGUF file's own, or what a folder's config and tokenizer say."""
     checkpoint = parameters.checkpoint
     if isinstance(checkpoint, GGUFFiles):
-        # A file that was split becomes one.
-        return {k: v for k, v in checkpoint.metadata.items() if not k.startswith("split.")}
+        return {k: v for k, v in checkpoint.metadata.items() if not k.startswith(_OF_THE_FILE)}
     from octavo.text.tokenizer_metadata import tokenizer_metadata
 
     config = parameters.config

@@ -49,8 +49,9 @@ def write_hf_folder(
 
     Raises:
         ModelError: the checkpoint cannot be read, or such a folder cannot say what it is.
-        ConfigError: nothing can be written there.
+        ConfigError: nothing can be written there. ValueError: as of ``write_safetensors``.
     """
+    _check_free(Path(out))
     parameters = Parameters(checkpoint)
     config = hf_config(parameters.config, dtype.name, quantization_config)
     try:
@@ -83,6 +84,14 @@ def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F
             yield float_bytes(parameters.rows(name, start, start + step), dtype)
 
     return NewTensor(name, dtype.name, shape, chunks())
+
+
+def _check_free(out: Path) -> None:
+    """Now, and not only when hours of work are to be put there."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise ConfigError(
+            f"{out} is there already, and is not overwritten: remove it, or name another folder"
+        )
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

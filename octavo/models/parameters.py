@@ -102,7 +102,7 @@ class Parameters:
         """
         weight = self._part(name, start, stop)
         values = weight.dequantize() if len(weight.shape) == 2 else weight.floats()
-        return values + self._norm_shift if _is_norm(name) else values
+        return values + self._norm_shift if _is_norm(name) and self._norm_shift else values
 
     def stored_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray | None:
         """The same as bytes in the type of the file: uint8 [rows, bytes of a row].

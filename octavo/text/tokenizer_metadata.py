@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
+from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.text.encoders import library_errors
 from octavo.text.folder_tokenizer import FolderLibrary, chat_templates, open_library
 from octavo.text.gguf_tokenizer import TokenType, library_pre_tokenizer
@@ -57,38 +57,26 @@ def tokenizer_metadata(folder: Path, num_tokens: int) -> dict[str, Any]:
         num_tokens: rows of the embedding; what the tokenizer has not becomes unused tokens.
 
     Raises:
-        ModelFileError: the folder's files are damaged. UnsupportedModelError: GGUF files, or octavo
-            when it reads them, cannot give the same ids.
+        ModelFileError: the folder's files are damaged, or of another model.
+        UnsupportedModelError: GGUF files, or octavo when it reads them, cannot give the same ids.
     """
     path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer.vocab_size > num_tokens:
+        raise ModelFileError(
+            path, f"{tokenizer.vocab_size} tokens, but the embedding has {num_tokens} rows"
+        )
     with library_errors(path):
         own = open_library(folder)
         described = json.loads(own.library.to_str())
-    model = described["model"]
-    values: dict[str, Any] = _kind(own.library, described, path)
-    types = _types(own, model, num_tokens)
-    values["tokens"] = [own.library.id_to_token(i) or f"[PAD{i}]" for i in range(num_tokens)]
-    values["token_type"] = types
-    if values["model"] == "llama":
-        values["scores"] = _scores(model, num_tokens)
-        for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-            # Looked for in the text as it is.
-            values["tokens"][i] = values["tokens"][i].replace(SPACE, " ")
-    for theirs, ours in _NAMES.items():
-        if theirs in own.ids:
-            values[f"{ours}_token_id"] = own.ids[theirs]
-    for name, added in (("bos", own.prefix_ids), ("eos", own.suffix_ids)):
-        if added not in ([], [own.ids.get(name)]):
-            raise UnsupportedModelError(
-                f"{path}: it puts the tokens {added} around a text; a GGUF file can only have "
-                "BOS before it and EOS after it"
-            )
-        values[f"add_{name}_token"] = bool(added)
-    metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+        kind = _kind(own.library, described, path)
+    lists = _lists(own, described["model"], kind["model"], num_tokens)
+    values = {**kind, **lists, **_named_ids(own, path)}
+    metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     for name, template in chat_templates(own.files, own.config).items():
         place = "tokenizer.chat_template"
         metadata[place if name == "default" else f"{place}.{name}"] = template
-    _check_ids(Tokenizer.from_folder(folder), Tokenizer.from_gguf(metadata, path), path)
+    _check_ids(tokenizer, Tokenizer.from_gguf(metadata, path), path)
     return metadata
 
 
@@ -132,6 +120,32 @@ def _pre_tokenizer(library: LibraryTokenizer, ignore_merges: bool, path: Path) -
 def _words(normalizer: Any, pre_tokenizer: Any) -> list[str]:
     text = _PROBE if normalizer is None else normalizer.normalize_str(_PROBE)
     return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+
+def _lists(own: FolderLibrary, model: dict[str, Any], kind: str, num_tokens: int) -> dict[str, Any]:
+    """What there is one of for each token."""
+    types = _types(own, model, num_tokens)
+    tokens = [own.library.id_to_token(i) or f"[PAD{i}]" for i in range(num_tokens)]
+    if kind != "llama":
+        return {"tokens": tokens, "token_type": types}
+    for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
+        tokens[i] = tokens[i].replace(SPACE, " ")  # looked for in the text as it is
+    return {"tokens": tokens, "token_type": types, "scores": _scores(model, num_tokens)}
+
+
+def _named_ids(own: FolderLibrary, path: Path) -> dict[str, int | bool]:
+    """The ids of tokens with names, and which of them go around a text."""
+    values: dict[str, int | bool] = {
+        f"{ours}_token_id": own.ids[theirs] for theirs, ours in _NAMES.items() if theirs in own.ids
+    }
+    for name, added in (("bos", own.prefix_ids), ("eos", own.suffix_ids)):
+        if added not in ([], [own.ids.get(name)]):
+            raise UnsupportedModelError(
+                f"{path}: it puts the tokens {added} around a text; a GGUF file can only have "
+                "BOS before it and EOS after it"
+            )
+        values[f"add_{name}_token"] = bool(added)
+    return values
 
 
 def _types(own: FolderLibrary, model: dict[str, Any], num_tokens: int) -> np.ndarray:

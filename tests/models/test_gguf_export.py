@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
-from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
@@ -154,3 +157,39 @@ def test_the_tokenizer_is_the_same(tiny_hf, tmp_path):
     messages = [{"role": "user", "content": "H\u00f6her, 12 <bos>!"}]
     assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
     assert ours.stop_token_ids == theirs.stop_token_ids
+
+
+def test_how_a_file_was_cut_is_not_copied(tiny_hf, tmp_path):
+    """Nor how it was aligned: a reader would look for tensors in the wrong places."""
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    more = {"general.alignment": 32, "split.count": 1, "general.file_type": 7}
+    export_gguf(first, open_checkpoint(tiny_hf("llama")), as_f32, metadata=more)
+    export_gguf(second, open_checkpoint(first), as_f32)
+    with GGUFFile(second) as file:
+        assert not {"general.alignment", "split.count"} & file.metadata.keys()
+        assert file.metadata["general.file_type"] == 7  # of a copy, what the file itself says
+
+
+def test_a_tokenizer_with_too_many_tokens(tiny_hf, tmp_path):
+    folder = shutil.copytree(tiny_hf("llama"), tmp_path / "folder")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    token = {**config["added_tokens"][0], "id": 260, "content": "<one more>"}
+    config["added_tokens"].append(token)
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match="261 tokens, but the embedding has 260 rows"):
+        export_gguf(tmp_path / "model.gguf", open_checkpoint(folder), as_f32)
+
+
+def test_end_tokens_that_only_the_config_knows(tiny_hf, tmp_path):
+    folder = shutil.copytree(tiny_hf("llama"), tmp_path / "folder")
+    generation = {"eos_token_id": [256, 258, 259], "temperature": 0.5}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    out = tmp_path / "model.gguf"
+    export_gguf(out, open_checkpoint(folder), as_f32)
+    config = open_checkpoint(out).config()
+    assert config.eos_token_ids == (256, 258, 259) and config.sampling_defaults == {
+        "temperature": 0.5
+    }
+    (folder / "generation_config.json").write_text('{"eos_token_id": [256, 258, 259, 5]}')
+    with pytest.raises(UnsupportedModelError, match="cannot say its eos_token_ids"):
+        export_gguf(out, open_checkpoint(folder), as_f32)

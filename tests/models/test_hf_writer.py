@@ -130,9 +130,15 @@ def test_nothing_is_left_of_a_folder_that_failed(tiny_hf, tmp_path):
 
 
 def test_what_is_there_is_not_overwritten(tiny_hf, tmp_path):
+    """And nothing is made for it."""
+
+    def never():
+        raise AssertionError
+        yield
+
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_hf_folder(tmp_path, open_checkpoint(tiny_hf("llama")))
+    with pytest.raises(ConfigError, match="is not overwritten"):
+        write_hf_folder(tmp_path, open_checkpoint(tiny_hf("llama")), never())
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -170,6 +176,21 @@ def test_names_that_fill_the_header_begin_another_shard(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     with pytest.raises(ValueError, match="the name is too long"):
         write_safetensors(tmp_path, [NewTensor("x" * 300_000, "F32", (1,), [one])])
+
+
+def test_one_tensor_at_a_time_is_in_memory(tmp_path):
+    """The next one, and the next piece of one, are made once the last is in the file."""
+    sizes = []
+
+    def pieces():
+        for _ in range(3):
+            sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            yield np.zeros(1 << 16, np.float32)
+
+    write_safetensors(
+        tmp_path, (NewTensor(f"tensor.{i}", "F32", (3, 1 << 16), pieces()) for i in range(4))
+    )
+    assert (np.diff(sizes) >= 1 << 17).all()  # a file's buffer may hold some of the rest
 
 
 def test_a_name_is_there_once(tmp_path):
