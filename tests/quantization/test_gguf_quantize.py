@@ -147,10 +147,10 @@ def test_column_without_importance_keeps_its_values() -> None:
 @pytest.mark.parametrize("type", QUANTIZABLE, **by_name)
 def test_rows_are_independent(type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the chunks in which they are quantized, down to less than a row."""
-    normal, _, _ = random_rows()
+    normal = random_rows()[0][:13]
     whole = quantize(type, normal)
-    assert whole.dtype == torch.uint8 and whole.shape == (64, row_bytes(type, 512))
-    monkeypatch.setattr(gguf_quantize, "_CHUNK_VALUES", 3 * 512)
+    assert whole.dtype == torch.uint8 and whole.shape == (13, row_bytes(type, 512))
+    monkeypatch.setattr(gguf_quantize, "_CHUNK_VALUES", 5 * 512)
     assert torch.equal(quantize(type, normal), whole)
     monkeypatch.setattr(gguf_quantize, "_CHUNK_VALUES", 100)
     assert torch.equal(quantize(type, normal[:3]), whole[:3])
@@ -177,7 +177,7 @@ def test_values_that_float16_cannot_hold(type: GGMLType) -> None:
     rows = torch.zeros(5, 256)
     rows[2, 0] = -1e6
     if type in (GGMLType.F32, GGMLType.BF16):
-        torch.testing.assert_close(dequantize(type, quantize(type, rows)), rows, rtol=4e-3, atol=0)
+        assert torch.allclose(dequantize(type, quantize(type, rows)), rows, rtol=4e-3)
     else:
         with pytest.raises(ValueError, match=f"row 2 has a value over 65504.*{type.name}"):
             quantize(type, rows)
