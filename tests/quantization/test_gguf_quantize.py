@@ -12,6 +12,7 @@ from octavo.quantization import gguf_quantize
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
 from octavo.quantization.gguf_formats import dequantize
 from octavo.quantization.gguf_quantize import QUANTIZABLE, quantize
+from octavo.quantization.gguf_search import IntegerLevels, fit_affine
 
 LIKE_GGML = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
 BLOCKS = tuple(type for type in QUANTIZABLE if type not in FLOAT_TYPES)
@@ -114,6 +115,21 @@ def test_values_that_a_type_can_hold_hardly_change(type: GGMLType) -> None:
     again = dequantize(type, quantize(type, held, importance))
     first_error, second_error = (held - normal).square().sum(), (again - held).square().sum()
     assert second_error <= 0.05 * first_error
+
+
+def test_large_values_are_given_more_care() -> None:
+    """By the weight that the module promises, and not by more."""
+    normal, _, _ = random_rows()
+    blocks = normal.view(-1, 256)
+    promised = (2 * blocks.square().mean(1, keepdim=True) + blocks.square()).sqrt()
+    error = dequantize(GGMLType.Q2_K, quantize(GGMLType.Q2_K, normal)).view(-1, 256) - blocks
+    x = blocks.view(-1, 16, 16).permute(2, 1, 0)
+    for power in (0, 2):  # of other weights
+        weights = promised.pow(power).view(-1, 16, 16).permute(2, 1, 0)
+        other = fit_affine(x, weights, IntegerLevels(0, 3), IntegerLevels(0, 15))
+        difference = (other.d * other.s * other.q - other.e * other.t - x).permute(2, 1, 0)
+        sums = [(promised * e.reshape(-1, 256).square()).sum() for e in (error, difference)]
+        assert sums[0] < 0.99 * sums[1], power
 
 
 @pytest.mark.parametrize("type", BLOCKS, **by_name)
