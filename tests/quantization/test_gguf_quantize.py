@@ -17,7 +17,7 @@ from octavo.quantization.gguf_search import IntegerLevels, fit_affine
 LIKE_GGML = (GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0)
 BLOCKS = tuple(type for type in QUANTIZABLE if type not in FLOAT_TYPES)
 
-# Squared error of what ggml's own code (ggml_quantize_chunk of llama.cpp 0c1e570) makes of the rows
+# Squared error of what ggml's own code (ggml_quantize_chunk of ggml 0.25.3) makes of the rows
 # of random_rows(), in 1/10,000 of their sum of squares: (normal, heavy-tailed, and both with
 # importance, each square weighted with it).
 ERROR_OF_GGML = {
