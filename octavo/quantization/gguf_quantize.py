@@ -115,7 +115,10 @@ def quantize(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> 
 
 def _check_rows(type: GGMLType, rows: Tensor) -> None:
     limit = torch.inf if type in (GGMLType.F32, GGMLType.BF16) else _LARGEST
-    largest = rows.abs().amax(1) if rows.numel() else rows.new_zeros(0)  # NaN if there is one
+    if not rows.numel():
+        return
+    low, high = rows.aminmax(dim=1)  # NaN if there is one
+    largest = torch.maximum(-low, high)
     bad = (~(largest.isfinite() & (largest <= limit))).nonzero()
     if bad.numel():
         row = int(bad[0])

@@ -110,6 +110,35 @@ def test_affine_super_blocks_are_found_again(top: int) -> None:
     assert error <= 0.04 * (values - x).square().sum()
 
 
+def test_integer_scales_against_every_one() -> None:
+    """For the shared scale that was found no other integers are much better."""
+    x, weights = random_blocks(16, 16, 30)
+    levels, scales = IntegerLevels(-4, 3), IntegerLevels(-32, 31)
+    fit = fit_symmetric(x, weights, levels, scales)
+    found = (weights * (x - fit.d * fit.s * fit.levels).square()).sum(0)
+    best = (weights * x.square()).sum(0)  # of a scale of 0
+    for s in (*range(-32, 0), *range(1, 32)):
+        values = levels.nearest_(x / (fit.d * s)) * (fit.d * s)
+        best = torch.minimum(best, (weights * (x - values).square()).sum(0))
+    assert found.sum() <= 1.001 * best.sum()
+
+
+@pytest.mark.parametrize(("top", "tolerance"), [(3, 0.005), (15, 0.006), (31, 0.015)])
+def test_integer_scales_and_offsets_against_others(top: int, tolerance: float) -> None:
+    x, weights = random_blocks(32, 8, 30)
+    levels = IntegerLevels(0, top)
+    fit = fit_affine(x, weights, levels, SIX_BITS)
+    found = (weights * (x - fit.d * fit.s * fit.q + fit.e * fit.t).square()).sum(0)
+    best = found
+    for change_of_s in range(-4, 5):
+        for change_of_t in range(-6, 7):
+            a = fit.d * (fit.s + change_of_s).clamp(1, 63)
+            b = fit.e * (fit.t + change_of_t).clamp(0, 63)
+            values = levels.nearest_((x + b) / a) * a - b
+            best = torch.minimum(best, (weights * (x - values).square()).sum(0))
+    assert found.sum() <= (1 + tolerance) * best.sum()
+
+
 def test_sub_blocks_of_very_different_size() -> None:
     """The shared scale follows the large ones, and small ones are not lost."""
     x, weights = random_blocks(32, 8, 16)
