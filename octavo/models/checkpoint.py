@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import numpy as np
+
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
 from octavo.model_files import ModelFolder, is_engine_folder, split_parts
@@ -126,7 +128,8 @@ class SafetensorsFolder:
         if parts is not None:
             assert self._format is not None, "parts are found by a format"
             stored = {part: self._stored(tensor) for part, tensor in parts.items()}
-            return self._format.assemble(name, stored)
+            with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
+                return self._format.assemble(name, stored)
         file = self._file_of[name]
         dtype, shape = file.tensors[name]
         return Weight(_SAFETENSORS_TYPES[dtype], file.data(name), shape)

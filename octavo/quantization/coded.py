@@ -61,7 +61,7 @@ class CodedWeight:
         stop = self.shape[0] if stop is None else stop
         codes = self.codes.rows(start, stop)
         values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
-        with np.errstate(invalid="ignore", over="ignore"):  # infinite scales, as floats have them
+        with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
             if isinstance(self.zeros, np.ndarray):
                 values -= self._of_inputs(self.zeros, start, stop)
             elif self.zeros:

@@ -152,8 +152,7 @@ def _absmax(parts: Parts, state: Fields, num_blocks: int) -> np.ndarray:
     outer = parts.need("nested_absmax", "F32").shaped(ceil_div(num_blocks, nested_size)).floats()
     offset = state.number("nested_offset", above=-np.inf)
     block = np.arange(num_blocks) // nested_size
-    with np.errstate(invalid="ignore", over="ignore"):  # of a damaged file
-        return levels[stored.bytes] * outer[block] + np.float32(offset)
+    return levels[stored.bytes] * outer[block] + np.float32(offset)
 
 
 def _scales_of_rows(
@@ -180,6 +179,5 @@ def _across_rows(
     """Blocks that have parts of two rows, as floats: no kernel takes them as they are."""
     num_values = shape[0] * shape[1]
     codes = HighFirstNibbles(data.bytes.reshape(1, -1)).rows(0, 1)[0, :num_values]
-    with np.errstate(invalid="ignore", over="ignore"):
-        values = levels[codes] * absmax[np.arange(num_values) // block_size]
+    values = levels[codes] * absmax[np.arange(num_values) // block_size]
     return Weight(GGMLType.F32, values.view(np.uint8).reshape(shape[0], -1), shape)
