@@ -57,6 +57,11 @@ class Checkpoint(Protocol):
     def tensors(self) -> Mapping[str, TensorEntry]: ...
 
     @property
+    def files(self) -> list[Path]:
+        """The files that weights are in, sorted."""
+        ...
+
+    @property
     def quantization(self) -> str | None:
         """How weights are quantized, if they are."""
         ...
@@ -111,6 +116,10 @@ class SafetensorsFolder:
         self._format = weight_format(self._folder)
         self._parts = {} if self._format is None else find_parts(self._format, self._file_of)
         self.tensors = self._entries()
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted({file.path for file in self._file_of.values()})
 
     @property
     def quantization(self) -> str | None:
@@ -234,6 +243,10 @@ class GGUFFiles:
                 self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
         self.metadata = next(iter(self._files.values())).metadata
         self._config: ModelConfig | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self._files)
 
     def config(self) -> ModelConfig:
         if self._config is None:  # which looks through the vocabulary

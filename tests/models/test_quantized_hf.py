@@ -159,6 +159,7 @@ def test_parts_may_be_in_several_shards(folder):
         save_file({name: tensors[name] for name in names}, folder / shard)
     index = {"weight_map": shard_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert open_checkpoint(folder).files == sorted(folder / name for name in set(shard_of.values()))
     parameters = dict(named_parameters(load_model(folder).model))
     for name, parameter in named_parameters(whole):
         assert np.array_equal(values_of(parameters[name].value), values_of(parameter.value))
