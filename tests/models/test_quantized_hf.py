@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineArgs
-from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
 from octavo.layers.module import named_parameters
 from octavo.model_source import CheckpointSource
 from octavo.models.checkpoint import open_checkpoint
@@ -276,3 +276,23 @@ def test_the_setting_can_only_agree(folder):
     assert source.settings(EngineArgs(str(folder), quantization="gptq")).quantization == "gptq"
     with pytest.raises(ConfigError, match=r"'awq'.*is gptq"):
         source.settings(EngineArgs(str(folder), quantization="awq"))
+
+
+def test_many_mutations_of_the_header(folder):
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(200):
+        bad = bytearray(good)
+        for at in rng.integers(8, header, 1 + rng.integers(3)):
+            bad[at] = rng.choice(np.frombuffer(good[8:header], np.uint8))
+        path.write_bytes(bad)
+        try:
+            checkpoint = open_checkpoint(folder)
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
+        except ModelError:
+            refused += 1
+    assert 100 < refused < 200

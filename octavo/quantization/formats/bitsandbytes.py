@@ -67,7 +67,7 @@ class BitsAndBytes:
 
     def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight | Weight:
         tensors = Parts(name, parts)
-        if "SCB" in tensors or tensors.find("weight_format") is not None:
+        if "SCB" in tensors or "weight_format" in tensors:
             return _int8(tensors)
         return _four_bits(tensors)
 
@@ -81,8 +81,8 @@ def _int8(parts: Parts) -> CodedWeight:
     layout = parts.find("weight_format")
     if layout is not None and layout.of("U8").bytes.any():
         raise UnsupportedModelError(
-            f"{layout.path} ({layout.name}): this int8 weight is in an order of some GPU's; save "
-            "the model anew with bitsandbytes 0.43 or later"
+            f"{layout.path} ({layout.name}): this int8 weight is in the order of some GPU's "
+            "kernels; save the model anew with a recent bitsandbytes, which keeps it in rows"
         )
     return CodedWeight(
         format="int8",
