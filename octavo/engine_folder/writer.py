@@ -44,6 +44,7 @@ from octavo.layers.module import Module
 from octavo.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
 from octavo.model_source import CheckpointSource
 from octavo.models.loader import load_checkpoint, weights_bytes
+from octavo.models.quantized_hf import OWN_CONFIGS
 from octavo.runtime.backends import why_not_native
 from octavo.runtime.capacity import RankSpec, capacity_of
 from octavo.runtime.op_program import plan_step
@@ -234,11 +235,11 @@ class _Writer:
     def _sources(self) -> list[tuple[str, Path]]:
         """The files of the model that the folder is made from, with their names in its folder."""
         path = self._source.path
-        paths = {entry.path for entry in self._source.checkpoint.tensors.values()}
+        paths = set(self._source.checkpoint.files)
         if path.is_dir():
             folder = ModelFolder(path)
             names = ("config.json", "generation_config.json", "model.safetensors.index.json")
-            paths.update(filter(None, map(folder.find, names)))
+            paths.update(filter(None, map(folder.find, (*names, *OWN_CONFIGS))))
             paths.update(tokenizer_files(folder))
         root = path if path.is_dir() else path.parent
         return [(each.relative_to(root).as_posix(), each) for each in sorted(paths)]

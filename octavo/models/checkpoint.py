@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import numpy as np
+
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
 from octavo.model_files import ModelFolder, is_engine_folder, split_parts
@@ -52,6 +54,11 @@ class Checkpoint(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that weights are in, sorted."""
+        ...
 
     @property
     def quantization(self) -> str | None:
@@ -110,6 +117,10 @@ class SafetensorsFolder:
         self.tensors = self._entries()
 
     @property
+    def files(self) -> list[Path]:
+        return sorted({file.path for file in self._file_of.values()})
+
+    @property
     def quantization(self) -> str | None:
         return self._format.name if self._format is not None and self._parts else None
 
@@ -125,7 +136,8 @@ class SafetensorsFolder:
         if parts is not None:
             assert self._format is not None, "parts are found by a format"
             stored = {part: self._stored(tensor) for part, tensor in parts.items()}
-            return self._format.assemble(name, stored)
+            with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
+                return self._format.assemble(name, stored)
         file = self._file_of[name]
         dtype, shape = file.tensors[name]
         return StoredWeight(_SAFETENSORS_TYPES[dtype], file.data(name), shape)
@@ -230,6 +242,10 @@ class GGUFFiles:
                 self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
         self.metadata = next(iter(self._files.values())).metadata
         self._config: ModelConfig | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self._files)
 
     def config(self) -> ModelConfig:
         if self._config is None:  # which looks through the vocabulary

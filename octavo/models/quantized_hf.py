@@ -27,7 +27,7 @@ _OF_ACTIVATIONS = frozenset(
 
 # Files that the first releases of AutoGPTQ and AutoAWQ wrote beside config.json, and the method
 # that they had no need to name.
-_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+OWN_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def weight_format(folder: ModelFolder) -> WeightFormat | None:
@@ -82,7 +82,7 @@ def _configs(folder: ModelFolder) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     yield path, fields.table("quantization_config", {})
     yield path, _of_sparseml(fields.table("compression_config", {}))
     yield path, fields.section("text_config", {}).table("quantization_config", {})
-    for name, method in _OWN_FILES.items():
+    for name, method in OWN_CONFIGS.items():
         config = folder.read_json(name)
         if config:
             yield folder.path / name, {"quant_method": method, **config}

@@ -67,8 +67,7 @@ class Rank:
         checkpoint = checkpoint or open_checkpoint(spec.path)
         config = checkpoint.config()
         model = load_checkpoint(checkpoint, config, progress=progress)
-        files = sorted({entry.path for entry in checkpoint.tensors.values()})
-        return cls.of_model(spec, model, config, files, progress)
+        return cls.of_model(spec, model, config, checkpoint.files, progress)
 
     @classmethod
     def of_model(

@@ -57,7 +57,7 @@ class AWQ:
         num_groups = ceil_div(num_inputs, max(group_size, 1))
         scales = tensors.need("scales", *FLOATS).shaped(num_groups, num_outputs)
         qzeros = tensors.need("qzeros", "I32").shaped(num_groups, num_outputs // 8)
-        zeros = unpack_awq(qzeros.words()).T
+        zeros = unpack_awq(qzeros.words())
         return CodedWeight(
             format=self.name,
             shape=(num_outputs, num_inputs),
@@ -65,7 +65,7 @@ class AWQ:
             group_size=group_size,
             codes=AWQCodes(qweight.words()),
             scales=np.ascontiguousarray(scales.floats().T),
-            zeros=one_or_all(np.ascontiguousarray(zeros, dtype=np.float32)),
+            zeros=one_or_all(zeros.astype(np.float32)),
             levels=None,
             groups=None,
             nbytes=tensors.nbytes,

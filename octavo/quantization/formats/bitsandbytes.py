@@ -67,7 +67,7 @@ class BitsAndBytes:
 
     def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> Weight:
         tensors = Parts(name, parts)
-        if "SCB" in tensors or tensors.find("weight_format") is not None:
+        if "SCB" in tensors or "weight_format" in tensors:
             return _int8(tensors)
         return _four_bits(tensors)
 
@@ -81,8 +81,8 @@ def _int8(parts: Parts) -> CodedWeight:
     layout = parts.find("weight_format")
     if layout is not None and layout.of("U8").bytes.any():
         raise UnsupportedModelError(
-            f"{layout.path} ({layout.name}): this int8 weight is in an order of some GPU's; save "
-            "the model anew with bitsandbytes 0.43 or later"
+            f"{layout.path} ({layout.name}): this int8 weight is in the order of some GPU's "
+            "kernels; save the model anew with a recent bitsandbytes, which keeps it in rows"
         )
     return CodedWeight(
         format="int8",
@@ -152,8 +152,7 @@ def _absmax(parts: Parts, state: Fields, num_blocks: int) -> np.ndarray:
     outer = parts.need("nested_absmax", "F32").shaped(ceil_div(num_blocks, nested_size)).floats()
     offset = state.number("nested_offset", above=-np.inf)
     block = np.arange(num_blocks) // nested_size
-    with np.errstate(invalid="ignore", over="ignore"):  # of a damaged file
-        return levels[stored.bytes] * outer[block] + np.float32(offset)
+    return levels[stored.bytes] * outer[block] + np.float32(offset)
 
 
 def _scales_of_rows(
@@ -180,6 +179,5 @@ def _across_rows(
     """Blocks that have parts of two rows, as floats: no kernel takes them as they are."""
     num_values = shape[0] * shape[1]
     codes = HighFirstNibbles(data.bytes.reshape(1, -1)).rows(0, 1)[0, :num_values]
-    with np.errstate(invalid="ignore", over="ignore"):
-        values = levels[codes] * absmax[np.arange(num_values) // block_size]
+    values = levels[codes] * absmax[np.arange(num_values) // block_size]
     return StoredWeight(GGMLType.F32, values.view(np.uint8).reshape(shape[0], -1), shape)

@@ -1,34 +1,57 @@
 """Codes of a few bits in the ways that formats pack them, and how they are unpacked.
 
-All of them are little-endian streams: the first code is in the lowest bits of the first byte. They
-differ in what a stream runs along (the inputs of a row, or the rows) and in where it leaves gaps.
+Most are little-endian streams: the first code is in the lowest bits of the first byte. They differ
+in what a stream runs along (the inputs of a row, or the rows) and in where it leaves gaps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+# Unpacked is a code in each byte of a wide integer: all of them in a few steps.
+_WIDE: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
 
 
 def unpack_stream(data: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Codes without gaps between them: uint8 [R, bytes] to uint8 [R, count]."""
     if bits == 8:
         return data[:, :count]
-    if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        fields = (data[:, :, None] >> shifts) & np.uint8((1 << bits) - 1)
-        return fields.reshape(len(data), -1)[:, :count]
-    stream = np.unpackbits(data, axis=1, count=count * bits, bitorder="little")
-    return np.packbits(stream.reshape(len(data), count, bits), axis=2, bitorder="little")[..., 0]
+    if bits in _WIDE:
+        packed, codes_each = data.astype(_WIDE[bits]), 8 // bits
+    else:  # eight codes are ``bits`` bytes
+        padded = np.pad(data, ((0, 0), (0, -data.shape[1] % bits)))
+        packed, codes_each = _big_integers(padded.reshape(-1, bits)).reshape(len(data), -1), 8
+    return _spread(packed, bits, codes_each)[:, :count]
+
+
+def _big_integers(data: np.ndarray) -> np.ndarray:
+    """Little-endian integers of up to 8 bytes: uint8 [n, bytes] to uint64 [n]."""
+    wide = np.zeros((len(data), 8), dtype=np.uint8)
+    wide[:, : data.shape[1]] = data
+    return wide.view("<u8")[:, 0]
+
+
+def _spread(packed: np.ndarray, bits: int, codes_each: int) -> np.ndarray:
+    """``codes_each`` codes from the lowest bits of each integer: [R, n] to uint8 [R, n * each]."""
+    mask = (1 << bits) - 1
+    spread = packed & packed.dtype.type(mask)
+    for i in range(1, codes_each):
+        moved = packed << packed.dtype.type((8 - bits) * i)
+        moved &= packed.dtype.type(mask << (8 * i))
+        spread |= moved
+    return spread.view(np.uint8)
 
 
 def unpack_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """``32 // bits`` codes in each word, the bits above them unused: uint32 [R, W] to uint8
     [R, count]."""
-    shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
-    fields = (words[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
-    return fields.astype(np.uint8).reshape(len(words), -1)[:, :count]
+    codes = np.empty((*words.shape, 32 // bits), dtype=np.uint8)
+    for i in range(32 // bits):
+        codes[:, :, i] = (words >> np.uint32(bits * i)) & np.uint32((1 << bits) - 1)
+    return codes.reshape(len(words), -1)[:, :count]
 
 
 def as_bytes(words: np.ndarray) -> np.ndarray:
@@ -38,8 +61,8 @@ def as_bytes(words: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteCodes:
-    """One code a byte: uint8 [N, K]. ``flip`` is added modulo 256: 128 makes signed integers codes
-    from 0, in their order."""
+    """One code a byte: uint8 [N, K]. The bits of ``flip`` are inverted: 128 makes signed integers
+    codes from 0, in their order."""
 
     data: np.ndarray
     flip: int = 0
@@ -95,8 +118,8 @@ class HighFirstNibbles:
         return self.data.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        data = self.data[start:stop]
-        return unpack_stream((data >> 4) | (data << 4), 4, 2 * data.shape[1])
+        wide = self.data[start:stop].astype("<u2")
+        return (((wide >> 4) | (wide << 8)) & np.uint16(0x0F0F)).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,14 +138,17 @@ class ColumnStreams:
         return unpack_stream(as_bytes(self.words[:, start:stop].T), self.bits, self.num_inputs)
 
 
-# Where AWQ has the values 0 to 7 of a word, which its kernels want in this order.
-_AWQ_FIELDS = [0, 4, 1, 5, 2, 6, 3, 7]
+# Where a word of AWQ has the values 0 to 7, whose order is that of its kernels.
+_AWQ_FIELDS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def unpack_awq(words: np.ndarray) -> np.ndarray:
-    """Eight codes a word, in the order of AWQ's kernels: uint32 [R, W] to uint8 [R, 8 W]."""
-    fields = unpack_stream(as_bytes(words), 4, 8 * words.shape[1])
-    return fields.reshape(len(words), -1, 8)[:, :, _AWQ_FIELDS].reshape(len(words), -1)
+    """Eight rows of codes from each column of words: uint32 [K, W] to uint8 [8 W, K]."""
+    words = np.ascontiguousarray(words.T)
+    codes = np.empty((len(words), 8, words.shape[1]), dtype=np.uint8)
+    for row, field in enumerate(_AWQ_FIELDS):
+        codes[:, row] = (words >> np.uint32(4 * field)) & np.uint32(15)
+    return codes.reshape(-1, words.shape[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,5 +163,5 @@ class AWQCodes:
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         first = start // 8
-        columns = unpack_awq(self.words[:, first : -(-stop // 8)])
-        return np.ascontiguousarray(columns[:, start - 8 * first : stop - 8 * first].T)
+        codes = unpack_awq(self.words[:, first : -(-stop // 8)])
+        return codes[start - 8 * first : stop - 8 * first]

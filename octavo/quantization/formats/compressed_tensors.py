@@ -71,7 +71,7 @@ class _Scheme:
         weights = fields.section("weights")
         strategy, block = _strategy(weights)
         return cls(
-            targets=tuple(fields.each("targets", Fields.text)),
+            targets=_targets(fields, "targets"),
             bits=weights.integer("num_bits", 8, maximum=64),
             strategy=strategy,
             block=block,
@@ -110,17 +110,17 @@ class CompressedTensors:
     name = "compressed-tensors"
 
     def __init__(self, fields: Fields):
+        _refuse_what_is_no_weight_format(fields)
         _check_format(fields)
         groups = fields.section("config_groups", {})
-        sections = [_section(groups, name) for name in fields.table("config_groups", {})]
         is_old = _is_old(fields)
-        self._schemes = [_Scheme.read(each, is_old) for each in sections if "weights" in each]
-        for section in sections:
+        self._schemes = []
+        for name in fields.table("config_groups", {}):
+            section = _section(groups, name)
             _check_format(section)
-            _check_patterns(section, "targets")
-        if "ignore" in fields:
-            _check_patterns(fields, "ignore")
-        self._ignored = fields.each("ignore", Fields.text) if "ignore" in fields else []
+            if "weights" in section:
+                self._schemes.append(_Scheme.read(section, is_old))
+        self._ignored = _targets(fields, "ignore") if "ignore" in fields else ()
 
     def part(self, tensor_name: str) -> tuple[str, str] | None:
         module, _, part = tensor_name.rpartition(".")
@@ -165,24 +165,38 @@ def _section(groups: Fields, name: str) -> Fields:
 
 def _check_format(fields: Fields) -> None:
     layout = fields.text("format", "dense")
+    if layout not in _FORMATS:
+        raise UnsupportedModelError(
+            f"{fields.path}: compressed-tensors in the format {layout!r:.80} are not supported, "
+            f"but {', '.join(_FORMATS)} are"
+        )
+
+
+def _refuse_what_is_no_weight_format(fields: Fields) -> None:
+    """Two more things that the same config may ask for."""
     sparsity = fields.section("sparsity_config", {}).text("format", "dense")
-    for value in (layout, sparsity):
-        if value not in _FORMATS:
-            raise UnsupportedModelError(
-                f"{fields.path}: compressed-tensors in the format {value!r:.80} are not supported, "
-                f"but {', '.join(_FORMATS)} are"
-            )
+    if sparsity != "dense":
+        raise UnsupportedModelError(
+            f"{fields.path}: sparse weights in the format {sparsity!r:.80} are not supported"
+        )
+    if fields.section("transform_config", {}).raw("config_groups"):
+        raise UnsupportedModelError(
+            f"{fields.path}: the transform_config has rotations to be applied at every step, which "
+            "octavo does not have"
+        )
 
 
-def _check_patterns(fields: Fields, name: str) -> None:
-    for target in fields.each(name, Fields.text):
-        try:
-            re.compile(target.removeprefix("re:"))
-        except re.error as error:
-            if target.startswith("re:"):
-                raise fields.error(
-                    name, f"{target!r:.80} is not a regular expression: {error}"
-                ) from None
+def _targets(fields: Fields, name: str) -> tuple[str, ...]:
+    """Names of modules and of classes, and patterns of names: those that begin with ``re:``."""
+    targets = fields.each(name, Fields.text)
+    for target in targets:
+        if target.startswith("re:"):
+            try:
+                re.compile(target.removeprefix("re:"))
+            except re.error as error:
+                reason = f"{target!r:.80} is not a regular expression: {error}"
+                raise fields.error(name, reason) from None
+    return tuple(targets)
 
 
 def _names(target: str, module: str) -> bool:

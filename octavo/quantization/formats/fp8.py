@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from math import prod
 
 from octavo.fields import Fields
-from octavo.quantization.base import Weight
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ByteCodes
 from octavo.quantization.formats.grid import of_blocks
@@ -42,7 +41,7 @@ class FP8:
         module, _, part = tensor_name.rpartition(".")
         return (f"{module}.weight", part) if part in ("weight", *_SCALES) else None
 
-    def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> Weight:
+    def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight:
         tensors = Parts(name, parts)
         weight = tensors.need("weight", "F8_E4M3", dims=2)
         scale = tensors.need(next(filter(tensors.find, _SCALES), _SCALES[0]), *FLOATS, "F8_E8M0")
