@@ -14,6 +14,7 @@ from octavo.cli.bench.common import positive
 from octavo.cli.text_file import read_text
 from octavo.errors import ConfigError
 from octavo.extras import need_torch
+from octavo.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
     from octavo.quantization.produce.job import Made, Progress
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         plan = [(Path(args.out), wanted_of(args, args.method))]
     else:
         plan = [(_beside(args.out, name), wanted_of(args, name)) for name in _names(args.compare)]
+    keep_openmp_patient()
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
     made = []
     for out, wanted in plan:

@@ -107,7 +107,7 @@ def export_gguf(
     types = _choose_types(parameters, type_of, encode)
     tensors = [*_freq_factors(parameters), *_tensors(parameters, types, encode)]
     entries = _metadata(parameters)
-    is_copy = all(parameters.entry(name).type == type for name, type in types.items())
+    is_copy = all(parameters.type(name) == type for name, type in types.items())
     if file_type is not None:
         entries["general.file_type"] = file_type
     elif not (is_copy and "general.file_type" in entries):

@@ -38,9 +38,12 @@ from octavo.quantization.produce.grid import (
 
 Order = Literal["activation", "natural"]
 
+# Columns whose errors go to all after them in one product.
 _BLOCK = 128
 
 # What is added to the diagonal, as a part of its mean; ten times as much until there is a factor.
+# A tenth leaves 1 to 7 % less squared error in a layer of SmolLM2 135M on other text, but the whole
+# model's answers diverge more (0.123 against 0.117), so this is the usual hundredth.
 _DAMPING = 0.01
 
 
@@ -87,7 +90,8 @@ def gptq(
         places, grids = natural, _StaticGrids(nearest, natural)
     factor = inverse_factor(hessian[places][:, places])
     codes = torch.empty(weight.shape, dtype=torch.uint8)
-    codes[:, places] = _round_columns(weight.t()[places], factor, grids, scheme).t()
+    columns = weight.t()[places].contiguous()
+    codes[:, places] = _round_columns(columns, factor, grids, scheme).t()
     corrected = QuantizedMatrix(codes, *grids.all(), scheme)
     return _better_rows(weight, hessian, corrected, nearest)
 
@@ -135,10 +139,7 @@ def _better_rows(
 
 
 class _StaticGrids:
-    """The grids that a matrix has already, for columns in the order of ``places`` [K].
-
-    ``block``: columns whose errors go to all after them in one product.
-    """
+    """The grids that a matrix has already, for columns in the order of ``places`` [K]."""
 
     block = _BLOCK
 

@@ -105,6 +105,7 @@ class LayerwiseModel:
         inputs = _record_layers(self._model.model, token_ids, self._context)
         self._cos_sin = [each.cos_sin for each in inputs]
         self.hidden = inputs[0].hidden  # what goes into the next layer
+        self._next = 0
 
     @property
     def num_layers(self) -> int:
@@ -113,6 +114,8 @@ class LayerwiseModel:
     @torch.no_grad()
     def run_layer(self, index: int, visitor: Visitor) -> None:
         """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
+        assert index == self._next, (index, self._next)
+        self._next += 1
         layer = self._model.model.layers[index]
         linear = _visited_linear(layer, f"model.layers.{index}", visitor)
         context = replace(self._context, ops=replace(self._context.ops, linear=linear))

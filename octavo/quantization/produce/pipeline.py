@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -75,19 +75,20 @@ def quantize_model(
     Args:
         path: a checkpoint, of any format that can be loaded.
         scheme: one for all, or a function of the parameter's name.
-        calibration: windows of tokens, int64 [W, length]; see ``calibration.py``.
+        calibration: windows of tokens, int64 [W, length]; see ``calibration.py``. Method rtn needs
+            none; with them, reports tell what becomes of outputs.
         done: matrices of a run before that was ended. They are not made again, but are used.
         on_matrix: is told of each matrix as it is made, before the layer's are handed out.
 
     Raises:
-        ConfigError: groups do not fill the rows of a linear, which is named; the method needs
-            calibration text and has none; its tokens are not of this model.
+        ConfigError: groups do not fill the rows of a linear, which is named; there is no such
+            method; it needs calibration text and has none; the text's tokens are not of this model.
         ModelError: as of ``load_model``; a weight that is not finite is a ModelFileError.
     """
     model, config = load_model(path)
     scheme_of = (lambda name: scheme) if isinstance(scheme, Scheme) else scheme
     schemes = _schemes(model, scheme_of)
-    _check_calibration(method, calibration, config.vocab_size)
+    _check_method(method, calibration, config.vocab_size)
     quantizer = _Quantizer(Path(path), method, schemes, done, on_matrix)
     if calibration is None:
         return _without_text(model, quantizer)
@@ -212,7 +213,9 @@ def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
     return schemes
 
 
-def _check_calibration(method: Method, calibration: Tensor | None, vocab_size: int) -> None:
+def _check_method(method: Method, calibration: Tensor | None, vocab_size: int) -> None:
+    if method not in get_args(Method):
+        raise ConfigError(f"method must be {', '.join(get_args(Method))}, not {method!r}")
     if calibration is None:
         if method == "gptq":
             raise ConfigError("method gptq needs calibration text: give some, or use search")

@@ -35,7 +35,7 @@ def random_linear(rows=24, columns=64, tokens=256, seed=0):
 
 def errors(weight, hessian, scheme, **options):
     """Of GPTQ, and of rounding to nearest on the grids that GPTQ begins with; per row."""
-    importance = hessian.diagonal() + 0.01 * hessian.diagonal().mean()
+    importance = hessian.diagonal() + module._DAMPING * hessian.diagonal().mean()
     nearest = quantize_to_nearest(weight, scheme, search=True, importance=importance)
     found = gptq(weight, hessian, scheme, **options)
     return output_error(weight, found, hessian), output_error(weight, nearest, hessian)
@@ -89,7 +89,9 @@ def plain_gptq(weight, hessian, scheme):
     inverse of the Hessian of the columns that are left."""
     grid_of = quantize_to_nearest(weight, scheme)
     left, result = weight.double().clone(), torch.empty_like(weight)
-    damped = hessian.double() + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian))
+    damped = hessian.double() + module._DAMPING * hessian.diagonal().mean() * torch.eye(
+        len(hessian)
+    )
     order = hessian.diagonal().argsort(descending=True).tolist()
     width = weight.shape[1] // grid_of.scales.shape[1]
     while order:
@@ -150,13 +152,13 @@ def test_a_linear_without_any_inputs_is_rounded_to_nearest():
 def test_the_factor_is_that_of_the_damped_inverse():
     _, hessian = random_linear()
     factor = inverse_factor(hessian)
-    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(64)
+    damped = hessian + module._DAMPING * hessian.diagonal().mean() * torch.eye(64)
     assert torch.equal(factor, factor.triu()) and (factor.diagonal() > 0).all()
     torch.testing.assert_close(factor.t() @ factor @ damped, torch.eye(64), rtol=0, atol=1e-3)
 
 
 def test_damping_is_raised_until_there_is_a_factor():
-    """Rounding can leave a Hessian that is not positive semidefinite, by more than a hundredth."""
+    """Rounding can leave a Hessian that is not positive semidefinite by more than is added."""
     hessian = torch.eye(8)
     hessian[0, 1] = hessian[1, 0] = 1.5
     factor = inverse_factor(hessian)

@@ -107,6 +107,8 @@ def test_what_cannot_be_done_is_said_at_once(tiny_model):
     """Before anything is computed, or asked for."""
     with pytest.raises(ConfigError, match=r"layers\.0\.self_attn\.q_proj\.weight: rows of 48 .*32"):
         quantize_model(tiny_model, Scheme(4, 32), "rtn")
+    with pytest.raises(ConfigError, match="method must be rtn, search, gptq, not 'awq'"):
+        quantize_model(tiny_model, SCHEME, "awq", WINDOWS)
     with pytest.raises(ConfigError, match="gptq needs calibration text"):
         quantize_model(tiny_model, SCHEME, "gptq")
     with pytest.raises(ConfigError, match="has token 300, and the model has 260"):
