@@ -90,6 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    keep_openmp_patient()  # before PyTorch is imported
     need_torch("quantizing a model")
     text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))
     path = terminal.resolve(args.model)
@@ -101,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
         plan = [(Path(args.out), wanted_of(args, args.method))]
     else:
         plan = [(_beside(args.out, name), wanted_of(args, name)) for name in _names(args.compare)]
-    keep_openmp_patient()
     checkpoint, tokenizer = open_checkpoint(path), load_tokenizer(path)
     made = []
     for out, wanted in plan:
