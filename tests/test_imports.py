@@ -93,6 +93,7 @@ OF_TORCH = {
     "quantization/produce/calibration.py",
     "quantization/produce/gptq.py",
     "quantization/produce/grid.py",
+    "quantization/produce/job.py",
     "quantization/produce/observers.py",
     "quantization/produce/pipeline.py",
     "quantization/produce/tables.py",
@@ -116,6 +117,7 @@ WHERE_NEEDED = {
     "runtime/backends.py",
     "runtime/forward.py",
     "runtime/rank.py",
+    "cli/quantize.py",
     "bench/offline/ablation_study.py",
     "bench/peers/hf_model.py",
 }

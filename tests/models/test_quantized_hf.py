@@ -19,7 +19,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.footprint import checkpoint_bytes, weight_types
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_model
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.coded import CodedWeight
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
@@ -122,7 +122,7 @@ def change_config(folder, change):
 def values_of(value):
     if isinstance(value, CodedWeight):
         return value.dequantize()
-    return value.floats() if isinstance(value, Weight) else value
+    return value.floats() if isinstance(value, StoredWeight) else value
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,10 +1,15 @@
 """Making quantized weights.
 
+    scheme.py       bits, groups, zeros
     grid.py         what a group of weights can be, and the nearest of that
     calibration.py  text as windows of tokens
     observers.py    a model run layer by layer, and what its linears are handed
     gptq.py         codes that make up for each other's errors
     pipeline.py     from a checkpoint to quantized matrices, one after the other
+    tables.py       FP8 and NF4
+    recipes.py      methods, formats, defaults
+    writers/        the formats
+    job.py          from a model to a smaller one on disk
 
 It computes with PyTorch. What it makes becomes a file elsewhere, and to load that file nothing of
 this is needed.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.quantization.gguf_mixes import MIXES
-from octavo.quantization.produce.grid import GroupSize, Scheme
+from octavo.quantization.produce.scheme import GroupSize, Scheme
 from octavo.quantization.produce.writers.awq import AWQWriter
 from octavo.quantization.produce.writers.base import Writer
 from octavo.quantization.produce.writers.bitsandbytes import NF4Writer

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelError
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.formats.registry import open_format
 
 PATH = Path("config.json")
@@ -84,7 +84,7 @@ def read_or_refuse(config, tensors, change=lambda parts: parts):
     except ModelError as error:
         assert any(word in str(error) for word in ("m.", str(PATH)))
         return False
-    values = weight.floats() if isinstance(weight, Weight) else weight.dequantize()
+    values = weight.floats() if isinstance(weight, StoredWeight) else weight.dequantize()
     assert values.shape == weight.shape and values.dtype == np.float32
     return True
 

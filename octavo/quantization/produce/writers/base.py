@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.quantization.coded import CodedWeight
-from octavo.quantization.produce.grid import Scheme
+from octavo.quantization.produce.scheme import Scheme
 
 
 class Part(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.levels import NF4_BLOCK, NF4_LEVELS
-from octavo.quantization.produce.grid import Scheme
+from octavo.quantization.produce.scheme import Scheme
 from octavo.quantization.produce.writers.base import Part, all_codes, need, table
 
 _NESTED_BLOCK = 256

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from octavo.quantization.coded import CodedWeight
-from octavo.quantization.produce.grid import Scheme
+from octavo.quantization.produce.scheme import Scheme
 from octavo.quantization.produce.writers.base import (
     Part,
     all_codes,
