@@ -101,8 +101,9 @@ class CodedWeight:
         codes = part.codes.rows(0, part.shape[0])
         values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
         of = self.groups if self.groups is not None else np.arange(self.shape[1]) // self.group_size
-        values -= _by_input(np.asarray(part.zeros, np.float32), of)
-        values *= _by_input(part.scales, of)
+        with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
+            values -= _by_input(np.asarray(part.zeros, np.float32), of)
+            values *= _by_input(part.scales, of)
         return values
 
 

@@ -59,6 +59,7 @@ class Integers:
         return q, d, by_group(-weight.scales * weight.zeros).astype(np.float16)
 
 
+@np.errstate(all="ignore")  # scales may be any numbers
 def as_integers(weight: CodedWeight) -> Integers | None:
     """How a packed format of integers holds a weight, in the fewest bits; None if none does."""
     if weight.groups is not None:
@@ -101,6 +102,7 @@ def read_codes(weight: CodedWeight, format: int) -> tuple[np.ndarray, np.ndarray
     return codes, scales.astype(np.float32)
 
 
+@np.errstate(all="ignore")
 def dense_format(weight: CodedWeight) -> int:
     """The float format of a weight that is held as numbers."""
     levels = np.array([0.0, 2**weight.bits - 1]) if weight.levels is None else weight.levels
@@ -149,6 +151,7 @@ def _in_groups(
         yield Integers(format, max(fitting), moved, step)
 
 
+@np.errstate(all="ignore")
 def _are_halves(scales: np.ndarray) -> bool:
     """Whether float16 are nearly these numbers."""
     if not np.isfinite(scales).all() or np.abs(scales).max(initial=0.0) > _LARGEST_HALF:
