@@ -11,6 +11,10 @@ outputs on some tokens of the text, with weights rounded as in the end and activ
 with a scale for each token. Only norms take scales, as in the paper.
 
 Source: Xiao et al. 2022, "SmoothQuant" (arXiv 2211.10438), where a is a setting of the whole model.
+
+SmolLM2 135M diverges by 0.0050 from the original on WikiText-2 with octavo's activations of 8 bits,
+and by 0.0061 without scales. Those have a scale for each group of a token's values; engines with
+one for each token have more to gain.
 """
 
 from __future__ import annotations
