@@ -12,9 +12,9 @@ with a scale for each token. Only norms take scales, as in the paper.
 
 Source: Xiao et al. 2022, "SmoothQuant" (arXiv 2211.10438), where a is a setting of the whole model.
 
-SmolLM2 135M diverges by 0.0050 from the original on WikiText-2 with octavo's activations of 8 bits,
-and by 0.0061 without scales. Those have a scale for each group of a token's values; engines with
-one for each token have more to gain.
+Divergence of SmolLM2 135M from the original on WikiText-2, without scales and with them: 0.030 and
+0.013 where a token has one scale, 0.0061 and 0.0050 with octavo's activations of 8 bits, which have
+one for each group. With exact activations scales are a loss, 0.0020 and 0.0032: use rtn for those.
 """
 
 from __future__ import annotations
