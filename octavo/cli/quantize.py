@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.quantization.produce.recipes import Wanted
 
 # As octavo.quantization.produce.recipes has them, which takes a second to import.
-METHODS = ("gptq", "rtn", "gguf", "fp8", "nf4")
+METHODS = ("gptq", "awq", "smoothquant", "rtn", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "bnb", "gguf")
 
 EXAMPLES = """\
@@ -32,11 +32,13 @@ With --report the new model and the old one predict a text, and run in turns. --
 several models, OUT-METHOD each; a type of GGUF files is a method of its own there.
 
 methods:
-  gptq   integers that make up for each other's errors on a text
-  rtn    integers to the nearest, with scales of least error on a text
-  gguf   the types of llama.cpp, with importance from a text (see --type)
-  fp8    floats of 8 bits (e4m3), with a scale for each output
-  nf4    the 4 bits of QLoRA, in blocks of 64
+  gptq         integers that make up for each other's errors on a text
+  awq          integers with zeros, after channels were scaled so that they round better
+  smoothquant  integers of 8 bits, for activations of 8 bits whose outliers were scaled down
+  rtn          integers to the nearest, with scales of least error on a text
+  gguf         the types of llama.cpp, with importance from a text (see --type)
+  fp8          floats of 8 bits (e4m3), with a scale for each output
+  nf4          the 4 bits of QLoRA, in blocks of 64
 
 examples:
   octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
@@ -62,7 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "that rows are made of)",
     )
     parser.add_argument(
-        "--symmetric", action="store_true", default=None, help="no zeros but the middle (default)"
+        "--symmetric",
+        action="store_true",
+        default=None,
+        help="no zeros but the middle (default, not of awq)",
     )
     parser.add_argument(
         "--asymmetric", action="store_false", dest="symmetric", help="a zero for each group"
@@ -121,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
     """What is asked for, with one of the methods; a type of GGUF files is one in a comparison."""
     from octavo.quantization.gguf_mixes import MIXES
-    from octavo.quantization.produce.recipes import Wanted
+    from octavo.quantization.produce import recipes
 
     type = args.type
     if args.compare is not None and method.upper() in MIXES:
@@ -134,15 +139,16 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "calibration": args.calibration and Path(args.calibration),
         "calibration_tokens": args.calibration_tokens,
     }
-    if args.compare is not None and method not in ("gptq", "rtn"):
+    known = recipes.METHODS.get(method)
+    if args.compare is not None and known is not None and not known.has_scheme:
         # Settings of a comparison are for those that have a choice.
         open_to_choice = {
             name: value
             for name, value in open_to_choice.items()
-            if name.startswith("calibration") and method == "gguf"
+            if name.startswith("calibration") and known.calibrated
         }
     try:
-        return Wanted(
+        return recipes.Wanted(
             method,
             type=type,
             calibrate=not args.no_calibration,

@@ -104,6 +104,10 @@ class Parameters:
         values = weight.dequantize() if len(weight.shape) == 2 else weight.floats()
         return values + self._norm_shift if _is_norm(name) and self._norm_shift else values
 
+    def plus(self, name: str) -> float:
+        """What a model adds to values of a parameter that this layout stores."""
+        return float(self.config.norm_plus_one and _is_norm(name))
+
     def stored_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray | None:
         """The same as bytes in the type of the file: uint8 [rows, bytes of a row].
 

@@ -5,6 +5,9 @@
     calibration.py  text as windows of tokens
     observers.py    a model run layer by layer, and what its linears are handed
     gptq.py         codes that make up for each other's errors
+    scaling.py      scales of input channels, folded into the op before
+    awq.py          such scales for rounded weights
+    smoothquant.py  such scales for rounded weights and activations
     pipeline.py     from a checkpoint to quantized matrices, one after the other
     tables.py       FP8 and NF4
     recipes.py      methods, formats, defaults

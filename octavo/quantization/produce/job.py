@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,33 @@ from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import NewTensor
+from octavo.quantization.base import float_bytes
 from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of
 from octavo.quantization.gguf_quantize import quantize
+from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.quantization.produce.scaling import Scaling
+from octavo.quantization.produce.smoothquant import SMOOTHQUANT
 from octavo.quantization.produce.tables import to_fp8, to_nf4
 from octavo.quantization.produce.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
 
-_TOKENS = {"gptq": 128 * WINDOW, "rtn": 32 * WINDOW, "gguf": 32 * WINDOW}
+_TOKENS = {
+    "gptq": 128 * WINDOW,
+    "awq": 128 * WINDOW,
+    "smoothquant": 32 * WINDOW,
+    "rtn": 32 * WINDOW,
+    "gguf": 32 * WINDOW,
+}
 _TABLES = {"fp8": to_fp8, "nf4": to_nf4}
+_SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
+_TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
 # What has been done of how much, and what it is.
 Progress = Callable[[str, int, int], None]
@@ -152,6 +164,9 @@ def _tensors(
     done = set()
     for name, weight in _quantized(parameters, tokenizer, wanted, scheme, progress):
         done.add(name)
+        if isinstance(weight, Tensor):
+            yield _vector(parameters, name, weight)
+            continue
         module = name.removesuffix(".weight")
         for part, (dtype, data) in writer.parts(weight, scheme).items():
             bytes_of_part = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -167,8 +182,9 @@ def _quantized(
     wanted: Wanted,
     scheme: Scheme,
     progress: Progress,
-) -> Iterator[tuple[str, CodedWeight]]:
-    """The matrices of all layers by name, in the layout of Hugging Face."""
+) -> Iterator[tuple[str, CodedWeight | Tensor]]:
+    """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
+    are others than they were, as the model computes with them."""
     if wanted.method in _TABLES:
         names = [shape.name for shape in shapes(parameters.config) if shape.name != HEAD]
         for number, name in enumerate(names, start=1):
@@ -185,12 +201,37 @@ def _quantized(
         scheme,
         "gptq" if wanted.method == "gptq" else "search",
         _windows(tokenizer, wanted),
+        scaling=_scaling(parameters, wanted),
         on_matrix=say,
     )
     for name, matrix in matrices:
+        if isinstance(matrix, Tensor):
+            yield name, matrix
+            continue
         weight = as_coded(matrix, wanted.method)
         order = parameters.order(name)
         yield name, weight if order is None else weight.select(order)
+
+
+def _scaling(parameters: Parameters, wanted: Wanted) -> Scaling | None:
+    """That of the method, told of what the file makes of a norm."""
+    scaling = _SCALINGS.get(wanted.method)
+    if scaling is None:
+        return None
+    dtype = _TORCH_TYPES[_float_type(parameters)]
+
+    def as_stored(name: str, values: Tensor) -> Tensor:
+        plus = parameters.plus(name)
+        return (values - plus).to(dtype).float() + plus
+
+    return replace(scaling, as_stored=as_stored)
+
+
+def _vector(parameters: Parameters, name: str, values: Tensor) -> NewTensor:
+    """A norm or a bias that the model computes with, float32 [n]."""
+    dtype = _float_type(parameters)
+    stored = (values - parameters.plus(name)).numpy()
+    return NewTensor(name, dtype.name, stored.shape, [float_bytes(stored, dtype)])
 
 
 def _float_type(parameters: Parameters) -> GGMLType:

@@ -19,7 +19,7 @@ of one length and begin at position 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import Ops, create_ops
 from octavo.layers.linear import Linear
-from octavo.layers.module import Module
+from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
@@ -111,15 +111,37 @@ class LayerwiseModel:
     def num_layers(self) -> int:
         return len(self._cos_sin)
 
-    @torch.no_grad()
+    def layer(self, index: int) -> Module:
+        """A layer as it is run, with parameters that are tensors."""
+        layer: Module = self._model.model.layers[index]
+        return layer
+
+    def set_vectors(self, index: int, vectors: Mapping[str, Tensor]) -> None:
+        """Give norms and biases of a layer, by the names of their parameters, other values."""
+        layer = self.layer(index)
+        places = {f"model.layers.{index}.{name}": place for name, place in named_parameters(layer)}
+        values = {id(places[name]): value for name, value in vectors.items()}
+        self._model.model.layers[index] = layer.with_parameters(
+            lambda parameter: parameter.holding(values.get(id(parameter), parameter.value))
+        )
+
     def run_layer(self, index: int, visitor: Visitor) -> None:
         """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
-        assert index == self._next, (index, self._next)
+        self.hidden = self._outputs(index, visitor)
         self._next += 1
-        layer = self._model.model.layers[index]
+
+    def look_at_layer(self, index: int, visitor: Visitor) -> None:
+        """The same, but the layer remains the next one, and what comes out of it is forgotten."""
+        self._outputs(index, visitor)
+
+    @torch.no_grad()
+    def _outputs(self, index: int, visitor: Visitor) -> Tensor:
+        assert index == self._next, (index, self._next)
+        layer: Any = self.layer(index)
         linear = _visited_linear(layer, f"model.layers.{index}", visitor)
         context = replace(self._context, ops=replace(self._context.ops, linear=linear))
-        self.hidden = layer(self.hidden, self._cos_sin[index], context)
+        hidden: Tensor = layer(self.hidden, self._cos_sin[index], context)
+        return hidden
 
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every method goes through the linears of a model in the order in which they compute. Those that look
 at inputs run each layer on calibration text meanwhile, and a linear goes on with its quantized
-weight, so that what is seen of any input includes the errors of all linears before it.
+weight, so that what is seen of any input includes the errors of all linears before it. A *scaling*
+looks at each layer before that, and multiplies channels of its matrices so that they round better.
 
 Embeddings and the output head are no linears of a layer, and are left to the caller.
 """
@@ -32,6 +33,7 @@ from octavo.quantization.produce.observers import (
     dense,
     linear_names,
 )
+from octavo.quantization.produce.scaling import LayerScales, Scaling, find_scales
 
 Method = Literal["rtn", "search", "gptq"]
 """``rtn`` rounds to nearest on grids that hold all values; ``search`` on grids of least error,
@@ -64,10 +66,14 @@ def quantize_model(
     method: Method = "gptq",
     calibration: Tensor | None = None,
     *,
+    scaling: Scaling | None = None,
     done: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
     on_matrix: Callable[[MatrixReport], None] | None = None,
-) -> Iterator[tuple[str, QuantizedMatrix]]:
+) -> Iterator[tuple[str, QuantizedMatrix | Tensor]]:
     """The linears of a model's layers, quantized: (name of the parameter, matrix).
+
+    With a ``scaling`` also norms and biases that are others by it: float32 [n], a norm's as it is
+    multiplied with, whatever a checkpoint stores of it.
 
     Nothing is kept of a layer once its matrices have been handed out. Beside the mapped file, it
     takes the memory of a layer's activations on all of the text, see ``observers.py``.
@@ -77,6 +83,7 @@ def quantize_model(
         scheme: one for all, or a function of the parameter's name.
         calibration: windows of tokens, int64 [W, length]; see ``calibration.py``. Method rtn needs
             none; with them, reports tell what becomes of outputs.
+        scaling: what is done to a layer before its matrices are quantized; see ``scaling.py``.
         done: matrices of a run before that was ended. They are not made again, but are used.
         on_matrix: is told of each matrix as it is made, before the layer's are handed out.
 
@@ -88,19 +95,24 @@ def quantize_model(
     model, config = load_model(path)
     scheme_of = (lambda name: scheme) if isinstance(scheme, Scheme) else scheme
     schemes = _schemes(model, scheme_of)
-    _check_method(method, calibration, config.vocab_size)
+    _check_method(method, scaling, calibration, config.vocab_size)
     quantizer = _Quantizer(Path(path), method, schemes, done, on_matrix)
     if calibration is None:
         return _without_text(model, quantizer)
-    return _with_text(LayerwiseModel(model, calibration), quantizer)
+    return _with_text(LayerwiseModel(model, calibration), quantizer, scaling)
 
 
 def _with_text(
-    model: LayerwiseModel, quantizer: _Quantizer
-) -> Iterator[tuple[str, QuantizedMatrix]]:
+    model: LayerwiseModel, quantizer: _Quantizer, scaling: Scaling | None
+) -> Iterator[tuple[str, QuantizedMatrix | Tensor]]:
     for index in range(model.num_layers):
-        model.run_layer(index, quantizer)
+        scales = LayerScales()
+        if scaling is not None:
+            scales = find_scales(model, index, quantizer.schemes, scaling)
+        model.set_vectors(index, scales.vectors)
+        model.run_layer(index, scales.before(quantizer))
         yield from quantizer.take()
+        yield from scales.vectors.items()
 
 
 def _without_text(model: CausalLM, quantizer: _Quantizer) -> Iterator[tuple[str, QuantizedMatrix]]:
@@ -213,12 +225,16 @@ def _schemes(model: CausalLM, scheme_of: SchemeOf) -> dict[str, Scheme]:
     return schemes
 
 
-def _check_method(method: Method, calibration: Tensor | None, vocab_size: int) -> None:
+def _check_method(
+    method: Method, scaling: Scaling | None, calibration: Tensor | None, vocab_size: int
+) -> None:
     if method not in get_args(Method):
         raise ConfigError(f"method must be {', '.join(get_args(Method))}, not {method!r}")
     if calibration is None:
         if method == "gptq":
             raise ConfigError("method gptq needs calibration text: give some, or use search")
+        if scaling is not None:
+            raise ConfigError("scales of channels need calibration text: give some")
         return
     if int(calibration.max()) >= vocab_size:
         raise ConfigError(

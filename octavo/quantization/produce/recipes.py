@@ -15,6 +15,7 @@ from octavo.quantization.produce.writers.bitsandbytes import NF4Writer
 from octavo.quantization.produce.writers.compressed_tensors import (
     CompressedTensorsWriter,
     FP8Writer,
+    Int8Writer,
 )
 from octavo.quantization.produce.writers.gptq import GPTQWriter
 
@@ -36,12 +37,19 @@ class Method:
         writers: the formats that hold what it makes, the default first.
         fixed: the scheme, where the format of the codes leaves no choice.
         calibrated: whether it looks at what the model computes of a text.
+        needs_text: whether it cannot do without.
     """
 
     help: str
     writers: dict[str, Callable[[], Writer]]
     fixed: Scheme | None = None
     calibrated: bool = False
+    needs_text: bool = False
+
+    @property
+    def has_scheme(self) -> bool:
+        """Whether bits, groups and zeros are for the user to choose."""
+        return self.fixed is None and bool(self.writers)
 
 
 METHODS = {
@@ -49,6 +57,20 @@ METHODS = {
         "integers that make up for each other's errors on a text",
         {"gptq": GPTQWriter, **_INTEGERS},
         calibrated=True,
+        needs_text=True,
+    ),
+    "awq": Method(
+        "integers with zeros, after channels were scaled so that they round better",
+        {"awq": AWQWriter, **_INTEGERS},
+        calibrated=True,
+        needs_text=True,
+    ),
+    "smoothquant": Method(
+        "integers of 8 bits, for activations of 8 bits whose outliers were scaled down",
+        {"compressed-tensors": Int8Writer},
+        Scheme(8, "channel"),
+        calibrated=True,
+        needs_text=True,
     ),
     "rtn": Method(
         "integers, to the nearest, with scales of least error on a text",
@@ -100,14 +122,14 @@ class Wanted:
             raise ConfigError(
                 f"format {self.format} does not hold what {self.method} makes: {', '.join(formats)}"
             )
-        if method.fixed is not None or self.method == "gguf":
+        if not method.has_scheme:
             for name in ("bits", "group_size", "symmetric"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"method {self.method} has no {name} to choose: leave it out")
         if not method.calibrated and (self.calibration or self.calibration_tokens):
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
-        if self.method == "gptq" and not self.calibrate:
-            raise ConfigError("method gptq needs a text: use rtn to do without")
+        if method.needs_text and not self.calibrate:
+            raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
 
     @property
     def target(self) -> str:
@@ -133,6 +155,7 @@ class Wanted:
             group_size = fitting[0] if fitting else "channel"
         elif self.group_size != -1:
             group_size = self.group_size
-        # AWQ's files have zeros anyway.
-        symmetric = self.format_name != "awq" if self.symmetric is None else self.symmetric
+        # AWQ's files have zeros anyway, and its scales gain by them.
+        has_zeros = "awq" in (self.method, self.format_name)
+        symmetric = not has_zeros if self.symmetric is None else self.symmetric
         return Scheme(self.bits or 4, group_size, symmetric)
