@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.quantization.produce.recipes import Wanted
 
 # As octavo.quantization.produce.recipes has them, which takes a second to import.
-METHODS = ("gptq", "rtn", "gguf", "fp8", "nf4")
+METHODS = ("gptq", "rtn", "autoround", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "bnb", "gguf")
 
 EXAMPLES = """\
@@ -32,11 +32,12 @@ With --report the new model and the old one predict a text, and run in turns. --
 several models, OUT-METHOD each; a type of GGUF files is a method of its own there.
 
 methods:
-  gptq   integers that make up for each other's errors on a text
-  rtn    integers to the nearest, with scales of least error on a text
-  gguf   the types of llama.cpp, with importance from a text (see --type)
-  fp8    floats of 8 bits (e4m3), with a scale for each output
-  nf4    the 4 bits of QLoRA, in blocks of 64
+  gptq       integers that make up for each other's errors on a text
+  rtn        integers to the nearest, with scales of least error on a text
+  autoround  integers learned for a layer as a whole on a text: slow, for 2 and 3 bits
+  gguf       the types of llama.cpp, with importance from a text (see --type)
+  fp8        floats of 8 bits (e4m3), with a scale for each output
+  nf4        the 4 bits of QLoRA, in blocks of 64
 
 examples:
   octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
@@ -134,7 +135,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "calibration": args.calibration and Path(args.calibration),
         "calibration_tokens": args.calibration_tokens,
     }
-    if args.compare is not None and method not in ("gptq", "rtn"):
+    if args.compare is not None and method not in ("gptq", "rtn", "autoround"):
         # Settings of a comparison are for those that have a choice.
         open_to_choice = {
             name: value

@@ -28,13 +28,19 @@ from octavo.quantization.gguf_quantize import quantize
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import observe
-from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
+from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.tables import to_fp8, to_nf4
 from octavo.quantization.produce.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
 
-_TOKENS = {"gptq": 128 * WINDOW, "rtn": 32 * WINDOW, "gguf": 32 * WINDOW}
+_TOKENS = {
+    "gptq": 128 * WINDOW,
+    "autoround": 64 * WINDOW,
+    "rtn": 32 * WINDOW,
+    "gguf": 32 * WINDOW,
+}
+_PIPELINE: dict[str, Method] = {"gptq": "gptq", "autoround": "autoround", "rtn": "search"}
 _TABLES = {"fp8": to_fp8, "nf4": to_nf4}
 
 # What has been done of how much, and what it is.
@@ -183,7 +189,7 @@ def _quantized(
     matrices = quantize_model(
         parameters.checkpoint.path,
         scheme,
-        "gptq" if wanted.method == "gptq" else "search",
+        _PIPELINE[wanted.method],
         _windows(tokenizer, wanted),
         on_matrix=say,
     )

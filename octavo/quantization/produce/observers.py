@@ -111,15 +111,30 @@ class LayerwiseModel:
     def num_layers(self) -> int:
         return len(self._cos_sin)
 
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return self._length
+
     @torch.no_grad()
     def run_layer(self, index: int, visitor: Visitor) -> None:
         """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
         assert index == self._next, (index, self._next)
         self._next += 1
+        self.hidden = self.outputs(index, self.hidden, visitor)
+
+    def outputs(self, index: int, hidden: Tensor, visitor: Visitor) -> Tensor:
+        """What a layer makes of the hidden states of whole windows, float32 [w length, hidden].
+
+        ``visitor`` sees its linears. Where weights that it goes on with require gradients, so do
+        the outputs. Nothing is changed by it: ``run_layer`` is what goes on to the next layer.
+        """
         layer = self._model.model.layers[index]
         linear = _visited_linear(layer, f"model.layers.{index}", visitor)
-        context = replace(self._context, ops=replace(self._context.ops, linear=linear))
-        self.hidden = layer(self.hidden, self._cos_sin[index], context)
+        context = _context(len(hidden) // self._length, self._length)
+        context = replace(context, ops=replace(context.ops, linear=linear))
+        outputs: Tensor = layer(hidden, self._cos_sin[index], context)
+        return outputs
 
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:
@@ -274,18 +289,18 @@ def _attention(
     softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of q [T, H, D] within windows: [T, H, D]. See ``kernels/attention.py``."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    attended = []
     hidden = _hidden_positions(plan.length, window)
-    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor, out)]
-    for queries, keys, values, attended in zip(*parts, strict=True):
+    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor)]
+    for queries, keys, values in zip(*parts, strict=True):
         group = queries.shape[1] // keys.shape[1]
         keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
         scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-        attended.copy_(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
-    return out
+        attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
+    return torch.cat(attended)
 
 
 def _hidden_positions(length: int, window: int | None) -> Tensor:

@@ -55,6 +55,11 @@ METHODS = {
         _INTEGERS,
         calibrated=True,
     ),
+    "autoround": Method(
+        "integers learned for a layer as a whole on a text, for 2 and 3 bits",
+        _INTEGERS,
+        calibrated=True,
+    ),
     "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
     "fp8": Method(
         "floats of 8 bits (e4m3)", {"compressed-tensors": FP8Writer}, Scheme(8, "channel")
@@ -106,8 +111,8 @@ class Wanted:
                     raise ConfigError(f"method {self.method} has no {name} to choose: leave it out")
         if not method.calibrated and (self.calibration or self.calibration_tokens):
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
-        if self.method == "gptq" and not self.calibrate:
-            raise ConfigError("method gptq needs a text: use rtn to do without")
+        if self.method in ("gptq", "autoround") and not self.calibrate:
+            raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
 
     @property
     def target(self) -> str:
