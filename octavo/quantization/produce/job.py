@@ -36,7 +36,7 @@ from octavo.text.tokenizer import Tokenizer
 
 _TOKENS = {
     "gptq": 128 * WINDOW,
-    "autoround": 64 * WINDOW,
+    "autoround": 32 * WINDOW,
     "rtn": 32 * WINDOW,
     "gguf": 32 * WINDOW,
 }
