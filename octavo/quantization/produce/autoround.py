@@ -11,8 +11,8 @@ g the gradient by the rounded weight, of which autograd has no more to find::
 
     by the offset: s g                  by the scale: sum of g (q - z - w / s)
 
-and as only signs are used, the factor s > 0 of the first is left out. Steps of equal size for all
-need no scale of their own: n steps from 1 / n down to 0 take an offset as far as 1/2.
+and as only signs are used, the factor s > 0 of the first is left out. All take steps of one size,
+from 2 / n down to 0 in a line: n of them can take an offset from one end to the other.
 
 Source: Cheng et al. 2023, "Optimize Weight Rounding via Signed Gradient Descent" (arXiv
 2309.05516). Decided otherwise than there:
@@ -40,11 +40,15 @@ Layer = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 """(hidden states of whole windows, float32 [tokens, hidden], weights float32 [N, K] by name) -> the
 hidden states after the layer, with gradients by the weights."""
 
-# How often all windows are looked at, to keep the best; but no more windows than these.
-_LOOKS, _WINDOWS_OF_A_LOOK = 2, 16
+# Windows that are looked at to find the best, at most.
+_WINDOWS_OF_A_LOOK = 16
 
-# The first step, in units of 1 / steps; they go down to 0 in a line.
+# The first step, in units of 1 / steps. It is 1 in the paper, which takes more of them: with 50, in
+# layer 3 of SmolLM2 135M at 2 bits, 2 leaves 1.4 % less error on other text.
 _FIRST_STEP = 2.0
+
+# What a token's size is taken for at least, as a part of the mean: none is divided by zero.
+_LEAST_SIZE = 1e-6
 
 # Within half a step of the code, and not at the edge, where the first step would take it away.
 _NEAR = 0.4
@@ -72,14 +76,15 @@ def learn_rounding(
     """The matrices of a layer that bring it closest to its targets, of those that are come by.
 
     A step looks at one window; windows are drawn by ``seed``, each once before any comes again.
-    What is returned is the best on all windows of ``start`` and of what is there after every half
-    of the steps, so it is never worse than ``start`` on them (on the first 16, if there are more).
+    What is returned is the best, on all windows, of ``start`` and of what is there after a half of
+    the steps and after all: never worse than ``start`` on them (the first 16, if there are more).
 
     Args:
         weights: those that ``start`` was made of, float32 [N, K], by name.
         start: matrices in schemes with integer zeros. Grids and zeros are taken from them.
     """
     sizes = windows.targets.square().mean(dim=-1, keepdim=True)
+    sizes.clamp_(min=_LEAST_SIZE * float(sizes.mean()))
 
     def error(window: int, given: Mapping[str, Tensor]) -> Tensor:
         missed = layer(windows.inputs[window], given) - windows.targets[window]
@@ -94,7 +99,7 @@ def learn_rounding(
             error(window, given).backward()
         for matrix in learned.values():
             matrix.step(_FIRST_STEP * (1 - step / steps) / steps)
-        if (step + 1) % max(1, steps // _LOOKS) == 0:
+        if step + 1 in (steps // 2, steps):
             best.look({name: matrix.quantized() for name, matrix in learned.items()})
     return best.matrices
 
