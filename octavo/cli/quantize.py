@@ -34,7 +34,7 @@ several models, OUT-METHOD each; a type of GGUF files is a method of its own the
 methods:
   gptq       integers that make up for each other's errors on a text
   rtn        integers to the nearest, with scales of least error on a text
-  autoround  integers learned for a layer as a whole on a text: slow, for 2 and 3 bits
+  autoround  integers learned for a layer as a whole on a text: slow, for 2 bits
   gguf       the types of llama.cpp, with importance from a text (see --type)
   fp8        floats of 8 bits (e4m3), with a scale for each output
   nf4        the 4 bits of QLoRA, in blocks of 64

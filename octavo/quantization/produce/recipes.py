@@ -56,7 +56,7 @@ METHODS = {
         calibrated=True,
     ),
     "autoround": Method(
-        "integers learned for a layer as a whole on a text, for 2 and 3 bits",
+        "integers learned for a layer as a whole on a text, for 2 bits",
         _INTEGERS,
         calibrated=True,
     ),
