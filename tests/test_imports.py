@@ -91,6 +91,7 @@ OF_TORCH = {
     "quantization/gguf_quantize.py",
     "quantization/gguf_search.py",
     "quantization/produce/awq.py",
+    "quantization/produce/autoround.py",
     "quantization/produce/calibration.py",
     "quantization/produce/gptq.py",
     "quantization/produce/grid.py",

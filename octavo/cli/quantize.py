@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from octavo.quantization.produce.recipes import Wanted
 
 # As octavo.quantization.produce.recipes has them, which takes a second to import.
-METHODS = ("gptq", "awq", "smoothquant", "rtn", "gguf", "fp8", "nf4")
+METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "bnb", "gguf")
 
 EXAMPLES = """\
@@ -36,6 +36,7 @@ methods:
   awq          integers with zeros, after channels were scaled so that they round better
   smoothquant  integers of 8 bits, for activations of 8 bits whose outliers were scaled down
   rtn          integers to the nearest, with scales of least error on a text
+  autoround    integers learned for a layer as a whole on a text: slow, for 2 bits
   gguf         the types of llama.cpp, with importance from a text (see --type)
   fp8          floats of 8 bits (e4m3), with a scale for each output
   nf4          the 4 bits of QLoRA, in blocks of 64

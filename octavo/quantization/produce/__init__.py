@@ -8,6 +8,7 @@
     scaling.py      scales of input channels, folded into the op before
     awq.py          such scales for rounded weights
     smoothquant.py  such scales for rounded weights and activations
+    autoround.py    codes and scales of a whole layer, learned together by gradients
     pipeline.py     from a checkpoint to quantized matrices, one after the other
     tables.py       FP8 and NF4
     recipes.py      methods, formats, defaults

@@ -235,14 +235,14 @@ def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
     if scheme.symmetric:
-        scales = _as_scales(torch.maximum(-low, high) / (scheme.max_code / 2))
+        scales = as_scales(torch.maximum(-low, high) / (scheme.max_code / 2))
         return Grid(scales, torch.full_like(scales, scheme.middle))
-    scales = _as_scales((high - low) / scheme.max_code)
+    scales = as_scales((high - low) / scheme.max_code)
     if scheme.float_minimum:
         return Grid(scales, low.half().float())
     return Grid(scales, (-low / scales).round_().clamp_(0, scheme.max_code))
 
 
-def _as_scales(scales: Tensor) -> Tensor:
+def as_scales(scales: Tensor) -> Tensor:
     """Exact in float16, and never zero: a group of zeros has a scale like any other."""
     return scales.half().float().clamp_(_LEAST_SCALE, _LARGEST_SCALE)

@@ -30,7 +30,7 @@ from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import observe
-from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
+from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
@@ -41,10 +41,12 @@ from octavo.text.tokenizer import Tokenizer
 _TOKENS = {
     "gptq": 128 * WINDOW,
     "awq": 128 * WINDOW,
+    "autoround": 32 * WINDOW,
     "smoothquant": 32 * WINDOW,
     "rtn": 32 * WINDOW,
     "gguf": 32 * WINDOW,
 }
+_ROUNDINGS: dict[str, Method] = {"gptq": "gptq", "autoround": "autoround"}  # of others: search
 _TABLES = {"fp8": to_fp8, "nf4": to_nf4}
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
@@ -199,7 +201,7 @@ def _quantized(
     matrices = quantize_model(
         parameters.checkpoint.path,
         scheme,
-        "gptq" if wanted.method == "gptq" else "search",
+        _ROUNDINGS.get(wanted.method, "search"),
         _windows(tokenizer, wanted),
         scaling=_scaling(parameters, wanted),
         on_matrix=say,

@@ -125,23 +125,36 @@ class LayerwiseModel:
             lambda parameter: parameter.holding(values.get(id(parameter), parameter.value))
         )
 
-    def run_layer(self, index: int, visitor: Visitor) -> None:
-        """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
-        self.hidden = self._outputs(index, visitor)
-        self._next += 1
-
-    def look_at_layer(self, index: int, visitor: Visitor) -> None:
-        """The same, but the layer remains the next one, and what comes out of it is forgotten."""
-        self._outputs(index, visitor)
+    @property
+    def length(self) -> int:
+        """Tokens of a window."""
+        return self._length
 
     @torch.no_grad()
-    def _outputs(self, index: int, visitor: Visitor) -> Tensor:
+    def run_layer(self, index: int, visitor: Visitor) -> None:
+        """Run the layer that is next, which must be ``index``; ``visitor`` sees its linears."""
         assert index == self._next, (index, self._next)
+        self.hidden = self.outputs(index, self.hidden, visitor)
+        self._next += 1
+
+    @torch.no_grad()
+    def look_at_layer(self, index: int, visitor: Visitor) -> None:
+        """The same, but the layer remains the next one, and what comes out of it is forgotten."""
+        assert index == self._next, (index, self._next)
+        self.outputs(index, self.hidden, visitor)
+
+    def outputs(self, index: int, hidden: Tensor, visitor: Visitor) -> Tensor:
+        """What a layer makes of the hidden states of whole windows, float32 [w length, hidden].
+
+        ``visitor`` sees its linears. Where weights that it goes on with require gradients, so do
+        the outputs. Nothing is changed by it: ``run_layer`` is what goes on to the next layer.
+        """
         layer: Any = self.layer(index)
         linear = _visited_linear(layer, f"model.layers.{index}", visitor)
-        context = replace(self._context, ops=replace(self._context.ops, linear=linear))
-        hidden: Tensor = layer(self.hidden, self._cos_sin[index], context)
-        return hidden
+        context = _context(len(hidden) // self._length, self._length)
+        context = replace(context, ops=replace(context.ops, linear=linear))
+        outputs: Tensor = layer(hidden, self._cos_sin[index], context)
+        return outputs
 
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:
@@ -296,18 +309,18 @@ def _attention(
     softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of q [T, H, D] within windows: [T, H, D]. See ``kernels/attention.py``."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    attended = []
     hidden = _hidden_positions(plan.length, window)
-    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor, out)]
-    for queries, keys, values, attended in zip(*parts, strict=True):
+    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor)]
+    for queries, keys, values in zip(*parts, strict=True):
         group = queries.shape[1] // keys.shape[1]
         keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
         scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-        attended.copy_(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
-    return out
+        attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
+    return torch.cat(attended)
 
 
 def _hidden_positions(length: int, window: int | None) -> Tensor:

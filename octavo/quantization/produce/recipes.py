@@ -77,6 +77,12 @@ METHODS = {
         _INTEGERS,
         calibrated=True,
     ),
+    "autoround": Method(
+        "integers learned for a layer as a whole on a text, for 2 bits",
+        _INTEGERS,
+        calibrated=True,
+        needs_text=True,
+    ),
     "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
     "fp8": Method(
         "floats of 8 bits (e4m3)", {"compressed-tensors": FP8Writer}, Scheme(8, "channel")

@@ -85,6 +85,44 @@ def test_a_model_run_layer_by_layer_is_the_model(folder):
         torch.testing.assert_close(model.logits(window), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_layer_can_be_run_on_some_windows(folder):
+    model = LayerwiseModel(load_model(folder).model, windows())
+    hidden = model.hidden
+    with torch.no_grad():
+        second = model.outputs(0, hidden[12:24], lambda name, x, weight: weight)
+    assert model.hidden is hidden
+    model.run_layer(0, lambda name, x, weight: weight)
+    torch.testing.assert_close(second, model.hidden[12:24])
+
+
+def test_a_layer_has_gradients_by_its_weights(folder):
+    """Held against the difference that a small step makes, along the gradient."""
+    model = LayerwiseModel(load_model(folder).model, windows())
+    names = linear_names(load_model(folder).model)[0]
+    aim = torch.randn(model.hidden.shape, generator=torch.Generator().manual_seed(3))
+
+    def score(moved, by, gradients):
+        def visitor(name, x, weight):
+            return weight + by * gradients[name] if name == moved else weight
+
+        with torch.no_grad():
+            return float((model.outputs(0, model.hidden, visitor) * aim).double().sum())
+
+    leaves = {}
+
+    def watch(name, x, weight):
+        leaves[name] = weight.clone().requires_grad_()
+        return leaves[name]
+
+    (model.outputs(0, model.hidden, watch) * aim).sum().backward()
+    gradients = {name: leaf.grad for name, leaf in leaves.items()}
+    for name in names:
+        step = 1e-2 / float(gradients[name].norm())
+        ends = [score(name, by, gradients) for by in (-step, step)]
+        expected = float(gradients[name].square().sum())
+        assert (ends[1] - ends[0]) / (2 * step) == pytest.approx(expected, rel=2e-2), name
+
+
 def test_every_linear_is_seen_in_the_order_in_which_it_computes(folder):
     seen = []
 
