@@ -94,6 +94,8 @@ def make(
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give another name, or remove it")
+    if wanted.method == "gguf" and out.suffix != ".gguf":
+        raise ConfigError(f"{out} is to be a GGUF file: give it a name that ends in .gguf")
     parameters = Parameters(checkpoint)
     if not wanted.requantize:
         _refuse_quantized(parameters)
@@ -141,8 +143,8 @@ def _make_folder(
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
         try:
-            scheme.group_width(shape.k)
             writer.check((shape.n, shape.k), scheme)
+            scheme.group_width(shape.k)
         except ConfigError as error:
             raise ConfigError(f"{shape.name}: {error}") from None
     write_hf_folder(

@@ -47,13 +47,15 @@ class NF4Writer:
             "nested_dtype": "float32",
             "nested_offset": offset,
         }
+        text = json.dumps(state).encode()
+        text += b" " * (-(len(absmax) + len(text)) % 4)  # so that floats after it are aligned
         return {
             "weight": Part("U8", (pairs[:, :1] << 4 | pairs[:, 1:])),
-            "weight.absmax": Part("U8", absmax),
             "weight.nested_absmax": Part("F32", nested),
             "weight.nested_quant_map": Part("F32", dynamic_map()),
             "weight.quant_map": Part("F32", NF4_LEVELS),
-            _STATE: Part("U8", np.frombuffer(json.dumps(state).encode(), np.uint8)),
+            "weight.absmax": Part("U8", absmax),
+            _STATE: Part("U8", np.frombuffer(text, np.uint8)),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _config(
     }
     return {
         "quant_method": "compressed-tensors",
-        "version": "0.17.0",
+        "version": "0.18.0",
         "format": format,
         "quantization_status": "compressed",
         "global_compression_ratio": None,

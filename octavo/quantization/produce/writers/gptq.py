@@ -1,12 +1,15 @@
-"""GPTQ, as GPTQModel and AutoGPTQ have it (``checkpoint_format`` "gptq", which is version 1).
+"""GPTQ, as GPTQModel and AutoGPTQ have it.
 
     qweight   int32 [K * bits / 32, N]            packed along K
-    qzeros    int32 [K / group, N * bits / 32]    zeros less one, packed along N
+    qzeros    int32 [K / group, N * bits / 32]    packed along N
     scales    float16 [K / group, N]
     g_idx     int32 [K]                           k // group; older readers need it
 
-One is subtracted from whole words, as readers add it to whole words: a zero of 0 borrows from its
-neighbour and gives back.
+Zeros are stored less one in version 1 (``checkpoint_format`` "gptq"), which everything reads, and
+as they are in version 2 ("gptq_v2"), which GPTQModel and octavo read. Version 1 has no zero of 0:
+some readers add one to each value, others to whole words, and so they disagree about what follows
+it. They also disagree about all zeros of 3 bits, where GPTQModel's words to add belong to another
+order. So version 1 is written where zeros are the middle and no code lies in two words.
 """
 
 from __future__ import annotations
@@ -41,19 +44,17 @@ class GPTQWriter:
     def parts(self, weight: CodedWeight, scheme: Scheme) -> Mapping[str, Part]:
         num_inputs = weight.shape[1]
         zeros = table(weight.zeros, weight).astype(np.uint8)
-        ones = pack_words(np.ones(32, np.uint8), scheme.bits).view("<u4")
-        packed = pack_words(zeros.T, scheme.bits).view("<u4")
-        # In words of 32 bits, of which those of 3-bit codes come by threes.
-        stored = _subtract(packed, np.tile(ones, packed.shape[1] // len(ones)))
+        stored = zeros - np.uint8(_version(scheme) == 1)
         groups = np.arange(num_inputs) // weight.group_size
         return {
             "qweight": Part("I32", pack_words(all_codes(weight), scheme.bits).T),
-            "qzeros": Part("I32", stored),
+            "qzeros": Part("I32", pack_words(stored.T, scheme.bits)),
             "scales": Part("F16", table(weight.scales, weight).T.astype(np.float16)),
             "g_idx": Part("I32", groups.astype("<i4")),
         }
 
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
+        layout = "gptq" if _version(scheme) == 1 else "gptq_v2"
         return {
             "quant_method": "gptq",
             "bits": scheme.bits,
@@ -62,11 +63,11 @@ class GPTQWriter:
             "desc_act": False,
             "lm_head": False,
             "true_sequential": True,
-            "checkpoint_format": "gptq",
-            "format": "gptq",
+            "checkpoint_format": layout,
+            "format": layout,
         }
 
 
-def _subtract(words: np.ndarray, ones: np.ndarray) -> np.ndarray:
-    """Word by word, modulo 2^32."""
-    return (words - ones).view("<i4")
+def _version(scheme: Scheme) -> int:
+    """Of how zeros are stored."""
+    return 1 if scheme.symmetric and 32 % scheme.bits == 0 else 2

@@ -1,0 +1,233 @@
+"""Whole models: made with every method in every format, loaded again, near to what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
+from octavo.kernels.cpu import library
+from octavo.models.checkpoint import open_checkpoint
+from octavo.models.gguf_export import export_gguf
+from octavo.models.loader import load_model
+from octavo.open_model import load_tokenizer
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.produce.job import make
+from octavo.quantization.produce.observers import LayerwiseModel
+from octavo.quantization.produce.recipes import METHODS, Wanted
+from tests.conftest import write_tiny_model
+
+WINDOWS = torch.randint(256, (4, 48), generator=torch.Generator().manual_seed(5))
+CASES = [
+    (name, format) for name, method in METHODS.items() for format in (*method.writers, "gguf")
+    if format != "gguf" or not method.writers
+]  # fmt: skip
+NUM_LINEAR, NUM_EMBEDDING, NUM_NORMS = 2 * (64 * 256 + 128 * 64 + 3 * 64 * 128), 260 * 64, 5 * 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A Llama whose rows are made of groups of all formats. Its layers add little, and attend to
+    much, as those of trained models do, so that errors of one are not blown up by the next."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    path = write_tiny_model(tmp_path_factory.mktemp("sources") / "llama", **sizes, **heads)
+    tensors = load_file(path / "model.safetensors")
+    for name in tensors:
+        if name.endswith(("q_proj.weight", "o_proj.weight", "down_proj.weight")):
+            tensors[name] *= 0.2
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(folder, tmp_path_factory):
+    """The same model by kind of file. Rows of q and k are in another order in GGUF files."""
+    path = tmp_path_factory.mktemp("sources") / "llama.gguf"
+    export_gguf(path, open_checkpoint(folder), lambda matrix: GGMLType.F32)
+    return {"folder": folder, "gguf": path}
+
+
+def wanted_of(method, format=None, **changes) -> Wanted:
+    if METHODS[method].calibrated and changes.get("calibrate", True):
+        changes = {"calibration_tokens": 512, **changes}
+    return Wanted(method, format=format, **changes)
+
+
+def quantized(source, out, wanted, **options):
+    return make(open_checkpoint(source), load_tokenizer(source), out, wanted, **options)
+
+
+def log_probabilities(path) -> torch.Tensor:
+    model = LayerwiseModel(load_model(path).model, WINDOWS)
+    for index in range(model.num_layers):
+        model.run_layer(index, lambda name, x, weight: weight)
+    return torch.cat([model.logits(window) for window in range(len(WINDOWS))]).log_softmax(dim=-1)
+
+
+def divergence(path, other) -> float:
+    """The mean KL divergence of one from another, in nats; between strangers it is above 4."""
+    exact, found = log_probabilities(path), log_probabilities(other)
+    return float((exact.exp() * (exact - found)).sum(dim=-1).mean())
+
+
+def scores(path, **settings) -> np.ndarray:
+    """Log probabilities of the tokens of all windows."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with LLM(str(path), kv_cache_dtype="f32", **settings) as llm:
+        outputs = llm.generate(WINDOWS.tolist(), params, use_tqdm=False)
+    return np.array(
+        [
+            found[token].logprob
+            for window, output in zip(WINDOWS.tolist(), outputs, strict=True)
+            for token, found in list(zip(window, output.prompt_logprobs, strict=True))[1:]
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("method, format", CASES)
+def test_every_method_and_format(method, format, kind, source, tmp_path):
+    made = quantized(source[kind], tmp_path / "out.gguf", wanted_of(method, format))
+    assert (made.method, made.format, made.out) == (method, format, tmp_path / "out.gguf")
+    lost = divergence(source["folder"], made.out)
+    assert 0 < lost < {"fp8": 0.1, "gguf": 0.2}.get(method, 1.0)
+
+
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+@pytest.mark.parametrize("method, format", {format: (m, format) for m, format in CASES}.values())
+def test_the_kernels_agree_about_it(method, format, folder, tmp_path):
+    made = quantized(folder, tmp_path / "out.gguf", wanted_of(method, format))
+    reference = scores(made.out, kernels="reference", dtype="float32")
+    native = scores(made.out, kernels="native", activations="int16")
+    assert np.abs(native - reference).mean() < 0.01
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8"])
+def test_gemma(method, tmp_path):
+    """Norms before and after, a head that is shared, and activations that need bfloat16."""
+    from tiny_transformers import make_model
+
+    source = write_tiny_model(tmp_path / "gemma")
+    ids = {"vocab_size": 260, "eos_token_id": 256, "bos_token_id": 257}
+    make_model("gemma3", **ids).save_pretrained(source)
+    made = quantized(source, tmp_path / "out", wanted_of(method))
+    assert divergence(source, made.out) < 0.5
+    assert open_checkpoint(made.out).tensors["model.norm.weight"].type == GGMLType.BF16
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_rows_of_queries_are_in_the_order_of_folders(kind, source, folder, tmp_path):
+    """To the nearest, a matrix is the same whichever file it comes from."""
+    wanted = wanted_of("rtn", "gptq", bits=8, calibrate=False)
+    made = quantized(source[kind], tmp_path / "out", wanted)
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        exact = open_checkpoint(folder).read(name).floats()
+        ours = open_checkpoint(made.out).read(name).dequantize()
+        np.testing.assert_allclose(ours, exact, atol=0.01)
+
+
+# -- what is reported ----------------------------------------------------------------------------
+
+
+def test_bits_per_weight_of_a_folder(folder, tmp_path):
+    wanted = wanted_of("rtn", "compressed-tensors", group_size=32, calibrate=False)
+    made = quantized(folder, tmp_path / "out", wanted)
+    of_shapes = 14 * 2 * 64
+    bits = NUM_LINEAR * (4 + 16 / 32) + of_shapes + (NUM_EMBEDDING + NUM_NORMS) * 16
+    assert made.bits_per_weight == pytest.approx(
+        bits / (NUM_LINEAR + NUM_EMBEDDING + NUM_NORMS), rel=1e-9
+    )
+    assert made.num_bytes == bits / 8 and made.elapsed_s > 0
+    with safe_open(made.out / "model.safetensors", "pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert made.num_bytes == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_bits_per_weight_of_a_file(folder, tmp_path):
+    made = quantized(folder, tmp_path / "m.gguf", wanted_of("gguf", type="Q8_0", calibrate=False))
+    tensors = gguf.GGUFReader(made.out).tensors
+    assert made.num_bytes == sum(tensor.n_bytes for tensor in tensors)
+    bits = (NUM_LINEAR + NUM_EMBEDDING) * 8.5 + NUM_NORMS * 32
+    assert made.bits_per_weight == pytest.approx(
+        bits / (NUM_LINEAR + NUM_EMBEDDING + NUM_NORMS), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8", "gguf"])
+def test_progress_ends_at_the_total(method, folder, tmp_path):
+    seen = []
+    wanted = wanted_of(method)
+    quantized(folder, tmp_path / "out.gguf", wanted, progress=lambda *what: seen.append(what))
+    assert seen[-1][0] == "quantizing" and seen[-1][1] == seen[-1][2]
+    done = [done for what, done, _ in seen if what == "quantizing"]
+    assert done == sorted(done)
+
+
+# -- what is refused, and what is left behind --------------------------------------------------
+
+
+def refusal(source, out, wanted) -> str:
+    before = sorted(out.parent.iterdir())
+    with pytest.raises(ConfigError) as caught:
+        quantized(source, out, wanted)
+    assert sorted(out.parent.iterdir()) == before
+    return str(caught.value)
+
+
+def test_quantizing_twice(folder, tmp_path):
+    once = quantized(folder, tmp_path / "once", wanted_of("fp8")).out
+    said = refusal(once, tmp_path / "twice", wanted_of("nf4"))
+    assert "is quantized already (" in said and "--requantize" in said
+    made = quantized(once, tmp_path / "twice", wanted_of("nf4", requantize=True))
+    assert divergence(folder, made.out) < 1
+
+
+def test_what_is_there_is_not_overwritten(folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    (tmp_path / "file.gguf").write_text("mine")
+    for name in ("full", "file.gguf"):
+        assert "is there already" in refusal(folder, tmp_path / name, wanted_of("fp8"))
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "file.gguf").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    assert quantized(folder, tmp_path / "empty", wanted_of("fp8")).num_bytes
+
+
+def test_groups_that_do_not_fit(folder, tiny_model, tmp_path):
+    out = tmp_path / "out"
+    said = refusal(folder, out, wanted_of("gptq", group_size=48))
+    assert said.startswith("model.layers.0.self_attn.q_proj.weight: rows of 64 values")
+    assert "multiple of 32" in refusal(tiny_model, out, wanted_of("gptq", group_size=16))
+    assert "no blocks of 64" in refusal(tiny_model, out, wanted_of("nf4"))
+    assert "8 bits, it has 4" in refusal(folder, out, wanted_of("rtn", "awq", bits=8))
+
+
+def test_a_file_of_another_kind_is_not_made(folder, tmp_path):
+    """One that octavo would not open by its name."""
+    assert "ends in .gguf" in refusal(folder, tmp_path / "out.bin", wanted_of("gguf"))
+
+
+def test_a_text_that_is_too_short(folder, tmp_path):
+    (tmp_path / "text.txt").write_text("short")
+    wanted = wanted_of("gptq", calibration=tmp_path / "text.txt")
+    assert "give a longer text" in refusal(folder, tmp_path / "out", wanted)
+
+
+@pytest.mark.parametrize("method", ["rtn", "fp8", "gguf"])
+def test_an_interrupt_leaves_nothing(method, folder, tmp_path):
+    def progress(what, done, total):
+        if what == "quantizing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantized(folder, tmp_path / "out.gguf", wanted_of(method), progress=progress)
+    assert list(tmp_path.iterdir()) == []
