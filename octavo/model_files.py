@@ -82,6 +82,15 @@ def is_engine_folder(path: Path) -> bool:
     return (path / ENGINE_MANIFEST).exists()
 
 
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file, whatever its name is, begins as a GGUF file does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+
+
 def read_text(path: Path, max_bytes: int) -> str:
     """The contents of a file of UTF-8."""
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # As octavo.quantization.produce.recipes has them, which takes a second to import.
 METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "gguf", "fp8", "nf4")
-FORMATS = ("gptq", "compressed-tensors", "awq", "bnb", "gguf")
+FORMATS = ("gptq", "compressed-tensors", "awq", "fp8", "bnb", "gguf")
 
 EXAMPLES = """\
 OUT becomes a Hugging Face folder, or with --method gguf a file; it is not overwritten. Embeddings

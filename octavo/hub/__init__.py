@@ -16,6 +16,7 @@ from octavo.hub import huggingface, store
 from octavo.hub.catalog import CATALOG, DEFAULT_MODEL, CatalogModel, Terms
 from octavo.hub.huggingface import HubId
 from octavo.hub.store import InstalledModel, home, installed
+from octavo.model_files import begins_as_gguf
 
 __all__ = [
     "CATALOG",
@@ -149,7 +150,7 @@ def _check_terms(model: CatalogModel, accepted: bool) -> None:
 
 
 def _check_file(path: Path) -> Path:
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" or begins_as_gguf(path):
         return path
     if path.suffix == ".safetensors":
         raise UnsupportedModelError(

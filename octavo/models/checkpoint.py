@@ -15,7 +15,7 @@ import numpy as np
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.fields import Fields
-from octavo.model_files import ModelFolder, is_engine_folder, split_parts
+from octavo.model_files import ModelFolder, begins_as_gguf, is_engine_folder, split_parts
 from octavo.models.config import ModelConfig
 from octavo.models.gguf import GGUFFile
 from octavo.models.quantized_hf import find_parts, is_of_activations, weight_format
@@ -84,7 +84,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return SafetensorsFolder(path)
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist")
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" or begins_as_gguf(path):
         return GGUFFiles(path)
     if path.suffix in _PICKLED:
         _refuse_pickle(path)

@@ -29,6 +29,7 @@ E4M3[[0x7F, 0xFF]] = np.nan
 E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 """Powers of two, for scales."""
 
+FP8_BLOCK = 128  # rows, and columns, where blocks have a scale
 NF4_BLOCK = 64
 NF4_LEVELS = np.array(
     [

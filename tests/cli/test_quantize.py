@@ -144,7 +144,6 @@ def test_wrong_usage(run, tmp_path, flags, what):
     [
         (["--method", "rtn", "--no-calibration", "--group-size", 48], "cut into groups of 48"),
         (["--method", "nf4"], "no blocks of 64"),
-        (["--method", "gguf"], "ends in .gguf"),
         (["--method", "rtn", "--calibration", "/nowhere/text.txt"], "the calibration text"),
     ],
 )

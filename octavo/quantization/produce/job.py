@@ -34,7 +34,7 @@ from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
-from octavo.quantization.produce.tables import to_fp8, to_nf4
+from octavo.quantization.produce.tables import to_fp8, to_fp8_blocks, to_nf4
 from octavo.quantization.produce.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ _TOKENS = {
     "gguf": 32 * WINDOW,
 }
 _ROUNDINGS: dict[str, Method] = {"gptq": "gptq", "autoround": "autoround"}  # of others: search
-_TABLES = {"fp8": to_fp8, "nf4": to_nf4}
+_TABLES = {"compressed-tensors": to_fp8, "fp8": to_fp8_blocks, "bnb": to_nf4}  # by format
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
@@ -94,8 +94,8 @@ def make(
     begin = time.perf_counter()
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give another name, or remove it")
-    if wanted.method == "gguf" and out.suffix != ".gguf":
-        raise ConfigError(f"{out} is to be a GGUF file: give it a name that ends in .gguf")
+    if wanted.method == "gguf" and out.exists():
+        raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
     if not wanted.requantize:
         _refuse_quantized(parameters)
@@ -189,11 +189,11 @@ def _quantized(
 ) -> Iterator[tuple[str, CodedWeight | Tensor]]:
     """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
     are others than they were, as the model computes with them."""
-    if wanted.method in _TABLES:
+    if wanted.method in ("fp8", "nf4"):
         names = [shape.name for shape in shapes(parameters.config) if shape.name != HEAD]
         for number, name in enumerate(names, start=1):
             rows = torch.from_numpy(parameters.rows(name))
-            yield name, _TABLES[wanted.method](rows)
+            yield name, _TABLES[wanted.format_name](rows)
             progress("quantizing", number, len(names))
         return
 
@@ -306,4 +306,4 @@ def as_coded(matrix: QuantizedMatrix, format: str) -> CodedWeight:
     )
 
 
-assert set(METHODS) == {*_TABLES, *_TOKENS}
+assert set(METHODS) == {"fp8", "nf4", *_TOKENS}

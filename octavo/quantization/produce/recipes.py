@@ -17,6 +17,7 @@ from octavo.quantization.produce.writers.compressed_tensors import (
     FP8Writer,
     Int8Writer,
 )
+from octavo.quantization.produce.writers.fp8 import FP8BlockWriter
 from octavo.quantization.produce.writers.gptq import GPTQWriter
 
 _INTEGERS: dict[str, Callable[[], Writer]] = {
@@ -85,7 +86,9 @@ METHODS = {
     ),
     "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
     "fp8": Method(
-        "floats of 8 bits (e4m3)", {"compressed-tensors": FP8Writer}, Scheme(8, "channel")
+        "floats of 8 bits (e4m3)",
+        {"compressed-tensors": FP8Writer, "fp8": FP8BlockWriter},
+        Scheme(8, "channel"),
     ),
     "nf4": Method("the 4 bits of QLoRA", {"bnb": NF4Writer}, Scheme(4, 64)),
 }

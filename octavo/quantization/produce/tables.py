@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.levels import E4M3, NF4_BLOCK, NF4_LEVELS
+from octavo.quantization.levels import E4M3, FP8_BLOCK, NF4_BLOCK, NF4_LEVELS
 
 _FP8_MAX = 448.0
 
@@ -33,6 +33,30 @@ def to_fp8(weight: Tensor) -> CodedWeight:
         E4M3,
         None,
         weight.numel() + 4 * rows,
+    )
+
+
+def to_fp8_blocks(weight: Tensor) -> CodedWeight:
+    """The same with a scale for each block of 128 rows and 128 columns."""
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
+    blocks = padded.view(-(-rows // FP8_BLOCK), FP8_BLOCK, -1, FP8_BLOCK)
+    largest = blocks.abs().amax(dim=(1, 3))
+    scales = torch.where(largest > 0, largest / _FP8_MAX, 1.0).repeat_interleave(FP8_BLOCK, dim=0)
+    scales = scales[:rows].contiguous()
+    by_column = scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :columns]
+    codes = (weight / by_column).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    return CodedWeight(
+        "fp8",
+        (rows, columns),
+        8,
+        FP8_BLOCK,
+        PlainCodes(codes.view(torch.uint8).numpy()),
+        scales.numpy(),
+        0.0,
+        E4M3,
+        None,
+        weight.numel() + 4 * largest.numel(),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, hub
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.models.checkpoint import open_checkpoint
@@ -211,9 +211,18 @@ def test_groups_that_do_not_fit(folder, tiny_model, tmp_path):
     assert "8 bits, it has 4" in refusal(folder, out, wanted_of("rtn", "awq", bits=8))
 
 
-def test_a_file_of_another_kind_is_not_made(folder, tmp_path):
-    """One that octavo would not open by its name."""
-    assert "ends in .gguf" in refusal(folder, tmp_path / "out.bin", wanted_of("gguf"))
+def test_a_folder_is_no_place_for_a_file(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(ConfigError, match="is a folder"):
+        make(checkpoint, load_tokenizer(folder), tmp_path / "out", wanted_of("gguf"))
+
+
+def test_a_file_of_any_name_is_opened(folder, tmp_path):
+    wanted = wanted_of("gguf", type="Q8_0", calibrate=False)
+    made = make(open_checkpoint(folder), load_tokenizer(folder), tmp_path / "out", wanted)
+    assert hub.resolve(str(made.out)) == made.out
+    assert open_checkpoint(made.out).quantization == "gguf"
 
 
 def test_a_text_that_is_too_short(folder, tmp_path):
