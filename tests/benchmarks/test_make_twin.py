@@ -15,13 +15,13 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.quantization.ggml_types import GGMLType
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "twin.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "make_twin.py"
 PROMPT = torch.arange(3, 60)[None] * 37 % 199
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("twin", SCRIPT)
+    spec = importlib.util.spec_from_file_location("make_twin", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
