@@ -25,7 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.produce.scheme import Scheme
+from octavo.quantization.produce.tables import LARGEST, TABLES, levels_of, nearest_levels
 
 # The exponent of the error that scales are searched by where nothing is known of inputs: between
 # the squares that minimize the mean and the higher powers that spare large values. It is the
@@ -49,8 +51,8 @@ _CHUNK_VALUES = 1 << 15
 class Grid(NamedTuple):
     """What the values of groups can be. Both float32 of the same shape, one entry for each group.
 
-    ``scales``: positive, exact in float16. ``zeros``: integers, or the value of code 0, exact in
-    float16; see the head of the module.
+    ``scales``: positive, exact in float16 unless there is a table. ``zeros``: integers, or the
+    value of code 0, exact in float16; see the head of the module. 0 where there is a table.
     """
 
     scales: Tensor
@@ -86,6 +88,24 @@ class QuantizedMatrix:
         rows, groups = self.scales.shape
         grid = Grid(self.scales, self.zeros)
         return decode(self.codes.view(rows, groups, -1).float(), grid, self.scheme).view(self.shape)
+
+    def coded(self, format: str) -> CodedWeight:
+        """The same as what a checkpoint's ``format`` holds: codes of a table, or integers with
+        integer zeros."""
+        assert not self.scheme.float_minimum, "zeros are integers"
+        table = self.scheme.table
+        return CodedWeight(
+            format,
+            self.shape,
+            self.scheme.bits,
+            self.scheme.group_width(self.shape[1]),
+            PlainCodes(self.codes.numpy()),
+            self.scales.numpy(),
+            self.zeros.numpy() if table is None else 0.0,
+            None if table is None else TABLES[table],
+            None,
+            self.codes.numel() * self.scheme.bits // 8,
+        )
 
 
 # -- rounding -------------------------------------------------------------------------------------
@@ -136,6 +156,8 @@ def grouped_importance(importance: Tensor | None, weight: Tensor, scheme: Scheme
 
 def encode(values: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
     """The nearest codes, as float32 [..., L]; halves go to the even one."""
+    if scheme.table is not None:
+        return nearest_levels(values / grid.scales.unsqueeze(-1), scheme.table)
     scales, zeros = (each.unsqueeze(-1) for each in grid)
     is_float = scheme.float_minimum
     codes = (values - zeros).div_(scales) if is_float else (values / scales).add_(zeros)
@@ -144,6 +166,8 @@ def encode(values: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
 
 def decode(codes: Tensor, grid: Grid, scheme: Scheme) -> Tensor:
     """The values of codes, both float32 [..., L]."""
+    if scheme.table is not None:
+        return levels_of(codes, scheme.table).mul_(grid.scales.unsqueeze(-1))
     scales, zeros = (each.unsqueeze(-1) for each in grid)
     return codes * scales + zeros if scheme.float_minimum else (codes - zeros).mul_(scales)
 
@@ -155,9 +179,10 @@ def full_grid(values: Tensor, scheme: Scheme) -> Grid:
     """The grid [...] that holds all values [..., L] of a group, and zero.
 
     Symmetric: s = max|w| / ((2^b - 1) / 2), so that the one code more on the negative side is used:
-    what compressed-tensors does. Asymmetric, with low = min(0, min w) and high = max(0, max w):
-    s = (high - low) / (2^b - 1) and z = round(-low / s). With float minimums, as in Q4_1, z = min w
-    and s = (max w - min w) / (2^b - 1), and zero need not be among the values.
+    what compressed-tensors does. Of a table: s = max|w| / its largest entry. Asymmetric, with
+    low = min(0, min w) and high = max(0, max w): s = (high - low) / (2^b - 1), z = round(-low / s).
+    With float minimums, as in Q4_1, z = min w and s = (max w - min w) / (2^b - 1), and zero need
+    not be among the values.
     """
     return _grid_of_range(*_range(values, scheme), scheme)
 
@@ -234,6 +259,9 @@ def _range(values: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 
 def _grid_of_range(low: Tensor, high: Tensor, scheme: Scheme) -> Grid:
+    if scheme.table is not None:  # in files these scales are float32
+        scales = torch.maximum(-low, high).div_(LARGEST[scheme.table]).clamp_(min=_LEAST_SCALE)
+        return Grid(scales, torch.zeros_like(scales))
     if scheme.symmetric:
         scales = as_scales(torch.maximum(-low, high) / (scheme.max_code / 2))
         return Grid(scales, torch.full_like(scales, scheme.middle))

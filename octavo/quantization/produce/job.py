@@ -22,19 +22,19 @@ from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
 from octavo.models.safetensors_writer import NewTensor
 from octavo.quantization.base import float_bytes
-from octavo.quantization.coded import CodedWeight, PlainCodes
+from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
-from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
+from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
-from octavo.quantization.produce.tables import to_fp8, to_fp8_blocks, to_nf4
+from octavo.quantization.produce.tables import to_fp8_blocks
 from octavo.quantization.produce.writers.base import Writer
 from octavo.text.tokenizer import Tokenizer
 
@@ -45,9 +45,15 @@ _TOKENS = {
     "smoothquant": 32 * WINDOW,
     "rtn": 32 * WINDOW,
     "gguf": 32 * WINDOW,
+    "fp8": 32 * WINDOW,
+    "nf4": 32 * WINDOW,
 }
-_ROUNDINGS: dict[str, Method] = {"gptq": "gptq", "autoround": "autoround"}  # of others: search
-_TABLES = {"compressed-tensors": to_fp8, "fp8": to_fp8_blocks, "bnb": to_nf4}  # by format
+_ROUNDINGS: dict[str, Method] = {  # of others: search
+    "gptq": "gptq",
+    "autoround": "autoround",
+    "fp8": "gptq",
+    "nf4": "gptq",
+}
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
@@ -189,11 +195,11 @@ def _quantized(
 ) -> Iterator[tuple[str, CodedWeight | Tensor]]:
     """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
     are others than they were, as the model computes with them."""
-    if wanted.method in ("fp8", "nf4"):
+    if wanted.format_name == "fp8":  # whose scales are not of rows
         names = [shape.name for shape in shapes(parameters.config) if shape.name != HEAD]
         for number, name in enumerate(names, start=1):
             rows = torch.from_numpy(parameters.rows(name))
-            yield name, _TABLES[wanted.format_name](rows)
+            yield name, to_fp8_blocks(rows)
             progress("quantizing", number, len(names))
         return
 
@@ -203,7 +209,7 @@ def _quantized(
     matrices = quantize_model(
         parameters.checkpoint.path,
         scheme,
-        _ROUNDINGS.get(wanted.method, "search"),
+        _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
         _windows(tokenizer, wanted),
         scaling=_scaling(parameters, wanted),
         on_matrix=say,
@@ -212,7 +218,7 @@ def _quantized(
         if isinstance(matrix, Tensor):
             yield name, matrix
             continue
-        weight = as_coded(matrix, wanted.method)
+        weight = matrix.coded(wanted.method)
         order = parameters.order(name)
         yield name, weight if order is None else weight.select(order)
 
@@ -288,22 +294,4 @@ def _importance(
     return {name: found.second_moment for name, found in statistics.items()}
 
 
-def as_coded(matrix: QuantizedMatrix, format: str) -> CodedWeight:
-    """Integers with integer zeros as what a checkpoint's format holds."""
-    assert not matrix.scheme.float_minimum, "zeros are integers"
-    rows, columns = matrix.shape
-    return CodedWeight(
-        format,
-        (rows, columns),
-        matrix.scheme.bits,
-        matrix.scheme.group_width(columns),
-        PlainCodes(matrix.codes.numpy()),
-        matrix.scales.numpy(),
-        matrix.zeros.numpy(),
-        None,
-        None,
-        matrix.codes.numel() * matrix.scheme.bits // 8,
-    )
-
-
-assert set(METHODS) == {"fp8", "nf4", *_TOKENS}
+assert set(METHODS) == set(_TOKENS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.quantization.gguf_mixes import MIXES
+from octavo.quantization.levels import NF4_BLOCK
 from octavo.quantization.produce.scheme import GroupSize, Scheme
 from octavo.quantization.produce.writers.awq import AWQWriter
 from octavo.quantization.produce.writers.base import Writer
@@ -88,9 +89,15 @@ METHODS = {
     "fp8": Method(
         "floats of 8 bits (e4m3)",
         {"compressed-tensors": FP8Writer, "fp8": FP8BlockWriter},
-        Scheme(8, "channel"),
+        Scheme(8, "channel", table="e4m3"),
+        calibrated=True,
     ),
-    "nf4": Method("the 4 bits of QLoRA", {"bnb": NF4Writer}, Scheme(4, 64)),
+    "nf4": Method(
+        "the 4 bits of QLoRA",
+        {"bnb": NF4Writer},
+        Scheme(4, NF4_BLOCK, table="nf4"),
+        calibrated=True,
+    ),
 }
 FORMATS = tuple(dict.fromkeys([*(f for m in METHODS.values() for f in m.writers), "gguf"]))
 
@@ -137,6 +144,8 @@ class Wanted:
                     raise ConfigError(f"method {self.method} has no {name} to choose: leave it out")
         if not method.calibrated and (self.calibration or self.calibration_tokens):
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
+        if self.format == "fp8" and (self.calibration or self.calibration_tokens):
+            raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
         if method.needs_text and not self.calibrate:
             raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
 

@@ -1,4 +1,4 @@
-"""How integers stand for the values of a matrix: bits, groups, zeros."""
+"""How codes stand for the values of a matrix: bits, groups, zeros, or tables."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Scheme:
         float_minimum: of one that is not symmetric: the value of code 0 is stored as float16, in
             place of an integer zero point, as in GGUF's Q4_1.
 
+        table: the codes are looked up there, as in ``quantization/levels.py``, and there are no
+            zeros; None for integers.
+
     Raises ConfigError for settings out of range, or that contradict each other.
     """
 
@@ -29,6 +32,7 @@ class Scheme:
     group_size: GroupSize
     symmetric: bool = True
     float_minimum: bool = False
+    table: Literal["e4m3", "nf4"] | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
@@ -40,6 +44,8 @@ class Scheme:
             )
         if self.symmetric and self.float_minimum:
             raise ConfigError("a symmetric scheme has no minimum: set symmetric=False with it")
+        if self.table is not None and not self.symmetric:
+            raise ConfigError(f"codes of {self.table} have no zeros: leave symmetric=True")
 
     @property
     def max_code(self) -> int:

@@ -1,85 +1,55 @@
-"""Codes that stand for the entries of a table: FP8 and NF4.
-
-Both take a matrix, float32 [N, K], and round each value to the nearest entry times the scale of its
-group.
-"""
+"""Codes that stand for the entries of a table: FP8 (e4m3) and NF4."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from octavo.errors import ConfigError
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.levels import E4M3, FP8_BLOCK, NF4_BLOCK, NF4_LEVELS
+from octavo.quantization.levels import E4M3, FP8_BLOCK, NF4_LEVELS
 
-_FP8_MAX = 448.0
+TABLES = {"e4m3": E4M3, "nf4": NF4_LEVELS}
+LARGEST = {"e4m3": 448.0, "nf4": 1.0}
+
+_NF4 = torch.from_numpy(NF4_LEVELS)
+_NF4_BETWEEN = (_NF4[1:] + _NF4[:-1]) / 2
 
 
-def to_fp8(weight: Tensor) -> CodedWeight:
-    """FP8 (e4m3, to the nearest, ties to even), with a scale for each row: its largest is 448."""
-    rows, columns = weight.shape
-    largest = weight.abs().amax(dim=1, keepdim=True)
-    scales = torch.where(largest > 0, largest / _FP8_MAX, 1.0)
-    codes = (weight / scales).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-    return CodedWeight(
-        "fp8",
-        (rows, columns),
-        8,
-        columns,
-        PlainCodes(codes.view(torch.uint8).numpy()),
-        scales.numpy(),
-        0.0,
-        E4M3,
-        None,
-        weight.numel() + 4 * rows,
-    )
+def nearest_levels(values: Tensor, table: str) -> Tensor:
+    """The codes of the nearest entries, float32 of the shape of ``values``, which are in units of
+    the scale. Of FP8 halves go to the even code; what is beyond the largest entry, to that."""
+    if table == "e4m3":
+        clamped = values.clamp(-LARGEST[table], LARGEST[table])
+        return clamped.to(torch.float8_e4m3fn).view(torch.uint8).float()
+    return torch.bucketize(values, _NF4_BETWEEN).float()
+
+
+def levels_of(codes: Tensor, table: str) -> Tensor:
+    """What codes (float32) stand for, in units of the scale."""
+    if table == "e4m3":
+        return codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    return _NF4[codes.long()]
 
 
 def to_fp8_blocks(weight: Tensor) -> CodedWeight:
-    """The same with a scale for each block of 128 rows and 128 columns."""
+    """A matrix, float32 [N, K], in FP8 with a scale for each block of 128 rows and 128 columns."""
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
     blocks = padded.view(-(-rows // FP8_BLOCK), FP8_BLOCK, -1, FP8_BLOCK)
     largest = blocks.abs().amax(dim=(1, 3))
-    scales = torch.where(largest > 0, largest / _FP8_MAX, 1.0).repeat_interleave(FP8_BLOCK, dim=0)
-    scales = scales[:rows].contiguous()
+    scales = torch.where(largest > 0, largest / LARGEST["e4m3"], 1.0)
+    scales = scales.repeat_interleave(FP8_BLOCK, dim=0)[:rows].contiguous()
     by_column = scales.repeat_interleave(FP8_BLOCK, dim=1)[:, :columns]
-    codes = (weight / by_column).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    codes = nearest_levels(weight / by_column, "e4m3").to(torch.uint8)
     return CodedWeight(
         "fp8",
         (rows, columns),
         8,
         FP8_BLOCK,
-        PlainCodes(codes.view(torch.uint8).numpy()),
+        PlainCodes(codes.numpy()),
         scales.numpy(),
         0.0,
         E4M3,
         None,
         weight.numel() + 4 * largest.numel(),
-    )
-
-
-def to_nf4(weight: Tensor) -> CodedWeight:
-    """NF4, in blocks of 64 with the largest magnitude for a scale. ConfigError if a row is no
-    whole number of blocks."""
-    rows, columns = weight.shape
-    if columns % NF4_BLOCK:
-        raise ConfigError(f"NF4 has blocks of {NF4_BLOCK} values, and rows have {columns}")
-    blocks = weight.reshape(rows, -1, NF4_BLOCK)
-    scales = blocks.abs().amax(dim=2)
-    unit = blocks / torch.where(scales > 0, scales, 1.0)[..., None]
-    levels = torch.from_numpy(NF4_LEVELS)
-    codes = torch.bucketize(unit, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
-    return CodedWeight(
-        "nf4",
-        (rows, columns),
-        4,
-        NF4_BLOCK,
-        PlainCodes(codes.view(rows, columns).numpy()),
-        scales.numpy(),
-        0.0,
-        NF4_LEVELS,
-        None,
-        weight.numel() // 2 + 4 * scales.numel(),
     )

@@ -191,3 +191,38 @@ def test_groups_that_do_not_fill_a_row_are_refused_with_sizes_that_do():
 def test_schemes_out_of_range_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Scheme(*arguments)
+
+
+TABLES = [Scheme(8, "channel", table="e4m3"), Scheme(4, 64, table="nf4")]
+
+
+@pytest.mark.parametrize("scheme", TABLES, ids=lambda scheme: scheme.table)
+def test_tables(scheme):
+    """Every code is that of the nearest entry, and the largest value of a group has the last."""
+    weight = torch.randn(8, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+    matrix = quantize_to_nearest(weight, scheme)
+    coded = matrix.coded("x")
+    assert torch.equal(torch.from_numpy(coded.dequantize()), matrix.dequantize())
+    levels = torch.from_numpy(coded.levels)
+    unit = weight / matrix.scales.repeat_interleave(scheme.group_width(128), dim=1)
+    distances = (unit[..., None] - levels).abs().nan_to_num(torch.inf)
+    error = (unit - levels[matrix.codes.long()]).abs()
+    torch.testing.assert_close(error, distances.amin(dim=-1))
+    assert (levels[matrix.codes.long()].abs().amax(dim=1) == levels.nan_to_num(0).max()).all()
+
+
+@pytest.mark.parametrize("scheme", TABLES, ids=lambda scheme: scheme.table)
+def test_scales_of_tables_are_searched(scheme):
+    weight = torch.randn(16, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+    importance = torch.rand(128, generator=torch.Generator().manual_seed(1)) ** 4 + 0.01
+
+    def error(matrix):
+        return float(((weight - matrix.dequantize()).square() * importance).sum())
+
+    searched = quantize_to_nearest(weight, scheme, search=True, importance=importance)
+    assert error(searched) < 0.97 * error(quantize_to_nearest(weight, scheme))
+
+
+def test_a_table_has_no_zeros():
+    with pytest.raises(ConfigError, match="no zeros"):
+        Scheme(4, 64, symmetric=False, table="nf4")

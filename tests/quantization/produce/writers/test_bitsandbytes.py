@@ -10,19 +10,22 @@ import torch
 from made_weights import read, write
 
 from octavo.errors import ConfigError
-from octavo.quantization.produce.grid import Scheme
-from octavo.quantization.produce.tables import to_nf4
+from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 from octavo.quantization.produce.writers.bitsandbytes import (
     NF4Writer,
     dynamic_map,
     quantize_scales,
 )
 
-SCHEME = Scheme(4, 64)
+SCHEME = Scheme(4, 64, table="nf4")
 
 
 def random_rows(n, k):
     return torch.randn(n, k, generator=torch.Generator().manual_seed(2)) * 0.1
+
+
+def to_nf4(rows):
+    return quantize_to_nearest(rows, SCHEME).coded("nf4")
 
 
 def test_the_table_of_scales():
@@ -86,5 +89,5 @@ def test_what_comes_behind_is_aligned(n):
 def test_what_has_no_room():
     with pytest.raises(ConfigError, match="rows of 96 are no blocks of 64"):
         NF4Writer().check((32, 96), SCHEME)
-    with pytest.raises(ConfigError, match="blocks of 64 values"):
+    with pytest.raises(ConfigError, match="groups of 64"):
         to_nf4(torch.zeros(2, 96))

@@ -9,8 +9,7 @@ from made_weights import assert_same, random_integers, read, write
 from quantized import stream
 
 from octavo.errors import ConfigError
-from octavo.quantization.produce.grid import Scheme
-from octavo.quantization.produce.tables import to_fp8
+from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 from octavo.quantization.produce.writers.compressed_tensors import (
     CompressedTensorsWriter,
     FP8Writer,
@@ -59,7 +58,7 @@ def test_int8(tmp_path):
 def test_fp8(tmp_path):
     rows = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
     rows[3] = 0
-    weight = to_fp8(rows)
+    weight = quantize_to_nearest(rows, Scheme(8, "channel", table="e4m3")).coded("fp8")
     write(tmp_path, FP8Writer(), weight, Scheme(8, "channel"))
     assert_same(weight, found := read(tmp_path))
     scales = torch.from_numpy(np.broadcast_to(found.scales, (24, 1)).copy())
