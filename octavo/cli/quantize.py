@@ -38,8 +38,8 @@ methods:
   rtn          integers to the nearest, with scales of least error on a text
   autoround    integers learned for a layer as a whole on a text: slow, for 2 bits
   gguf         the types of llama.cpp, with importance from a text (see --type)
-  fp8          floats of 8 bits (e4m3), with a scale for each output
-  nf4          the 4 bits of QLoRA, in blocks of 64
+  fp8          floats of 8 bits (e4m3), rounded as gptq does; --format fp8: in blocks
+  nf4          the 4 bits of QLoRA, in blocks of 64, rounded as gptq does
 
 examples:
   octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
