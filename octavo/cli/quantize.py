@@ -82,7 +82,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
     )
     parser.add_argument(
-        "--no-calibration", action="store_true", help="look at none: rtn, gguf, fp8 and nf4 can do without"
+        "--no-calibration",
+        action="store_true",
+        help="look at none: rtn, gguf, fp8 and nf4 can do without",
     )
     parser.add_argument(
         "--requantize", action="store_true", help="also of a model that is quantized already"
