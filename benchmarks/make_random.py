@@ -21,6 +21,7 @@ import numpy as np
 from octavo.hub import DEFAULT_MODEL, resolve
 from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
+from octavo.quantization import gguf_mixes
 from octavo.quantization.ggml_types import GGMLType, block_shape
 
 STD = 0.02  # of the weights
@@ -69,20 +70,12 @@ def matrices(shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
             yield f"blk.{index}.{name}", size
 
 
-def type_of(name: str, mix: str, shape: Shape) -> GGMLType:
+def type_of(name: str, mix: str, shape: Shape, size: tuple[int, int]) -> GGMLType:
     """What llama.cpp's quantizer makes of a matrix."""
-    if mix == "bf16":
-        return GGMLType.BF16
-    if name == "output" or (name == "token_embd" and shape.is_tied):
-        return GGMLType.Q6_K
-    if mix == "q4_0":
-        return GGMLType.Q4_0
-    if name.endswith(("attn_v", "ffn_down")):
-        index, eighth = int(name.split(".")[1]), shape.num_layers // 8
-        is_outer = index < eighth or index >= 7 * eighth
-        if is_outer or (index - eighth) % 3 == 2:
-            return GGMLType.Q6_K
-    return GGMLType.Q4_K
+    facts = gguf_mixes.ModelFacts(
+        shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.is_tied
+    )
+    return gguf_mixes.type_of(f"{name}.weight", size, mix.upper(), facts)
 
 
 def random_rows(type: GGMLType, shape: tuple[int, int], rng: np.random.Generator) -> Any:
@@ -140,7 +133,7 @@ def write_random(path: Path, shape: Shape, mix: str, tokenizer: Path, seed: int 
     rng = np.random.default_rng(seed)
     tensors = []
     for name, size in matrices(shape):
-        type = type_of(name, mix, shape)
+        type = type_of(name, mix, shape, size)
         tensors.append(TensorToWrite(f"{name}.weight", size, type, random_rows(type, size, rng)))
     norms = [f"blk.{i}.{kind}_norm" for i in range(shape.num_layers) for kind in ("attn", "ffn")]
     ones = np.ones(shape.hidden_size, np.float32)
@@ -149,7 +142,7 @@ def write_random(path: Path, shape: Shape, mix: str, tokenizer: Path, seed: int 
     metadata = {
         "general.architecture": "llama",
         "general.name": f"random {path.stem}",
-        "general.file_type": {"q4_0": 2, "q4_k_m": 15, "bf16": 32}[mix],
+        "general.file_type": gguf_mixes.file_type(mix.upper()),
         "llama.block_count": shape.num_layers,
         "llama.context_length": 131072,
         "llama.embedding_length": shape.hidden_size,
