@@ -1,7 +1,7 @@
 """What octavo writes, in the engines of others: nearly the same perplexity, the same next tokens.
 
 ``benchmarks/peers/setup_vllm``, ``setup_transformers`` and ``setup_llama_cpp`` set up who is asked
-here; who is not there is not asked. Models are of a twin, which lies on no grid, and all judged on the same windows.
+here; who is not there is not asked. All models are of a twin, which lies on no grid.
 """
 
 from __future__ import annotations

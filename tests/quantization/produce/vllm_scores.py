@@ -1,9 +1,9 @@
 """What vLLM makes of a model: run by the Python of vLLM's own environment, knows nothing of octavo.
 
-python vllm_scores.py < QUESTION > ANSWER          both JSON
+``python vllm_scores.py``, with JSON on stdin and stdout::
 
-{"model", "dtype", "windows": [[token, ...], ...], "prompt": [token, ...], "max_tokens"}
-{"nll": mean -log p of all tokens of the windows but their first, "tokens": greedy, after prompt}
+    {"model", "dtype", "windows": [[token, ...], ...], "prompt": [token, ...], "max_tokens"}
+    {"nll": mean -log p of the tokens of all windows but their first, "tokens": greedy, after prompt}
 """
 
 from __future__ import annotations
