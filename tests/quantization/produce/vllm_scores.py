@@ -3,7 +3,7 @@
 ``python vllm_scores.py``, with JSON on stdin and stdout::
 
     {"model", "dtype", "windows": [[token, ...], ...], "prompt": [token, ...], "max_tokens"}
-    {"nll": mean -log p of the tokens of all windows but their first, "tokens": greedy, after prompt}
+    {"nll": mean of -log p of all tokens but the windows' first, "tokens": greedy, after prompt}
 """
 
 from __future__ import annotations
