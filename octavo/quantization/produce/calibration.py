@@ -48,7 +48,7 @@ def calibration_windows(
         ChatTemplateError: ``chat`` with a model that has no template, or whose template fails.
     """
     text = _read(path)
-    bos = None if chat else _bos(tokenizer)
+    bos = None if chat else tokenizer.leading_bos
     length = window if bos is None else window - 1
     if length < 1 or max_tokens < window:
         raise ConfigError(
@@ -80,12 +80,6 @@ def _read(path: str | Path | None) -> str:
         raise ConfigError(
             f"the calibration text {path} is not UTF-8 at byte {error.start}: convert it first"
         ) from None
-
-
-def _bos(tokenizer: Tokenizer) -> int | None:
-    """The BOS that texts begin with, if the model wants one."""
-    begins = tokenizer.encode("")[:1]
-    return tokenizer.bos_token_id if begins == [tokenizer.bos_token_id] else None
 
 
 def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -15,13 +15,12 @@ from octavo.quantization.produce.calibration import calibration_windows
 class Letters:
     """A tokenizer whose tokens are characters; BOS is 7 where the model wants it."""
 
-    bos_token_id = 7
-
     def __init__(self, wants_bos=False):
-        self._prefix = [7] if wants_bos else []
+        self.leading_bos = 7 if wants_bos else None
 
-    def encode(self, text, *, add_special_tokens=True):
-        return (self._prefix if add_special_tokens else []) + [ord(c) for c in text]
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return [ord(c) for c in text]
 
 
 @pytest.fixture
