@@ -163,7 +163,7 @@ def compare(theirs: Answer, mine: Answer, within: float) -> None:
     "name", ["gptq", "awq", "w4a16", "w4a16-zeros", "w8a8", "fp8", "fp8-blocks"]
 )
 def test_vllm(name, made, windows, prompt):
-    if name == "fp8-blocks" and "amx_tile" not in Path("/proc/cpuinfo").read_text():
+    if name == "fp8-blocks" and "amx_tile" not in cpu().isa:
         pytest.skip("vLLM multiplies blocks of FP8 in tiles of AMX alone")
     model = made(name)
     script = str(Path(__file__).with_name("vllm_scores.py"))
