@@ -77,7 +77,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
     )
-    parser.add_argument("--calibration", metavar="FILE", help="a text in UTF-8 to look at")
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+    )
     parser.add_argument(
         "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
     )
