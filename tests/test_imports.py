@@ -98,6 +98,7 @@ OF_TORCH = {
     "quantization/produce/job.py",
     "quantization/produce/observers.py",
     "quantization/produce/pipeline.py",
+    "quantization/produce/rotation.py",
     "quantization/produce/scaling.py",
     "quantization/produce/smoothquant.py",
     "quantization/produce/tables.py",

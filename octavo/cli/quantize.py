@@ -89,6 +89,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requantize", action="store_true", help="also of a model that is quantized already"
     )
+    parser.add_argument(
+        "--rotate",
+        action="store_true",
+        help="rotate the model first, which spreads large weights: for --group-size -1",
+    )
     parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
     parser.add_argument(
         "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
@@ -115,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
     for out, wanted in plan:
         with progress_bar() as progress:
             made.append(make(checkpoint, tokenizer, out, wanted, progress))
+    if args.rotate and checkpoint.config().tie_embeddings:
+        terminal.say("the head was the embedding; rotated they differ, and both are written")
     reports = _reports(args.model, made, text) if args.report or args.compare else [None]
     rows = [
         {**each.as_json(), "report": report} for each, report in zip(made, reports, strict=True)
@@ -156,6 +163,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
             type=type,
             calibrate=not args.no_calibration,
             requantize=args.requantize,
+            rotate=args.rotate,
             **open_to_choice,
         )
     except ConfigError as error:

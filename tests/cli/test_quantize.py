@@ -82,6 +82,20 @@ def test_settings_reach_the_file(run, tmp_path):
     assert weights["symmetric"] is False
 
 
+def test_rotate(run, tmp_path):
+    flags = ["--method", "rtn", "--no-calibration", "--group-size", -1]
+    assert run(*flags, name="plain")[::2] == (0, "")
+    status, _, err = run(*flags, "--rotate", name="rotated")
+    assert status == 0 and err.count("\n") == 1 and "both are written" in err
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("plain", "rotated")]
+    assert sizes[1] > sizes[0] + 260 * 48 * 2
+    config = json.loads((tmp_path / "rotated" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    # What has a head of its own already is not said to grow.
+    again = run(*flags, "--rotate", "--requantize", name="again", model=tmp_path / "rotated")
+    assert again[::2] == (0, "")
+
+
 def test_for_people(run, tmp_path):
     status, out, _ = run("--method", "gguf", "--type", "q8_0", "--no-calibration", name="m.gguf")
     assert status == 0 and "gguf" in out and (tmp_path / "m.gguf").exists()
