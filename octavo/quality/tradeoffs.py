@@ -1,6 +1,6 @@
 """What quantized models cost and gain, as points that can be drawn: from what was measured.
 
-    points = read_tradeoffs("compared.json")        what octavo quantize --compare ... --json printed
+    points = read_tradeoffs("compared.json")     what octavo quantize --compare ... --json printed
     [(point.bits_per_weight, point.kl) for point in points]
 
 Plain numbers; nothing is imported to read them.

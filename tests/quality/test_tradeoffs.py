@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -61,8 +59,3 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "text.json").write_text("rows")
     with pytest.raises(BenchmarkError, match="is not JSON"):
         read_tradeoffs(tmp_path / "text.json")
-
-
-def test_a_page_needs_no_torch_to_draw_them():
-    code = "import octavo.quality.tradeoffs, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

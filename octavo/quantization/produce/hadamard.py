@@ -1,9 +1,10 @@
 """Orthogonal matrices that spread values evenly: Hadamard matrices with random signs.
 
-A Hadamard matrix has entries of 1 and -1 and orthogonal rows, so divided by the root of its order it
-is a rotation (or a reflection: nobody minds) that gives each output the same share of each input.
-There are some of every power of two (Sylvester), and of q + 1 and 2 (q + 1) for primes q (Paley); a
-Kronecker product of two is one again. So there is one of almost every width that models have::
+A Hadamard matrix has entries of 1 and -1 and orthogonal rows, so divided by the root of its order
+it is a rotation, or a reflection, that gives each output the same share of each input. There are
+some of every power of two (Sylvester), of q + 1 for primes q = 3 (mod 4) and of 2 (q + 1) for those
+with q = 1 (Paley); a Kronecker product of two is one again. So there is one of almost every width
+that models have::
 
     576 = 12 · 12 · 4        2048 = 64 · 32        896 = 28 · 32        2560 = 20 · 64 · 2
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-_LARGEST_POWER = 64  # of two, that is one factor
+_LARGEST_EXPONENT = 6  # of a power of two that is one factor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +69,9 @@ def hadamard_factors(order: int) -> list[np.ndarray] | None:
     """Matrices of 1 and -1 (float64) whose Kronecker product is a Hadamard matrix; None where
     no product of Sylvester's and Paley's has this order."""
     if _is_power_of_two(order):
-        first = min(order, _LARGEST_POWER)
-        return [_sylvester(first)] + ([] if order == first else hadamard_factors(order // first) or [])
+        largest, rest = divmod(order.bit_length() - 1, _LARGEST_EXPONENT)
+        exponents = [_LARGEST_EXPONENT] * largest + [rest] * (rest > 0 or largest == 0)
+        return [_sylvester(exponent) for exponent in exponents]
     for divisor in range(12, order + 1, 4):
         if order % divisor or _is_power_of_two(divisor):
             continue
@@ -84,19 +86,20 @@ def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def _sylvester(order: int) -> np.ndarray:
+def _sylvester(exponent: int) -> np.ndarray:
+    """Of order 2 ** exponent."""
     matrix = np.ones((1, 1))
-    while len(matrix) < order:
+    for _ in range(exponent):
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix
 
 
 def _paley(order: int) -> np.ndarray | None:
-    """Paley's matrix, of a prime q: order q + 1 with q = 3 (mod 4), 2 (q + 1) with q = 1."""
-    if _is_prime(order - 1) and order % 4 == 0:
+    """Paley's matrix of an order that is a multiple of 4; None where there is no prime for it."""
+    if _is_prime(order - 1):
         return np.eye(order) + _bordered_residues(order - 1, -1.0)
     half = order // 2
-    if order % 4 == 0 and _is_prime(half - 1) and half % 4 == 2:
+    if half % 4 == 2 and _is_prime(half - 1):
         symmetric = np.kron(_bordered_residues(half - 1, 1.0), [[1.0, 1.0], [1.0, -1.0]])
         return symmetric + np.kron(np.eye(half), [[1.0, -1.0], [-1.0, -1.0]])
     return None

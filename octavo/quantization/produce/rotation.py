@@ -1,10 +1,10 @@
 """A model whose residual stream is rotated: the same function, with weights that round better.
 
-Some channels of a model carry values many times as large as others, and a scale that many weights
-share is then that of a few. In rotated coordinates every channel has a bit of all. Nothing is
-computed for it when the model runs, since a rotation R of the stream can be folded into all that
-reads and writes it (QuaRot, arXiv 2404.00456; SpinQuant, 2405.16406, whose R1 and R2 these are; their
-R3 and R4, which are computed at run time, are left out). With rows x of hidden states and W [N, K]::
+A model has channels with weights many times as large as others, and a scale that a whole row shares
+is then that of a few. In rotated coordinates every channel has a bit of all. Nothing is computed
+for it when the model runs, since a rotation R of the stream can be folded into all that reads and
+writes it (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406: these are its R1 and R2, drawn and
+not learned; R3 and R4, which are computed at run time, are left out). With W [N, K]::
 
     embedding              E R
     q, k, v, gate, up      W diag(norm) R          the norm before it becomes ones: |x R| = |x|
@@ -13,8 +13,8 @@ R3 and R4, which are computed at run time, are left out). With rows x of hidden 
     v, then o              R2^T Wv, Wo R2          one R2 for each key-value head, whose query
                                                    heads share it; the bias of v: b R2
 
-``RotatedCheckpoint`` stands where a checkpoint does, so every method and every kind of file has this
-before it. A matrix is computed in float64 each time it is read, and kept by nobody.
+``RotatedCheckpoint`` stands where a checkpoint does, so that every method and every kind of file can
+have this before it. A matrix is computed in float64 each time it is read, and kept by nobody.
 """
 
 from __future__ import annotations

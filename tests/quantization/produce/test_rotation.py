@@ -1,4 +1,4 @@
-"""Rotated models: the same function, in every kind of file, and better where a row has one scale."""
+"""Rotated models: the same function in every kind of file, better where a row has one scale."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def test_transformers_finds_the_same_function(name, changes, tmp_path):
     logits, turned = transformers_logits(source), transformers_logits(tmp_path / "out")
     assert (turned - logits).abs().max() < 1e-4 * logits.abs().max()
 
-    before, after = (
-        load_file(path / "model.safetensors") for path in (source, tmp_path / "out")
-    )
+    before, after = (load_file(path / "model.safetensors") for path in (source, tmp_path / "out"))
     assert {*after} == {*before, HEAD}
     for norm in ("input_layernorm", "post_attention_layernorm"):
         assert (after[f"model.layers.2.{norm}.weight"] == 1).all()
@@ -155,9 +153,7 @@ def test_parts_of_a_matrix_are_those_of_the_whole(layout, folder):
 
 def test_rotations_are_drawn_by_the_seed(folder):
     checkpoint = open_checkpoint(folder)
-    once, again, other = (
-        Parameters(RotatedCheckpoint(checkpoint, seed)) for seed in (1, 1, 2)
-    )
+    once, again, other = (Parameters(RotatedCheckpoint(checkpoint, seed)) for seed in (1, 1, 2))
     for name in (EMBEDDING, "model.layers.0.self_attn.v_proj.weight"):
         assert np.array_equal(once.rows(name), again.rows(name))
         assert np.abs(once.rows(name) - other.rows(name)).mean() > 0.05
@@ -203,7 +199,7 @@ def test_it_pays_where_a_row_has_one_scale(folder, exact, tmp_path):
 
 
 def test_bits_count_the_second_copy_of_a_tied_matrix(folder, tmp_path):
-    """Per weight of the model that was rotated: nobody gains by writing a head that was not there."""
+    """Per weight of the model that was rotated: a head that was not there is no gain."""
     plain = quantized(folder, tmp_path / "plain", "rtn")
     rotated = quantized(folder, tmp_path / "rotated", "rtn", rotate=True)
     head = 260 * 64 * 2
