@@ -11,8 +11,8 @@ What reads is in this package, and runs without PyTorch but where weights become
     tensors.py                 weights as tensors
 
 What makes quantized models is in ``produce/``: grids, GPTQ, AWQ, AutoRound, rotations, models. The
-names below are what a script needs most. To import this package is cheap: each brings in its module,
-and PyTorch, when it is first used.
+names below are what a script needs most. To import this package is cheap: each of them brings in
+its module, and PyTorch, when it is first used.
 """
 
 from __future__ import annotations

@@ -87,9 +87,8 @@ def test_rotate(run, tmp_path):
     assert run(*flags, name="plain")[::2] == (0, "")
     status, _, err = run(*flags, "--rotate", name="rotated")
     assert status == 0 and err.count("\n") == 1 and "both are written" in err
-    sizes = [
-        (tmp_path / name / "model.safetensors").stat().st_size for name in ("plain", "rotated")
-    ]
+    files = [tmp_path / name / "model.safetensors" for name in ("plain", "rotated")]
+    sizes = [file.stat().st_size for file in files]
     assert sizes[1] >= sizes[0] + 260 * 48 * 2
     config = json.loads((tmp_path / "rotated" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False

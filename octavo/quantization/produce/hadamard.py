@@ -76,9 +76,9 @@ def hadamard_factors(order: int) -> list[np.ndarray] | None:
         if order % divisor or _is_power_of_two(divisor):
             continue
         factor = _paley(divisor)
-        rest = None if factor is None else hadamard_factors(order // divisor)
-        if factor is not None and rest is not None:
-            return [factor, *rest]
+        others = None if factor is None else hadamard_factors(order // divisor)
+        if factor is not None and others is not None:
+            return [factor, *others]
     return None
 
 

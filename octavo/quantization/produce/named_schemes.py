@@ -1,10 +1,12 @@
 """Schemes by the names that people give them, and what rounding to nearest makes of rows.
 
-int4-g64          integers of 2 to 8 bits, a float16 scale for 64 neighbours
-int4-g32-asym     and a zero of as many bits
-int4-channel      a scale for a row
-nf4, fp8          as the methods of these names make them
-Q4_K, IQ4_NL ...  the types of GGUF files that have blocks
+    int4-g64          integers of 2 to 8 bits, a float16 scale for 64 neighbours
+    int4-g32-asym     and a zero of as many bits
+    int4-channel      a scale for a row
+    nf4, fp8          as the methods of these names make them
+    Q4_K, IQ4_NL ...  the types of GGUF files that have blocks
+
+The grids, tables and blocks are those that models are made of.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ not learned; R3 and R4, which are computed at run time, are left out). With W [N
     v, then o              R2^T Wv, Wo R2          one R2 for each key-value head, whose query
                                                    heads share it; the bias of v: b R2
 
-``RotatedCheckpoint`` stands where a checkpoint does, so that every method and every kind of file can
-have this before it. A matrix is computed in float64 each time it is read, and kept by nobody.
+``RotatedCheckpoint`` stands where a checkpoint does, so that every method and every kind of file
+can have this before it. A matrix is computed in float64 each time it is read, and nobody keeps it.
 """
 
 from __future__ import annotations
