@@ -95,7 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rotate",
         action="store_true",
-        help="rotate the model first, which spreads large weights: for --group-size -1",
+        help="rotate the model first, which spreads large weights: for gptq with --group-size -1",
     )
     parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
     parser.add_argument(
