@@ -49,6 +49,7 @@ examples:
   octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --type Q4_K_M
   octavo quantize ./Qwen3-0.6B ./qwen3 --compare rtn,gptq,q4_k_m,nf4,fp8
   octavo quantize ./Llama-3.2-1B ./llama-awq --method gptq --format awq --calibration chats.txt
+  octavo quantize ./Llama-3.2-1B ./llama-rows --method gptq --group-size -1 --rotate
 """
 
 

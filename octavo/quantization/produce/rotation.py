@@ -32,7 +32,7 @@ from octavo.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, TensorEntry
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD
-from octavo.models.loader import parameter_names
+from octavo.models.loader import load_checkpoint, parameter_names
 from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
 from octavo.quantization.produce.hadamard import Rotation, random_rotation
@@ -63,6 +63,7 @@ class RotatedCheckpoint:
 
     def __init__(self, origin: Checkpoint, seed: int = 0):
         stored = origin.config()
+        load_checkpoint(origin, stored)  # says what is wrong with it, and reads little
         names = {p: tensor for tensor, p in parameter_names(origin, stored).items() if p}
         if any(name.endswith("pre_feedforward_layernorm.weight") for name in names):
             raise ConfigError(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 from transformers import AutoModelForCausalLM
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelFileError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
@@ -232,6 +232,15 @@ def test_gemma_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be rotated.*follows attention and MLP"):
         quantized(source, tmp_path / "out", "rtn", rotate=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gemma"]
+
+
+def test_of_a_damaged_model_it_is_said_what_is_missing(folder, tmp_path):
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[EMBEDDING]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=f"tensors are missing: {EMBEDDING}"):
+        RotatedCheckpoint(open_checkpoint(tmp_path))
 
 
 def test_of_what_is_quantized_the_reason_is_the_same(folder, tmp_path):
