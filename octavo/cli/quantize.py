@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import positive
+from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.text_file import read_text
 from octavo.errors import ConfigError
 from octavo.extras import need_torch
 from octavo.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from octavo.quantization.produce.job import Made, Progress
     from octavo.quantization.produce.recipes import Wanted
 
@@ -29,7 +31,8 @@ OUT becomes a Hugging Face folder, or with --method gguf a file; it is not overw
 and the head stay as they are in folders. Without --calibration a text of octavo's own is looked at.
 
 With --report the new model and the old one predict a text, and run in turns. --compare makes
-several models, OUT-METHOD each; a type of GGUF files is a method of its own there.
+several models, OUT-METHOD each; a type of GGUF files is a method of its own there. --plot draws
+either: bits against KL divergence, and bytes against speed.
 
 methods:
   gptq         integers that make up for each other's errors on a text
@@ -46,6 +49,7 @@ examples:
   octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --type Q4_K_M
   octavo quantize ./Qwen3-0.6B ./qwen3 --compare rtn,gptq,q4_k_m,nf4,fp8
   octavo quantize ./Llama-3.2-1B ./llama-awq --method gptq --format awq --calibration chats.txt
+  octavo quantize ./Llama-3.2-1B ./llama-rows --method gptq --group-size -1 --rotate
 """
 
 
@@ -93,15 +97,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requantize", action="store_true", help="also of a model that is quantized already"
     )
+    parser.add_argument(
+        "--rotate",
+        action="store_true",
+        help="rotate the model first, which spreads large weights: for gptq with --group-size -1",
+    )
     parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
     parser.add_argument(
         "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
     )
+    add_plot_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    is_measured = args.report or args.compare is not None
+    if args.plot and not is_measured:
+        raise UsageError("--plot draws what was measured: say --report or --compare with it")
+    check_plots(args)
     keep_openmp_patient()  # before PyTorch is imported
     need_torch("quantizing a model")
     text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))
@@ -119,7 +133,9 @@ def run(args: argparse.Namespace) -> int:
     for out, wanted in plan:
         with progress_bar() as progress:
             made.append(make(checkpoint, tokenizer, out, wanted, progress))
-    reports = _reports(args.model, made, text) if args.report or args.compare else [None]
+    if args.rotate and checkpoint.config().tie_embeddings:
+        terminal.say("the head was the embedding; rotated they differ, and both are written")
+    reports = _reports(args.model, made, text) if is_measured else [None]
     rows = [
         {**each.as_json(), "report": report} for each, report in zip(made, reports, strict=True)
     ]
@@ -127,7 +143,18 @@ def run(args: argparse.Namespace) -> int:
         terminal.print_json({"rows": rows} if args.compare else rows[0])
     else:
         print_rows(rows)
+    if args.plot:  # last, so that a picture that cannot be written costs no measurement
+        save_plots(args, lambda: _figure(args.model, rows))
     return 0
+
+
+def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    from octavo.bench.plots import quantization_costs
+    from octavo.quality.tradeoffs import tradeoffs
+
+    points = tradeoffs({"rows": list(rows)})
+    title = f"{model}, quantized: {points[0].tokens:,} tokens of {points[0].text}"
+    return quantization_costs(points, title=title)
 
 
 def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
@@ -160,6 +187,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
             type=type,
             calibrate=not args.no_calibration,
             requantize=args.requantize,
+            rotate=args.rotate,
             **open_to_choice,
         )
     except ConfigError as error:

@@ -32,6 +32,7 @@ from octavo.quantization.produce.grid import Scheme
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.quantization.produce.rotation import RotatedCheckpoint
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
 from octavo.quantization.produce.tables import to_fp8_blocks
@@ -63,7 +64,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A model on disk. ``bits_per_weight``: of all tensors, embedding and head included."""
+    """A model on disk.
+
+    ``bits_per_weight``: of all tensors, embedding and head included; the weights are counted in the
+    model that it was made of, so that a head which is written beside the embedding costs its bytes.
+    """
 
     out: Path
     method: str
@@ -105,10 +110,12 @@ def make(
     parameters = Parameters(checkpoint)
     if not wanted.requantize:
         _refuse_quantized(parameters)
+    if wanted.rotate:
+        checkpoint = RotatedCheckpoint(checkpoint)
     if wanted.method == "gguf":
         _make_gguf(checkpoint, tokenizer, out, wanted, progress)
     else:
-        _make_folder(parameters, tokenizer, out, wanted, progress)
+        _make_folder(Parameters(checkpoint), tokenizer, out, wanted, progress)
     num_bytes = sum(entry.num_bytes for entry in open_checkpoint(out).tensors.values())
     num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
     return Made(
@@ -207,7 +214,7 @@ def _quantized(
         progress("quantizing", report.number, report.total)
 
     matrices = quantize_model(
-        parameters.checkpoint.path,
+        parameters.checkpoint,
         scheme,
         _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
         _windows(tokenizer, wanted),

@@ -112,6 +112,7 @@ class Wanted:
         calibration_tokens: how many of its tokens are looked at, at most.
         calibrate: whether any text is looked at, of methods that can do without.
         requantize: whether a model that is quantized already may be quantized again.
+        rotate: whether the model is rotated before; see ``rotation.py``.
     """
 
     method: str
@@ -124,6 +125,7 @@ class Wanted:
     calibration_tokens: int | None = None
     calibrate: bool = True
     requantize: bool = False
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
