@@ -174,7 +174,7 @@ class _Writer:
                 for name, file in files.items()
             },
             "weights": {
-                name: [spec.format, spec.n, spec.k, spec.group, offset]
+                name: [spec.format, spec.n, spec.k, spec.group, offset, int(spec.is_reordered)]
                 for name, (spec, offset) in entries.items()
             },
             "constants": places,
