@@ -1,16 +1,16 @@
 """How fast the native linear is: against memory with few rows, in operations with many.
 
     python benchmarks/kernels_linear.py [--threads 2] [--megabytes 60]
-    python benchmarks/kernels_linear.py --against-bf16 [--inputs 2048]
+    python benchmarks/kernels_linear.py --against-bf16 [--inputs 2048] [--rows 64]
 
 One matrix of about ``--megabytes`` stands for the layers of a model. With one row, the time is
 compared with that of reading the same bytes, in turns, by as many threads; that reader is a few
 lines of C, compiled on the spot. The best of several turns counts, as neighbours only ever slow
 one down; so on a busy machine figures of many rows are too low.
 
-With ``--against-bf16``, matrices of the same shape in all formats take turns, with one row and one
-thread: the processor time of each as a share of that of bfloat16 in the same turn, median and
-quartiles. That is what a format is worth to one stream, and neighbours change it least.
+With ``--against-bf16``, matrices of the same shape in all formats take turns, with one thread: the
+processor time of each as a share of that of bfloat16 in the same turn, median and quartiles. With
+one row that is what a format is worth to one stream, with 64 to prompts; neighbours change it least.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=60, help="of the first table")
     parser.add_argument("--inputs", type=int, default=576)
     parser.add_argument("--against-bf16", action="store_true")
+    parser.add_argument("--rows", type=int, default=1, help="of the second table")
     parser.add_argument("--formats", help="some of the second table, with commas between them")
     options = parser.parse_args()
     library = load()
@@ -133,22 +134,23 @@ def main() -> None:
     if options.against_bf16:
         names = options.formats.split(",") if options.formats else ALL_FORMATS
         with Pool(library, 1) as pool:
-            against_bf16(library, pool, options.inputs, list(dict.fromkeys(["BF16", *names])))
+            names = list(dict.fromkeys(["BF16", *names]))
+            against_bf16(library, pool, options.inputs, options.rows, names)
     else:
         of_the_machine(library, options)
 
 
-def against_bf16(library: Library, pool: Pool, k: int, names: Sequence[str]) -> None:
-    """One row, in all formats in turns."""
-    n, calls, sizes = PARAMS // k // 16 * 16, [], []
+def against_bf16(library: Library, pool: Pool, k: int, rows: int, names: Sequence[str]) -> None:
+    """All formats in turns."""
+    n, calls, sizes = max(PARAMS // rows // k // 16, 16) * 16, [], []
     for name in names:
         weight, data = random_weight(library, *ALL_FORMATS[name], n, k)
-        calls.append(make_call(library, pool, weight, 1, data))
+        calls.append(make_call(library, pool, weight, rows, data))
         sizes.append(len(data))
     clock = time.thread_time
     seconds = np.array([[time_of(call, clock) for call in calls] for _ in range(TURNS)])
     shares = np.quantile(seconds / seconds[:, :1], (0.5, 0.25, 0.75), axis=0)
-    print(f"{'format':<10}{'bytes':>7}{'time':>7}   of those of bfloat16, one row, {TURNS} turns")
+    print(f"{'format':<10}{'bytes':>7}{'time':>7}   of those of bfloat16, rows: {rows}, {TURNS} turns")
     for name, size, (middle, low, high) in zip(names, sizes, shares.T, strict=True):
         print(f"{name:<10}{size / sizes[0]:>7.2f}{middle:>7.2f}   {low:.2f} to {high:.2f}")
 
@@ -156,10 +158,11 @@ def against_bf16(library: Library, pool: Pool, k: int, names: Sequence[str]) -> 
 def random_weight(
     library: Library, format: int, group: int, n: int, k: int
 ) -> tuple[abi.Weight, np.ndarray]:
-    """A packed matrix of any bytes, and its memory."""
+    """A packed matrix, and its memory: of bytes that are no subnormal scales or floats, which take
+    longer, and of which models have next to none."""
     spec = packing.plain_format(format, n, k, group, library)
     data = packing.aligned(spec.num_bytes)
-    some = np.random.default_rng(0).integers(0, 64, 1 << 16, dtype=np.uint8)
+    some = np.random.default_rng(0).integers(32, 96, 1 << 16, dtype=np.uint8)
     data[:] = np.resize(some, len(data))
     return spec.as_struct(data.ctypes.data), data
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.kernels.cpu.coded import Packing, packing_of
 from octavo.kernels.cpu.layout import (
     ARITHMETIC,
     KV_CHUNK,
@@ -28,12 +27,12 @@ from octavo.kernels.cpu.layout import (
     packed_bytes,
 )
 from octavo.models.config import ModelConfig
-from octavo.quantization.base import StoredWeight, Weight
-from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.coded import Packing
     from octavo.models.checkpoint import Checkpoint
+    from octavo.quantization.base import Weight
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -140,6 +139,10 @@ def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]
 
 
 def _type_of_parts(weight: Weight) -> Type:
+    from octavo.kernels.cpu.coded import packing_of  # where there are any
+    from octavo.quantization.base import StoredWeight
+    from octavo.quantization.coded import CodedWeight
+
     if isinstance(weight, StoredWeight):  # what no kernel takes as codes was read as floats
         return weight.type
     assert isinstance(weight, CodedWeight), weight
