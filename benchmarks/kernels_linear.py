@@ -10,7 +10,8 @@ one down; so on a busy machine figures of many rows are too low.
 
 With ``--against-bf16``, matrices of the same shape in all formats take turns, with one thread: the
 processor time of each as a share of that of bfloat16 in the same turn, median and quartiles. With
-one row that is what a format is worth to one stream, with 64 to prompts; neighbours change it least.
+one row that is what a format is worth to one stream, with 64 rows to prompts; neighbours change it
+little.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ def against_bf16(library: Library, pool: Pool, k: int, rows: int, names: Sequenc
     clock = time.thread_time
     seconds = np.array([[time_of(call, clock) for call in calls] for _ in range(TURNS)])
     shares = np.quantile(seconds / seconds[:, :1], (0.5, 0.25, 0.75), axis=0)
-    print(f"{'format':<10}{'bytes':>7}{'time':>7}   of those of bfloat16, rows: {rows}, {TURNS} turns")
+    print(
+        f"{'format':<10}{'bytes':>7}{'time':>7}   of those of bfloat16, rows: {rows}, {TURNS} turns"
+    )
     for name, size, (middle, low, high) in zip(names, sizes, shares.T, strict=True):
         print(f"{name:<10}{size / sizes[0]:>7.2f}{middle:>7.2f}   {low:.2f} to {high:.2f}")
 

@@ -6,28 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from coded_weights import coded, scattered
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi, packing
 from octavo.kernels.cpu.packed_weights import PackedWeights, lay_out, pack_all
-from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.levels import E2M1, E4M3, FP4_LEVELS, NF4_LEVELS
 
 LINE = np.linspace(-1, 1, 16, dtype=np.float32)
-
-
-def coded(n, k, bits, group_size, zeros=None, levels=None, seed=0):
-    rng = np.random.default_rng(seed)
-    groups = -(-k // group_size)
-    scales = rng.uniform(0.01, 0.02, (n, groups)).astype(np.float16).astype(np.float32)
-    if zeros is None:
-        zeros = rng.integers(0, 1 << bits, scales.shape).astype(np.float32)
-    codes = PlainCodes(rng.integers(0, 1 << bits, (n, k), dtype=np.uint8))
-    return CodedWeight("x", (n, k), bits, group_size, codes, scales, zeros, levels, None, n * k)
-
-
-def scattered(weight, groups):
-    return replace(weight, groups=groups.astype(np.int32))
 
 
 EXACT = {
