@@ -46,3 +46,7 @@ NF4_LEVELS = np.array(
     np.float32,
 )
 """The quantiles of a normal distribution, with 0 among them (QLoRA, arXiv 2305.14314, app. E)."""
+
+FP4_LEVELS = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+FP4_LEVELS = np.concatenate([FP4_LEVELS, -FP4_LEVELS])
+"""The floats of 4 bits of bitsandbytes, whose largest is 1 (``create_fp4_map`` of its 0.50)."""
