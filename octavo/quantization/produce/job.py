@@ -34,7 +34,7 @@ from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.scaling import Scaling
-from octavo.quantization.produce.sensitivity import Sensitivity, measure_sensitivity
+from octavo.quantization.produce.sensitivity import Sensitivity
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
 from octavo.quantization.produce.tables import to_fp8_blocks
 from octavo.quantization.produce.writers.base import Writer
@@ -57,8 +57,6 @@ _ROUNDINGS: dict[str, Method] = {  # of others: search
     "nf4": "gptq",
 }
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
-# Windows of the text that tell what a matrix is worth, spread over all of it.
-_SENSITIVITY_WINDOWS = 8
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
 # What has been done of how much, and what it is.
@@ -160,13 +158,10 @@ def _sensitivity(
     """What each matrix would cost in each way that a mix has for it."""
     windows = _windows(tokenizer, wanted)
     assert windows is not None
-    count = min(len(windows), _SENSITIVITY_WINDOWS)
-    windows = windows[torch.arange(count) * len(windows) // count]
     config = parameters.checkpoint.config()
-    return measure_sensitivity(
+    return mixing.measure(
         load_checkpoint(parameters.checkpoint, config),
         windows,
-        mixing.candidates,
         is_tied=config.tie_embeddings,
         progress=lambda done, total: progress("measuring sensitivity", done, total),
     )
