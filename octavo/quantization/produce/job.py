@@ -330,13 +330,13 @@ def _make_gguf(
 ) -> Mixture | None:
     checkpoint, mixture = parameters.checkpoint, None
     config = checkpoint.config()
+    target_bpw = wanted.target_bpw
+    mixing = None if target_bpw is None else Mixing.of_gguf(parameters, target_bpw)
     importance = _importance(checkpoint, tokenizer, wanted, progress)
-    if wanted.target_bpw is not None:
-        mixing = Mixing.of_gguf(parameters, wanted.target_bpw)
+    if mixing is not None:
         sensitivity = _sensitivity(mixing, parameters, tokenizer, wanted, progress)
         mixture = mixing.choose(sensitivity.costs)
-        head = EMBEDDING if config.tie_embeddings else HEAD
-        importance[head] = sensitivity.head_importance
+        importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
     facts = ModelFacts(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
