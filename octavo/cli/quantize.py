@@ -34,6 +34,10 @@ With --report the new model and the old one predict a text, and run in turns. --
 several models, OUT-METHOD each; a type of GGUF files is a method of its own there. --plot draws
 either: bits against KL divergence, and bytes against speed.
 
+With --target-bpw each matrix gets the bits, or the type of GGUF files, that are worth most: what
+they cost is measured first, on the text. All tensors count, embedding and head too. Of folders,
+those of compressed-tensors hold such a mix; --mix-bits 4,8,16 keeps to what vLLM runs.
+
 methods:
   gptq         integers that make up for each other's errors on a text
   awq          integers with zeros, after channels were scaled so that they round better
@@ -47,6 +51,7 @@ methods:
 examples:
   octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
   octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --type Q4_K_M
+  octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --target-bpw 5.25 --report
   octavo quantize ./Qwen3-0.6B ./qwen3 --compare rtn,gptq,q4_k_m,nf4,fp8
   octavo quantize ./Llama-3.2-1B ./llama-awq --method gptq --format awq --calibration chats.txt
   octavo quantize ./Llama-3.2-1B ./llama-rows --method gptq --group-size -1 --rotate
@@ -78,6 +83,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--asymmetric", action="store_false", dest="symmetric", help="a zero for each group"
     )
     parser.add_argument("--type", metavar="TYPE", help="of method gguf (default: Q4_K_M)")
+    parser.add_argument(
+        "--target-bpw",
+        type=float,
+        metavar="X",
+        help="bits per weight of the whole model, at most: a mix of bits or types by what each "
+        "matrix is worth (gptq, rtn, awq, autoround, gguf)",
+    )
+    parser.add_argument(
+        "--mix-bits",
+        type=_integers,
+        metavar="B,B,...",
+        help="what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+    )
     parser.add_argument(
         "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
     )
@@ -143,6 +161,9 @@ def run(args: argparse.Namespace) -> int:
         terminal.print_json({"rows": rows} if args.compare else rows[0])
     else:
         print_rows(rows)
+        for row in rows:
+            if "choice" in row:
+                print_choice(row)
     if args.plot:  # last, so that a picture that cannot be written costs no measurement
         save_plots(args, lambda: _figure(args.model, rows))
     return 0
@@ -172,15 +193,16 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "format": args.format,
         "calibration": args.calibration and Path(args.calibration),
         "calibration_tokens": args.calibration_tokens,
+        "target_bpw": args.target_bpw,
+        "mix_bits": args.mix_bits,
     }
     known = recipes.METHODS.get(method)
     if args.compare is not None and known is not None and not known.has_scheme:
         # Settings of a comparison are for those that have a choice.
-        open_to_choice = {
-            name: value
-            for name, value in open_to_choice.items()
-            if name.startswith("calibration") and known.calibrated
-        }
+        kept = ["calibration", "calibration_tokens"] if known.calibrated else []
+        if method == "gguf" and type is None:
+            kept.append("target_bpw")
+        open_to_choice = {name: open_to_choice[name] for name in kept}
     try:
         return recipes.Wanted(
             method,
@@ -192,6 +214,14 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         )
     except ConfigError as error:
         raise UsageError(str(error)) from error
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    """Of a flag: "4,8" """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 4,8") from None
 
 
 def _names(compare: str) -> list[str]:
@@ -263,6 +293,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             "nats; tokens/s of one stream, in turns with it",
             style="dim",
         )
+
+
+def print_choice(row: Mapping[str, Any]) -> None:
+    """How many matrices of each kind became what."""
+    from rich.console import Console
+    from rich.table import Table
+
+    kinds: Mapping[str, Mapping[str, int]] = row["choice"]["kinds"]
+    names = dict.fromkeys(name for counts in kinds.values() for name in counts)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("matrices")
+    for name in names:
+        table.add_column(name, justify="right")
+    for kind, counts in kinds.items():
+        table.add_row(kind, *(str(counts.get(name, "")) for name in names))
+    console = Console()
+    console.print(
+        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}", highlight=False
+    )
+    console.print(table)
 
 
 def _of_base(report: Mapping[str, Any]) -> list[str]:

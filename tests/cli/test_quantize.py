@@ -97,6 +97,32 @@ def test_rotate(run, tmp_path):
     assert again[::2] == (0, "")
 
 
+def test_a_mix(run, tmp_path):
+    flags = ["--target-bpw", 11, "--mix-bits", "4,8,16", "--calibration-tokens", 512]
+    status, out, _ = run("--method", "rtn", "--group-size", 16, *flags, "--json")
+    document = json.loads(out)
+    assert status == 0 and document.keys() == KEYS | {"choice"}
+    assert document["bits_per_weight"] <= 11 and document["format"] == "compressed-tensors"
+    choice = document["choice"]
+    assert choice.keys() == {"expected_kl", "kinds", "matrices"}
+    assert set(choice["matrices"].values()) <= {"4 bits", "8 bits", "16 bits"}
+
+
+def test_a_mix_for_people(run):
+    flags = ["--target-bpw", 15, "--calibration-tokens", 512]
+    status, out, _ = run("--method", "gguf", *flags, name="m.gguf")
+    assert status == 0 and "expected KL" in out
+    for shown in ("embed_tokens", "q_proj", "down_proj", "F16"):
+        assert shown in out
+
+
+def test_a_mix_beside_others(run, judge, tmp_path):
+    flags = ["--target-bpw", 11, "--group-size", 16, "--calibration-tokens", 512, "--json"]
+    status, out, _ = run("--compare", "rtn,q8_0", *flags)
+    rows = json.loads(out)["rows"]
+    assert status == 0 and ["choice" in row for row in rows] == [True, False]
+
+
 def test_for_people(run, tmp_path):
     status, out, _ = run("--method", "gguf", "--type", "q8_0", "--no-calibration", name="m.gguf")
     assert status == 0 and "gguf" in out and (tmp_path / "m.gguf").exists()
@@ -158,6 +184,10 @@ def test_plots(run, judge, tmp_path):
         (["--method", "gguf", "--type", "Q9"], "no type 'Q9'"),
         (["--method", "nf4", "--format", "awq"], "does not hold what nf4 makes"),
         (["--method", "gptq", "--no-calibration"], "needs a text"),
+        (["--method", "gptq", "--target-bpw", 6, "--bits", 4], "leave bits out"),
+        (["--method", "gguf", "--target-bpw", 6, "--type", "Q4_0"], "leave type out"),
+        (["--method", "rtn", "--target-bpw", 6, "--mix-bits", "4;8"], "no list of numbers"),
+        (["--method", "rtn", "--mix-bits", "4,8"], "need a target"),
         (["--compare", "rtn,rtn"], "each once"),
         (["--compare", "rtn,best"], "no method 'best'"),
     ],
@@ -173,6 +203,7 @@ def test_wrong_usage(run, tmp_path, flags, what):
     [
         (["--method", "rtn", "--no-calibration", "--group-size", 48], "cut into groups of 48"),
         (["--method", "nf4"], "no blocks of 64"),
+        (["--method", "rtn", "--group-size", 16, "--target-bpw", 2], "no mix has 2 bits"),
         (["--method", "rtn", "--calibration", "/nowhere/text.txt"], "the calibration text"),
     ],
 )
