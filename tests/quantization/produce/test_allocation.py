@@ -74,3 +74,15 @@ def test_of_equal_sizes_the_least_cost():
 def test_too_small_a_budget():
     with pytest.raises(ValueError, match="3 bits more than 9"):
         allocate([[Option(4, 1.0)], [Option(8, 1.0), Option(16, 0.0)]], 9)
+
+
+def test_an_item_that_is_much_of_all_is_tried_in_every_size():
+    """Greedily, small steps would come first, and leave no room for the large one."""
+    large = [Option(100, 9.0), Option(180, 0.0)]
+    small = [[Option(10, 1.5), Option(20, 0.0)] for _ in range(4)]
+    assert allocate([large, *small], 220) == [1, 0, 0, 0, 0]
+    assert allocate([large, *small], 219) == [0, 1, 1, 1, 1]
+
+
+def test_no_items():
+    assert allocate([], 5) == []
