@@ -38,7 +38,8 @@ FORMATS = {
     "W8S g32": (abi.OCT_W8S, 32),
     "BF16": (abi.OCT_BF16, 0),
 }
-# Of the second table. What a checkpoint of this kind becomes is in octavo/kernels/cpu/coded.py.
+# Of the second table: formats, inputs of a group, and whether columns are in another order. What
+# becomes of checkpoints is in octavo/kernels/cpu/coded.py.
 ALL_FORMATS = {
     "BF16": (abi.OCT_BF16, 0),
     "F16": (abi.OCT_F16, 0),
@@ -48,6 +49,7 @@ ALL_FORMATS = {
     "W8S g128": (abi.OCT_W8S, 128),
     "W5S g32": (abi.OCT_W5S, 32),
     "W4S g64": (abi.OCT_W4S, 64),
+    "desc_act": (abi.OCT_W4S, 64, True),
     "W4A g64": (abi.OCT_W4A, 64),
     "W4F g16": (abi.OCT_W4F, 16),
     "W4F g32": (abi.OCT_W4F, 32),
@@ -145,7 +147,7 @@ def against_bf16(library: Library, pool: Pool, k: int, rows: int, names: Sequenc
     """All formats in turns."""
     n, calls, sizes = max(PARAMS // rows // k // 16, 16) * 16, [], []
     for name in names:
-        weight, data = random_weight(library, *ALL_FORMATS[name], n, k)
+        weight, data = random_weight(library, n, k, *ALL_FORMATS[name])
         calls.append(make_call(library, pool, weight, rows, data))
         sizes.append(len(data))
     clock = time.thread_time
@@ -159,14 +161,15 @@ def against_bf16(library: Library, pool: Pool, k: int, rows: int, names: Sequenc
 
 
 def random_weight(
-    library: Library, format: int, group: int, n: int, k: int
+    library: Library, n: int, k: int, format: int, group: int, is_reordered: bool = False
 ) -> tuple[abi.Weight, np.ndarray]:
     """A packed matrix, and its memory: of bytes that are no subnormal scales or floats, which take
     longer, and of which models have next to none."""
-    spec = packing.plain_format(format, n, k, group, library)
-    data = packing.aligned(spec.num_bytes)
-    some = np.random.default_rng(0).integers(32, 96, 1 << 16, dtype=np.uint8)
-    data[:] = np.resize(some, len(data))
+    spec = packing.plain_format(format, n, k, group, library, is_reordered)
+    data, rng = packing.aligned(spec.num_bytes), np.random.default_rng(0)
+    data[:] = np.resize(rng.integers(32, 96, 1 << 16, dtype=np.uint8), len(data))
+    if is_reordered:
+        spec.columns(data)[:] = rng.permutation(k)
     return spec.as_struct(data.ctypes.data), data
 
 
@@ -186,7 +189,7 @@ def of_the_machine(library: Library, options: argparse.Namespace) -> None:
         for name, (format, group) in FORMATS.items():
             tile = packing.plain_format(format, 16, options.inputs, group, library).num_bytes
             n = options.megabytes * 1_000_000 // tile * 16
-            weight, data = random_weight(library, format, group, n, options.inputs)
+            weight, data = random_weight(library, n, options.inputs, format, group)
             reading, one_row = best_times(
                 lambda data=data: read(data), make_call(library, pool, weight, 1)
             )

@@ -96,8 +96,8 @@ typedef struct oct_weight {
   int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
   int32_t group;   /* inputs that share a scale, see above; 0 for floats */
   const void* data; /* 64-byte aligned, oct_packed_bytes() of them; if stored, at any address */
-  /* [k] or NULL: column i of the matrix as it is packed is that of input columns[i]. So inputs that
-   * share a scale can lie together, wherever they come from. NULL if stored. */
+  /* [k], each input once, or NULL: column i as it is packed is that of input columns[i]. So inputs
+   * that share a scale can lie together, wherever they come from. NULL if stored. */
   const int32_t* columns;
 } oct_weight;
 
