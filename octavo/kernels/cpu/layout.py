@@ -87,6 +87,7 @@ PACKED_FORMATS = {
     GGMLType.IQ4_XS: (abi.OCT_K4N, 32),
 }
 
+
 def _coded_in_bytes(head_dim: int) -> int:
     return head_dim + 4  # a float32 scale
 

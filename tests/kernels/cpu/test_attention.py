@@ -40,6 +40,7 @@ STORED = {
     "k8v4": (1 / 253, 1 / 14),
 }
 
+
 def check_close(actual: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
     assert np.isfinite(actual).all()
     error = np.abs(actual - wanted).max() / np.abs(wanted).max()
