@@ -14,8 +14,9 @@
 //             [D / 32][2][16 tokens], in bfloat16:    [D / 32][2][16 tokens]
 //             a scale and a minimum of each group
 //
-// K8V4 has the keys of INT8 and the values of INT4. The dimensions of keys with scales are those of a
-// rotated key: see kv_rotation.h. A byte of INT4 has term i in its low bits and i + 4 in the others.
+// K8V4 has the keys of INT8 and the values of INT4. The dimensions of keys with scales are those of
+// a rotated key: see kv_rotation.h. A byte of INT4 has term i in its low bits, and i + 4 in the
+// others.
 //
 // A query sees keys in *tiles* of 64 and *splits* of 256, both at absolute positions:
 //

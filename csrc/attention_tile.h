@@ -20,8 +20,8 @@
 
 namespace octavo {
 
-// Vectors of keys (chunks) that a block of rows goes through at a time, or of values (16 dimensions):
-// as many as leave room in the registers for what they are multiplied with.
+// Vectors of keys (chunks) that a block of rows goes through at a time, or of values (16
+// dimensions): as many as leave room in the registers for what they are multiplied with.
 template <class Kv>
 constexpr int max_vectors(int rows) {
   return kManyRegisters ? 4 : rows <= 2 && !Kv::kScaled ? 2 : 1;
@@ -89,8 +89,8 @@ OCT_INLINE simd::F32 exp2(simd::F32 x) {
 }
 
 // The next tile is fetched while this one is attended: its keys along with these keys, its values
-// along with these values, line by line. Into the L2 cache, which takes many more requests at a time
-// than the L1 cache does.
+// along with these values, line by line. Into the L2 cache, which takes many more requests at a
+// time than the L1 cache does.
 OCT_INLINE void fetch(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 
 // The sums of R rows times C vectors, in registers; hence all the unrolled loops. The factors of
@@ -152,10 +152,11 @@ template <class Kv, int R, int C>
 void multiply_keys(const typename Kv::Keys::Factor* queries, const KeyTile& tile, int chunk,
                    int group, int dim, bool ahead, float* out) {
   using Product = typename Kv::Keys;
+  if (kOneGroup<Product>) group = 0;
   using TileSums = Sums<Product, R, C>;
   constexpr int kUnroll = Product::kUnroll;
   const int row = query_factors<Product>(dim), terms = group_dims<Product>(dim);
-  const int first = group * terms, last = std::min(first + terms, dim);
+  const int first = group * terms, last = kOneGroup<Product> ? dim : std::min(first + terms, dim);
   queries += group * Product::row_factors(terms);
   TileSums sums;
   sums.start(queries, row, terms);
@@ -188,8 +189,8 @@ void multiply_keys(const typename Kv::Keys::Factor* queries, const KeyTile& tile
   }
 }
 
-// acc = acc * shrink + weights * values, for R rows and 16 * C dimensions from `column` on, which are
-// of one group.
+// acc = acc * shrink + weights * values, for R rows and 16 * C dimensions from `column` on, which
+// are of one group.
 template <class Kv, int R, int C>
 void multiply_values(const typename Kv::Values::Factor* weights, const KeyTile& tile, int begin,
                      int end, int dim, int column, bool ahead, const float* shrink, float* out) {
@@ -197,7 +198,7 @@ void multiply_values(const typename Kv::Values::Factor* weights, const KeyTile& 
   using TileSums = Sums<Product, R, C>;
   constexpr int kLines = kChunk / TileSums::kLineTerms, kUnroll = Product::kUnroll;
   const int row = weight_factors<Product>(dim);
-  weights += column / Product::kGroup * Product::row_factors(kTile);
+  weights += group_of<Product>(column) * Product::row_factors(kTile);
   TileSums sums;
   sums.start(weights, row, kTile);
   for (int chunk = begin; chunk < end; chunk++) {
@@ -276,7 +277,8 @@ void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int 
   for (int r = 0; r < num_rows; r++) {
     const simd::F32 most = simd::set1(larger[r]);
     simd::F32 total = simd::zero();
-    typename Kv::Values::Factor* row = weights + r * weight_factors<typename Kv::Values>(scoring.head_dim);
+    typename Kv::Values::Factor* row =
+        weights + r * weight_factors<typename Kv::Values>(scoring.head_dim);
     for (int c = begin * kChunk; c < end * kChunk; c += kChunk) {
       const simd::F32 weight = exp2(simd::sub(simd::load(scores + r * kTile + c), most));
       total = simd::add(total, weight);
@@ -325,7 +327,8 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
   if (last_key < 0 || begin >= end) return;
 
   alignas(64) float scores[R * kTile];
-  alignas(64) typename Kv::Values::Factor weights[R * weight_factors<typename Kv::Values>(kMaxHeadDim)];
+  constexpr int kWeights = R * weight_factors<typename Kv::Values>(kMaxHeadDim);
+  alignas(64) typename Kv::Values::Factor weights[kWeights];
   alignas(64) float shrink[16];
   const bool ahead = first == 0;
   queries += int64_t{first} * query_factors<typename Kv::Keys>(dim);

@@ -1,5 +1,5 @@
-// Codes in place of numbers, with scales: how a vector of the KV cache becomes codes, and where these
-// lie in half a chunk, which is the keys or the values of 16 tokens.
+// Codes in place of numbers, with scales: how a vector of the KV cache becomes codes, and where
+// these lie in half a chunk, which is the keys or the values of 16 tokens.
 //
 //     Int8Codes     scale * (byte - 128)          a scale for each token and head
 //     Fp8Codes      scale * (a float, e4m3)       a scale for each token and head
@@ -29,7 +29,7 @@ OCT_INLINE float largest(const float* x, int n) {
   return simd::any(simd::is_nan(zeros)) ? NAN : simd::max_of(top);
 }
 
-// Numbers as codes of a byte, in lines of four terms, and a float32 scale for each token behind them.
+// Numbers as codes of a byte, in lines of four terms, and then a float32 scale for each token.
 // `Code` makes codes of a vector, and returns their scale; it knows what one code stands for.
 template <class Code>
 struct ByteCodes {
@@ -155,8 +155,8 @@ struct E4m3Code {
 using Int8Codes = ByteCodes<Int8Code>;
 using Fp8Codes = ByteCodes<E4m3Code>;
 
-// Two codes to a byte: in a line, first the terms 0 to 3 of each lane in the low nibbles, and then 4
-// to 7 in the high ones. Behind all codes there is a line for each group of dimensions, with scales
+// Two codes to a byte: in a line, the terms 0 to 3 of each lane in the low nibbles, and 4 to 7 in
+// the high ones. Behind all codes there is a line for each group of dimensions, with scales
 // of 16 tokens and then their minima. As the minimum is rounded to bfloat16, and the scale covers
 // what is above it, no number is off by more than half a scale and that rounding.
 struct NibbleCodes {
@@ -178,7 +178,7 @@ struct NibbleCodes {
     encode(half, dim, slot, key, codes);
     for (int d = 0; d < dim; d += 8) {
       uint8_t* four = half + d / 8 * 64 + slot * 4;
-      for (int i = 0; i < 4; i++) four[i] = static_cast<uint8_t>(codes[d + i] | codes[d + 4 + i] << 4);
+      for (int i = d; i < d + 4; i++) *four++ = static_cast<uint8_t>(codes[i] | codes[i + 4] << 4);
     }
   }
   static void write_value(uint8_t* half, int dim, int slot, const float* value) {

@@ -37,14 +37,21 @@ namespace octavo {
 
 constexpr bool kManyRegisters = simd::kNumRegisters >= 32;
 
-// Dimensions of a head that share a scale, for the product P, and how many such groups there are.
+// Dimensions of a head that share a scale, for the product P, how many such groups there are, and
+// which one a dimension is of. Where it is always one, loops over groups cost nothing.
+template <class P>
+constexpr bool kOneGroup = P::kGroup >= kMaxHeadDim;
 template <class P>
 constexpr int group_dims(int dim) {
-  return dim < P::kGroup ? dim : P::kGroup;
+  return kOneGroup<P> || dim < P::kGroup ? dim : P::kGroup;
 }
 template <class P>
 constexpr int num_groups(int dim) {
-  return (dim + P::kGroup - 1) / P::kGroup;
+  return kOneGroup<P> ? 1 : (dim + P::kGroup - 1) / P::kGroup;
+}
+template <class P>
+constexpr int group_of(int dimension) {
+  return kOneGroup<P> ? 0 : dimension / P::kGroup;
 }
 // Factors of a row, in all groups.
 template <class P>

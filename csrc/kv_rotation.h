@@ -1,8 +1,9 @@
 // The rotation of keys, and of the queries that they are multiplied by.
 //
 // A few dimensions of a model's keys are many times as large as the others, and one scale for all
-// leaves these little. So keys are rotated before they are stored, by a Hadamard matrix, which spreads
-// each dimension evenly over all; queries are rotated alike, and their products stay what they were.
+// leaves these little. So keys are rotated before they are stored, by a Hadamard matrix, which
+// spreads each dimension evenly over all; queries are rotated alike, and their products stay what
+// they were.
 #pragma once
 
 #include "simd.h"

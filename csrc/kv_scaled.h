@@ -3,8 +3,8 @@
 // Keys are rotated before they are stored, and queries alike (kv_rotation.h).
 //
 // Of integers, products are exact, four terms a lane. A rotated query is good enough in one byte, a
-// factor `high`. Weights are not: small ones of many keys would all become 0. They have a second byte
-// for what the first one leaves, and twice the multiplications:
+// factor `high`. Weights are not: small ones of many keys would all become 0. They have a second
+// byte for what the first one leaves, and twice the multiplications:
 //
 //     x  =  scale * (high + low / 254)      high, low in -127 .. 127;   scale = largest / 127
 //
@@ -46,8 +46,8 @@ struct CodedKv {
   }
 };
 
-// The weights of a tile's chunks times the scales of the values that they are for, in `out`; returns
-// the largest. What is not seen may have any scale.
+// The weights of a tile's chunks times the scales of the values that they are for, in `out`;
+// returns the largest. What is not seen may have any scale.
 template <class Codes>
 OCT_INLINE simd::F32 scale_weights(const float* weights, const uint8_t* const* values, int begin,
                                    int end, int dim, int group, float* out) {
@@ -72,8 +72,12 @@ struct FactorScale {
   float base;       // of weights: what the minima of values add to each output
 };
 
-// Products with codes that are integers: how these lie in a line, and are multiplied.
-struct Int8Lanes {
+// What products with codes that are integers are made of: how the codes lie in a line and are
+// multiplied, and what sums of them stand for. `start` is what a sum starts from; `score` is made of
+// a query's factors and 16 keys, of one group; `base` is what the minima of the values of a tile's
+// chunks add to all outputs of a group.
+struct Int8Terms {
+  using Codes = Int8Codes;
   static constexpr int kLineSteps = 1;
   template <int>
   static OCT_INLINE simd::U8 lanes(const uint8_t* line) {
@@ -83,9 +87,17 @@ struct Int8Lanes {
   static OCT_INLINE simd::I32 multiply_add(simd::I32 sum, simd::U8 x, simd::I32 factors) {
     return simd::dot4_centred(sum, x, factors);
   }
+  static OCT_INLINE simd::F32 score(simd::F32 sum, const FactorScale& query, const uint8_t* keys,
+                                    int dim, int group) {
+    return simd::mul(sum, simd::mul(simd::set1(query.scale), Codes::scales(keys, dim, group)));
+  }
+  static OCT_INLINE float base(const float*, const uint8_t* const*, int, int, int, int) {
+    return 0.0f;
+  }
 };
 
-struct NibbleLanes {
+struct NibbleTerms {
+  using Codes = NibbleCodes;
   static constexpr int kLineSteps = 2;
   template <int kStep>
   static OCT_INLINE simd::U8 lanes(const uint8_t* line) {
@@ -96,15 +108,33 @@ struct NibbleLanes {
   static OCT_INLINE simd::I32 multiply_add(simd::I32 sum, simd::U8 x, simd::I32 factors) {
     return simd::dot4(sum, x, factors);
   }
+  static OCT_INLINE simd::F32 score(simd::F32 sum, const FactorScale& query, const uint8_t* keys,
+                                    int dim, int group) {
+    const simd::F32 base = simd::mul(Codes::minima(keys, dim, group),
+                                     simd::set1(static_cast<float>(query.sums[0])));
+    const simd::F32 units = simd::fma(sum, Codes::scales(keys, dim, group), base);
+    return simd::mul(units, simd::set1(query.scale));
+  }
+  static OCT_INLINE float base(const float* weights, const uint8_t* const* values, int begin,
+                               int end, int dim, int group) {
+    simd::F32 sum = simd::zero();
+    for (int c = begin; c < end; c++) {
+      const simd::F32 x = simd::load(weights + c * kChunk);
+      const simd::F32 seen = simd::select(simd::less(simd::zero(), x),
+                                          Codes::minima(values[c], dim, group), simd::zero());
+      sum = simd::fma(x, seen, sum);
+    }
+    return simd::sum(sum);
+  }
 };
 
-template <class Line, int Parts, int Group>
+template <class Terms, int Parts>
 struct IntegerProduct {
   using Factor = int8_t;
   using Lanes = simd::U8;
   using Sum = simd::I32;
-  static constexpr int kParts = Parts, kGroup = Group;
-  static constexpr int kDepth = 4, kLineSteps = Line::kLineSteps;
+  static constexpr int kParts = Parts, kGroup = Terms::Codes::kGroup;
+  static constexpr int kDepth = 4, kLineSteps = Terms::kLineSteps;
   // GCC carries integer sums through a loop twice, as vectors of 32 and of 64 bits, and runs out of
   // registers; so the fewer rounds the better.
   static constexpr int kUnroll = 4 / kLineSteps;
@@ -119,13 +149,13 @@ struct IntegerProduct {
   }
   template <int kStep>
   static OCT_INLINE Lanes lanes(const uint8_t* line) {
-    return Line::template lanes<kStep>(line);
+    return Terms::template lanes<kStep>(line);
   }
   static OCT_INLINE Sum start(const Factor* row, int terms, int part) {
-    return simd::set1(Line::start(scale_of(row, terms).sums[part]));
+    return simd::set1(Terms::start(scale_of(row, terms).sums[part]));
   }
   static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
-    return Line::multiply_add(sum, x, simd::set1_quad(f));
+    return Terms::multiply_add(sum, x, simd::set1_quad(f));
   }
 
   // A row is written 16 terms at a time, as multiples of the scale, and their sums.
@@ -168,42 +198,10 @@ struct IntegerProduct {
   };
 };
 
-// What a query's factors and the codes of 16 keys make, of one group.
-OCT_INLINE simd::F32 score_of(Int8Codes, simd::F32 sum, const FactorScale& query,
-                              const uint8_t* keys, int dim, int group) {
-  return simd::mul(sum, simd::mul(simd::set1(query.scale), Int8Codes::scales(keys, dim, group)));
-}
-OCT_INLINE simd::F32 score_of(NibbleCodes, simd::F32 sum, const FactorScale& query,
-                              const uint8_t* keys, int dim, int group) {
-  const simd::F32 base = simd::mul(NibbleCodes::minima(keys, dim, group),
-                                   simd::set1(static_cast<float>(query.sums[0])));
-  const simd::F32 units = simd::fma(sum, NibbleCodes::scales(keys, dim, group), base);
-  return simd::mul(units, simd::set1(query.scale));
-}
-
-// What the minima of the values of a tile's chunks add to all outputs of a group.
-OCT_INLINE float base_of(Int8Codes, const float*, const uint8_t* const*, int, int, int, int) {
-  return 0.0f;
-}
-OCT_INLINE float base_of(NibbleCodes, const float* weights, const uint8_t* const* values, int begin,
-                         int end, int dim, int group) {
-  simd::F32 sum = simd::zero();
-  for (int c = begin; c < end; c++) {
-    const simd::F32 x = simd::load(weights + c * kChunk);
-    const simd::F32 seen = simd::select(simd::less(simd::zero(), x),
-                                        NibbleCodes::minima(values[c], dim, group), simd::zero());
-    sum = simd::fma(x, seen, sum);
-  }
-  return simd::sum(sum);
-}
-
-template <class Codes>
-using LanesOf = std::conditional_t<std::is_same_v<Codes, Int8Codes>, Int8Lanes, NibbleLanes>;
-
-template <class KeyCodes, class ValueCodes>
-struct IntegerKv : CodedKv<KeyCodes, ValueCodes> {
-  using Keys = IntegerProduct<LanesOf<KeyCodes>, 1, KeyCodes::kGroup>;
-  using Values = IntegerProduct<LanesOf<ValueCodes>, 2, ValueCodes::kGroup>;
+template <class KeyTerms, class ValueTerms>
+struct IntegerKv : CodedKv<typename KeyTerms::Codes, typename ValueTerms::Codes> {
+  using Keys = IntegerProduct<KeyTerms, 1>;
+  using Values = IntegerProduct<ValueTerms, 2>;
   static constexpr int kMaxRows = kManyRegisters ? 3 : 2;
 
   static void store_query(const float* query, simd::F32 factor, int dim, int8_t* out) {
@@ -219,19 +217,19 @@ struct IntegerKv : CodedKv<KeyCodes, ValueCodes> {
   }
   static OCT_INLINE simd::F32 score(simd::I32 sum, const int8_t* query, int terms,
                                     const uint8_t* keys, int dim, int group) {
-    return score_of(KeyCodes(), simd::to_float(sum), Keys::scale_of(query, terms), keys, dim, group);
+    return KeyTerms::score(simd::to_float(sum), Keys::scale_of(query, terms), keys, dim, group);
   }
   static void store_weights(const float* weights, const uint8_t* const* values, int begin, int end,
                             int dim, int8_t* out) {
-    for (int group = 0; group < num_groups<Values>(dim); group++, out += Values::row_factors(kTile)) {
+    for (int group = 0; group < num_groups<Values>(dim); group++) {
       alignas(64) float scaled[kTile];
-      const simd::F32 top =
-          scale_weights<ValueCodes>(weights, values, begin, end, dim, group, scaled);
-      typename Values::Writer writer(
-          out, kTile, simd::max_of(top),
-          base_of(ValueCodes(), weights, values, begin, end, dim, group));
+      const simd::F32 top = scale_weights<typename ValueTerms::Codes>(weights, values, begin, end,
+                                                                      dim, group, scaled);
+      const float base = ValueTerms::base(weights, values, begin, end, dim, group);
+      typename Values::Writer writer(out, kTile, simd::max_of(top), base);
       for (int c = begin; c < end; c++) writer.put(c * kChunk, simd::load(scaled + c * kChunk));
       writer.finish();
+      out += Values::row_factors(kTile);
     }
   }
   static OCT_INLINE simd::F32 output(simd::I32 high, simd::I32 low, const int8_t* weights) {
@@ -242,9 +240,9 @@ struct IntegerKv : CodedKv<KeyCodes, ValueCodes> {
   }
 };
 
-using Int8Kv = IntegerKv<Int8Codes, Int8Codes>;
-using Int4Kv = IntegerKv<NibbleCodes, NibbleCodes>;
-using K8V4Kv = IntegerKv<Int8Codes, NibbleCodes>;
+using Int8Kv = IntegerKv<Int8Terms, Int8Terms>;
+using Int4Kv = IntegerKv<NibbleTerms, NibbleTerms>;
+using K8V4Kv = IntegerKv<Int8Terms, NibbleTerms>;
 
 // ---- Floats of a byte
 

@@ -193,7 +193,7 @@ void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, in
 
 #define INSTANTIATE(Kv)                                                                          \
   template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,      \
-                            Kv::Keys::Factor*);                                                        \
+                            Kv::Keys::Factor*);                                                  \
   template void prepare_token<Kv>(const oct_attention_args&, const oct_sequences&, int, int, bool, \
                                   Kv::Keys::Factor*);
 INSTANTIATE(F32Kv)

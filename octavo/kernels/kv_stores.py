@@ -117,9 +117,9 @@ class Fp8:
 class Int4:
     """In 15ths of what lies between the least and the largest number of 32.
 
-    Codes are two to a byte, the first half of a vector in the low bits. As the minimum is rounded to
-    bfloat16, and the scale covers what is above it, no number is off by more than half a scale and
-    that rounding.
+    Codes are two to a byte, the first half of a vector in the low bits. As the minimum is rounded
+    to bfloat16, and the scale covers what is above it, no number is off by more than half a scale
+    and that rounding.
     """
 
     def parts(self, head_dim: int) -> tuple[Part, ...]:

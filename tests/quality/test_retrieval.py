@@ -1,4 +1,4 @@
-"""A pass key that is hidden in four thousand tokens of something else, with each type of KV cache."""
+"""A pass key that is hidden in four thousand tokens of other text, with each type of KV cache."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.kernels.cpu import library
 
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back. "
+FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )
 KEYS = ("71432", "90518")
 DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTEXT = 4096
-FOUND = {kv: 0 for kv in ("f32", "bf16", "int8", "fp8", "k8v4", "int4")}
+FOUND = dict.fromkeys(("f32", "bf16", "int8", "fp8", "k8v4", "int4"), 0)
 
 
 def prompt(llm: LLM, key: str, depth: float) -> str:

@@ -97,7 +97,7 @@ def _coded_in_nibbles(head_dim: int) -> int:
     return head_dim // 2 + groups * 4  # a scale and a minimum in bfloat16
 
 
-# Of a key of so many dimensions, and of a value, by what the type of the cache is called in results.
+# Bytes of a key of so many dimensions, and of a value, by what results call the cache's type.
 _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "bfloat16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
     "float16": (lambda dim: 2 * dim, lambda dim: 2 * dim),

@@ -29,7 +29,7 @@ from octavo.kernels.cpu.library import Pool, load, runnable
 # and values there is none, as the oracle reads what was stored; and it rounds queries to one byte
 # itself where they are).
 TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3, "fp8": 1e-5, "int4": 1e-3, "k8v4": 1e-3}
-# Largest error of what is stored, keys and values, relative to the largest of all. Those with scales
+# Largest error of stored keys and values, relative to the largest of all. Those with scales
 # are compared to the bit in test_kv_formats.py.
 STORED = {
     "f32": (2e-6, 2e-6),
