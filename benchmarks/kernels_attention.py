@@ -2,11 +2,15 @@
 
     python benchmarks/kernels_attention.py --threads 2
     python benchmarks/kernels_attention.py --heads 32 --kv-heads 8 --dim 128 --layers 4
+    python benchmarks/kernels_attention.py --turns 7 --only "decode @"
 
 Each layer has KV memory of its own, as in a model, and one native call runs all of them. Prints the
 best and the median of many steps; beside them the bytes of KV that a step reads, or the operations
 of its two products. ``write`` is a step of as many tokens whose queries see only themselves
 (a window of 1): what comes before attention proper.
+
+With ``--turns`` all formats of KV are measured in turns, in processor time of one thread, which a
+machine with others on it disturbs least: medians, and what they are of the time of ``bf16``.
 """
 
 from __future__ import annotations
@@ -21,7 +25,14 @@ import numpy as np
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool, load
 
-FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_INT8}
+FORMATS = {
+    "bf16": abi.OCT_KV_BF16,
+    "f32": abi.OCT_KV_F32,
+    "int8": abi.OCT_KV_INT8,
+    "fp8": abi.OCT_KV_FP8,
+    "k8v4": abi.OCT_KV_K8V4,
+    "int4": abi.OCT_KV_INT4,
+}
 BLOCK_SIZE = 32
 # (name, sequences, new tokens of each, context of each)
 WORKS = [
@@ -42,7 +53,13 @@ class Work:
     """A step of attention nodes only."""
 
     def __init__(
-        self, library: Library, options: argparse.Namespace, seqs: int, new: int, context: int
+        self,
+        library: Library,
+        options: argparse.Namespace,
+        kv: str,
+        seqs: int,
+        new: int,
+        context: int,
     ):
         self.library = library
         heads, kv_heads, dim = options.heads, options.kv_heads, options.dim
@@ -59,7 +76,7 @@ class Work:
         self.qkv = rng.standard_normal((seqs * new, width), np.float32)
         self.out = np.empty((seqs * new, heads, dim), np.float32)
         self.cos_sin = rng.standard_normal((context, dim), np.float32)
-        chunk = library.check(library.lib.oct_kv_chunk_bytes(FORMATS[options.kv], dim))
+        chunk = library.check(library.lib.oct_kv_chunk_bytes(FORMATS[kv], dim))
         self.layer_bytes = seqs * blocks * (BLOCK_SIZE // 16) * kv_heads * chunk
         self.kv = np.zeros((options.layers, self.layer_bytes + 4096), np.uint8)
         q = self.qkv.ctypes.data
@@ -68,7 +85,7 @@ class Work:
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 head_dim=dim,
-                kv_format=FORMATS[options.kv],
+                kv_format=FORMATS[kv],
                 rotary_dim=dim,
                 scale=dim**-0.5,
                 cos_sin=self.cos_sin.ctypes.data,
@@ -137,6 +154,28 @@ def measure(work: Work, pool: Pool, seconds: float) -> tuple[float, float]:
     return min(times), statistics.median(times)
 
 
+def measure_in_turns(library: Library, options: argparse.Namespace) -> None:
+    print(f"{library.isa}, 1 thread, {options.layers} layers: ms of processor time, of bf16's")
+    print(f"{'':18}" + "".join(f"{kv:>16}" for kv in FORMATS))
+    with Pool(library, 1) as pool:
+        for name, *work in WORKS:
+            if options.only not in name:
+                continue
+            works = {kv: Work(library, options, kv, *work) for kv in FORMATS}
+            times: dict[str, list[float]] = {kv: [] for kv in FORMATS}
+            for _ in range(options.turns):
+                for kv, each in works.items():
+                    each.run(pool)
+                    begin, steps = time.process_time(), 0
+                    while steps == 0 or time.process_time() - begin < options.seconds / 4:
+                        each.run(pool)
+                        steps += 1
+                    times[kv].append((time.process_time() - begin) / steps * 1e3)
+            medians = {kv: statistics.median(of) for kv, of in times.items()}
+            line = "".join(f"{ms:10.3f} {ms / medians['bf16']:5.2f}" for ms in medians.values())
+            print(f"{name:18}{line}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=9)
@@ -148,15 +187,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="for each line")
     parser.add_argument("--isa", default=None)
     parser.add_argument("--only", default="", help="lines with this in their name")
+    parser.add_argument("--turns", type=int, default=0, help="compare all formats in so many turns")
     options = parser.parse_args()
     library = load(options.isa)
+    if options.turns:
+        measure_in_turns(library, options)
+        return
     print(f"{library.isa}, {options.threads} threads, {options.layers} layers, {options.kv} KV")
     print(f"{'':18}{'best ms':>9}{'median':>9}{'write':>9}")
     with Pool(library, options.threads) as pool:
         for name, seqs, new, context in WORKS:
             if options.only not in name:
                 continue
-            work = Work(library, options, seqs, new, context)
+            work = Work(library, options, options.kv, seqs, new, context)
             best, median = measure(work, pool, options.seconds)
             work.set_window(1)
             write, _ = measure(work, pool, options.seconds / 2)

@@ -15,6 +15,7 @@
 #include "attention_plan.h"
 #include "attention_tile.h"
 #include "kernels.h"
+#include "kv_select.h"
 #include "kv_write.h"
 
 namespace octavo {
@@ -25,6 +26,8 @@ using simd::F32;
 // One worker's part in a call.
 template <class Kv>
 class Attention {
+  using Factor = typename Kv::Keys::Factor;  // of queries
+
  public:
   Attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker)
       : args_(args),
@@ -36,8 +39,7 @@ class Attention {
         state_floats_(Softmax::floats(plan_.max_rows(), args.head_dim)) {}
 
   void run() {
-    using Factor = typename Kv::Factor;
-    const int64_t row_bytes = sizeof(Factor) * Kv::row_factors(Kv::kQueryParts, args_.head_dim);
+    const int64_t row_bytes = sizeof(Factor) * query_factors<typename Kv::Keys>(args_.head_dim);
     const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
     queries_ = static_cast<Factor*>(plan_.single_tokens() ? worker_.scratch(4, group_ * row_bytes)
                                                           : worker_.shared(0, rows * row_bytes));
@@ -49,7 +51,7 @@ class Attention {
     split_ = total_ + state_floats_;
     positions_ = static_cast<int*>(worker_.scratch(2, sizeof(int) * plan_.max_rows()));
     last_values_ = static_cast<uint8_t*>(
-        worker_.scratch(3, kv_chunk_bytes(args_.kv_format, args_.head_dim) / 2));
+        worker_.scratch(3, kv_value_bytes(args_.kv_format, args_.head_dim)));
 
     if (!plan_.single_tokens()) {
       prepare<Kv>(args_, seqs_, worker_, queries_);
@@ -76,18 +78,15 @@ class Attention {
       const int seen = std::min(std::max(c, tile.begin), tile.end - 1);
       tile.keys[c] = kv.chunk(index * kTileChunks + seen);
       tile.values[c] = tile.keys[c] + kv.values_offset();
-      if constexpr (Kv::kQuantized) {
-        Kv::fetch_scales(tile.keys[c], args_.head_dim);
-        Kv::fetch_scales(tile.values[c], args_.head_dim);
-      }
+      if constexpr (Kv::kScaled) Kv::fetch_scales(tile.keys[c], tile.values[c], args_.head_dim);
     }
   }
 
   // The last chunk of a sequence has slots that nobody has written yet. Their keys are masked, but
-  // the values of even a weight of 0 count if they are NaN: they are replaced by zeros. Bytes are
+  // the values of even a weight of 0 count if they are NaN: they are replaced by zeros. Codes are
   // finite whatever they are.
   void hide_unwritten(const Item& item, KeyTile& tile) const {
-    if constexpr (!Kv::kQuantized) {
+    if constexpr (!Kv::kScaled) {
       const int last = seqs_.kv_len[item.seq] / kChunk - tile.first_key / kChunk;
       const int written = seqs_.kv_len[item.seq] % kChunk;
       if (written == 0 || last < tile.begin || last >= tile.end) return;
@@ -107,14 +106,14 @@ class Attention {
 
   // ---- Attend
 
-  const typename Kv::Factor* queries_of(const Item& item) const {
+  const Factor* queries_of(const Item& item) const {
     if (plan_.single_tokens()) {
       const bool sees_new_key = item.last_key == item.position;
       prepare_token<Kv>(args_, seqs_, item.seq, item.head, sees_new_key, queries_);
       return queries_;
     }
     const int64_t row = (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_;
-    return queries_ + row * Kv::row_factors(Kv::kQueryParts, args_.head_dim);
+    return queries_ + row * query_factors<typename Kv::Keys>(args_.head_dim);
   }
 
   // Attend one item; returns the next one to do. That is known while the last tile of this one is
@@ -125,7 +124,7 @@ class Attention {
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     int following = 0;
     for (int r = 0; r < num_rows(item); r++) positions_[r] = item.position + r / group_;
-    const typename Kv::Factor* queries = queries_of(item);
+    const Factor* queries = queries_of(item);
     Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
@@ -213,7 +212,7 @@ class Attention {
   const int group_;
   const Plan plan_;
   const int64_t state_floats_;
-  typename Kv::Factor* queries_ = nullptr;  // [Hk][T][G][D] of all workers, or [G][D] of one
+  Factor* queries_ = nullptr;  // [Hk][T][G][D] of all workers, or [G][D] of one
   float* parts_ = nullptr;                  // an item's Softmax each, of all workers
   float* total_ = nullptr;
   float* split_ = nullptr;
@@ -322,11 +321,9 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
 }
 
 void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker) {
-  switch (args.kv_format) {
-    case OCT_KV_F32: return Attention<F32Kv>(args, seqs, worker).run();
-    case OCT_KV_BF16: return Attention<Bf16Kv>(args, seqs, worker).run();
-    case OCT_KV_INT8: return Attention<Int8Kv>(args, seqs, worker).run();
-  }
+  with_kv_format(args.kv_format, [&](auto kv) {
+    Attention<decltype(kv)>(args, seqs, worker).run();
+  });
 }
 
 }  // namespace octavo

@@ -9,9 +9,14 @@
 //     F32     [D][16 tokens]                          [16 tokens][D]
 //     BF16    [D / 2][16 tokens][2 dimensions]        [8][D][2 tokens]
 //     INT8    [D / 4][16 tokens][4 dimensions]        [4][D][4 tokens]
-//             and a float32 scale [16 tokens]         and a float32 scale [16 tokens]
+//     FP8     and a float32 scale [16 tokens]         and a float32 scale [16 tokens]
+//     INT4    [D / 8][16 tokens][4 x 2 dimensions]    [2][D][4 x 2 tokens]
+//             [D / 32][2][16 tokens], in bfloat16:    [D / 32][2][16 tokens]
+//             a scale and a minimum of each group
 //
-// (The dimensions of INT8 keys are those of a rotated key: see kv_int8.h.)
+// K8V4 has the keys of INT8 and the values of INT4. The dimensions of keys with scales are those of
+// a rotated key: see kv_rotation.h. A byte of INT4 has term i in its low bits, and i + 4 in the
+// others.
 //
 // A query sees keys in *tiles* of 64 and *splits* of 256, both at absolute positions:
 //
@@ -41,13 +46,32 @@ constexpr int kTileChunks = kTile / kChunk;
 constexpr int kMaxHeadDim = 256;
 constexpr float kLog2E = 1.44269504f;  // e^x = 2^(x * this): scores count in powers of two
 
-// Bytes of a chunk; 0 if there is no such format.
-inline int64_t kv_chunk_bytes(int32_t format, int32_t head_dim) {
-  const int64_t values = int64_t{2} * kChunk * head_dim;
-  if (format == OCT_KV_F32) return 4 * values;
-  if (format == OCT_KV_BF16) return 2 * values;
-  if (format == OCT_KV_INT8) return values + 2 * kChunk * 4;
+constexpr int kNibbleGroup = 32;  // dimensions that share a scale in INT4
+
+// Bytes of half a chunk: codes of a byte with a float32 scale, or of half a byte with two numbers
+// of bfloat16 for each group.
+inline int64_t kv_byte_half(int32_t head_dim) { return kChunk * (head_dim + 4); }
+inline int64_t kv_nibble_half(int32_t head_dim) {
+  return kChunk * (head_dim / 2 + (head_dim + kNibbleGroup - 1) / kNibbleGroup * 4);
+}
+
+// Bytes of the keys of a chunk, and of its values; 0 if there is no such format.
+inline int64_t kv_key_bytes(int32_t format, int32_t head_dim) {
+  switch (format) {
+    case OCT_KV_F32: return int64_t{4} * kChunk * head_dim;
+    case OCT_KV_BF16: return int64_t{2} * kChunk * head_dim;
+    case OCT_KV_INT8:
+    case OCT_KV_FP8:
+    case OCT_KV_K8V4: return kv_byte_half(head_dim);
+    case OCT_KV_INT4: return kv_nibble_half(head_dim);
+  }
   return 0;
+}
+inline int64_t kv_value_bytes(int32_t format, int32_t head_dim) {
+  return format == OCT_KV_K8V4 ? kv_nibble_half(head_dim) : kv_key_bytes(format, head_dim);
+}
+inline int64_t kv_chunk_bytes(int32_t format, int32_t head_dim) {
+  return kv_key_bytes(format, head_dim) + kv_value_bytes(format, head_dim);
 }
 
 // The first position that a query sees.
@@ -65,20 +89,21 @@ class KvHead {
  public:
   KvHead(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head)
       : chunk_bytes_(kv_chunk_bytes(args.kv_format, args.head_dim)),
+        key_bytes_(kv_key_bytes(args.kv_format, args.head_dim)),
         chunks_per_block_(seqs.block_size / kChunk),
         block_bytes_(args.kv_block_bytes),
         first_(static_cast<uint8_t*>(args.kv) + head * chunks_per_block_ * chunk_bytes_),
         blocks_(seqs.block_table + int64_t{seq} * seqs.table_stride) {}
 
-  // Keys of the positions from 16 * index on; the values follow, half a chunk later.
+  // Keys of the positions from 16 * index on; the values follow.
   uint8_t* chunk(int index) const {
     return first_ + blocks_[index / chunks_per_block_] * block_bytes_ +
            index % chunks_per_block_ * chunk_bytes_;
   }
-  int64_t values_offset() const { return chunk_bytes_ / 2; }
+  int64_t values_offset() const { return key_bytes_; }
 
  private:
-  int64_t chunk_bytes_;
+  int64_t chunk_bytes_, key_bytes_;
   int chunks_per_block_;
   int64_t block_bytes_;
   uint8_t* first_;

@@ -10,26 +10,25 @@
 // their order are the same whatever the block, and chunks that it does not see add exact zeros.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "attention.h"
-#include "kv_formats.h"
-#include "kv_int8.h"
+#include "kv_select.h"
 #include "simd.h"
 
 namespace octavo {
 
-// Rows of a block, and vectors of keys (chunks) or values that it goes through at a time: as many
-// as leave room in the registers for what they are multiplied with.
-constexpr bool kManyRegisters = simd::kNumRegisters >= 32;
-template <class Kv>
-constexpr int kMaxRows = Kv::kQuantized                            ? (kManyRegisters ? 3 : 2)
-                         : !kManyRegisters                          ? 4
-                         : std::is_same_v<typename Kv::Lanes, Pair> ? 5
-                                                                    : 6;
+// Vectors of keys (chunks) that a block of rows goes through at a time, or of values (16
+// dimensions): as many as leave room in the registers for what they are multiplied with.
 template <class Kv>
 constexpr int max_vectors(int rows) {
-  return kManyRegisters ? 4 : rows <= 2 && !Kv::kQuantized ? 2 : 1;
+  return kManyRegisters ? 4 : rows <= 2 && !Kv::kScaled ? 2 : 1;
+}
+template <class Kv>
+constexpr int max_value_vectors(int rows) {
+  return std::min(max_vectors<Kv>(rows), Kv::Values::kGroup / 16);
 }
 
 // The softmax so far of some rows; scores count in powers of two.
@@ -90,106 +89,132 @@ OCT_INLINE simd::F32 exp2(simd::F32 x) {
 }
 
 // The next tile is fetched while this one is attended: its keys along with these keys, its values
-// along with these values, line by line as lanes are loaded. Into the L2 cache, which takes many
-// more requests at a time than the L1 cache does.
-template <class Kv>
-OCT_INLINE void fetch(const uint8_t* p, int line) {
-  for (int i = 0; i < Kv::kStepLines; i++) {
-    __builtin_prefetch(p + (line * Kv::kStepLines + i) * 64, 0, 2);
-  }
-}
+// along with these values, line by line. Into the L2 cache, which takes many more requests at a
+// time than the L1 cache does.
+OCT_INLINE void fetch(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 
 // The sums of R rows times C vectors, in registers; hence all the unrolled loops. The factors of
 // rows are `row` apart, and their parts as many as there are terms.
-template <class Kv, int Parts, int R, int C>
+template <class Product, int R, int C>
 struct Sums {
-  typename Kv::Sum of[Parts][R][C];
+  using Factor = typename Product::Factor;
+  static constexpr int kParts = Product::kParts;
+  static constexpr int kLineTerms = Product::kLineSteps * Product::kDepth;
 
-  OCT_INLINE void start(const typename Kv::Factor* factors, int row, int terms) {
+  typename Product::Sum of[kParts][R][C];
+
+  OCT_INLINE void start(const Factor* factors, int row, int terms) {
 #pragma GCC unroll 8
-    for (int part = 0; part < Parts; part++) {
+    for (int part = 0; part < kParts; part++) {
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-          of[part][r][c] = Kv::start(factors + r * row, Parts, terms, part);
-        }
+        for (int c = 0; c < C; c++) of[part][r][c] = Product::start(factors + r * row, terms, part);
       }
     }
   }
-  OCT_INLINE void add(const typename Kv::Lanes (&lanes)[C], const typename Kv::Factor* factors,
-                      int row, int terms) {
+  OCT_INLINE void add_line(const uint8_t* const (&lines)[C], const Factor* factors, int row,
+                           int terms) {
+    add_steps(lines, factors, row, terms,
+              std::make_integer_sequence<int, Product::kLineSteps>());
+  }
+  OCT_INLINE typename Product::Sum first(int r, int c) const { return of[0][r][c]; }
+  OCT_INLINE typename Product::Sum last(int r, int c) const { return of[kParts - 1][r][c]; }
+
+ private:
+  template <int... kStep>
+  OCT_INLINE void add_steps(const uint8_t* const (&lines)[C], const Factor* factors, int row,
+                            int terms, std::integer_sequence<int, kStep...>) {
+    (add<kStep>(lines, factors + kStep * Product::kDepth, row, terms), ...);
+  }
+  template <int kStep>
+  OCT_INLINE void add(const uint8_t* const (&lines)[C], const Factor* factors, int row,
+                      int terms) {
+    typename Product::Lanes lanes[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) lanes[c] = Product::template lanes<kStep>(lines[c]);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-      for (int part = 0; part < Parts; part++) {
-        const typename Kv::Factor* f = factors + r * row + part * terms;
+      for (int part = 0; part < kParts; part++) {
+        const Factor* f = factors + r * row + part * terms;
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-          of[part][r][c] = Kv::multiply_add(of[part][r][c], lanes[c], f);
+          of[part][r][c] = Product::multiply_add(of[part][r][c], lanes[c], f);
         }
       }
     }
   }
-  OCT_INLINE typename Kv::Sum first(int r, int c) const { return of[0][r][c]; }
-  OCT_INLINE typename Kv::Sum last(int r, int c) const { return of[Parts - 1][r][c]; }
 };
 
-// Scores of R rows and C chunks: out[row][64 keys].
+// Scores of R rows and C chunks, out[row][64 keys]: what the dimensions of one group add to them.
 template <class Kv, int R, int C>
-void multiply_keys(const typename Kv::Factor* queries, const KeyTile& tile, int chunk, int dim,
-                   bool ahead, float* out) {
-  const int row = Kv::row_factors(Kv::kQueryParts, dim);
-  Sums<Kv, Kv::kQueryParts, R, C> sums;
-  sums.start(queries, row, dim);
+void multiply_keys(const typename Kv::Keys::Factor* queries, const KeyTile& tile, int chunk,
+                   int group, int dim, bool ahead, float* out) {
+  using Product = typename Kv::Keys;
+  if (kOneGroup<Product>) group = 0;
+  using TileSums = Sums<Product, R, C>;
+  constexpr int kUnroll = Product::kUnroll;
+  const int row = query_factors<Product>(dim), terms = group_dims<Product>(dim);
+  const int first = group * terms, last = kOneGroup<Product> ? dim : std::min(first + terms, dim);
+  queries += group * Product::row_factors(terms);
+  TileSums sums;
+  sums.start(queries, row, terms);
   const uint8_t* keys[C];
 #pragma GCC unroll 8
   for (int c = 0; c < C; c++) keys[c] = tile.keys[chunk + c];
-  for (int block = 0; block < dim / Kv::kDepth; block += Kv::kBlock) {
+  const int begin = first / TileSums::kLineTerms, end = last / TileSums::kLineTerms;
+  for (int block = begin; block < end; block += kUnroll) {
 #pragma GCC unroll 4
-    for (int step = block; step < block + Kv::kBlock; step++) {
-      typename Kv::Lanes lanes[C];
+    for (int line = block; line < block + kUnroll; line++) {
+      const uint8_t* lines[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; c++) lanes[c] = Kv::keys(keys[c], step);
+      for (int c = 0; c < C; c++) lines[c] = keys[c] + line * 64;
       if (ahead) {
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) fetch<Kv>(tile.next->keys[chunk + c], step);
+        for (int c = 0; c < C; c++) fetch(tile.next->keys[chunk + c] + line * 64);
       }
-      sums.add(lanes, queries + step * Kv::kDepth, row, dim);
+      sums.add_line(lines, queries + (line - begin) * TileSums::kLineTerms, row, terms);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
-      simd::store(out + r * kTile + (chunk + c) * kChunk,
-                  Kv::score(sums.first(r, c), queries + r * row, dim, keys[c]));
+      float* p = out + r * kTile + (chunk + c) * kChunk;
+      const simd::F32 score =
+          Kv::score(sums.first(r, c), queries + r * row, terms, keys[c], dim, group);
+      simd::store(p, group == 0 ? score : simd::add(simd::load(p), score));
     }
   }
 }
 
-// acc = acc * shrink + weights * values, for R rows and 16 * C dimensions from `column` on.
+// acc = acc * shrink + weights * values, for R rows and 16 * C dimensions from `column` on, which
+// are of one group.
 template <class Kv, int R, int C>
-void multiply_values(const typename Kv::Factor* weights, const KeyTile& tile, int begin, int end,
-                     int dim, int column, bool ahead, const float* shrink, float* out) {
-  constexpr int kSteps = kChunk / Kv::kDepth;
-  const int row = Kv::row_factors(Kv::kWeightParts, kTile);
-  Sums<Kv, Kv::kWeightParts, R, C> sums;
+void multiply_values(const typename Kv::Values::Factor* weights, const KeyTile& tile, int begin,
+                     int end, int dim, int column, bool ahead, const float* shrink, float* out) {
+  using Product = typename Kv::Values;
+  using TileSums = Sums<Product, R, C>;
+  constexpr int kLines = kChunk / TileSums::kLineTerms, kUnroll = Product::kUnroll;
+  const int row = weight_factors<Product>(dim);
+  weights += group_of<Product>(column) * Product::row_factors(kTile);
+  TileSums sums;
   sums.start(weights, row, kTile);
   for (int chunk = begin; chunk < end; chunk++) {
     const uint8_t* values = tile.values[chunk];
-    for (int block = 0; block < kSteps; block += Kv::kBlock) {
+    for (int block = 0; block < kLines; block += kUnroll) {
 #pragma GCC unroll 4
-      for (int step = block; step < block + Kv::kBlock; step++) {
-        typename Kv::Lanes lanes[C];
+      for (int line = block; line < block + kUnroll; line++) {
+        const int at = (line * dim + column) * 4;
+        const uint8_t* lines[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++) lanes[c] = Kv::values(values, dim, step, column + 16 * c);
+        for (int c = 0; c < C; c++) lines[c] = values + at + c * 64;
         if (ahead) {
-          const int line = (step * dim + column) / 16;
 #pragma GCC unroll 8
-          for (int c = 0; c < C; c++) fetch<Kv>(tile.next->values[chunk], line + c);
+          for (int c = 0; c < C; c++) fetch(tile.next->values[chunk] + at + c * 64);
         }
-        sums.add(lanes, weights + (chunk * kSteps + step) * Kv::kDepth, row, kTile);
+        sums.add_line(lines, weights + (chunk * kLines + line) * TileSums::kLineTerms, row, kTile);
       }
     }
   }
@@ -240,7 +265,7 @@ inline float mask_scores(const Scoring& scoring, const KeyTile& tile, int begin,
 template <class Kv>
 void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int num_rows,
            const int* positions, float* scores, float* top, float* sum, float* shrink,
-           typename Kv::Factor* weights) {
+           typename Kv::Values::Factor* weights) {
   alignas(64) float larger[16] = {};
   for (int r = 0; r < num_rows; r++) {
     const float x =
@@ -252,17 +277,18 @@ void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int 
   for (int r = 0; r < num_rows; r++) {
     const simd::F32 most = simd::set1(larger[r]);
     simd::F32 total = simd::zero();
-    typename Kv::Factor* row = weights + r * Kv::row_factors(Kv::kWeightParts, kTile);
+    typename Kv::Values::Factor* row =
+        weights + r * weight_factors<typename Kv::Values>(scoring.head_dim);
     for (int c = begin * kChunk; c < end * kChunk; c += kChunk) {
       const simd::F32 weight = exp2(simd::sub(simd::load(scores + r * kTile + c), most));
       total = simd::add(total, weight);
-      if constexpr (Kv::kQuantized) {
+      if constexpr (Kv::kScaled) {
         simd::store(scores + r * kTile + c, weight);
       } else {
-        Kv::store_factors(row + c, weight);
+        Kv::Values::store_factors(row + c, weight);
       }
     }
-    if constexpr (Kv::kQuantized) {
+    if constexpr (Kv::kScaled) {
       Kv::store_weights(scores + r * kTile, tile.values, begin, end, scoring.head_dim, row);
     }
     float* p = sum + 16 * r;
@@ -271,10 +297,27 @@ void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int 
   }
 }
 
+// From begin to end, kMost at a time while there are so many, then two or one.
+template <int kMost, class Multiply>
+OCT_INLINE void in_steps(int begin, int end, const Multiply& multiply) {
+  for (int at = begin; at < end;) {
+    if (kMost >= 4 && end - at >= 4) {
+      multiply(std::integral_constant<int, kMost >= 4 ? 4 : 1>(), at);
+      at += 4;
+    } else if (kMost >= 2 && end - at >= 2) {
+      multiply(std::integral_constant<int, kMost >= 2 ? 2 : 1>(), at);
+      at += 2;
+    } else {
+      multiply(std::integral_constant<int, 1>(), at);
+      at += 1;
+    }
+  }
+}
+
 // Rows first .. first + R of an item and a tile. `positions` are those of all rows of the item.
 template <class Kv, int R>
 void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const int* positions,
-                 const typename Kv::Factor* queries, const Softmax& softmax) {
+                 const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
   const int dim = scoring.head_dim;
   positions += first;
   const int first_key = first_seen(scoring.window, positions[0]) - tile.first_key;
@@ -284,49 +327,32 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
   if (last_key < 0 || begin >= end) return;
 
   alignas(64) float scores[R * kTile];
-  alignas(64) typename Kv::Factor weights[R * Kv::row_factors(Kv::kWeightParts, kTile)];
+  constexpr int kWeights = R * weight_factors<typename Kv::Values>(kMaxHeadDim);
+  alignas(64) typename Kv::Values::Factor weights[kWeights];
   alignas(64) float shrink[16];
   const bool ahead = first == 0;
-  constexpr int kVectors = max_vectors<Kv>(R);
-  queries += int64_t{first} * Kv::row_factors(Kv::kQueryParts, dim);
-  for (int chunk = begin; chunk < end;) {
-    const int left = end - chunk;
-    if (kVectors >= 4 && left >= 4) {
-      multiply_keys<Kv, R, kVectors >= 4 ? 4 : 1>(queries, tile, chunk, dim, ahead, scores);
-      chunk += 4;
-    } else if (kVectors >= 2 && left >= 2) {
-      multiply_keys<Kv, R, kVectors >= 2 ? 2 : 1>(queries, tile, chunk, dim, ahead, scores);
-      chunk += 2;
-    } else {
-      multiply_keys<Kv, R, 1>(queries, tile, chunk, dim, ahead, scores);
-      chunk += 1;
-    }
+  queries += int64_t{first} * query_factors<typename Kv::Keys>(dim);
+  for (int group = 0; group < num_groups<typename Kv::Keys>(dim); group++) {
+    const auto multiply = [&](auto count, int chunk) {
+      multiply_keys<Kv, R, count.value>(queries, tile, chunk, group, dim, ahead, scores);
+    };
+    in_steps<max_vectors<Kv>(R)>(begin, end, multiply);
   }
   weigh<Kv>(scoring, tile, begin, end, R, positions, scores, softmax.top + first,
             softmax.sum + int64_t{first} * 16, shrink, weights);
   float* acc = softmax.acc + int64_t{first} * dim;
-  for (int column = 0; column < dim;) {
-    const int left = dim - column;
-    if (kVectors >= 4 && left >= 64) {
-      multiply_values<Kv, R, kVectors >= 4 ? 4 : 1>(weights, tile, begin, end, dim, column, ahead,
-                                                    shrink, acc);
-      column += 64;
-    } else if (kVectors >= 2 && left >= 32) {
-      multiply_values<Kv, R, kVectors >= 2 ? 2 : 1>(weights, tile, begin, end, dim, column, ahead,
-                                                    shrink, acc);
-      column += 32;
-    } else {
-      multiply_values<Kv, R, 1>(weights, tile, begin, end, dim, column, ahead, shrink, acc);
-      column += 16;
-    }
-  }
+  const auto multiply = [&](auto count, int vector) {
+    multiply_values<Kv, R, count.value>(weights, tile, begin, end, dim, 16 * vector, ahead, shrink,
+                                        acc);
+  };
+  in_steps<max_value_vectors<Kv>(R)>(0, dim / 16, multiply);
 }
 
 // All rows of an item and a tile, in blocks of about the same size.
 template <class Kv>
 void attend_tile(const Scoring& scoring, const KeyTile& tile, const int* positions,
-                 const typename Kv::Factor* queries, const Softmax& softmax) {
-  constexpr int kRows = kMaxRows<Kv>;
+                 const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
+  constexpr int kRows = Kv::kMaxRows;
   const int rows = softmax.rows, blocks = (rows + kRows - 1) / kRows;
   for (int b = 0; b < blocks; b++) {
     const int first = rows * b / blocks, count = rows * (b + 1) / blocks - first;

@@ -1,5 +1,5 @@
-// The formats of the KV cache in floating point: how a chunk is written and read, and how it is
-// multiplied. The format in bytes is in kv_int8.h.
+// The formats of the KV cache: how a chunk is written and read, and how it is multiplied. Those in
+// floating point are here; those with scales are in kv_scaled.h.
 //
 // Attention is two products, scores = queries x keys and output = weights x values. In both, a
 // vector from the cache has 16 lanes with the next `kDepth` terms of 16 sums, and what it is
@@ -9,8 +9,21 @@
 //     factors   term 0 1   to all of them
 //     acc            sum | sum | sum | ...
 //
-// A format has factors in the type that its multiplication wants. Sums are float32, one term after
-// the other. See attention.h for the order inside of a chunk.
+// A line of the cache, 64 bytes, has the lanes of `kLineSteps` such steps. A format has factors in
+// the type that its multiplication wants. Sums are float32, one term after the other, or exact
+// integers. See attention.h for the order inside of a chunk.
+//
+// A format `Kv` has, beside `write` and `read`,
+//
+//     Kv::Keys, Kv::Values   the two products
+//     Kv::kScaled            its vectors have scales, and any bytes stand for finite numbers
+//     Kv::kMaxRows           queries that are multiplied at a time
+//
+// and a product P has
+//
+//     P::kParts              of a factor, a row each: an integer may have a second one for its rest
+//     P::kGroup              dimensions of the cache that share a scale; factors have rows for each
+//     P::lanes<step>(line)   of a line, for multiply_add(sum, lanes, factors)
 #pragma once
 
 #include <cstdint>
@@ -22,45 +35,82 @@
 
 namespace octavo {
 
+constexpr bool kManyRegisters = simd::kNumRegisters >= 32;
+
+// Dimensions of a head that share a scale, for the product P, how many such groups there are, and
+// which one a dimension is of. Where it is always one, loops over groups cost nothing.
+template <class P>
+constexpr bool kOneGroup = P::kGroup >= kMaxHeadDim;
+template <class P>
+constexpr int group_dims(int dim) {
+  return kOneGroup<P> || dim < P::kGroup ? dim : P::kGroup;
+}
+template <class P>
+constexpr int num_groups(int dim) {
+  return kOneGroup<P> ? 1 : (dim + P::kGroup - 1) / P::kGroup;
+}
+template <class P>
+constexpr int group_of(int dimension) {
+  return kOneGroup<P> ? 0 : dimension / P::kGroup;
+}
+// Factors of a row, in all groups.
+template <class P>
+constexpr int query_factors(int dim) {
+  return num_groups<P>(dim) * P::row_factors(group_dims<P>(dim));
+}
+template <class P>
+constexpr int weight_factors(int dim) {
+  return num_groups<P>(dim) * P::row_factors(kTile);
+}
+
 // Factors that are just one value for each term.
-struct PlainFactors {
+struct FloatProduct {
   using Sum = simd::F32;
-  static constexpr int kQueryParts = 1, kWeightParts = 1;  // of a factor, a row each
-  static constexpr int kDepth = 2;
-  static constexpr int kBlock = 1;  // steps that are not in a loop
-  static constexpr bool kQuantized = false;
-  static constexpr int row_factors(int, int terms) { return terms; }
-
+  static constexpr int kParts = 1;
+  static constexpr int kUnroll = 1;  // lines that are not in a loop
+  static constexpr int kGroup = kMaxHeadDim;
+  static constexpr int row_factors(int terms) { return terms; }
   template <class Factor>
-  static OCT_INLINE Sum start(const Factor*, int, int, int) { return simd::zero(); }
-  template <class Factor>
-  static OCT_INLINE simd::F32 score(Sum sum, const Factor*, int, const uint8_t*) {
-    return sum;
-  }
-  template <class Factor>
-  static OCT_INLINE simd::F32 output(Sum sum, Sum, const Factor*) { return sum; }
-};
-
-// Two terms for each lane, in float32.
-struct Pair {
-  simd::F32 even, odd;
+  static OCT_INLINE Sum start(const Factor*, int, int) { return simd::zero(); }
 };
 
 // Factors in float32.
-struct WideFactors : PlainFactors {
+struct WideProduct : FloatProduct {
   using Factor = float;
-  using Lanes = Pair;
+  using Lanes = simd::F32;
+  static constexpr int kDepth = 1;
   static OCT_INLINE void store_factors(Factor* p, simd::F32 x) { simd::store(p, x); }
   static OCT_INLINE Sum multiply_add(Sum sum, Lanes x, const Factor* f) {
-    sum = simd::fma(x.even, simd::set1(f[0]), sum);
-    return simd::fma(x.odd, simd::set1(f[1]), sum);
+    return simd::fma(x, simd::set1(f[0]), sum);
+  }
+};
+
+struct F32Product : WideProduct {
+  static constexpr int kLineSteps = 1, kUnroll = 2;
+  template <int>
+  static OCT_INLINE Lanes lanes(const uint8_t* line) {
+    return simd::load(reinterpret_cast<const float*>(line));
+  }
+};
+
+struct WideBf16Product : WideProduct {
+  static constexpr int kLineSteps = 2;
+  template <int kStep>
+  static OCT_INLINE Lanes lanes(const uint8_t* line) {
+    const simd::BF16 x = simd::load_pairs(line);
+    return kStep == 0 ? simd::even(x) : simd::odd(x);
   }
 };
 
 // Factors rounded to bfloat16, for the instruction that multiplies such pairs.
-struct Bf16Factors : PlainFactors {
+struct PairedBf16Product : FloatProduct {
   using Factor = uint16_t;
   using Lanes = simd::BF16;
+  static constexpr int kDepth = 2, kLineSteps = 1;
+  template <int>
+  static OCT_INLINE Lanes lanes(const uint8_t* line) {
+    return simd::load_pairs(line);
+  }
   static OCT_INLINE void store_factors(Factor* p, simd::F32 x) {
     simd::store_bf16_factors(p, x);
   }
@@ -69,27 +119,31 @@ struct Bf16Factors : PlainFactors {
   }
 };
 
-// A query, after norm and rope and times `factor`, in the factors of a format.
-template <class Kv>
-OCT_INLINE void store_query(const float* query, simd::F32 factor, int dim,
-                            typename Kv::Factor* out) {
-  for (int d = 0; d < dim; d += 16) {
-    Kv::store_factors(out + d, simd::mul(simd::load(query + d), factor));
-  }
-}
+// Formats without scales.
+template <class Product>
+struct FloatKv {
+  using Keys = Product;
+  using Values = Product;
+  static constexpr bool kScaled = false;
+  static constexpr int kMaxRows = !kManyRegisters ? 4 : Product::kLineSteps > 1 ? 5 : 6;
 
-struct F32Kv : WideFactors {
-  static constexpr int kStepLines = 2;  // of the cache, that a vector of lanes comes from
-  static OCT_INLINE Lanes keys(const uint8_t* keys, int step) {
-    const float* p = reinterpret_cast<const float*>(keys) + step * 2 * kChunk;
-    return {simd::load(p), simd::load(p + kChunk)};
+  // A query, after norm and rope and times `factor`, in factors.
+  static OCT_INLINE void store_query(const float* query, simd::F32 factor, int dim,
+                                     typename Product::Factor* out) {
+    for (int d = 0; d < dim; d += 16) {
+      Product::store_factors(out + d, simd::mul(simd::load(query + d), factor));
+    }
   }
-  static OCT_INLINE Lanes values(const uint8_t* values, int head_dim, int step, int column) {
-    const float* p = reinterpret_cast<const float*>(values) + step * 2 * head_dim + column;
-    return {simd::load(p), simd::load(p + head_dim)};
+  static OCT_INLINE simd::F32 score(simd::F32 sum, const typename Product::Factor*, int,
+                                    const uint8_t*, int, int) {
+    return sum;
   }
+  static OCT_INLINE simd::F32 output(simd::F32 sum, simd::F32, const typename Product::Factor*) {
+    return sum;
+  }
+};
 
-
+struct F32Kv : FloatKv<F32Product> {
   // Keys and values, [count, D] each, of the tokens in `slot` and after it.
   static void write(const oct_attention_args& args, uint8_t* chunk, int slot, int count,
                     const float* keys, const float* values) {
@@ -116,15 +170,8 @@ struct F32Kv : WideFactors {
   }
 };
 
-struct Bf16Kv : std::conditional_t<simd::kHasDot2, Bf16Factors, WideFactors> {
-  static constexpr int kStepLines = 1;
-  static OCT_INLINE Lanes keys(const uint8_t* keys, int step) {
-    return lanes<Lanes>(simd::load_pairs(keys + step * 4 * kChunk));
-  }
-  static OCT_INLINE Lanes values(const uint8_t* values, int head_dim, int step, int column) {
-    return lanes<Lanes>(simd::load_pairs(values + (step * head_dim + column) * 4));
-  }
-
+struct Bf16Kv
+    : FloatKv<std::conditional_t<simd::kHasDot2, PairedBf16Product, WideBf16Product>> {
   static void write(const oct_attention_args& args, uint8_t* chunk, int slot, int count,
                     const float* keys, const float* values) {
     const int dim = args.head_dim;
@@ -168,14 +215,6 @@ struct Bf16Kv : std::conditional_t<simd::kHasDot2, Bf16Factors, WideFactors> {
   }
 
  private:
-  template <class L>
-  static OCT_INLINE L lanes(simd::BF16 x) {
-    if constexpr (std::is_same_v<L, Pair>) {
-      return {simd::even(x), simd::odd(x)};
-    } else {
-      return x;
-    }
-  }
   static OCT_INLINE void round(const float* x, int n, uint16_t* out) {
     for (int i = 0; i < n; i += 16) simd::store_bf16(out + i, simd::load(x + i));
   }

@@ -10,8 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kv_formats.h"
-#include "kv_int8.h"
+#include "kv_select.h"
 
 namespace octavo {
 namespace {
@@ -103,7 +102,7 @@ void fetch(const float* x, int n) {
 // Queries to [tokens][G][D]; keys and values only if they are to be stored.
 template <class Kv>
 void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, const Run& run,
-                 bool store, typename Kv::Factor* queries) {
+                 bool store, typename Kv::Keys::Factor* queries) {
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
   alignas(64) float query[kMaxHeadDim];
@@ -111,7 +110,7 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
   const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
   const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
-  const int row = Kv::row_factors(Kv::kQueryParts, dim);
+  const int row = query_factors<typename Kv::Keys>(dim);
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
@@ -126,7 +125,7 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
     }
     for (int g = 0; g < group; g++, queries += row) {
       prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, run.position + i, query);
-      store_query<Kv>(query, factor, dim, queries);
+      Kv::store_query(query, factor, dim, queries);
     }
   }
   if (!store) return;
@@ -159,7 +158,7 @@ float query_factor(const oct_attention_args& args) {
 
 template <class Kv>
 void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
-             typename Kv::Factor* queries) {
+             typename Kv::Keys::Factor* queries) {
   int total = 0;
   for (int s = 0; s < seqs.num_seqs; s++) {
     const int length = seqs.q_start[s + 1] - seqs.q_start[s];
@@ -167,7 +166,7 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
   }
   const Range mine = share(total, worker.rank, worker.size);
   const int64_t token_factors =
-      int64_t{args.num_heads / args.num_kv_heads} * Kv::row_factors(Kv::kQueryParts, args.head_dim);
+      int64_t{args.num_heads / args.num_kv_heads} * query_factors<typename Kv::Keys>(args.head_dim);
   int index = 0;
   for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
     int token = seqs.q_start[s];
@@ -187,19 +186,22 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
 
 template <class Kv>
 void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head,
-                   bool store, typename Kv::Factor* queries) {
+                   bool store, typename Kv::Keys::Factor* queries) {
   const Run run = {seq, head, seqs.q_start[seq], seqs.kv_len[seq] - 1, 1};
   prepare_run<Kv>(args, seqs, run, store, queries);
 }
 
 #define INSTANTIATE(Kv)                                                                          \
   template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,      \
-                            Kv::Factor*);                                                        \
+                            Kv::Keys::Factor*);                                                  \
   template void prepare_token<Kv>(const oct_attention_args&, const oct_sequences&, int, int, bool, \
-                                  Kv::Factor*);
+                                  Kv::Keys::Factor*);
 INSTANTIATE(F32Kv)
 INSTANTIATE(Bf16Kv)
 INSTANTIATE(Int8Kv)
+INSTANTIATE(Fp8Kv)
+INSTANTIATE(Int4Kv)
+INSTANTIATE(K8V4Kv)
 #undef INSTANTIATE
 
 }  // namespace octavo
@@ -210,16 +212,9 @@ int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, i
   if (seq < 0 || seq >= seqs->num_seqs) {
     return fail(OCT_ERR_ARGUMENT, "there is no sequence %d in a step of %d", seq, seqs->num_seqs);
   }
-  switch (args->kv_format) {
-    case OCT_KV_F32:
-      read<F32Kv>(*args, *seqs, seq, keys, values);
-      return OCT_OK;
-    case OCT_KV_BF16:
-      read<Bf16Kv>(*args, *seqs, seq, keys, values);
-      return OCT_OK;
-    case OCT_KV_INT8:
-      read<Int8Kv>(*args, *seqs, seq, keys, values);
-      return OCT_OK;
-  }
+  const bool is_known = with_kv_format(args->kv_format, [&](auto kv) {
+    read<decltype(kv)>(*args, *seqs, seq, keys, values);
+  });
+  if (is_known) return OCT_OK;
   return fail(OCT_ERR_ARGUMENT, "there is no KV format %d", args->kv_format);
 }

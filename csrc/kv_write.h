@@ -11,13 +11,13 @@ namespace octavo {
 // its share.
 template <class Kv>
 void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
-             typename Kv::Factor* queries);
+             typename Kv::Keys::Factor* queries);
 
 // The same for the only new token of a sequence and one key head, by one worker: queries to [G][D];
 // its key and value only if they are to be stored.
 template <class Kv>
 void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head,
-                   bool store, typename Kv::Factor* queries);
+                   bool store, typename Kv::Keys::Factor* queries);
 
 // What queries are multiplied by, beside the norm: scores come out in powers of two, or, where they
 // are capped, in units of the cap.

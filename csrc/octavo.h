@@ -180,7 +180,14 @@ int32_t oct_linear(oct_pool* pool, const oct_linear_args* args);
 /* KV of one layer: num_blocks blocks, kv_block_bytes from one to the next, which may hold other
  * layers between. A block: [Hk][block_size / 16] chunks of 16 tokens, a chunk holding its keys and
  * then its values (attention.h has the order inside). oct_kv_chunk_bytes() per chunk. */
-enum { OCT_KV_F32 = 0, OCT_KV_BF16 = 1, OCT_KV_INT8 = 2 };
+enum {
+  OCT_KV_F32 = 0,
+  OCT_KV_BF16 = 1,
+  OCT_KV_INT8 = 2,
+  OCT_KV_FP8 = 3,  /* e4m3 */
+  OCT_KV_INT4 = 4,
+  OCT_KV_K8V4 = 5  /* keys as INT8 has them, values as INT4 */
+};
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
 /* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's

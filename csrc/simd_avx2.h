@@ -147,6 +147,9 @@ OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
   constexpr int kLeft = N < 0 ? 0 : N;
   return {_mm256_slli_epi32(a.lo, kLeft), _mm256_slli_epi32(a.hi, kLeft)};
 }
+OCT_INLINE I32 bits_of_float(F32 a) {
+  return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)};
+}
 OCT_INLINE F32 float_of_bits(I32 a) {
   return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
 }

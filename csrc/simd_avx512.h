@@ -99,6 +99,7 @@ OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
   if constexpr (N < 0) return _mm512_srli_epi32(a, -N);
   return _mm512_slli_epi32(a, N < 0 ? 0 : N);
 }
+OCT_INLINE I32 bits_of_float(F32 a) { return _mm512_castps_si512(a); }
 OCT_INLINE F32 float_of_bits(I32 a) { return _mm512_castsi512_ps(a); }
 // table[the lower 4 bits], of 16 floats.
 OCT_INLINE F32 look_up(const float* table, I32 a) {

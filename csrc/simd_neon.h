@@ -181,6 +181,9 @@ OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
   if constexpr (N > 0) return each<I32>([](I4 x) { return vshlq_n_s32(x, N); }, a);
   return a;
 }
+OCT_INLINE I32 bits_of_float(F32 a) {
+  return each<I32>([](F4 x) { return vreinterpretq_s32_f32(x); }, a);
+}
 OCT_INLINE F32 float_of_bits(I32 a) {
   return each<F32>([](I4 x) { return vreinterpretq_f32_s32(x); }, a);
 }

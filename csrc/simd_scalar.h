@@ -179,6 +179,9 @@ OCT_INLINE I32 shift_left(I32 a) {  // right by -N, with whatever comes in
     return bit_cast<int32_t>(bits << (N < 0 ? 0 : N));
   });
 }
+OCT_INLINE I32 bits_of_float(F32 a) {
+  return lanes<I32>([&](int i) { return bit_cast<int32_t>(a.v[i]); });
+}
 OCT_INLINE F32 float_of_bits(I32 a) {
   return lanes<F32>([&](int i) { return bit_cast<float>(a.v[i]); });
 }

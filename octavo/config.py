@@ -66,8 +66,9 @@ class EngineArgs:
     kv_cache_dtype: str = option(
         "auto",
         "type of cached keys and values; auto is bf16 with native kernels (f32 with activations "
-        "int16), else that of dtype; int8 is for native kernels",
-        ("auto", "f32", "bf16", "int8"),
+        "int16), else that of dtype; int8, fp8 and int4 have scales for each token and head, k8v4 "
+        "is keys of int8 with values of int4",
+        ("auto", "f32", "bf16", "int8", "fp8", "int4", "k8v4"),
     )
     activations: str = option(
         "auto",

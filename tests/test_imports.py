@@ -85,6 +85,7 @@ def test_light_parts_stay_light(statement):
 # What computes with tensors. All else runs without torch, and imports these where it needs them.
 OF_TORCH = {
     "kernels/attention.py",
+    "kernels/kv_stores.py",
     "kernels/reference.py",
     "layers/tensors.py",
     "quantization/gguf_blocks.py",

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.kv_stores import KVStore
+
 QUERY_TILE = 8
 KEY_TILE = 64
 
@@ -187,21 +189,21 @@ def _split(num_tiles: np.ndarray) -> Iterator[np.ndarray]:
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVStore,
+    v_cache: KVStore,
     plan: AttentionPlan,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, D] over the caches [blocks, B, Hk, D]: [T, H, D].
+    """Attention of q [T, H, D] over the caches: [T, H, D].
 
     A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
     Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
     scores of one more key per head that every query sees, whose value is zero.
     """
-    num_kv_heads = k_cache.shape[2]
+    num_kv_heads = k_cache.num_heads
     if sinks is not None:
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -210,7 +212,7 @@ def paged_attention(
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill_(group.hidden, float("-inf"))
-        attended = _weighted_values(scores, v_cache, sinks, group)
+        attended = _weighted_values(scores, v_cache, sinks, group, _product_dtype(q))
         attended = attended.transpose(1, 2).reshape(-1, *q.shape[1:]).to(q.dtype)
         if group.num_items * QUERY_TILE != len(group.rows):
             attended = attended.index_select(0, group.rows)
@@ -218,16 +220,16 @@ def paged_attention(
     return out
 
 
-def _scores(q: Tensor, k_cache: Tensor, group: _Group, scale: float) -> Tensor:
+def _scores(q: Tensor, k_cache: KVStore, group: _Group, scale: float) -> Tensor:
     """[items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_kv_heads, head_dim = k_cache.num_heads, q.shape[-1]
     heads_per_key = q.shape[1] // num_kv_heads
-    queries = _wide(q.index_select(0, group.query_rows)) * scale
+    queries = q.index_select(0, group.query_rows).to(_product_dtype(q)) * scale
     queries = queries.view(group.num_items, QUERY_TILE, num_kv_heads, heads_per_key, head_dim)
     queries = queries.transpose(1, 2).reshape(group.num_items, 1, -1, head_dim)
     parts = []
     for start, stop in group.tile_ranges():
-        keys = _gather(k_cache, group, start, stop).transpose(1, 2)
+        keys = _gather(k_cache, group, start, stop).to(queries.dtype).transpose(1, 2)
         repeated = queries.expand(-1, stop - start, -1, -1)
         repeated = repeated.reshape(-1, QUERY_TILE * heads_per_key, head_dim)
         part = torch.bmm(repeated, keys).float()
@@ -238,11 +240,11 @@ def _scores(q: Tensor, k_cache: Tensor, group: _Group, scale: float) -> Tensor:
 
 
 def _weighted_values(
-    scores: Tensor, v_cache: Tensor, sinks: Tensor | None, group: _Group
+    scores: Tensor, v_cache: KVStore, sinks: Tensor | None, group: _Group, dtype: torch.dtype
 ) -> Tensor:
     """Values averaged by the softmax of ``scores``: float32 [items, Hk, QUERY_TILE, G, D].
 
-    ``scores`` are overwritten. ``sinks`` are [1, Hk, 1, G, 1].
+    ``scores`` are overwritten. ``sinks`` are [1, Hk, 1, G, 1]. Products are in ``dtype``.
     """
     top = scores.amax(dim=(1, 5), keepdim=True)
     if sinks is not None:
@@ -252,7 +254,7 @@ def _weighted_values(
     norm: Tensor | None = None
     for start, stop in group.tile_ranges():
         part = weights[:, start:stop]
-        values = _gather(v_cache, group, start, stop)
+        values = _gather(v_cache, group, start, stop).to(dtype)
         product = torch.bmm(part.reshape(values.shape[0], -1, KEY_TILE).to(values.dtype), values)
         total = _add_tiles(total, product.float().view(*part.shape[:-1], -1))
         norm = _add_tiles(norm, part.sum(dim=-1, keepdim=True))
@@ -262,16 +264,15 @@ def _weighted_values(
     return total / norm
 
 
-def _gather(cache: Tensor, group: _Group, start: int, stop: int) -> Tensor:
+def _gather(cache: KVStore, group: _Group, start: int, stop: int) -> Tensor:
     """Keys or values of tiles ``start`` to ``stop``: [items * tiles * Hk, KEY_TILE, D]."""
-    head_dim = cache.shape[-1]
-    rows = group.cache_rows[:, start:stop].reshape(-1)
-    return _wide(cache.view(-1, head_dim).index_select(0, rows)).view(-1, KEY_TILE, head_dim)
+    vectors = cache.read(group.cache_rows[:, start:stop].reshape(-1))
+    return vectors.view(-1, KEY_TILE, vectors.shape[-1])
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In the dtype of the products: float32 on the CPU."""
-    return x.float() if x.device.type == "cpu" else x
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """What queries and weights are multiplied in: float32 on the CPU."""
+    return torch.float32 if x.device.type == "cpu" else x.dtype
 
 
 def _add_tiles(total: Tensor | None, parts: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
+from octavo.kernels.kv_stores import KVStore
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -111,10 +112,12 @@ def rope(
     return heads[:, : q.shape[1]], heads[:, q.shape[1] :]
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k and v [T, Hk, D] to slots (int64 [T]) of the caches [blocks, B, Hk, D]."""
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new.to(cache.dtype))
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: KVStore, v_cache: KVStore, slot_mapping: Tensor
+) -> None:
+    """Write k and v [T, Hk, D] to slots (int64 [T]) of the caches."""
+    k_cache.write(slot_mapping, k)
+    v_cache.write(slot_mapping, v)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class LayerCaches(Protocol):
     """Keys and values of all layers."""
 
     def layer(self, index: int) -> tuple[Any, Any]:
-        """(keys, values) of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        """(keys, values) of a layer, as ``ops.store_kv`` and ``ops.paged_attention`` take them."""
         ...
 
 

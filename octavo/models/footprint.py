@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kernels.cpu.layout import (
     ARITHMETIC,
-    KV_CHUNK,
     KV_FORMATS,
     PACKED_FORMATS,
     columns_bytes,
-    kv_chunk_bytes,
+    kv_token_bytes,
     packed_bytes,
 )
 from octavo.models.config import ModelConfig
@@ -159,14 +158,22 @@ def checkpoint_bytes(path: str | Path) -> int:
 # -- keys and values ------------------------------------------------------------------------------
 
 
-def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int) -> int:
-    """Bytes that one token's keys and values take in all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * bytes_per_value
+def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
+    """Bytes that one token's keys and values take in all layers, by the type of the cache as
+    results call it: ``float32``, ``int8``, ``int4``...
+
+    ConfigError if heads of the model do not fit the type.
+    """
+    if dtype in ("int4", "k8v4") and config.head_dim % 2:
+        raise ConfigError(
+            f"KV of {dtype} has two numbers in a byte, and heads of this model have "
+            f"{config.head_dim}: choose fp8 or int8"
+        )
+    return config.num_layers * config.num_kv_heads * kv_token_bytes(dtype, config.head_dim)
 
 
 def native_kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:
-    """The same as the native kernels keep them: ``bfloat16``, ``float32`` or ``int8``."""
+    """The same of a type that the native kernels have; ConfigError for others."""
     if dtype not in KV_FORMATS:
         raise ConfigError(f"there is no native KV cache of {dtype}: {', '.join(KV_FORMATS)}")
-    chunk = kv_chunk_bytes(KV_FORMATS[dtype], config.head_dim)
-    return config.num_layers * config.num_kv_heads * chunk // KV_CHUNK
+    return kv_bytes_per_token(config, dtype)

@@ -11,8 +11,8 @@ from octavo.core.lookahead import MAX_ROUNDS
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
 
-_KV_DTYPES = {"f32": "float32", "bf16": "bfloat16", "int8": "int8"}
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# What results call the types of cached keys and values; those that are not here have one name.
+_KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,14 @@ def capacity_of(
     spec: RankSpec, config: ModelConfig, *, is_native: bool, kv_memory_bytes: int
 ) -> Capacity:
     """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch."""
-    from octavo.models.footprint import kv_bytes_per_token, native_kv_bytes_per_token
+    from octavo.models.footprint import kv_bytes_per_token
 
     kv_dtype = kv_dtype_of(spec, is_native)
-    if is_native:
-        num_bytes = native_kv_bytes_per_token(config, kv_dtype)
-    else:
-        num_bytes = kv_bytes_per_token(config, _VALUE_BYTES[kv_dtype])
     return Capacity(
         device=spec.device,
         dtype=spec.dtype,
         model_max_len=config.max_position,
-        kv_bytes_per_token=num_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
         kv_memory_bytes=max(0, kv_memory_bytes),
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
@@ -90,4 +86,4 @@ def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:
     if spec.kv_cache_dtype == "auto":
         # Beside activations of 15 bits, bfloat16 would be what loses most.
         return "bfloat16" if is_native and spec.activations != "int16" else spec.dtype
-    return _KV_DTYPES[spec.kv_cache_dtype]
+    return _KV_DTYPES.get(spec.kv_cache_dtype, spec.kv_cache_dtype)

@@ -7,20 +7,12 @@ from collections.abc import Iterable
 
 import torch
 
+from octavo.kernels.kv_stores import Codec, KVStore
 from octavo.runtime.native_kv_cache import untouched_zeros
-
-TORCH_DTYPES = {
-    "f32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "f16": torch.float16,
-    "float16": torch.float16,
-}
 
 
 class KVCache:
-    """Keys and values of all layers: for each, [num_blocks, block_size, num_kv_heads, head_dim].
+    """Keys and values of all layers, as the codecs of each keep them.
 
     A slot is one token position, ``block_id * block_size + offset``.
     """
@@ -32,28 +24,35 @@ class KVCache:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
+        codecs: tuple[Codec, Codec],
         device: torch.device,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-        self._keys = _zeros(shape, dtype, device)
-        self._values = _zeros(shape, dtype, device)
+        shape = (num_layers, num_blocks, block_size, num_kv_heads)
+        self._stores = [
+            (codec, [_zeros((*shape, part.width), part.dtype, device) for part in parts])
+            for codec in codecs
+            for parts in [codec.parts(head_dim)]
+        ]
 
     @property
     def num_bytes(self) -> int:
-        return self._keys.nbytes + self._values.nbytes
+        return sum(memory.nbytes for _, parts in self._stores for memory in parts)
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, index: int) -> tuple[KVStore, KVStore]:
         """Keys and values of one layer, as views."""
-        return self._keys[index], self._values[index]
+        keys, values = (
+            KVStore(codec, [memory[index] for memory in parts]) for codec, parts in self._stores
+        )
+        return keys, values
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """As :meth:`NativeKVCache.copy_blocks`."""
         for source, target in copies:
-            self._keys[:, target] = self._keys[:, source]
-            self._values[:, target] = self._values[:, source]
+            for _, parts in self._stores:
+                for memory in parts:
+                    memory[:, target] = memory[:, source]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
+from octavo.kernels.kv_stores import CODECS
 from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
@@ -16,7 +17,7 @@ from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.eager_forward import EagerForward
-from octavo.runtime.kv_cache import TORCH_DTYPES, KVCache
+from octavo.runtime.kv_cache import KVCache
 
 Progress = Callable[[int, int], None]
 
@@ -43,8 +44,6 @@ class TorchBackend:
         model_config: ModelConfig,
         progress: Progress | None = None,
     ):
-        if spec.kv_cache_dtype == "int8":
-            raise ConfigError("kv_cache_dtype int8 needs the native CPU kernels: use f32 or bf16")
         if spec.activations != "auto":
             raise ConfigError(
                 f"activations {spec.activations} needs the native CPU kernels: the reference ops "
@@ -53,7 +52,7 @@ class TorchBackend:
         assert isinstance(model, Module)  # as all of our own
         self._spec, self._model_config = spec, model_config
         self._device = torch.device(spec.device)
-        self._model = with_tensors(model, self._device, TORCH_DTYPES[spec.dtype], progress)
+        self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
         self.weights_bytes = weights_bytes(self._model)
         self._ops = create_ops(spec.device, spec.dtype, EAGER)
         self.name = self._ops.name
@@ -69,7 +68,7 @@ class TorchBackend:
             self._spec.block_size,
             model.num_kv_heads,
             model.head_dim,
-            TORCH_DTYPES[kv_dtype_of(self._spec, is_native=False)],
+            CODECS[kv_dtype_of(self._spec, is_native=False)],
             self._device,
         )
         return EagerForward(

@@ -37,8 +37,18 @@ def test_weights(tiny_model):
 def test_kv(tiny_model):
     config = load_config(tiny_model)
     # Keys and values of 2 heads of 16 float32 values, in 2 layers.
-    assert kv_bytes_per_token(config, 4) == 2 * 2 * 2 * 16 * 4
-    assert kv_bytes_per_token(config, 2) == 256
+    assert kv_bytes_per_token(config, "float32") == 2 * 2 * 2 * 16 * 4
+    assert kv_bytes_per_token(config, "bfloat16") == kv_bytes_per_token(config, "float16") == 256
+    # A byte each, and the scales of a key and of a value, of 2 heads in 2 layers.
+    assert kv_bytes_per_token(config, "int8") == 128 + 2 * 2 * 8
+    assert kv_bytes_per_token(config, "fp8") == 128 + 2 * 2 * 8
+    # Half a byte each, and a scale and a minimum of two bytes.
+    assert kv_bytes_per_token(config, "int4") == 64 + 2 * 2 * 8
+    assert kv_bytes_per_token(config, "k8v4") == 96 + 2 * 2 * 8
+    odd = replace(config, head_dim=15)
+    assert kv_bytes_per_token(odd, "fp8") == 2 * 2 * 2 * (15 + 4)
+    with pytest.raises(ConfigError, match="int4 has two numbers in a byte.*have 15: choose fp8"):
+        kv_bytes_per_token(odd, "int4")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -79,9 +89,6 @@ def test_types_come_from_the_table_of_the_file(tiny_model):
 
 
 def test_native_kv(config):
-    assert native_kv_bytes_per_token(config, "float32") == kv_bytes_per_token(config, 4)
-    assert native_kv_bytes_per_token(config) == kv_bytes_per_token(config, 2)
-    # A byte each, and the scales of a key and of a value, of 2 heads in 2 layers.
-    assert native_kv_bytes_per_token(config, "int8") == kv_bytes_per_token(config, 1) + 2 * 2 * 8
-    with pytest.raises(ConfigError, match="no native KV cache of fp8: bfloat16, float32, int8"):
-        native_kv_bytes_per_token(config, "fp8")
+    assert native_kv_bytes_per_token(config) == kv_bytes_per_token(config, "bfloat16")
+    with pytest.raises(ConfigError, match="no native KV cache of float16: bfloat16, float32, int8"):
+        native_kv_bytes_per_token(config, "float16")

@@ -177,12 +177,35 @@ def test_a_base_of_other_kernels(load, text, tmp_path) -> None:
     measure(reference, windows, model="tiny", save_base=tmp_path / "base")
     base = LogitFile(tmp_path / "base")
     kl = {}
-    for kv_cache_dtype in ("f32", "bf16", "int8"):
+    for kv_cache_dtype in ("f32", "bf16", "int8", "fp8", "k8v4", "int4"):
         native = load(CTX, kernels="native", kv_cache_dtype=kv_cache_dtype)
         divergence = measure(native, windows, model="tiny", base=base).divergence
         assert divergence is not None
         kl[kv_cache_dtype] = divergence.kl.value
-    assert 0 < kl["f32"] < 4.8e-8 < kl["bf16"] < kl["int8"] < 0.05
+    assert list(kl) == sorted(kl, key=kl.__getitem__), kl
+    assert 0 < kl["f32"] < 4.8e-8 < kl["bf16"] and kl["int8"] < 0.05 and kl["int4"] < 0.5
+
+
+@pytest.mark.parametrize("kv_cache_dtype, nearer", [("int8", 1.5), ("fp8", 100), ("int4", 5)])
+@needs_native
+def test_the_reference_ops_keep_keys_and_values_alike(
+    load, text, tmp_path, kv_cache_dtype, nearer
+) -> None:
+    """The native kernels with the same KV are nearer to them than exact KV is: by far, where they
+    do not round queries to a byte."""
+    native = load(CTX, kernels="native", kv_cache_dtype=kv_cache_dtype)
+    windows = windows_of(native, text)
+    measure(native, windows, model="tiny", save_base=tmp_path / "base")
+    base = LogitFile(tmp_path / "base")
+    kl = []
+    for kv in (kv_cache_dtype, "f32"):
+        divergence = measure(
+            load(CTX, kernels="reference", kv_cache_dtype=kv), windows, model="tiny", base=base
+        ).divergence
+        assert divergence is not None
+        kl.append(divergence.kl.value)
+    print(kl)
+    assert 0 <= kl[0] < kl[1] / nearer
 
 
 def test_progress(load, text) -> None:

@@ -2,49 +2,48 @@ from __future__ import annotations
 
 import resource
 
+import pytest
 import torch
 
+from octavo.kernels.kv_stores import CODECS
 from octavo.runtime.kv_cache import KVCache
 
 
-def make_cache(num_blocks: int = 4, dtype: torch.dtype = torch.float32) -> KVCache:
-    return KVCache(2, num_blocks, 3, 1, 8, dtype, torch.device("cpu"))
+def make_cache(num_blocks: int = 4, dtype: str = "float32") -> KVCache:
+    return KVCache(2, num_blocks, 3, 1, 8, CODECS[dtype], torch.device("cpu"))
 
 
 def test_layers_are_views_of_one_pool():
     cache = make_cache()
-    keys, values = cache.layer(1)
+    (keys,), (values,) = (store.parts for store in cache.layer(1))
     assert keys.shape == values.shape == (4, 3, 1, 8)
     keys[2] = 1.0
-    assert cache.layer(1)[0][2].sum() == 24 and cache.layer(0)[0].sum() == 0
+    assert cache.layer(1)[0].parts[0][2].sum() == 24 and cache.layer(0)[0].parts[0].sum() == 0
     assert cache.num_bytes == 2 * 2 * 4 * 3 * 8 * 4
 
 
-def test_copies_are_done_in_order():
-    cache = make_cache()
-    for layer in range(2):
-        for tensor in cache.layer(layer):
-            tensor[0] = 5.0
-            tensor[1] = 6.0
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_copies_are_done_in_order(dtype):
+    """Of codes, scales and minima alike."""
+    cache = make_cache(dtype=dtype)
+    tensors = [part for layer in range(2) for store in cache.layer(layer) for part in store.parts]
+    assert len(tensors) == 4 * {"float32": 1, "int8": 2, "int4": 3}[dtype]
+    for tensor in tensors:
+        tensor[0] = 5.0
+        tensor[1] = 6.0
     cache.copy_blocks([(0, 2), (2, 3), (1, 0)])
-    for layer in range(2):
-        for tensor in cache.layer(layer):
-            assert [tensor[block].unique().tolist() for block in range(4)] == [
-                [6.0],
-                [6.0],
-                [5.0],
-                [5.0],
-            ]
+    for tensor in tensors:
+        assert [tensor[block].unique().tolist() for block in range(4)] == [[6], [6], [5], [5]]
 
 
 def test_a_pool_costs_memory_only_where_it_is_used():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cache = KVCache(1, 2**16, 16, 4, 64, torch.float32, torch.device("cpu"))  # 2 GiB
+    cache = KVCache(1, 2**16, 16, 4, 64, CODECS["float32"], torch.device("cpu"))  # 2 GiB
     assert cache.num_bytes == 2**31
-    cache.layer(0)[0][5] = 1.0
+    cache.layer(0)[0].parts[0][5] = 1.0
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 100 * 1024  # kilobytes
 
 
 def test_half_precision_pools():
-    assert make_cache(dtype=torch.bfloat16).layer(0)[0].dtype is torch.bfloat16
+    assert make_cache(dtype="bfloat16").layer(0)[0].parts[0].dtype is torch.bfloat16

@@ -70,6 +70,9 @@ OCT_MAX_SEGMENTS = 4
 OCT_KV_F32 = 0
 OCT_KV_BF16 = 1
 OCT_KV_INT8 = 2
+OCT_KV_FP8 = 3
+OCT_KV_INT4 = 4
+OCT_KV_K8V4 = 5
 
 # What became of a token.
 OCT_TOKEN_OK = 0

@@ -7,6 +7,7 @@ only plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.kernels.cpu import abi
@@ -17,6 +18,7 @@ _LINE = 64
 _UNIT = 32  # inputs whose integers lie together
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
+KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,36 @@ PACKED_FORMATS = {
     GGMLType.IQ4_XS: (abi.OCT_K4N, 32),
 }
 
-# The formats of the KV cache, as it is called in results.
+
+def _coded_in_bytes(head_dim: int) -> int:
+    return head_dim + 4  # a float32 scale
+
+
+def _coded_in_nibbles(head_dim: int) -> int:
+    groups = -(-head_dim // KV_NIBBLE_GROUP)
+    return head_dim // 2 + groups * 4  # a scale and a minimum in bfloat16
+
+
+# Bytes of a key of so many dimensions, and of a value, by what results call the cache's type.
+_KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
+    "bfloat16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
+    "float16": (lambda dim: 2 * dim, lambda dim: 2 * dim),
+    "float32": (lambda dim: 4 * dim, lambda dim: 4 * dim),
+    "int8": (_coded_in_bytes, _coded_in_bytes),
+    "fp8": (_coded_in_bytes, _coded_in_bytes),
+    "int4": (_coded_in_nibbles, _coded_in_nibbles),
+    "k8v4": (_coded_in_bytes, _coded_in_nibbles),
+}
+# Those that the native kernels have.
 KV_FORMATS = {
     "bfloat16": abi.OCT_KV_BF16,
     "float32": abi.OCT_KV_F32,
     "int8": abi.OCT_KV_INT8,
+    "fp8": abi.OCT_KV_FP8,
+    "int4": abi.OCT_KV_INT4,
+    "k8v4": abi.OCT_KV_K8V4,
 }
+_KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
 def packed_bytes(format: int, n: int, k: int, group: int) -> int:
@@ -131,9 +157,12 @@ def _block_bytes(traits: Traits) -> int:
     return _LINE + scales + _BLOCK * TILE * traits.bits // 8
 
 
+def kv_token_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes of the key and the value of a token, of one head, in any kernels."""
+    keys, values = _KV_VECTORS[dtype]
+    return keys(head_dim) + values(head_dim)
+
+
 def kv_chunk_bytes(format: int, head_dim: int) -> int:
     """Bytes of the keys and values of ``KV_CHUNK`` tokens, of one head."""
-    values = 2 * KV_CHUNK * head_dim
-    if format == abi.OCT_KV_INT8:
-        return values + 2 * KV_CHUNK * 4  # a scale for each key and each value
-    return values * (2 if format == abi.OCT_KV_BF16 else 4)
+    return KV_CHUNK * kv_token_bytes(_KV_NAMES[format], head_dim)

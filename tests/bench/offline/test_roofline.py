@@ -148,7 +148,7 @@ def planned(path, kernels: str, kv_dtype: str) -> ModelCost:
         matrices = footprint.matrices(config, types)
         return ModelCost.of(config, matrices, footprint.native_kv_bytes_per_token(config, kv_dtype))
     matrices = footprint.matrices(config, types, footprint.as_stored)
-    return ModelCost.of(config, matrices, footprint.kv_bytes_per_token(config, 4))
+    return ModelCost.of(config, matrices, footprint.kv_bytes_per_token(config, "float32"))
 
 
 def test_the_plan_is_what_is_loaded(session, tiny_model):

@@ -238,8 +238,9 @@ void attentions() {
   std::vector<float> cos_sin(static_cast<size_t>(positions) * dim);
   for (float& x : cos_sin) x = random_float() / 2;
   const std::vector<float> norm = random_floats(dim);
-  const char* names[] = {"attention.f32", "attention.bf16", "attention.int8"};
-  for (int format : {OCT_KV_F32, OCT_KV_BF16, OCT_KV_INT8}) {
+  const char* names[] = {"attention.f32", "attention.bf16", "attention.int8",
+                         "attention.fp8", "attention.int4", "attention.k8v4"};
+  for (int format = OCT_KV_F32; format <= OCT_KV_K8V4; format++) {
     const int64_t chunk = CALL(oct_kv_chunk_bytes)(format, dim);
     if (chunk < 0) continue;
     Aligned kv(4 * kv_heads * (block / 16) * chunk);

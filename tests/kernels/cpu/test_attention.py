@@ -1,282 +1,44 @@
-"""Native paged attention: against float64 over the stored keys and values, and with itself.
-
-A ``Cache`` is one layer's KV with a block table per sequence, blocks in a shuffled order, and NaN
-wherever nothing was written. ``attend`` runs a step of ``Chunk``s on it.
-"""
+"""Native paged attention: against float64 over the stored keys and values, and with itself."""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from native_attention import (
+    FORMATS,
+    Cache,
+    Layer,
+    Native,
+    Step,
+    attend,
+    attend_all,
+    expected,
+    expected_heads,
+    hadamard,
+    make_sequence,
+)
 
 from octavo.errors import EngineError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.library import Library, Pool, load, runnable
+from octavo.kernels.cpu.library import Pool, load, runnable
 
-FORMATS = {"f32": abi.OCT_KV_F32, "bf16": abi.OCT_KV_BF16, "int8": abi.OCT_KV_INT8}
 # Largest error of an output relative to the largest value: rounding of queries and weights (of keys
 # and values there is none, as the oracle reads what was stored; and it rounds queries to one byte
 # itself where they are).
-TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3}
-MAX_POSITIONS = 1216
-OTHER_LAYERS = 192  # bytes of a block that are none of this layer's
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What attention needs to know of a layer."""
-
-    heads: int = 6
-    kv_heads: int = 2
-    dim: int = 32
-    kv: str = "bf16"
-    window: int = 0
-    rotary: int = 32
-    interleaved: bool = False
-    softcap: float = 0.0
-    qk_norm: bool = False
-    sinks: bool = False
-    block_size: int = 32
-
-    @property
-    def scale(self) -> float:
-        return self.dim**-0.5
-
-    def weights(self) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(5)
-        angles = np.outer(np.arange(MAX_POSITIONS), 100.0 ** -rng.random(self.rotary // 2))
-        return {
-            "cos_sin": np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32),
-            "q_norm": (1 + rng.random(self.dim)).astype(np.float32),
-            "k_norm": (1 + rng.random(self.dim)).astype(np.float32),
-            "sinks": rng.normal(size=self.heads).astype(np.float32),
-        }
-
-
-@dataclass
-class Sequence:
-    """Queries, keys and values before norm and rope, [positions, heads, D], and a block table."""
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    blocks: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.q)
-
-
-@dataclass(frozen=True)
-class Native:
-    """What the fixture ``native`` is, for a test that wants several."""
-
-    library: Library
-    pool: Pool
-
-    @property
-    def lib(self):
-        return self.library.lib
-
-    def check(self, code: int) -> int:
-        return self.library.check(code)
-
-
-def make_sequence(layer: Layer, length: int, seed: int) -> Sequence:
-    rng = np.random.default_rng([seed, length])
-    shapes = [(length, heads, layer.dim) for heads in (layer.heads, layer.kv_heads, layer.kv_heads)]
-    q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    return Sequence(q * 2, k, v, np.empty(0, np.int32))
-
-
-@dataclass
-class Cache:
-    """Memory for the keys and values of some sequences; gives them their blocks."""
-
-    native: object
-    layer: Layer
-    sequences: list[Sequence]
-    seed: int = 0
-    num_blocks: int = field(init=False)
-    block_bytes: int = field(init=False)
-    memory: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        layer, size = self.layer, self.layer.block_size
-        needed = [-(-len(s) // size) for s in self.sequences]
-        spare = 3
-        order = np.random.default_rng(self.seed).permutation(sum(needed) + spare).astype(np.int32)
-        for sequence, count in zip(self.sequences, needed, strict=True):
-            sequence.blocks, order = order[:count], order[count:]
-        chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
-        self.num_blocks = sum(needed) + spare
-        layer_bytes = layer.kv_heads * (size // 16) * chunk
-        self.block_bytes = OTHER_LAYERS + layer_bytes
-        total = self.num_blocks * self.block_bytes
-        self.memory = np.full(total, 0xFF, np.uint8)  # NaN in all formats that have it
-
-    def read(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        step = Step(self, [(index, 0, length)])
-        shape = (length, self.layer.kv_heads, self.layer.dim)
-        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        self.native.check(
-            self.native.lib.oct_kv_read(
-                step.args, step.seqs, 0, keys.ctypes.data, values.ctypes.data
-            )
-        )
-        return keys, values
-
-
-class Step:
-    """Arguments of a call in which sequence i goes from ``position`` on by ``count`` tokens.
-
-    ``q``, ``k`` and ``v`` lie side by side, as the output of one linear.
-    """
-
-    def __init__(self, cache: Cache, chunks: list[tuple[int, int, int]]):
-        layer, sequences = cache.layer, cache.sequences
-        heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
-        rows = [
-            np.concatenate(
-                [getattr(sequences[i], name)[start : start + count].reshape(count, -1)
-                 for name in "qkv"], axis=1,
-            )
-            for i, start, count in chunks
-        ]  # fmt: skip
-        self.qkv = np.ascontiguousarray(np.concatenate(rows))
-        counts = [count for _, _, count in chunks]
-        self.q_start = np.cumsum([0, *counts]).astype(np.int32)
-        self.kv_len = np.array([start + count for _, start, count in chunks], np.int32)
-        self.table = np.full((len(chunks), 1 + max(len(s.blocks) for s in sequences)), -1, np.int32)
-        for row, (i, _, _) in zip(self.table, chunks, strict=True):
-            row[: len(sequences[i].blocks)] = sequences[i].blocks
-        self.out = np.full((len(self.qkv), heads, dim), 7e7, np.float32)
-        self.weights = layer.weights()
-
-        def pointer(name: str, wanted: object) -> int | None:
-            return self.weights[name].ctypes.data if wanted else None
-
-        q = self.qkv.ctypes.data
-        self.args = abi.AttentionArgs(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            kv_format=FORMATS[layer.kv],
-            window=layer.window,
-            rotary_dim=layer.rotary,
-            rope_interleaved=layer.interleaved,
-            scale=layer.scale,
-            softcap=layer.softcap,
-            qk_norm_eps=1e-6,
-            q_norm=pointer("q_norm", layer.qk_norm),
-            k_norm=pointer("k_norm", layer.qk_norm),
-            sinks=pointer("sinks", layer.sinks),
-            cos_sin=pointer("cos_sin", layer.rotary),
-            q=q,
-            k=q + 4 * heads * dim,
-            v=q + 4 * (heads + kv_heads) * dim,
-            ldq=self.qkv.shape[1],
-            ldk=self.qkv.shape[1],
-            ldv=self.qkv.shape[1],
-            kv=cache.memory.ctypes.data,
-            kv_block_bytes=cache.block_bytes,
-            out=self.out.ctypes.data,
-            num_blocks=cache.num_blocks,
-        )
-        self.seqs = abi.Sequences(
-            num_seqs=len(chunks),
-            num_tokens=len(self.qkv),
-            q_start=self.q_start.ctypes.data,
-            kv_len=self.kv_len.ctypes.data,
-            block_table=self.table.ctypes.data,
-            table_stride=self.table.shape[1],
-            block_size=layer.block_size,
-        )
-
-
-def attend(cache: Cache, chunks: list[tuple[int, int, int]], pool=None) -> list[np.ndarray]:
-    """Run a step; the output of each chunk."""
-    step = Step(cache, chunks)
-    native = cache.native
-    pool = native.pool if pool is None else pool
-    native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))
-    return np.split(step.out, step.q_start[1:-1])
-
-
-def attend_all(native, layer: Layer, sequence: Sequence, pool=None) -> np.ndarray:
-    """A whole prompt at once, alone."""
-    cache = Cache(native, layer, [sequence])
-    return attend(cache, [(0, 0, len(sequence))], pool)[0]
-
-
-# ---- The oracle
-
-
-def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
-
-
-def rotated(layer: Layer, x: np.ndarray, cos_sin: np.ndarray) -> np.ndarray:
-    """x [positions, heads, D] at the positions 0, 1, ..."""
-    cos, sin = np.split(cos_sin[: len(x), None, :].astype(np.float64), 2, axis=-1)
-    half, turned = layer.rotary // 2, x.copy()
-    if layer.interleaved:
-        first, second = slice(0, layer.rotary, 2), slice(1, layer.rotary, 2)
-    else:
-        first, second = slice(0, half), slice(half, layer.rotary)
-    turned[..., first] = x[..., first] * cos - x[..., second] * sin
-    turned[..., second] = x[..., second] * cos + x[..., first] * sin
-    return turned
-
-
-def expected_heads(layer: Layer, x: np.ndarray, norm: str) -> np.ndarray:
-    weights, x = layer.weights(), x.astype(np.float64)
-    if layer.qk_norm:
-        x = normed(x, weights[norm])
-    return rotated(layer, x, weights["cos_sin"])
-
-
-def hadamard(dim: int) -> np.ndarray:
-    """An orthogonal matrix of signs, in blocks of the largest power of two that divides ``dim``."""
-    size = dim & -dim
-    block = np.ones((1, 1))
-    while len(block) < size:
-        block = np.kron([[1, 1], [1, -1]], block)
-    return np.kron(np.eye(dim // size), block / size**0.5)
-
-
-def in_one_byte(queries: np.ndarray) -> np.ndarray:
-    """Rotated, rounded to 127ths of the largest number of a head, and rotated back."""
-    rotation = hadamard(queries.shape[-1])
-    rotated = queries @ rotation
-    scale = np.abs(rotated).max(-1, keepdims=True) / 127
-    return np.rint(rotated / scale) * scale @ rotation
-
-
-def expected(layer: Layer, sequence: Sequence, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Outputs at all positions, in float64, over stored keys and values [positions, Hk, D]."""
-    queries = expected_heads(layer, sequence.q, "q_norm")
-    if layer.kv == "int8":
-        queries = in_one_byte(queries)
-    group = layer.heads // layer.kv_heads
-    keys, values = (np.repeat(x.astype(np.float64), group, axis=1) for x in (keys, values))
-    scores = np.einsum("qhd,khd->hqk", queries, keys) * layer.scale
-    if layer.softcap:
-        scores = layer.softcap * np.tanh(scores / layer.softcap)
-    position = np.arange(len(queries))
-    distance = position[:, None] - position[None, :]
-    hidden = distance < 0
-    if layer.window:
-        hidden |= distance >= layer.window
-    scores[:, hidden] = -np.inf
-    if layer.sinks:
-        sinks = np.broadcast_to(layer.weights()["sinks"][:, None, None], (*scores.shape[:2], 1))
-        scores = np.concatenate([scores, sinks.astype(np.float64)], -1)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights[..., : len(queries)], values)
+TOLERANCE = {"f32": 5e-6, "bf16": 1e-2, "int8": 1e-3, "fp8": 1e-5, "int4": 1e-3, "k8v4": 1e-3}
+# Largest error of stored keys and values, relative to the largest of all. Those with scales
+# are compared to the bit in test_kv_formats.py.
+STORED = {
+    "f32": (2e-6, 2e-6),
+    "bf16": (2**-8, 2**-8),
+    "int8": (1 / 253, 1 / 253),
+    "fp8": (1 / 15.9, 1 / 15.9),
+    "int4": (1 / 14, 1 / 14),
+    "k8v4": (1 / 253, 1 / 14),
+}
 
 
 def check_close(actual: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
@@ -291,12 +53,12 @@ def check_prompt(native, layer: Layer, length: int) -> None:
     cache = Cache(native, layer, [sequence])
     (out,) = attend(cache, [(0, 0, length)])
     keys, values = cache.read(0, length)
-    stored = {"f32": 2e-6, "bf16": 2**-8, "int8": 1 / 253}[layer.kv]
+    of_keys, of_values = STORED[layer.kv]
     wanted = expected_heads(layer, sequence.k, "k_norm")
     # What was rounded are the rotated keys.
-    rotation = hadamard(layer.dim) if layer.kv == "int8" else np.eye(layer.dim)
-    assert np.abs((keys - wanted) @ rotation).max() <= stored * np.abs(wanted @ rotation).max()
-    assert np.abs(values - sequence.v).max() <= stored * np.abs(sequence.v).max()
+    rotation = np.eye(layer.dim) if layer.kv in ("f32", "bf16") else hadamard(layer.dim)
+    assert np.abs((keys - wanted) @ rotation).max() <= of_keys * np.abs(wanted @ rotation).max()
+    assert np.abs(values - sequence.v).max() <= of_values * np.abs(sequence.v).max()
     check_close(out, expected(layer, sequence, keys, values), TOLERANCE[layer.kv])
 
 
@@ -380,6 +142,7 @@ def test_one_large_dimension_leaves_the_others_their_bits(native):
 def test_float32_agrees_with_the_reference_ops(native, interleaved):
     torch = pytest.importorskip("torch")
     from octavo.kernels import reference
+    from octavo.kernels.kv_stores import Floats, KVStore
 
     layer = Layer(kv="f32", window=90, softcap=9.0, sinks=True, qk_norm=True, rotary=24,
                   interleaved=interleaved)  # fmt: skip
@@ -394,7 +157,8 @@ def test_float32_agrees_with_the_reference_ops(native, interleaved):
     k = reference.rmsnorm(k, weights["k_norm"], 1e-6)
     positions = torch.arange(length)
     q, k = reference.rope(q, k, positions, weights["cos_sin"], interleaved)
-    caches = [torch.zeros(7, 32, layer.kv_heads, layer.dim) for _ in range(2)]
+    codec = Floats(torch.float32)
+    caches = [KVStore(codec, [torch.zeros(7, 32, layer.kv_heads, layer.dim)]) for _ in range(2)]
     reference.store_kv(k, v, *caches, positions)
     plan = reference.plan_attention(
         torch.arange(7, dtype=torch.int32)[None],
@@ -420,6 +184,9 @@ INVARIANT = {
     "bf16": Layer(),
     "f32": Layer(kv="f32", heads=5, kv_heads=1),
     "int8": Layer(kv="int8", heads=3, kv_heads=1),
+    "fp8": Layer(kv="fp8", heads=5, kv_heads=1),
+    "int4": Layer(kv="int4", heads=5, kv_heads=1, dim=48),
+    "k8v4": Layer(kv="k8v4", heads=3, kv_heads=1, dim=64),
     "window": Layer(window=130, sinks=True),
     "softcap": Layer(softcap=3.0, qk_norm=True, heads=14),
 }

@@ -1,0 +1,237 @@
+"""Keys and values as the reference ops keep them, in plain torch.
+
+A :class:`Codec` says how a vector of a head becomes tensors and back; a :class:`KVStore` has the
+vectors of one layer. Formats with scales round as ``csrc/kv_codes.h`` does, so that the same
+numbers become the same codes, and take as many bytes:
+
+    int8   scale * (byte - 128)       a scale for each token and head; keys rotated
+    fp8    scale * e4m3               a scale for each token and head; keys rotated
+    int4   minimum + scale * nibble   both for each 32 dimensions, in bfloat16; keys rotated
+    k8v4   keys of int8, values of int4
+
+Where a vector is not finite, neither is what is read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cpu.layout import KV_NIBBLE_GROUP
+
+_TINY = 1e-30  # below this there are no units: their reciprocal might not be finite
+
+
+class Part(NamedTuple):
+    """One of the tensors that a vector becomes: so many values of a type."""
+
+    width: int
+    dtype: torch.dtype
+
+
+class Codec(Protocol):
+    """How vectors, [..., D], are kept."""
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]: ...
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Of each part [..., width]."""
+        ...
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        """What is read: float32, or the type of what is kept where that is one of floats."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """Rounded to a type, if at all."""
+
+    dtype: torch.dtype
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        return (Part(head_dim, self.dtype),)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x.to(self.dtype),)
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        return parts[0]
+
+
+class Int8:
+    """In 127ths of the largest number."""
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        return Part(head_dim, torch.uint8), Part(1, torch.float32)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.float()
+        top = x.abs().amax(dim=-1, keepdim=True)
+        units = torch.round(x * _quotient(127, top))
+        return (units + 128).to(torch.uint8), top / 127
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        codes, scale = parts
+        return scale * (codes.float() - 128)
+
+
+class Fp8:
+    """In floats of 8 bits: e4m3, without infinities.
+
+    They are coarse above a power of two, and fine below; so the largest number becomes the one of
+    ``_TOPS`` which leaves the least error.
+    """
+
+    _TOPS = (448, 288, 256, 240)
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        return Part(head_dim, torch.uint8), Part(1, torch.float32)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.float()
+        top = x.abs().amax(dim=-1, keepdim=True)
+        tried = [self._encode(x, top, to) for to in self._TOPS]
+        errors = torch.stack([(self.decode(*t) - x).double().square().sum(-1) for t in tried])
+        best = errors.argmin(dim=0)[..., None]
+        codes, scale = tried[0]
+        for index, (other_codes, other_scale) in enumerate(tried[1:], start=1):
+            codes = torch.where(best == index, other_codes, codes)
+            scale = torch.where(best == index, other_scale, scale)
+        return codes, scale
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        codes, scale = parts
+        return scale * codes.view(torch.float8_e4m3fn).float()
+
+    @staticmethod
+    def _encode(x: Tensor, top: Tensor, to: int) -> tuple[Tensor, Tensor]:
+        rounded = (x * _quotient(to, top)).to(torch.float8_e4m3fn)
+        return rounded.view(torch.uint8), top / to
+
+
+class Int4:
+    """In 15ths of what lies between the least and the largest number of 32.
+
+    Codes are two to a byte, the first half of a vector in the low bits. As the minimum is rounded
+    to bfloat16, and the scale covers what is above it, no number is off by more than half a scale
+    and that rounding.
+    """
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        groups = -(-head_dim // KV_NIBBLE_GROUP)
+        scales = Part(groups, torch.bfloat16)
+        return Part(head_dim // 2, torch.uint8), scales, scales
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        coded = [self._encode(group) for group in x.float().split(KV_NIBBLE_GROUP, dim=-1)]
+        codes, scales, minima = (torch.cat(parts, dim=-1) for parts in zip(*coded, strict=True))
+        low, high = codes.chunk(2, dim=-1)
+        return low | high << 4, scales, minima
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        packed, scales, minima = parts
+        codes = torch.cat([packed & 15, packed >> 4], dim=-1).float()
+        group = torch.arange(codes.shape[-1], device=codes.device) // KV_NIBBLE_GROUP
+        return minima.float()[..., group] + scales.float()[..., group] * codes
+
+    @staticmethod
+    def _encode(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        minimum = x.amin(dim=-1, keepdim=True).bfloat16()
+        base = minimum.float()
+        scale = ((x.amax(dim=-1, keepdim=True) - base) / 15).bfloat16()
+        units = (x - base) * _quotient(1, scale.float())
+        return torch.round(units.clamp(0, 15)).to(torch.uint8), scale, minimum
+
+
+@dataclass(frozen=True, slots=True)
+class Rotated:
+    """Rotated first, which spreads a few large dimensions evenly over all."""
+
+    codec: Codec
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        return self.codec.parts(head_dim)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.codec.encode(rotate(x.float()))
+
+    def decode(self, *parts: Tensor) -> Tensor:
+        x = self.codec.decode(*parts)
+        return rotate(x) / _rotated_together(x.shape[-1])
+
+
+def rotate(x: Tensor) -> Tensor:
+    """x [..., D] times a Hadamard matrix of the largest power of two that divides D.
+
+    Without the factor that would keep lengths: twice makes x times that power. All is done in the
+    order of the native kernels, so with the same rounding.
+    """
+    together = _rotated_together(x.shape[-1])
+    apart = min(together, 16)
+    signs = _hadamard(apart).to(x.device)
+    terms = x.unflatten(-1, (-1, apart))
+    total = torch.zeros_like(terms)
+    for i in range(apart):
+        total = total + terms[..., i : i + 1] * signs[i]
+    x = total.flatten(-2)
+    while apart < together:
+        a, b = x.unflatten(-1, (-1, 2, apart)).unbind(-2)
+        x = torch.stack([a + b, a - b], dim=-2).flatten(-3)
+        apart *= 2
+    return x
+
+
+def _rotated_together(head_dim: int) -> int:
+    return head_dim & -head_dim
+
+
+def _hadamard(size: int) -> Tensor:
+    signs = torch.ones(1, 1)
+    while len(signs) < size:
+        signs = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), signs)
+    return signs
+
+
+def _quotient(of: float, by: Tensor) -> Tensor:
+    """0 where ``by`` is too small to divide by."""
+    return torch.where(by > _TINY, of / by, 0.0)
+
+
+# Of keys and of values, by the name of the KV cache's type in results.
+CODECS: dict[str, tuple[Codec, Codec]] = {
+    "float32": (Floats(torch.float32), Floats(torch.float32)),
+    "bfloat16": (Floats(torch.bfloat16), Floats(torch.bfloat16)),
+    "float16": (Floats(torch.float16), Floats(torch.float16)),
+    "int8": (Rotated(Int8()), Int8()),
+    "fp8": (Rotated(Fp8()), Fp8()),
+    "int4": (Rotated(Int4()), Int4()),
+    "k8v4": (Rotated(Int8()), Int4()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KVStore:
+    """The keys, or the values, of one layer. ``parts`` are [num_blocks, block_size, Hk, width]."""
+
+    codec: Codec
+    parts: Sequence[Tensor]
+
+    @property
+    def num_heads(self) -> int:
+        return self.parts[0].shape[2]
+
+    def write(self, slots: Tensor, x: Tensor) -> None:
+        """Keep x [T, Hk, D] in slots (int64 [T]), ``block_id * block_size + offset`` each."""
+        for memory, part in zip(self.parts, self.codec.encode(x), strict=True):
+            memory.view(-1, *memory.shape[2:]).index_copy_(0, slots, part)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Vectors [R, D] of rows (int64 [R]), ``slot * Hk + head`` each."""
+        return self.codec.decode(
+            *(memory.view(-1, memory.shape[-1]).index_select(0, rows) for memory in self.parts)
+        )
