@@ -40,6 +40,7 @@ class Method:
         fixed: the scheme, where the format of the codes leaves no choice.
         calibrated: whether it looks at what the model computes of a text.
         needs_text: whether it cannot do without.
+        trains: whether it goes through its text again and again, for as long as it is given.
     """
 
     help: str
@@ -47,6 +48,7 @@ class Method:
     fixed: Scheme | None = None
     calibrated: bool = False
     needs_text: bool = False
+    trains: bool = False
 
     @property
     def has_scheme(self) -> bool:
@@ -85,6 +87,13 @@ METHODS = {
         calibrated=True,
         needs_text=True,
     ),
+    "qat": Method(
+        "integers and scales of a whole model trained on what it says itself, for 2 and 3 bits",
+        _INTEGERS,
+        calibrated=True,
+        needs_text=True,
+        trains=True,
+    ),
     "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
     "fp8": Method(
         "floats of 8 bits (e4m3)",
@@ -110,6 +119,7 @@ class Wanted:
         type: of GGUF files, as ``MIXES`` has them.
         calibration: a file of text; None is the text that comes with octavo.
         calibration_tokens: how many of its tokens are looked at, at most.
+        train_tokens: how many tokens are trained on in all, those looked at again counted again.
         calibrate: whether any text is looked at, of methods that can do without.
         requantize: whether a model that is quantized already may be quantized again.
     """
@@ -122,6 +132,7 @@ class Wanted:
     format: str | None = None
     calibration: Path | None = None
     calibration_tokens: int | None = None
+    train_tokens: int | None = None
     calibrate: bool = True
     requantize: bool = False
 
@@ -146,6 +157,8 @@ class Wanted:
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
         if self.format == "fp8" and (self.calibration or self.calibration_tokens):
             raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
+        if self.train_tokens is not None and not method.trains:
+            raise ConfigError(f"method {self.method} does not train: leave train_tokens out")
         if method.needs_text and not self.calibrate:
             raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
 

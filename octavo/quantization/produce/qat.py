@@ -1,0 +1,237 @@
+"""Quantization-aware training: all matrices of a model learned together, from its own answers.
+
+GPTQ's codes are the start. From there the whole quantized model is trained to say what the float
+model says (``distillation.py``), through rounding (``fake_quant.py``): a step looks at a few windows
+of a text, and Adam (Kingma and Ba 2014, arXiv 1412.6980) moves the places of weights between codes,
+and the scales. Rates rise for a twentieth of the steps, then fall to 0 as a cosine does.
+
+Some windows are held out: neither GPTQ nor a step sees them. Now and then the divergence on them is
+looked at, and the matrices that were best are what is returned. So they are never worse than GPTQ's
+there, whatever training did.
+
+Sources: Liu et al. 2023, "LLM-QAT" (arXiv 2305.17888), for the float model as the teacher; Chen et
+al. 2024, "EfficientQAT" (arXiv 2407.11062), for beginning with codes that are good already. Norms,
+embeddings and the head are left as they are.
+
+Beside the model's file it takes about 21 bytes for each weight of a layer: its place, the two
+moments of Adam, the weight and its gradient; and what one window leaves in all layers for its
+gradient, about 4 length (10 hidden + 4 intermediate sizes) bytes for each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError
+from octavo.layers.module import Module, named_parameters
+from octavo.layers.tensors import with_tensors
+from octavo.machine import cpu
+from octavo.models.loader import load_model
+from octavo.quantization.produce.distillation import Distillation
+from octavo.quantization.produce.fake_quant import FakeQuantMatrix
+from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
+from octavo.quantization.produce.observers import dense
+from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
+
+# Tokens that training looks at in all, a token as often as it is looked at.
+TRAIN_TOKENS = 1 << 19
+
+# Windows of a step, and the rates of the first step after the rise: of places in steps between
+# codes, of the factors of scales in parts of them.
+_WINDOWS_OF_A_STEP = 4
+_PLACE_RATE, _FACTOR_RATE = 0.01, 0.001
+_BETAS = 0.9, 0.95
+# Far below any gradient that counts: those of a mean over many tokens and weights are small.
+_EPSILON = 1e-12
+_RISE = 0.05
+
+# Looks at the held-out windows beside the one before training, and how many these are at most.
+_LOOKS = 8
+_HELD_OUT = 8
+# Windows that the start is calibrated on, at most.
+_WINDOWS_OF_START = 32
+
+# Processors with one of these multiply bfloat16 faster than float32.
+_FAST_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+class StepReport(NamedTuple):
+    """What became of a step. ``divergence``: the mean of its windows, in nats, before it.
+    ``held_out``: that of the held-out windows at the latest look."""
+
+    number: int
+    total: int
+    divergence: float
+    held_out: float
+
+
+OnStep = Callable[[StepReport], None]
+
+
+def train_model(
+    path: str | Path,
+    scheme: Scheme,
+    calibration: Tensor,
+    *,
+    tokens: int = TRAIN_TOKENS,
+    seed: int = 0,
+    on_matrix: Callable[[MatrixReport], None] | None = None,
+    on_step: OnStep = lambda report: None,
+) -> dict[str, QuantizedMatrix]:
+    """The linears of a model's layers by the names of their parameters, quantized and trained.
+
+    Args:
+        path: a checkpoint, of any format that can be loaded.
+        calibration: windows of tokens, int64 [W, length], two or more; some are held out.
+        tokens: how many are trained on, at least a window: the windows that are not held out are
+            gone through as often as it takes.
+        seed: draws which windows are held out, and the order of the others.
+        on_matrix: is told of each matrix of the start, which GPTQ makes.
+        on_step: is told of each step.
+
+    Raises:
+        ConfigError: fewer than two windows, no whole window of ``tokens``, or as of
+            ``quantize_model``.
+        ModelError: as of ``quantize_model``.
+    """
+    if len(calibration) < 2:
+        raise ConfigError(
+            "training holds out a part of its text, and this is a single window: give a longer text"
+        )
+    if tokens < calibration.shape[1]:
+        raise ConfigError(
+            f"a window has {calibration.shape[1]:,} tokens, and training is to see {tokens:,}: "
+            "give it more"
+        )
+    windows = split(calibration, seed)
+    seen = windows.trained[:_WINDOWS_OF_START]
+    start: dict[str, QuantizedMatrix] = {}
+    for name, matrix in quantize_model(path, scheme, "gptq", seen, on_matrix=on_matrix):
+        assert isinstance(matrix, QuantizedMatrix)
+        start[name] = matrix
+    model, _ = load_model(path)
+    assert isinstance(model, Module)
+    weights = {name: parameter.value for name, parameter in named_parameters(with_tensors(model))}
+    matrices = {name: FakeQuantMatrix(dense(weights[name]), start.pop(name)) for name in [*start]}
+    is_fast = not _FAST_BFLOAT16.isdisjoint(cpu().isa)
+    dtype = torch.bfloat16 if is_fast else torch.float32
+    distillation = Distillation(model, calibration.shape[1], dtype)
+    return train(distillation, matrices, windows, tokens=tokens, seed=seed, on_step=on_step)
+
+
+class Windows(NamedTuple):
+    """Of a text's windows, int64 [W, length] each, those that are trained on and those that say
+    how well it goes."""
+
+    trained: Tensor
+    held_out: Tensor
+
+
+def split(windows: Tensor, seed: int) -> Windows:
+    """An eighth of the windows is held out, one at least, eight at most."""
+    count = min(_HELD_OUT, max(1, len(windows) // 8))
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))
+    return Windows(windows[order[count:]], windows[order[:count]])
+
+
+def train(
+    distillation: Distillation,
+    matrices: Mapping[str, FakeQuantMatrix],
+    windows: Windows,
+    *,
+    tokens: int,
+    seed: int = 0,
+    on_step: OnStep = lambda report: None,
+) -> dict[str, QuantizedMatrix]:
+    """Train ``matrices``, which are changed, and return what they were when they were best."""
+    num_windows = tokens // windows.trained.shape[1]
+    total = -(-num_windows // _WINDOWS_OF_A_STEP)
+    looks = {math.ceil(total * look / _LOOKS) for look in range(1, _LOOKS + 1)}
+    optimizer = _Optimizer(matrices.values(), total)
+    best = _Best(distillation, windows.held_out)
+    best.look(matrices)
+    drawn = _drawn(windows.trained, num_windows, seed).split(_WINDOWS_OF_A_STEP)
+    for number, batch in enumerate(drawn, start=1):
+        divergence = _gradients(distillation, matrices, batch)
+        optimizer.step()
+        if number in looks:
+            best.look(matrices)
+        on_step(StepReport(number, total, divergence, best.latest))
+    return best.matrices
+
+
+def _gradients(
+    distillation: Distillation, matrices: Mapping[str, FakeQuantMatrix], batch: Tensor
+) -> float:
+    """Leave the gradient of the mean divergence on a batch [B, length], which is returned.
+
+    All windows are run with the same weights; what is summed up for these goes through rounding
+    once, matrix by matrix.
+    """
+    weights = _weights(matrices)
+    for weight in weights.values():
+        weight.requires_grad_()
+    total = sum(distillation.add_gradient(weights, window) for window in batch)
+    for name, matrix in matrices.items():
+        gradient = weights.pop(name).grad
+        assert gradient is not None
+        matrix.weight().backward(gradient.div_(len(batch)))
+    return total / len(batch)
+
+
+@torch.no_grad()
+def _weights(matrices: Mapping[str, FakeQuantMatrix]) -> dict[str, Tensor]:
+    return {name: matrix.weight() for name, matrix in matrices.items()}
+
+
+def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
+    """So many of the windows, each once before any comes again."""
+    generator = torch.Generator().manual_seed(seed)
+    rounds = -(-count // len(windows))
+    drawn = [torch.randperm(len(windows), generator=generator) for _ in range(rounds)]
+    return windows[torch.cat(drawn)[:count]]
+
+
+class _Optimizer:
+    """Adam, with rates that rise and fall over ``total`` steps."""
+
+    def __init__(self, matrices: Iterable[FakeQuantMatrix], total: int):
+        self._total, self._number = total, 0
+        places = {"params": [matrix.places for matrix in matrices], "peak": _PLACE_RATE}
+        factors = {"params": [matrix.factors for matrix in matrices], "peak": _FACTOR_RATE}
+        for values in (*places["params"], *factors["params"]):
+            values.requires_grad_()
+        self._adam = torch.optim.Adam([places, factors], betas=_BETAS, eps=_EPSILON, fused=True)
+
+    def step(self) -> None:
+        """Move by the gradients that are there, and forget them."""
+        rise = max(1, round(_RISE * self._total))
+        fall = (1 + math.cos(math.pi * self._number / self._total)) / 2
+        self._number += 1
+        for group in self._adam.param_groups:
+            group["lr"] = group["peak"] * fall * min(1.0, self._number / rise)
+        self._adam.step()
+        self._adam.zero_grad()
+
+
+class _Best:
+    """The matrices of least divergence on held-out windows, among those that were looked at."""
+
+    def __init__(self, distillation: Distillation, windows: Tensor):
+        self.matrices: dict[str, QuantizedMatrix] = {}
+        self.latest = math.inf
+        self._distillation, self._windows, self._least = distillation, windows, math.inf
+
+    def look(self, matrices: Mapping[str, FakeQuantMatrix]) -> None:
+        weights = _weights(matrices)
+        each = [self._distillation.divergence(weights, window) for window in self._windows]
+        self.latest = sum(each) / len(each)
+        if not self.matrices or self.latest < self._least:
+            self._least = self.latest
+            self.matrices = {name: matrix.quantized() for name, matrix in matrices.items()}
