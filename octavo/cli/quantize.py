@@ -90,6 +90,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(default: 524,288)",
     )
     parser.add_argument(
+        "--train-codes",
+        action="store_true",
+        help="of method qat: train codes too, not scales alone; takes more memory, and more tokens",
+    )
+    parser.add_argument(
         "--no-calibration",
         action="store_true",
         help="look at none: rtn, gguf, fp8 and nf4 can do without",
@@ -150,6 +155,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "calibration": args.calibration and Path(args.calibration),
         "calibration_tokens": args.calibration_tokens,
         "train_tokens": args.train_tokens,
+        "train_codes": args.train_codes,
     }
     known = recipes.METHODS.get(method)
     if args.compare is not None and known is not None:
@@ -162,6 +168,7 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
             "calibration": known.calibrated,
             "calibration_tokens": known.calibrated,
             "train_tokens": known.trains,
+            "train_codes": known.trains,
         }
         open_to_choice = {name: value for name, value in open_to_choice.items() if has[name]}
     try:

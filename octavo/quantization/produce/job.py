@@ -218,7 +218,13 @@ def _quantized(
         assert windows is not None
         tokens = wanted.train_tokens or TRAIN_TOKENS
         trained = train_model(
-            path, scheme, windows, tokens=tokens, on_matrix=say, on_step=say_step
+            path,
+            scheme,
+            windows,
+            codes=wanted.train_codes,
+            tokens=tokens,
+            on_matrix=say,
+            on_step=say_step,
         )
         matrices = trained.items()
     else:

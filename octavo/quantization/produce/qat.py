@@ -23,18 +23,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
-from octavo.layers.module import Module, named_parameters
+from octavo.layers.module import named_parameters
 from octavo.layers.tensors import with_tensors
 from octavo.machine import cpu
 from octavo.models.loader import load_model
+from octavo.models.registry import CausalLM
 from octavo.quantization.produce.distillation import Distillation
-from octavo.quantization.produce.fake_quant import FakeQuantMatrix
+from octavo.quantization.produce.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import dense
 from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
@@ -42,10 +43,10 @@ from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
 # Tokens that training looks at in all, a token as often as it is looked at.
 TRAIN_TOKENS = 1 << 19
 
-# Windows of a step, and the rates of the first step after the rise: of places in steps between
-# codes, of the factors of scales in parts of them.
 _WINDOWS_OF_A_STEP = 4
-_PLACE_RATE, _FACTOR_RATE = 0.01, 0.001
+# The first steps are the longest, after the rise: a scale's factor moves by this part of itself, a
+# place by this part of the way between two codes.
+_RATES = {"factors": 0.003, "places": 0.003}
 _BETAS = 0.9, 0.95
 # Far below any gradient that counts: those of a mean over many tokens and weights are small.
 _EPSILON = 1e-12
@@ -79,6 +80,7 @@ def train_model(
     scheme: Scheme,
     calibration: Tensor,
     *,
+    codes: bool = False,
     tokens: int = TRAIN_TOKENS,
     seed: int = 0,
     on_matrix: Callable[[MatrixReport], None] | None = None,
@@ -89,6 +91,7 @@ def train_model(
     Args:
         path: a checkpoint, of any format that can be loaded.
         calibration: windows of tokens, int64 [W, length], two or more; some are held out.
+        codes: whether codes are trained too, and not scales alone.
         tokens: how many are trained on, at least a window: the windows that are not held out are
             gone through as often as it takes.
         seed: draws which windows are held out, and the order of the others.
@@ -116,13 +119,24 @@ def train_model(
         assert isinstance(matrix, QuantizedMatrix)
         start[name] = matrix
     model, _ = load_model(path)
-    assert isinstance(model, Module)
-    weights = {name: parameter.value for name, parameter in named_parameters(with_tensors(model))}
-    matrices = {name: FakeQuantMatrix(dense(weights[name]), start.pop(name)) for name in [*start]}
+    matrices = _in_training(start, model if codes else None)
     is_fast = not _FAST_BFLOAT16.isdisjoint(cpu().isa)
     dtype = torch.bfloat16 if is_fast else torch.float32
     distillation = Distillation(model, calibration.shape[1], dtype)
     return train(distillation, matrices, windows, tokens=tokens, seed=seed, on_step=on_step)
+
+
+def _in_training(
+    start: Mapping[str, QuantizedMatrix], model: CausalLM | None
+) -> dict[str, ScaledMatrix]:
+    """With a model, codes are trained too, from between those of the start and its weights."""
+    if model is None:
+        return {name: ScaledMatrix(matrix) for name, matrix in start.items()}
+    parameters = dict(named_parameters(with_tensors(cast(Any, model))))
+    return {
+        name: FakeQuantMatrix(matrix, dense(parameters[name].value))
+        for name, matrix in start.items()
+    }
 
 
 class Windows(NamedTuple):
@@ -142,7 +156,7 @@ def split(windows: Tensor, seed: int) -> Windows:
 
 def train(
     distillation: Distillation,
-    matrices: Mapping[str, FakeQuantMatrix],
+    matrices: Mapping[str, ScaledMatrix],
     windows: Windows,
     *,
     tokens: int,
@@ -167,7 +181,7 @@ def train(
 
 
 def _gradients(
-    distillation: Distillation, matrices: Mapping[str, FakeQuantMatrix], batch: Tensor
+    distillation: Distillation, matrices: Mapping[str, ScaledMatrix], batch: Tensor
 ) -> float:
     """Leave the gradient of the mean divergence on a batch [B, length], which is returned.
 
@@ -186,7 +200,7 @@ def _gradients(
 
 
 @torch.no_grad()
-def _weights(matrices: Mapping[str, FakeQuantMatrix]) -> dict[str, Tensor]:
+def _weights(matrices: Mapping[str, ScaledMatrix]) -> dict[str, Tensor]:
     return {name: matrix.weight() for name, matrix in matrices.items()}
 
 
@@ -201,13 +215,18 @@ def _drawn(windows: Tensor, count: int, seed: int) -> Tensor:
 class _Optimizer:
     """Adam, with rates that rise and fall over ``total`` steps."""
 
-    def __init__(self, matrices: Iterable[FakeQuantMatrix], total: int):
+    def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
-        places = {"params": [matrix.places for matrix in matrices], "peak": _PLACE_RATE}
-        factors = {"params": [matrix.factors for matrix in matrices], "peak": _FACTOR_RATE}
-        for values in (*places["params"], *factors["params"]):
-            values.requires_grad_()
-        self._adam = torch.optim.Adam([places, factors], betas=_BETAS, eps=_EPSILON, fused=True)
+        groups: dict[str, list[Tensor]] = {kind: [] for kind in _RATES}
+        for matrix in matrices:
+            for kind, values in matrix.trained.items():
+                groups[kind].append(values.requires_grad_())
+        self._adam = torch.optim.Adam(
+            [{"params": groups[kind], "peak": rate} for kind, rate in _RATES.items()],
+            betas=_BETAS,
+            eps=_EPSILON,
+            fused=True,
+        )
 
     def step(self) -> None:
         """Move by the gradients that are there, and forget them."""
@@ -228,7 +247,7 @@ class _Best:
         self.latest = math.inf
         self._distillation, self._windows, self._least = distillation, windows, math.inf
 
-    def look(self, matrices: Mapping[str, FakeQuantMatrix]) -> None:
+    def look(self, matrices: Mapping[str, ScaledMatrix]) -> None:
         weights = _weights(matrices)
         each = [self._distillation.divergence(weights, window) for window in self._windows]
         self.latest = sum(each) / len(each)

@@ -120,6 +120,7 @@ class Wanted:
         calibration: a file of text; None is the text that comes with octavo.
         calibration_tokens: how many of its tokens are looked at, at most.
         train_tokens: how many tokens are trained on in all, those looked at again counted again.
+        train_codes: whether codes are trained too, and not scales alone.
         calibrate: whether any text is looked at, of methods that can do without.
         requantize: whether a model that is quantized already may be quantized again.
     """
@@ -133,6 +134,7 @@ class Wanted:
     calibration: Path | None = None
     calibration_tokens: int | None = None
     train_tokens: int | None = None
+    train_codes: bool = False
     calibrate: bool = True
     requantize: bool = False
 
@@ -157,8 +159,10 @@ class Wanted:
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
         if self.format == "fp8" and (self.calibration or self.calibration_tokens):
             raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
-        if self.train_tokens is not None and not method.trains:
-            raise ConfigError(f"method {self.method} does not train: leave train_tokens out")
+        if not method.trains and (self.train_tokens is not None or self.train_codes):
+            raise ConfigError(
+                f"method {self.method} does not train: leave train_tokens and train_codes out"
+            )
         if method.needs_text and not self.calibrate:
             raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
 
