@@ -217,26 +217,41 @@ class _Optimizer:
 
     def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
-        groups: dict[str, list[Tensor]] = {kind: [] for kind in _RATES}
-        for matrix in matrices:
-            for kind, values in matrix.trained.items():
-                groups[kind].append(values.requires_grad_())
-        self._adam = torch.optim.Adam(
-            [{"params": groups[kind], "peak": rate} for kind, rate in _RATES.items()],
-            betas=_BETAS,
-            eps=_EPSILON,
-            fused=True,
-        )
+        self._moved = [
+            _Moved(values.requires_grad_(), _RATES[kind])
+            for matrix in matrices
+            for kind, values in matrix.trained.items()
+        ]
 
     def step(self) -> None:
         """Move by the gradients that are there, and forget them."""
-        rise = max(1, round(_RISE * self._total))
         fall = (1 + math.cos(math.pi * self._number / self._total)) / 2
         self._number += 1
-        for group in self._adam.param_groups:
-            group["lr"] = group["peak"] * fall * min(1.0, self._number / rise)
-        self._adam.step()
-        self._adam.zero_grad()
+        part = fall * min(1.0, self._number / max(1, round(_RISE * self._total)))
+        for moved in self._moved:
+            moved.step(part, self._number)
+
+
+class _Moved:
+    """What Adam moves, with the mean of its gradients and of their squares."""
+
+    def __init__(self, values: Tensor, rate: float):
+        self._values, self._rate = values, rate
+        self._mean, self._square = (torch.zeros_like(values) for _ in range(2))
+
+    @torch.no_grad()
+    def step(self, part: float, number: int) -> None:
+        """Move by a part of the rate in the step of that number, from 1."""
+        gradient = self._values.grad
+        assert gradient is not None
+        kept, kept_square = _BETAS
+        self._mean.lerp_(gradient, 1 - kept)
+        self._square.mul_(kept_square).addcmul_(gradient, gradient, value=1 - kept_square)
+        # Both began at zero: what their weights are short of one.
+        size = (self._square / (1 - kept_square**number)).sqrt_().add_(_EPSILON)
+        step = part * self._rate / (1 - kept**number)
+        self._values.addcdiv_(self._mean, size, value=-step)
+        self._values.grad = None
 
 
 class _Best:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.quantization.produce.fake_quant import FakeQuantMatrix
+from octavo.quantization.produce.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantization.produce.grid import Scheme, quantize_to_nearest
 
 SCHEMES = [
@@ -25,7 +25,7 @@ def begun(scheme, weight=None, seed=1):
     """A matrix in training whose start is that of another weight: codes are not the nearest."""
     weight = random(ROWS, COLUMNS) if weight is None else weight
     start = quantize_to_nearest(weight + 0.3 * random(ROWS, COLUMNS, seed=seed), scheme)
-    return FakeQuantMatrix(weight, start), start
+    return FakeQuantMatrix(start, weight), start
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
@@ -43,7 +43,7 @@ def test_places_are_those_of_the_weight_where_it_has_the_code_already():
     weight = random(ROWS, COLUMNS)
     scheme = Scheme(4, 8, symmetric=False)
     start = quantize_to_nearest(weight, scheme)
-    matrix = FakeQuantMatrix(weight, start)
+    matrix = FakeQuantMatrix(start, weight)
     places = weight.view(ROWS, -1, 8) / start.scales[..., None] + start.zeros[..., None]
     off = (places - start.codes.view(places.shape)).abs()
     near = off < 0.4
@@ -63,6 +63,19 @@ def test_it_is_what_a_file_holds_wherever_it_has_gone(scheme):
     assert int(held.codes.max()) == scheme.max_code and int(held.codes.min()) == 0
     assert torch.equal(held.scales.half().float(), held.scales)
     assert not torch.equal(held.scales, start.scales) and (held.scales > 0).all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_codes_that_are_not_trained_stay(scheme):
+    other, start = begun(scheme)
+    matrix = ScaledMatrix(start)
+    assert list(matrix.trained) == ["factors"] and list(other.trained) == ["factors", "places"]
+    for each in (matrix, other):
+        each.factors *= (0.7 * random(*matrix.factors.shape, seed=3)).exp()
+    assert torch.equal(matrix.weight(), other.weight())
+    held = matrix.quantized()
+    assert torch.equal(held.codes, start.codes) and not torch.equal(held.scales, start.scales)
+    assert torch.equal(held.dequantize(), matrix.weight())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
