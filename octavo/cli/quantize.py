@@ -87,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="of method qat: train on so many in all, going through the text as often as it takes "
-        "(default: 524,288)",
+        "(default: 524,288, or the text eight times)",
     )
     parser.add_argument(
         "--train-codes",

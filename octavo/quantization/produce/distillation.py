@@ -1,8 +1,8 @@
 """How far a model with other weights is from itself, and the gradient of that.
 
-The *teacher* is a model as it is, the *student* the same one with other matrices in its layers. What
-is measured, and brought down by training, is the KL divergence of the student's next token from the
-teacher's, in nats, the mean over all positions of a window::
+The *teacher* is a model as it is, the *student* the same one with other matrices in its layers.
+What is measured, and brought down by training, is the KL divergence of the student's next token
+from the teacher's, in nats, the mean over all positions of a window::
 
     sum over tokens v of  p(v) (log p(v) - log q(v))        p of the teacher, q of the student
 
@@ -10,8 +10,9 @@ Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (arXi
 label is needed, so a text says only where the two are compared.
 
 Logits of a window would be its largest tensors, of both models and more than once. So the head is
-run in pieces of rows, forth and back, and what comes back to the hidden states goes on to the layers
-in one go. Products are in bfloat16 where ``dtype`` says so, gradients by weights in float32.
+run in pieces of rows, there and back, and what comes back to the hidden states goes on to the
+layers in one go. Products are in bfloat16 where ``dtype`` says so; gradients are summed up in
+float32.
 """
 
 from __future__ import annotations

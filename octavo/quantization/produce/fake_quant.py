@@ -1,4 +1,4 @@
-"""Quantized matrices that can be trained: scales alone, or codes too by a straight-through gradient.
+"""Quantized matrices in training: scales alone, or codes too by a straight-through gradient.
 
 What a model computes with in training is what a file will hold. A group's weights are::
 

@@ -31,7 +31,7 @@ from octavo.quantization.produce.calibration import WINDOW, calibration_windows
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
-from octavo.quantization.produce.qat import TRAIN_TOKENS, StepReport, train_model
+from octavo.quantization.produce.qat import StepReport, train_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
@@ -216,13 +216,12 @@ def _quantized(
     matrices: Iterable[tuple[str, QuantizedMatrix | Tensor]]
     if METHODS[wanted.method].trains:
         assert windows is not None
-        tokens = wanted.train_tokens or TRAIN_TOKENS
         trained = train_model(
             path,
             scheme,
             windows,
             codes=wanted.train_codes,
-            tokens=tokens,
+            tokens=wanted.train_tokens,
             on_matrix=say,
             on_step=say_step,
         )

@@ -1,21 +1,24 @@
-"""Quantization-aware training: all matrices of a model learned together, from its own answers.
+"""Quantization-aware training: scales of a whole model learned together, from what it says itself.
 
-GPTQ's codes are the start. From there the whole quantized model is trained to say what the float
-model says (``distillation.py``), through rounding (``fake_quant.py``): a step looks at a few windows
-of a text, and Adam (Kingma and Ba 2014, arXiv 1412.6980) moves the places of weights between codes,
-and the scales. Rates rise for a twentieth of the steps, then fall to 0 as a cosine does.
+GPTQ's matrices are the start. From there the quantized model is trained, end to end, to say of a
+text what the float model says (``distillation.py``). A step looks at two windows, and Adam (Kingma
+and Ba 2014, arXiv 1412.6980) moves the scale of each group, or with ``codes`` also the places that
+codes are rounded from (``fake_quant.py``). Rates rise for a twentieth of the steps, then fall to 0
+as a cosine does.
 
 Some windows are held out: neither GPTQ nor a step sees them. Now and then the divergence on them is
-looked at, and the matrices that were best are what is returned. So they are never worse than GPTQ's
-there, whatever training did.
+looked at, and what was best is returned, in the codes and scales of a file: on them it is never
+worse than GPTQ, whatever training did.
 
 Sources: Liu et al. 2023, "LLM-QAT" (arXiv 2305.17888), for the float model as the teacher; Chen et
-al. 2024, "EfficientQAT" (arXiv 2407.11062), for beginning with codes that are good already. Norms,
-embeddings and the head are left as they are.
+al. 2024, "EfficientQAT" (arXiv 2407.11062), for scales alone after codes were chosen layer by
+layer. A text of some 100,000 tokens has enough to say about a scale, which 32 weights or more
+share, and little about each code: many are moved over an edge by chance, which undoes what GPTQ had
+them make up for. So codes are for those with far more time.
 
-Beside the model's file it takes about 21 bytes for each weight of a layer: its place, the two
-moments of Adam, the weight and its gradient; and what one window leaves in all layers for its
-gradient, about 4 length (10 hidden + 4 intermediate sizes) bytes for each layer.
+Beside the model's file it takes 9 bytes for each weight of a layer (its code, its value, and the
+gradient), with ``codes`` 21 (its place, and the two means of Adam); and what one window leaves in
+all layers for its gradient.
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.observers import dense
 from octavo.quantization.produce.pipeline import MatrixReport, quantize_model
 
-# Tokens that training looks at in all, a token as often as it is looked at.
+# Tokens that are trained on in all, unless that is the text more than eight times.
 TRAIN_TOKENS = 1 << 19
+_ROUNDS = 8
 
-_WINDOWS_OF_A_STEP = 4
+_WINDOWS_OF_A_STEP = 2
 # The first steps are the longest, after the rise: a scale's factor moves by this part of itself, a
 # place by this part of the way between two codes.
 _RATES = {"factors": 0.003, "places": 0.003}
@@ -81,7 +85,7 @@ def train_model(
     calibration: Tensor,
     *,
     codes: bool = False,
-    tokens: int = TRAIN_TOKENS,
+    tokens: int | None = None,
     seed: int = 0,
     on_matrix: Callable[[MatrixReport], None] | None = None,
     on_step: OnStep = lambda report: None,
@@ -92,27 +96,32 @@ def train_model(
         path: a checkpoint, of any format that can be loaded.
         calibration: windows of tokens, int64 [W, length], two or more; some are held out.
         codes: whether codes are trained too, and not scales alone.
-        tokens: how many are trained on, at least a window: the windows that are not held out are
-            gone through as often as it takes.
+        tokens: how many are trained on, at least a window: those that are not held out are gone
+            through as often as it takes. None is 524,288, or all of them eight times, if that is
+            less.
         seed: draws which windows are held out, and the order of the others.
         on_matrix: is told of each matrix of the start, which GPTQ makes.
         on_step: is told of each step.
 
     Raises:
-        ConfigError: fewer than two windows, no whole window of ``tokens``, or as of
-            ``quantize_model``.
+        ConfigError: fewer than two windows, no whole window of ``tokens``, a scheme whose zeros are
+            no integers, or as of ``quantize_model``.
         ModelError: as of ``quantize_model``.
     """
     if len(calibration) < 2:
         raise ConfigError(
             "training holds out a part of its text, and this is a single window: give a longer text"
         )
-    if tokens < calibration.shape[1]:
+    if tokens is not None and tokens < calibration.shape[1]:
         raise ConfigError(
             f"a window has {calibration.shape[1]:,} tokens, and training is to see {tokens:,}: "
             "give it more"
         )
+    if scheme.float_minimum or scheme.table is not None:
+        raise ConfigError("training has integers with zeros that are integers: no other scheme")
     windows = split(calibration, seed)
+    if tokens is None:
+        tokens = min(TRAIN_TOKENS, _ROUNDS * windows.trained.numel())
     seen = windows.trained[:_WINDOWS_OF_START]
     start: dict[str, QuantizedMatrix] = {}
     for name, matrix in quantize_model(path, scheme, "gptq", seen, on_matrix=on_matrix):

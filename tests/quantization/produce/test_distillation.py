@@ -48,7 +48,9 @@ def test_it_is_the_divergence_of_whole_models(rows, model, monkeypatch):
     distillation = Distillation(model, LENGTH)
     assert distillation.divergence(weights, WINDOWS[0]) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.01
-    assert distillation.divergence(others(model, size=0.0), WINDOWS[0]) == pytest.approx(0, abs=1e-6)
+    assert distillation.divergence(others(model, size=0.0), WINDOWS[0]) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_bfloat16_is_near(model):

@@ -62,7 +62,7 @@ def wanted_of(method, format=None, **changes) -> Wanted:
     if looks and changes.get("calibrate", True):
         changes = {"calibration_tokens": 512, **changes}
     if METHODS[method].trains:  # in two steps, with a window held out
-        changes = {**changes, "calibration_tokens": 1024, "train_tokens": 4096}
+        changes = {**changes, "calibration_tokens": 1024, "train_tokens": 2048}
     return Wanted(method, format=format, **changes)
 
 

@@ -24,7 +24,7 @@ SCHEME = Scheme(2, 16, symmetric=False)
 WINDOWS = torch.randint(256, (40, LENGTH), generator=torch.Generator().manual_seed(4))
 OTHER = torch.randint(256, (8, LENGTH), generator=torch.Generator().manual_seed(5))
 STEPS = 20
-TOKENS = STEPS * 4 * LENGTH
+TOKENS = STEPS * 2 * LENGTH
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def scripted(*looks):
         Scripted(*looks),
         {"matrix": ScaledMatrix(start)},
         windows,
-        tokens=8 * 4 * LENGTH,
+        tokens=8 * 2 * LENGTH,
         on_step=reports.append,
     )
     return float(made["matrix"].scales[0, 0]), reports
@@ -209,6 +209,12 @@ def test_all_windows_are_gone_through_before_any_comes_again():
     assert drawn[:7] != drawn[7:14]
 
 
+def test_a_short_text_is_gone_through_eight_times(model_path):
+    reports: list[qat.StepReport] = []
+    train_model(model_path, SCHEME, WINDOWS[:6], on_step=reports.append)
+    assert len(reports) == 5 * 8 / 2
+
+
 def test_what_is_in_training_begins_as_the_start(model_path):
     start = start_of(model_path)
     model = load_model(model_path).model
@@ -223,6 +229,9 @@ def test_errors(model_path):
         train_model(model_path, SCHEME, WINDOWS[:1])
     with pytest.raises(ConfigError, match="a window has 32 tokens, and training is to see 31"):
         train_model(model_path, SCHEME, WINDOWS, tokens=31)
+    for scheme in (Scheme(4, 16, False, True), Scheme(4, 16, table="nf4")):
+        with pytest.raises(ConfigError, match="zeros that are integers"):
+            train_model(model_path, scheme, WINDOWS, tokens=TOKENS)
     with pytest.raises(ConfigError, match="q_proj.weight: rows of"):
         train_model(model_path, Scheme(2, 7), WINDOWS, tokens=TOKENS)
     with pytest.raises(ConfigError, match="has token 999, and the model has"):
