@@ -106,5 +106,5 @@ class _Through(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         return None, gradient
