@@ -42,7 +42,7 @@ class ScaledMatrix:
     """
 
     def __init__(self, start: QuantizedMatrix):
-        self._start = start
+        self._start, self.scheme = start, start.scheme
         # Groups as ``grouped`` has them: [N, G, L], or [1, 1, N * K] if there is one.
         self._codes = grouped(start.codes, start.scheme)
         rows = len(self._codes)
@@ -65,7 +65,7 @@ class ScaledMatrix:
         rows = self._start.shape[0]
         codes = self._codes_now().to(torch.uint8).view(self._start.shape)
         scales = self._scales_now().expand(rows, -1).contiguous()
-        return QuantizedMatrix(codes, scales, self._start.zeros, self._start.scheme)
+        return QuantizedMatrix(codes, scales, self._start.zeros, self.scheme)
 
     def _codes_now(self) -> Tensor:
         return self._codes.float()
@@ -94,7 +94,7 @@ class FakeQuantMatrix(ScaledMatrix):
 
     def _codes_now(self) -> Tensor:
         rounded: Tensor = _Through.apply(torch.round, self.places)
-        return rounded.clamp(0, self._start.scheme.max_code)
+        return rounded.clamp(0, self.scheme.max_code)
 
 
 class _Through(torch.autograd.Function):

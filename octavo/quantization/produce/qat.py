@@ -51,6 +51,8 @@ _WINDOWS_OF_A_STEP = 2
 # The first steps are the longest, after the rise: a scale's factor moves by this part of itself, a
 # place by this part of the way between two codes.
 _RATES = {"factors": 0.003, "places": 0.003}
+# Two bits are further off, and go twice as fast; so they do in EfficientQAT.
+_OF_TWO_BITS = 2
 _BETAS = 0.9, 0.95
 # Far below any gradient that counts: those of a mean over many tokens and weights are small.
 _EPSILON = 1e-12
@@ -227,7 +229,7 @@ class _Optimizer:
     def __init__(self, matrices: Iterable[ScaledMatrix], total: int):
         self._total, self._number = total, 0
         self._moved = [
-            _Moved(values.requires_grad_(), _RATES[kind])
+            _Moved(values.requires_grad_(), _rate(kind, matrix.scheme))
             for matrix in matrices
             for kind, values in matrix.trained.items()
         ]
@@ -239,6 +241,10 @@ class _Optimizer:
         part = fall * min(1.0, self._number / max(1, round(_RISE * self._total)))
         for moved in self._moved:
             moved.step(part, self._number)
+
+
+def _rate(kind: str, scheme: Scheme) -> float:
+    return _RATES[kind] * (_OF_TWO_BITS if scheme.bits == 2 else 1)
 
 
 class _Moved:

@@ -115,7 +115,7 @@ def test_the_kernels_agree_about_it(method, format, folder, tmp_path):
     assert np.abs(native - reference).mean() < 0.01
 
 
-@pytest.mark.parametrize("method", ["rtn", "fp8"])
+@pytest.mark.parametrize("method", ["rtn", "fp8", "qat"])
 def test_gemma(method, tmp_path):
     """Norms before and after, a head that is shared, and activations that need bfloat16."""
     from tiny_transformers import make_model
