@@ -37,7 +37,7 @@ methods:
   smoothquant  integers of 8 bits, for activations of 8 bits whose outliers were scaled down
   rtn          integers to the nearest, with scales of least error on a text
   autoround    integers learned for a layer as a whole on a text: slow, for 2 bits
-  qat          integers and scales of the whole model trained on a text: slowest, for 2 and 3 bits
+  qat          integers whose scales the whole model is trained for: slowest, for 2 and 3 bits
   gguf         the types of llama.cpp, with importance from a text (see --type)
   fp8          floats of 8 bits (e4m3), rounded as gptq does; --format fp8: in blocks
   nf4          the 4 bits of QLoRA, in blocks of 64, rounded as gptq does

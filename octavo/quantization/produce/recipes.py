@@ -88,7 +88,7 @@ METHODS = {
         needs_text=True,
     ),
     "qat": Method(
-        "integers and scales of a whole model trained on what it says itself, for 2 and 3 bits",
+        "integers whose scales a whole model was trained for on a text, for 2 and 3 bits",
         _INTEGERS,
         calibrated=True,
         needs_text=True,
