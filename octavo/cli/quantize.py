@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.quantization.produce.recipes import Wanted
 
 # As octavo.quantization.produce.recipes has them, which takes a second to import.
-METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "gguf", "fp8", "nf4")
+METHODS = ("gptq", "awq", "smoothquant", "rtn", "autoround", "qat", "gguf", "fp8", "nf4")
 FORMATS = ("gptq", "compressed-tensors", "awq", "fp8", "bnb", "gguf")
 
 EXAMPLES = """\
@@ -44,6 +44,7 @@ methods:
   smoothquant  integers of 8 bits, for activations of 8 bits whose outliers were scaled down
   rtn          integers to the nearest, with scales of least error on a text
   autoround    integers learned for a layer as a whole on a text: slow, for 2 bits
+  qat          integers whose scales the whole model is trained for: slowest, for 2 and 3 bits
   gguf         the types of llama.cpp, with importance from a text (see --type)
   fp8          floats of 8 bits (e4m3), rounded as gptq does; --format fp8: in blocks
   nf4          the 4 bits of QLoRA, in blocks of 64, rounded as gptq does
@@ -106,6 +107,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
+    )
+    parser.add_argument(
+        "--train-tokens",
+        type=positive,
+        metavar="N",
+        help="of method qat: train on so many in all, going through the text as often as it takes "
+        "(default: 524,288, or the text eight times)",
+    )
+    parser.add_argument(
+        "--train-codes",
+        action="store_true",
+        help="of method qat: train codes too, not scales alone; takes more memory, and more tokens",
     )
     parser.add_argument(
         "--no-calibration",
@@ -195,14 +208,25 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "calibration_tokens": args.calibration_tokens,
         "target_bpw": args.target_bpw,
         "mix_bits": args.mix_bits,
+        "train_tokens": args.train_tokens,
+        "train_codes": args.train_codes,
     }
     known = recipes.METHODS.get(method)
-    if args.compare is not None and known is not None and not known.has_scheme:
+    if args.compare is not None and known is not None:
         # Settings of a comparison are for those that have a choice.
-        kept = ["calibration", "calibration_tokens"] if known.calibrated else []
-        if method == "gguf" and type is None:
-            kept.append("target_bpw")
-        open_to_choice = {name: open_to_choice[name] for name in kept}
+        has = {
+            "bits": known.has_scheme,
+            "group_size": known.has_scheme,
+            "symmetric": known.has_scheme,
+            "format": known.has_scheme,
+            "calibration": known.calibrated,
+            "calibration_tokens": known.calibrated,
+            "target_bpw": known.has_scheme or (method == "gguf" and type is None),
+            "mix_bits": known.has_scheme,
+            "train_tokens": known.trains,
+            "train_codes": known.trains,
+        }
+        open_to_choice = {name: value for name, value in open_to_choice.items() if has[name]}
     try:
         return recipes.Wanted(
             method,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -171,6 +172,18 @@ def test_plots(run, judge, tmp_path):
     assert paths[1].read_bytes().startswith(b"\x89PNG")
 
 
+def test_settings_of_a_comparison_are_for_those_that_have_a_choice():
+    parser = argparse.ArgumentParser()
+    quantize.configure(parser)
+    flags = "--compare qat,gptq,nf4,smoothquant --bits 3 --train-tokens 9 --train-codes"
+    args = parser.parse_args(["model", "out", *flags.split(), "--calibration-tokens", "7"])
+    found = {name: quantize.wanted_of(args, name) for name in ("qat", "gptq", "nf4", "smoothquant")}
+    assert [wanted.bits for wanted in found.values()] == [3, 3, None, None]
+    assert [wanted.train_tokens for wanted in found.values()] == [9, None, None, None]
+    assert [wanted.train_codes for wanted in found.values()] == [True, False, False, False]
+    assert [wanted.calibration_tokens for wanted in found.values()] == [7, 7, 7, 7]
+
+
 @pytest.mark.parametrize(
     "flags, what",
     [
@@ -188,6 +201,8 @@ def test_plots(run, judge, tmp_path):
         (["--method", "gguf", "--target-bpw", 6, "--type", "Q4_0"], "leave type out"),
         (["--method", "rtn", "--target-bpw", 6, "--mix-bits", "4;8"], "no list of numbers"),
         (["--method", "rtn", "--mix-bits", "4,8"], "need a target"),
+        (["--method", "gptq", "--train-tokens", "9"], "gptq does not train"),
+        (["--method", "autoround", "--train-codes"], "autoround does not train"),
         (["--compare", "rtn,rtn"], "each once"),
         (["--compare", "rtn,best"], "no method 'best'"),
     ],

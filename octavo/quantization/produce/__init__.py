@@ -10,6 +10,9 @@
     awq.py          such scales for rounded weights
     smoothquant.py  such scales for rounded weights and activations
     autoround.py    codes and scales of a whole layer, learned together by gradients
+    distillation.py how far a model with other weights is from itself, and its gradient
+    fake_quant.py   quantized matrices in training
+    qat.py          scales of a whole model, trained on what it says itself
     pipeline.py     from a checkpoint to quantized matrices, one after the other
     tables.py       FP8 and NF4
     recipes.py      methods, formats, defaults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -28,10 +28,11 @@ from octavo.quantization.gguf_mixes import ModelFacts, file_type, type_of
 from octavo.quantization.gguf_quantize import quantize
 from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
-from octavo.quantization.produce.grid import Scheme
+from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.mixture import Mixing, Mixture
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
+from octavo.quantization.produce.qat import StepReport, train_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from octavo.quantization.produce.rotation import RotatedCheckpoint
 from octavo.quantization.produce.scaling import Scaling
@@ -45,6 +46,7 @@ _TOKENS = {
     "gptq": 128 * WINDOW,
     "awq": 128 * WINDOW,
     "autoround": 32 * WINDOW,
+    "qat": 1024 * WINDOW,
     "smoothquant": 32 * WINDOW,
     "rtn": 32 * WINDOW,
     "gguf": 32 * WINDOW,
@@ -277,14 +279,33 @@ def _quantized(
     def say(report: MatrixReport) -> None:
         progress("quantizing", report.number, report.total)
 
-    matrices = quantize_model(
-        parameters.checkpoint,
-        schemes.get,
-        _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
-        _windows(tokenizer, wanted),
-        scaling=_scaling(parameters, wanted),
-        on_matrix=say,
-    )
+    def say_step(report: StepReport) -> None:
+        what = f"training, KL {report.divergence:.3f} (of other text {report.held_out:.3f})"
+        progress(what, report.number, report.total)
+
+    windows = _windows(tokenizer, wanted)
+    matrices: Iterable[tuple[str, QuantizedMatrix | Tensor]]
+    if METHODS[wanted.method].trains:
+        assert windows is not None
+        trained = train_model(
+            parameters.checkpoint,
+            schemes.get,
+            windows,
+            codes=wanted.train_codes,
+            tokens=wanted.train_tokens,
+            on_matrix=say,
+            on_step=say_step,
+        )
+        matrices = trained.items()
+    else:
+        matrices = quantize_model(
+            parameters.checkpoint,
+            schemes.get,
+            _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
+            windows,
+            scaling=_scaling(parameters, wanted),
+            on_matrix=say,
+        )
     for name, matrix in matrices:
         if isinstance(matrix, Tensor):
             yield name, matrix

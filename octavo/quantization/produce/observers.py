@@ -111,7 +111,7 @@ class LayerwiseModel:
     def __init__(self, model: CausalLM, token_ids: Tensor):
         self._model: Any = with_tensors(cast(Any, model))
         num_windows, self._length = token_ids.shape
-        self._context = _context(num_windows, self._length)
+        self._context = windows_context(num_windows, self._length)
         inputs = _record_layers(self._model.model, token_ids, self._context)
         self._cos_sin = [each.cos_sin for each in inputs]
         self.hidden = inputs[0].hidden  # what goes into the next layer
@@ -164,7 +164,7 @@ class LayerwiseModel:
         """
         layer: Any = self.layer(index)
         linear = _visited_linear(layer, f"model.layers.{index}", visitor, watcher)
-        context = _context(len(hidden) // self._length, self._length)
+        context = windows_context(len(hidden) // self._length, self._length)
         context = replace(context, ops=replace(context.ops, linear=linear))
         outputs: Tensor = layer(hidden, self._cos_sin[index], context)
         return outputs
@@ -315,7 +315,9 @@ class _WindowsContext:
         return torch.from_numpy(table(self.plan.length))
 
 
-def _context(num_windows: int, length: int) -> _WindowsContext:
+def windows_context(num_windows: int, length: int) -> _WindowsContext:
+    """What a model needs to run whole windows: ``num_windows`` of ``length`` tokens, one after the
+    other. Its ops can be differentiated."""
     ops = replace(
         create_ops("cpu"),
         name="windows",

@@ -45,6 +45,7 @@ class Method:
         fixed: the scheme, where the format of the codes leaves no choice.
         calibrated: whether it looks at what the model computes of a text.
         needs_text: whether it cannot do without.
+        trains: whether it goes through its text again and again, for as long as it is given.
     """
 
     help: str
@@ -52,6 +53,7 @@ class Method:
     fixed: Scheme | None = None
     calibrated: bool = False
     needs_text: bool = False
+    trains: bool = False
 
     @property
     def has_scheme(self) -> bool:
@@ -90,6 +92,13 @@ METHODS = {
         calibrated=True,
         needs_text=True,
     ),
+    "qat": Method(
+        "integers whose scales a whole model was trained for on a text, for 2 and 3 bits",
+        _INTEGERS,
+        calibrated=True,
+        needs_text=True,
+        trains=True,
+    ),
     "gguf": Method("the types of llama.cpp, see --type", {}, calibrated=True),
     "fp8": Method(
         "floats of 8 bits (e4m3)",
@@ -115,6 +124,8 @@ class Wanted:
         type: of GGUF files, as ``MIXES`` has them.
         calibration: a file of text; None is the text that comes with octavo.
         calibration_tokens: how many of its tokens are looked at, at most.
+        train_tokens: how many tokens are trained on in all, those looked at again counted again.
+        train_codes: whether codes are trained too, and not scales alone.
         calibrate: whether any text is looked at, of methods that can do without.
         requantize: whether a model that is quantized already may be quantized again.
         rotate: whether the model is rotated before; see ``rotation.py``.
@@ -131,6 +142,8 @@ class Wanted:
     format: str | None = None
     calibration: Path | None = None
     calibration_tokens: int | None = None
+    train_tokens: int | None = None
+    train_codes: bool = False
     calibrate: bool = True
     requantize: bool = False
     rotate: bool = False
@@ -158,6 +171,10 @@ class Wanted:
             raise ConfigError(f"method {self.method} looks at no text: leave calibration out")
         if self.format == "fp8" and (self.calibration or self.calibration_tokens):
             raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
+        if not method.trains and (self.train_tokens is not None or self.train_codes):
+            raise ConfigError(
+                f"method {self.method} does not train: leave train_tokens and train_codes out"
+            )
         if method.needs_text and not self.calibrate:
             raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
         if self.target_bpw is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -20,6 +21,7 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.loader import load_model
 from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.produce import job as job_module
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.observers import LayerwiseModel
 from octavo.quantization.produce.recipes import METHODS, Wanted
@@ -60,6 +62,8 @@ def wanted_of(method, format=None, **changes) -> Wanted:
     looks = METHODS[method].calibrated and format != "fp8"  # whose blocks need no text
     if looks and changes.get("calibrate", True):
         changes = {"calibration_tokens": 512, **changes}
+    if METHODS[method].trains:  # in two steps, with a window held out
+        changes = {**changes, "calibration_tokens": 1024, "train_tokens": 2048}
     return Wanted(method, format=format, **changes)
 
 
@@ -112,7 +116,7 @@ def test_the_kernels_agree_about_it(method, format, folder, tmp_path):
     assert np.abs(native - reference).mean() < 0.01
 
 
-@pytest.mark.parametrize("method", ["rtn", "fp8"])
+@pytest.mark.parametrize("method", ["rtn", "fp8", "qat"])
 def test_gemma(method, tmp_path):
     """Norms before and after, a head that is shared, and activations that need bfloat16."""
     from tiny_transformers import make_model
@@ -257,6 +261,23 @@ def test_bits_per_weight_of_a_file(folder, tmp_path):
     )
 
 
+def test_what_was_trained_is_in_the_file(folder, tmp_path, monkeypatch):
+    """Codes and scales, to the bit."""
+    made, train = {}, job_module.train_model
+
+    def train_model(*inputs, **settings):
+        made.update(train(*inputs, **settings))
+        return made
+
+    monkeypatch.setattr(job_module, "train_model", train_model)
+    wanted = wanted_of("qat", bits=2, symmetric=False, train_codes=True)
+    out = quantized(folder, tmp_path / "out", wanted).out
+    assert len(made) == 14
+    for name, matrix in made.items():
+        read = open_checkpoint(out).read(name)
+        np.testing.assert_array_equal(read.dequantize(), matrix.dequantize().numpy(), name)
+
+
 @pytest.mark.parametrize("method", ["rtn", "fp8", "gguf"])
 def test_progress_ends_at_the_total(method, folder, tmp_path):
     seen = []
@@ -329,6 +350,26 @@ def test_a_file_of_any_name_is_opened(folder, tmp_path):
 def test_a_text_that_is_too_short(folder, tmp_path):
     (tmp_path / "text.txt").write_text("short")
     wanted = wanted_of("gptq", calibration=tmp_path / "text.txt")
+    assert "give a longer text" in refusal(folder, tmp_path / "out", wanted)
+
+
+def test_training_tells_how_it_goes(folder, tmp_path):
+    seen = []
+    quantized(folder, tmp_path / "out", wanted_of("qat"), progress=lambda *what: seen.append(what))
+    assert [(done, total) for what, done, total in seen if what == "quantizing"][-1] == (14, 14)
+    steps = [each for each in seen if each[0].startswith("training, KL ")]
+    assert seen[-2:] == steps and [each[1:] for each in steps] == [(1, 2), (2, 2)]
+
+
+def test_only_one_method_trains():
+    for changes in ({"train_tokens": 512}, {"train_codes": True}):
+        with pytest.raises(ConfigError, match="method gptq does not train"):
+            Wanted("gptq", **changes)
+
+
+def test_a_text_of_one_window_is_too_short_to_train_on(folder, tmp_path):
+    wanted = wanted_of("qat")
+    wanted = replace(wanted, calibration_tokens=512)
     assert "give a longer text" in refusal(folder, tmp_path / "out", wanted)
 
 
