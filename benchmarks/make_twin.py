@@ -32,6 +32,7 @@ from octavo.models.safetensors_writer import NewTensor
 from octavo.quality.report import Judge, built_in_text
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.produce.hadamard import random_orthogonal
 
 _SCALE = 0.09
 _DTYPES = {"f32": GGMLType.F32, "bf16": GGMLType.BF16}
@@ -115,12 +116,6 @@ def mix_values(layer: Layer, config: ModelConfig, rng: np.random.Generator) -> N
         for reader in range(head * group, (head + 1) * group):
             columns = slice(reader * size, (reader + 1) * size)
             output[:, columns] = output[:, columns] @ mix.T
-
-
-def random_orthogonal(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Any one as likely as any other (Mezzadri 2007, arXiv math-ph/0609050)."""
-    q, r = np.linalg.qr(rng.standard_normal((size, size)))
-    return q * np.sign(np.diag(r))
 
 
 def rotate_pairs(layer: Layer, config: ModelConfig, rng: np.random.Generator) -> None:

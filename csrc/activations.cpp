@@ -42,6 +42,12 @@ OCT_INLINE void for_lanes(int k, Body&& body) {
   if (i < k) body(i, k - i);
 }
 
+// Zeros up to a multiple of 128.
+void pad(int k, float* x) {
+  const int padded = (k + 127) / 128 * 128;
+  std::memset(x + k, 0, static_cast<size_t>(padded - k) * 4);
+}
+
 bool all_finite(const float* x, int padded) {
   F32 zeros = simd::zero();  // infinity and NaN times 0 are NaN
   for (int i = 0; i < padded; i += kLanes) {
@@ -217,8 +223,12 @@ void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x) {
   } else if (source != x) {
     std::memcpy(x, source, static_cast<size_t>(k) * 4);
   }
-  const int padded = (k + 127) / 128 * 128;
-  std::memset(x + k, 0, static_cast<size_t>(padded - k) * 4);
+  pad(k, x);
+}
+
+void gather_inputs(const float* x, const int32_t* columns, int k, float* out) {
+  for (int i = 0; i < k; i++) out[i] = x[columns[i]];
+  pad(k, out);
 }
 
 float remainder_limit(const float* x, int k, float above) {

@@ -30,6 +30,9 @@ void prepare_row(const oct_linear_args& args, int r, bool store_sum, float* x);
 // square. Infinite or NaN where that is no number.
 float remainder_limit(const float* x, int k, float above);
 
+// A prepared row in the order of a weight's columns: out[i] = x[columns[i]], padded likewise.
+void gather_inputs(const float* x, const int32_t* columns, int k, float* out);
+
 // Write a prepared row as row `r` of a block of `rows` rows.
 void encode_row(const Encoding& encoding, const float* x, int r, int rows, uint8_t* block);
 // The same of int8, with remainders as those of row `row` of all.

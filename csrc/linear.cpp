@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "activations.h"
 #include "epilogue.h"
@@ -54,7 +55,7 @@ class Linear {
   Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
-      segments_[s].encoded = encoded_for(segments_[s].layout);
+      segments_[s].encoded = encoded_for(segments_[s].layout, args.segments[s].weight.columns);
     }
     num_blocks_ = args.rows <= kMaxLoneRows ? 1 : (args.rows + kMaxRows - 1) / kMaxRows;
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
@@ -73,6 +74,7 @@ class Linear {
  private:
   struct Encoded {
     Encoding encoding;
+    const int32_t* columns;  // the inputs in their order; NULL: as they are
     bool has_remainders;
     uint8_t* blocks;  // one after the other
     Remainders remainders;
@@ -100,15 +102,22 @@ class Linear {
     return encoded.blocks + encoded.encoding.block_bytes(first_row(b));
   }
 
-  int encoded_for(const Layout& layout) {
+  int encoded_for(const Layout& layout, const int32_t* columns) {
     const Encoding wanted = encoding_for(layout);
     for (int e = 0; e < num_encoded_; e++) {
-      if (encoded_[e].encoding == wanted) return e;
+      if (encoded_[e].encoding == wanted && same_order(encoded_[e].columns, columns)) return e;
     }
     const bool splits = wanted.kind == Encoding::kInt8 && std::isfinite(args_.remainder_above);
-    encoded_[num_encoded_] = {wanted, splits, nullptr, {}, {}};
+    encoded_[num_encoded_] = {wanted, columns, splits, nullptr, {}, {}};
+    any_columns_ |= columns != nullptr;
     any_remainders_ |= splits;
     return num_encoded_++;
+  }
+
+  // Weights that were quantized by the same inputs have the same order, each in its own memory.
+  bool same_order(const int32_t* a, const int32_t* b) const {
+    if (a == nullptr || b == nullptr || a == b) return a == b;
+    return std::memcmp(a, b, static_cast<size_t>(args_.k) * sizeof *a) == 0;
   }
 
   static size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -141,7 +150,9 @@ class Linear {
 
   void encode_rows(int begin, int end, bool store_sum) {
     const size_t padded = (static_cast<size_t>(args_.k) + 127) / 128 * 128;
-    float* x = static_cast<float*>(worker_.scratch(kRowSlot, padded * sizeof(float)));
+    const size_t rows_kept = any_columns_ ? 2 : 1;
+    float* x = static_cast<float*>(worker_.scratch(kRowSlot, rows_kept * padded * sizeof(float)));
+    float* gathered = x + padded;
     for (int r = begin; r < end; r++) {
       prepare_row(args_, r, store_sum, x);
       const int b = block_of(r);
@@ -151,10 +162,15 @@ class Linear {
         const Encoded& encoded = encoded_[e];
         uint8_t* to = block(encoded, b);
         const int at = r - first_row(b), rows = block_rows(b);
+        const float* from = x;
+        if (encoded.columns != nullptr) {
+          gather_inputs(x, encoded.columns, args_.k, gathered);
+          from = gathered;
+        }
         if (encoded.has_remainders) {
-          encode_row(encoded.encoding, x, at, rows, to, limit, encoded.remainders, r);
+          encode_row(encoded.encoding, from, at, rows, to, limit, encoded.remainders, r);
         } else {
-          encode_row(encoded.encoding, x, at, rows, to);
+          encode_row(encoded.encoding, from, at, rows, to);
         }
       }
     }
@@ -362,7 +378,7 @@ class Linear {
   const oct_linear_args& args_;
   const Worker& worker_;
   int num_blocks_, panel_tiles_, walked_;
-  bool any_remainders_ = false;
+  bool any_remainders_ = false, any_columns_ = false;
   int listed_ = -1;
   Segment segments_[OCT_MAX_SEGMENTS];
   Encoded encoded_[OCT_MAX_SEGMENTS];

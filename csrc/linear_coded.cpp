@@ -1,9 +1,11 @@
-// Products of float32 activations and codes that stand for floats: NF4 and E4M3.
+// Products of float32 activations and codes that stand for floats: NF4, FP4 and E4M3.
 //
-// An output is, group by group, and always in this order:
+// An output is, 16 inputs at a time, and always in this order:
 //
 //     sum = fma(level of the code, x, sum)      from 0 on, and from the first input to the last
 //     acc = fma(sum, d, acc)                    d of the group
+//
+// (Groups are longer, but a chain of all their inputs would take a single row longer than memory does.)
 //
 // Codes lie as integers of as many bits do (pack.h): 16 lanes have 4 inputs of 16 outputs, in each of
 // their bytes one, or two in the nibbles. Nothing is rounded but sums.
@@ -17,7 +19,8 @@ namespace {
 using simd::F32;
 using simd::I32;
 
-constexpr int kWords = 8;  // inputs of a row that lie together
+constexpr int kWords = 8;   // inputs of a row that lie together
+constexpr int kChain = 16;  // inputs that are summed up from 0 on
 
 OCT_INLINE F32 set1_at(const uint8_t* p) {
   float value;
@@ -28,13 +31,13 @@ OCT_INLINE F32 set1_at(const uint8_t* p) {
 // Of the code in bits `kFirst` and the following of each lane: what it stands for.
 template <int kFormat, int kFirst>
 OCT_INLINE F32 level(I32 lanes) {
-  if constexpr (kFormat == OCT_NF4) {
-    return simd::look_up(kNormalFloats, simd::shift_right<kFirst>(lanes));
+  if constexpr (kFormat != OCT_E4M3) {
+    return simd::look_up(float_levels(kFormat), simd::shift_right<kFirst>(lanes));
   } else {
     // Sign, exponent and mantissa where a float32 has them; its exponent is larger by 120.
-    const I32 sign = simd::bits_of(simd::shift_left<24 - kFirst>(lanes), INT32_MIN);
-    const I32 rest = simd::bits_of(simd::shift_left<20 - kFirst>(lanes), 0x07f00000);
-    return simd::mul(simd::float_of_bits(simd::add(sign, rest)), simd::set1(0x1p120f));
+    const I32 highest = simd::shift_right<4>(simd::shift_left<24 - kFirst>(lanes));
+    const I32 bits = simd::bits_of(highest, static_cast<int32_t>(0x87f00000));
+    return simd::mul(simd::float_of_bits(bits), simd::set1(0x1p120f));
   }
 }
 
@@ -65,10 +68,21 @@ struct CodedKernel {
       for (int t = 0; t < kTiles; t++) sums[t][r] = simd::fma(w[t], x, sums[t][r]);
     }
   }
-  template <int... k>
-  static OCT_INLINE_VECTORS void unit(const Panel& panel, const uint8_t* at, const uint8_t* block,
-                                      Sums& sums, std::integer_sequence<int, k...>) {
-    (input<k>(panel, at, block, sums), ...);
+  // Inputs kFrom and the following of a unit, and their sums onto the outputs so far.
+  template <int kFrom, int... i>
+  static OCT_INLINE_VECTORS void chain(const Panel& panel, const uint8_t* unit,
+                                       const uint8_t* block, const F32 (&d)[kTiles], Sums& acc,
+                                       std::integer_sequence<int, i...>) {
+    Sums sums;
+    for (int t = 0; t < kTiles; t++) {
+      for (F32& sum : sums[t]) sum = simd::zero();
+    }
+    (input<kFrom + i>(panel, unit, block, sums), ...);
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; r++) acc[t][r] = simd::fma(sums[t][r], d[t], acc[t][r]);
+    }
   }
 
   static void run(const Panel& panel, const uint8_t* block, float* out) {
@@ -80,18 +94,17 @@ struct CodedKernel {
     const uint8_t* next = panel.next;
     for (int step = 0; step < panel.steps; step++) {
       for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
-      Sums sums;
+      F32 d[kTiles];
       for (int t = 0; t < kTiles; t++) {
-        for (F32& sum : sums[t]) sum = simd::zero();
+        const uint8_t* scales = at + kUnits * kUnitBytes + t * panel.tile_bytes;
+        d[t] = simd::load(reinterpret_cast<const float*>(scales));
       }
       for (int u = 0; u < kUnits; u++) {
-        unit(panel, at, block, sums, std::make_integer_sequence<int, kUnit>());
+        constexpr std::make_integer_sequence<int, kChain> kInputs;
+        chain<0>(panel, at, block, d, acc, kInputs);
+        chain<kChain>(panel, at, block, d, acc, kInputs);
         at += kUnitBytes;
         block += kRows * kUnit * 4;
-      }
-      for (int t = 0; t < kTiles; t++) {
-        const F32 d = simd::load(reinterpret_cast<const float*>(at + t * panel.tile_bytes));
-        for (int r = 0; r < kRows; r++) acc[t][r] = simd::fma(sums[t][r], d, acc[t][r]);
       }
       at += kLine;
     }
@@ -121,8 +134,11 @@ TileKernel with_rows(int rows, int tiles) {
 }  // namespace
 
 TileKernel coded_kernel(const Layout& layout, int rows, int tiles) {
-  return layout.format == OCT_NF4 ? with_rows<OCT_NF4>(rows, tiles)
-                                  : with_rows<OCT_E4M3>(rows, tiles);
+  switch (layout.format) {
+    case OCT_NF4: return with_rows<OCT_NF4>(rows, tiles);
+    case OCT_FP4: return with_rows<OCT_FP4>(rows, tiles);
+    default: return with_rows<OCT_E4M3>(rows, tiles);
+  }
 }
 
 }  // namespace octavo

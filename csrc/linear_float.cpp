@@ -3,7 +3,10 @@
 // An output is one chain of sums from the first input to the last:
 //
 //     bf16    acc = dot2(acc, pair of w, pair of x)      inputs 2i and 2i+1; simd::dot2
-//     f32     acc = fma(w, x, acc)                       of float16 too, which float32 can hold
+//     f32     acc = fma(w, x, acc)
+//     f16     the same in float32, in two chains that are added up: 8 inputs each in turn
+//
+// (One chain of float16 would take longer for a line than memory does, with one row.)
 //
 // Both operands of bf16 are rounded to it on all instruction sets. Only the rounding of the sums
 // differs: BF16 instructions have their own, elsewhere a pair are two fused operations.
@@ -31,6 +34,7 @@ struct FloatKernel {
   static constexpr int kLines = kWide ? kWords / 2 : kWords;  // of weights, to 8 words
   static constexpr bool kTwo = kFormat == OCT_BF16 && simd::kTwoRows && kRows > 1;
   static constexpr int kAtOnce = kTwo ? 2 : 1;  // lines
+  static constexpr int kChains = kFormat == OCT_F16 ? 2 : 1;
   using Vectors = RowVectors<kRows, kTwo>;
   using Acc = F32[kTiles][Vectors::kCount];
 
@@ -98,24 +102,31 @@ struct FloatKernel {
   }
 
   static void run(const Panel& panel, const uint8_t* block, float* out) {
-    Acc acc;
+    Acc acc[kChains];
     for (int t = 0; t < kTiles; t++) {
-      for (F32& sum : acc[t]) sum = simd::zero();
+      for (Acc& chain : acc) {
+        for (F32& sum : chain[t]) sum = simd::zero();
+      }
     }
     const uint8_t* weights = panel.tiles;
     const uint8_t* next = panel.next;
-    for (int step = 0; step < panel.steps; step++) {
-      for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+    for (int step = 0; step < panel.steps; step += kChains) {
 #pragma GCC unroll 2
-      for (int i = 0; i < kLines; i += kAtOnce) {
-        line(panel, weights + i * kWordBytes, block + i * (kWide ? 8 : 4), acc);
+      for (int chain = 0; chain < kChains; chain++) {
+        for (int i = 0; i < panel.next_lines; i++, next += kLine) simd::prefetch(next);
+#pragma GCC unroll 2
+        for (int i = 0; i < kLines; i += kAtOnce) {
+          line(panel, weights + i * kWordBytes, block + i * (kWide ? 8 : 4), acc[chain]);
+        }
+        weights += kLines * kWordBytes;
+        block += kRows * kWords * 4;
       }
-      weights += kLines * kWordBytes;
-      block += kRows * kWords * 4;
     }
     for (int t = 0; t < kTiles; t++) {
       for (int r = 0; r < kRows; r++) {
-        simd::store(out + (r * kTiles + t) * kTile, Vectors::outputs(acc[t], r));
+        F32 sum = Vectors::outputs(acc[0][t], r);
+        if constexpr (kChains == 2) sum = simd::add(sum, Vectors::outputs(acc[1][t], r));
+        simd::store(out + (r * kTiles + t) * kTile, sum);
       }
     }
   }

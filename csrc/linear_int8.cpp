@@ -79,18 +79,19 @@ struct Sum<Integers::kCentred> {
   OCT_INLINE I32 end(I32) const { return value; }
 };
 
-// kUnits: of a group of a W format, if it is 1, as in most files; 0 if the panel has to be asked.
-template <int kFormat, int kUnits, int kRows, int kTiles>
+// kGroup: inputs of a group, if these are 16 or 32, as in most files; 0 if the panel has to be asked.
+template <int kFormat, int kGroup, int kRows, int kTiles>
 struct Int8Kernel {
   static constexpr Traits kTraits = traits_of(kFormat);
   static constexpr int kBits = kTraits.bits;
   static constexpr bool kMin = kTraits.has_min;
   static constexpr int kUnitBytes = kBits * kLine;
-  static constexpr Integers kIntegers = kBits == 8 || kTraits.nonlinear ? Integers::kCentred
-                                        : kBits <= 4                    ? Integers::kNibbles
-                                                                        : Integers::kSmall;
+  static constexpr Integers kIntegers = kBits == 8 || kTraits.levels ? Integers::kCentred
+                                        : kBits <= 4                 ? Integers::kNibbles
+                                                                     : Integers::kSmall;
   // Of activations that lie together.
-  static constexpr int kGroupQuads = kTraits.group == 16 ? 4 : kQuads;
+  static constexpr int kGroupQuads = kGroup == 16 ? 4 : kQuads;
+  static constexpr int kGroupsOfUnit = kQuads / kGroupQuads;
   static constexpr int kChunkBytes = kGroupQuads * 4 * kRows;
 
   static constexpr bool kTwo = simd::kTwoRows && kRows > 1;
@@ -192,7 +193,7 @@ struct Int8Kernel {
   template <int j>
   static OCT_INLINE U8 weights(const uint8_t* unit) {
     const U8 w = quad_of<kBits, j>(unit);
-    if constexpr (kTraits.nonlinear) return simd::look_up(kLevels, w);
+    if constexpr (kTraits.levels != nullptr) return simd::look_up(kTraits.levels, w);
     return w;
   }
   // Quads kFirst and the following of a unit of all tiles.
@@ -252,16 +253,17 @@ struct Int8Kernel {
     return simd::load_f16(reinterpret_cast<const uint16_t*>(halves));
   }
 
-  // A group of a W format: its integers and scales in the first tile. Returns what follows in the
-  // block of activations.
+  // A group of a W format: its integers, from quad kFirst on, and scales in the first tile. Returns
+  // what follows in the block of activations.
+  template <int kFirst = 0>
   static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* units,
                                          const uint8_t* halves, const uint8_t* block, Acc& acc) {
-    const int count = kUnits != 0 ? kUnits : panel.units;
+    const int count = kGroup != 0 ? 1 : panel.units;
     const uint8_t* scalars = block + static_cast<size_t>(count) * kChunkBytes;
     Dot dot;
     start(scalars, dot);
     for (int u = 0; u < count; u++) {
-      products<0>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
+      products<kFirst>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
     }
     Scales d, m;
     scales(panel, halves, d, m);
@@ -277,14 +279,16 @@ struct Int8Kernel {
     }
   }
 
+  static OCT_INLINE int64_t group_bytes(const Panel& panel) {
+    return kGroup != 0 ? kUnitBytes / kGroupsOfUnit : int64_t{panel.units} * kUnitBytes;
+  }
   // Where the integers of group g of a W format are, and its scales: behind each group, or behind
-  // every second one and the last.
+  // every second one and the last. (Of groups of 16, the integers lie in all of their unit.)
   static OCT_INLINE const uint8_t* group_at(const Panel& panel, int g) {
-    const int64_t bytes = int64_t{kUnits != 0 ? kUnits : panel.units} * kUnitBytes;
-    return panel.tiles + g * bytes + (kMin ? g : g / 2) * kLine;
+    return panel.tiles + g * group_bytes(panel) + (kMin ? g : g / 2) * kLine;
   }
   static OCT_INLINE const uint8_t* halves_of(const Panel& panel, int g) {
-    const int64_t bytes = int64_t{kUnits != 0 ? kUnits : panel.units} * kUnitBytes;
+    const int64_t bytes = group_bytes(panel);
     if (kMin) return group_at(panel, g) + bytes;
     if (g % 2 == 1) return group_at(panel, g) + bytes + kLine / 2;
     return group_at(panel, g) + (g + 1 < panel.steps ? 2 : 1) * bytes;
@@ -292,9 +296,18 @@ struct Int8Kernel {
 
   static OCT_INLINE void groups(const Panel& panel, const uint8_t* block, Acc& acc,
                                 const uint8_t*& next) {
-    const int count = kUnits != 0 ? kUnits : panel.units;
-    const int64_t bytes = int64_t{count} * kUnitBytes;
+    const int64_t bytes = group_bytes(panel);
     const uint8_t* units = panel.tiles;
+    if constexpr (kGroupsOfUnit == 2) {
+      for (int g = 0; g < panel.steps; g += 2) {
+        look_ahead(panel, next);
+        block = group<0>(panel, units, units + kUnitBytes, block, acc);
+        look_ahead(panel, next);
+        block = group<kQuads - kGroupQuads>(panel, units, units + kUnitBytes + kLine / 2, block, acc);
+        units += kUnitBytes + kLine;
+      }
+      return;
+    }
     if (kMin) {
       for (int g = 0; g < panel.steps; g++) {
         look_ahead(panel, next);
@@ -393,13 +406,13 @@ struct Int8Kernel {
 
 // Products of remainders: group by group, of the rows that have one. They go on from the products
 // that the rows have so far, as if their groups came behind all others.
-template <int kFormat, int kUnits, int kTiles>
+template <int kFormat, int kGroup, int kTiles>
 struct RemaindersKernel {
-  using One = Int8Kernel<kFormat, kUnits, 1, kTiles>;  // for a row at a time
+  using One = Int8Kernel<kFormat, kGroup, 1, kTiles>;  // for a row at a time
   static constexpr int kGroupQuads = One::kGroupQuads;
-  static constexpr int kGroupsOfUnit = kQuads / kGroupQuads;  // of K formats
+  static constexpr int kGroupsOfUnit = One::kGroupsOfUnit;
   // Whether a group's integers are unpacked once for all rows, and stay in registers or nearly so.
-  static constexpr bool kHeld = kUnits == 1 && simd::kNumRegisters >= 8;
+  static constexpr bool kHeld = kGroup != 0 && simd::kNumRegisters >= 8;
 
   static void run(const Panel& panel, const RemainderList& list, float* out) {
     for (int i = 0; i < list.count; i++) {
@@ -416,7 +429,7 @@ struct RemaindersKernel {
   template <int kFirst>
   static OCT_INLINE void add(const Panel& panel, const RemainderList& list,
                              const ListedGroup& group, float* out) {
-    const int g = group.group, units = kUnits != 0 ? kUnits : panel.units;
+    const int g = group.group, units = kGroup != 0 ? 1 : panel.units;
     const uint8_t* unit;
     typename One::Scales d, m;
     if constexpr (One::kTraits.nested) {
@@ -426,7 +439,7 @@ struct RemaindersKernel {
       unit = block + header_bytes(One::kTraits) + place / kGroupsOfUnit * One::kUnitBytes;
       One::nested_scales(panel, block, block + kLine + place * scale_bytes(One::kTraits), d, m);
     } else {
-      unit = One::group_at(panel, g);
+      unit = One::group_at(panel, g / kGroupsOfUnit * kGroupsOfUnit);
       One::scales(panel, One::halves_of(panel, g), d, m);
     }
     const uint8_t* entry = list.remainders->entry(g, list.first_row);
@@ -478,42 +491,49 @@ struct RemaindersKernel {
 };
 
 // The kernels of a format, by rows and tiles.
-template <int kFormat, int kUnits, int kRows>
+template <int kFormat, int kGroup, int kRows>
 TileKernel with_tiles(int tiles) {
   if constexpr (kRows <= kMaxRows) {
-    if (tiles == kMaxTiles) return Int8Kernel<kFormat, kUnits, kRows, kMaxTiles>::run;
+    if (tiles == kMaxTiles) return Int8Kernel<kFormat, kGroup, kRows, kMaxTiles>::run;
   }
-  return Int8Kernel<kFormat, kUnits, kRows, 1>::run;
+  return Int8Kernel<kFormat, kGroup, kRows, 1>::run;
 }
 
-template <int kFormat, int kUnits, int kRows = kMaxLoneRows>
+template <int kFormat, int kGroup, int kRows = kMaxLoneRows>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return with_rows<kFormat, kUnits, kRows - 1>(rows, tiles);
+    if (rows < kRows) return with_rows<kFormat, kGroup, kRows - 1>(rows, tiles);
   }
-  return with_tiles<kFormat, kUnits, kRows>(tiles);
+  return with_tiles<kFormat, kGroup, kRows>(tiles);
 }
 
-template <int kFormat, int kUnits>
+template <int kFormat, int kGroup>
 RemainderKernel remainders_with_tiles(int tiles) {
-  if (kMaxTiles == 2 && tiles == 2) return RemaindersKernel<kFormat, kUnits, kMaxTiles>::run;
-  return RemaindersKernel<kFormat, kUnits, 1>::run;
+  if (kMaxTiles == 2 && tiles == 2) return RemaindersKernel<kFormat, kGroup, kMaxTiles>::run;
+  return RemaindersKernel<kFormat, kGroup, 1>::run;
 }
 
-// make(format, units): with std::integral_constant, for the format and groups of a layout.
+// make(format, group): with std::integral_constant, for the format and groups of a layout.
 template <int kFormat, class Make>
 auto of_format(const Layout& layout, Make&& make) {
+  constexpr std::integral_constant<int, kFormat> format;
+  constexpr Traits traits = traits_of(kFormat);
   if constexpr (has_long_groups(kFormat)) {
-    if (layout.group != kUnit) {
-      return make(std::integral_constant<int, kFormat>(), std::integral_constant<int, 0>());
-    }
+    if (layout.group != kUnit) return make(format, std::integral_constant<int, 0>());
   }
-  return make(std::integral_constant<int, kFormat>(), std::integral_constant<int, 1>());
+  if constexpr (has_short_groups(kFormat)) {
+    if (layout.group != kUnit) return make(format, std::integral_constant<int, 16>());
+  }
+  return make(format, std::integral_constant<int, traits.nested ? traits.group : kUnit>());
 }
 
 template <class Make>
 auto of_layout(const Layout& layout, Make&& make) {
   switch (layout.format) {
+    case OCT_W2S: return of_format<OCT_W2S>(layout, make);
+    case OCT_W2A: return of_format<OCT_W2A>(layout, make);
+    case OCT_W3S: return of_format<OCT_W3S>(layout, make);
+    case OCT_W3A: return of_format<OCT_W3A>(layout, make);
     case OCT_W4S: return of_format<OCT_W4S>(layout, make);
     case OCT_W4A: return of_format<OCT_W4A>(layout, make);
     case OCT_W8S: return of_format<OCT_W8S>(layout, make);
@@ -521,6 +541,7 @@ auto of_layout(const Layout& layout, Make&& make) {
     case OCT_W5S: return of_format<OCT_W5S>(layout, make);
     case OCT_W5A: return of_format<OCT_W5A>(layout, make);
     case OCT_W4N: return of_format<OCT_W4N>(layout, make);
+    case OCT_W4F: return of_format<OCT_W4F>(layout, make);
     case OCT_K2A: return of_format<OCT_K2A>(layout, make);
     case OCT_K3S: return of_format<OCT_K3S>(layout, make);
     case OCT_K4A: return of_format<OCT_K4A>(layout, make);
@@ -533,14 +554,14 @@ auto of_layout(const Layout& layout, Make&& make) {
 }  // namespace
 
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles) {
-  return of_layout(layout, [&](auto format, auto units) {
-    return with_rows<format(), units()>(rows, tiles);
+  return of_layout(layout, [&](auto format, auto group) {
+    return with_rows<format(), group()>(rows, tiles);
   });
 }
 
 RemainderKernel remainder_kernel(const Layout& layout, int tiles) {
-  return of_layout(layout, [&](auto format, auto units) {
-    return remainders_with_tiles<format(), units()>(tiles);
+  return of_layout(layout, [&](auto format, auto group) {
+    return remainders_with_tiles<format(), group()>(tiles);
   });
 }
 

@@ -57,30 +57,37 @@ void oct_abort(oct_pool* pool);
  *     S  symmetric    d * (q - 2^(bits - 1))
  *     A  asymmetric   d * q + m
  *     N  nonlinear    d * level[q], of the 16 levels of IQ4_NL
+ *     F  floats       d * level[q], of the 16 levels of FP4 (E2M1), doubled so that they are whole
  *
- * W formats have a float16 d (and m) for each group of 32 inputs; W4S, W4A, W8S and W8A also of 64
- * or 128. K formats have int8 scales (and mins) for each group, and a float16 d (and m) for each
- * block of 256 inputs by which these are multiplied. NF4 and E4M3 are codes of floats, with a float32
- * scale for each group of 64, or of 128 inputs. */
+ * W formats have a float16 d (and m) for each group of 32 inputs; S and A of 2, 3, 4 and 8 bits also
+ * of 64 or 128, W4F also of 16. K formats have int8 scales (and mins) for each group, and a float16 d
+ * (and m) for each block of 256 inputs by which these are multiplied. NF4, FP4 (that of bitsandbytes)
+ * and E4M3 are codes of floats, with a float32 scale for each group of 64, 64, or 128 inputs. */
 enum {
-  OCT_W4S = 0,
-  OCT_W4A = 1,
-  OCT_W8S = 2,
-  OCT_W8A = 3,
-  OCT_W5S = 4,
-  OCT_W5A = 5,
-  OCT_W4N = 6,
-  OCT_K2A = 7,  /* groups of 16; scales and mins of 4 bits */
-  OCT_K3S = 8,  /* groups of 16 */
-  OCT_K4A = 9,  /* groups of 32 */
-  OCT_K5A = 10, /* groups of 32 */
-  OCT_K6S = 11, /* groups of 16 */
-  OCT_K4N = 12, /* groups of 32 */
-  OCT_BF16 = 13,
-  OCT_F16 = 14,
-  OCT_F32 = 15,
-  OCT_NF4 = 16,
-  OCT_E4M3 = 17,
+  OCT_W2S = 0,
+  OCT_W2A = 1,
+  OCT_W3S = 2,
+  OCT_W3A = 3,
+  OCT_W4S = 4,
+  OCT_W4A = 5,
+  OCT_W8S = 6,
+  OCT_W8A = 7,
+  OCT_W5S = 8,
+  OCT_W5A = 9,
+  OCT_W4N = 10,
+  OCT_W4F = 11,
+  OCT_K2A = 12, /* groups of 16; scales and mins of 4 bits */
+  OCT_K3S = 13, /* groups of 16 */
+  OCT_K4A = 14, /* groups of 32 */
+  OCT_K5A = 15, /* groups of 32 */
+  OCT_K6S = 16, /* groups of 16 */
+  OCT_K4N = 17, /* groups of 32 */
+  OCT_BF16 = 18,
+  OCT_F16 = 19,
+  OCT_F32 = 20,
+  OCT_NF4 = 21,
+  OCT_FP4 = 22,
+  OCT_E4M3 = 23,
   OCT_STORED = 64 /* + a GGUF type: not packed, but rows as a model's file has them, see below */
 };
 
@@ -89,6 +96,9 @@ typedef struct oct_weight {
   int32_t n, k;    /* rows (outputs) and columns (inputs) of the matrix */
   int32_t group;   /* inputs that share a scale, see above; 0 for floats */
   const void* data; /* 64-byte aligned, oct_packed_bytes() of them; if stored, at any address */
+  /* [k], each input once, or NULL: column i as it is packed is that of input columns[i]. So inputs
+   * that share a scale can lie together, wherever they come from. NULL if stored. */
+  const int32_t* columns;
 } oct_weight;
 
 int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /* or an error */
@@ -97,8 +107,9 @@ int64_t oct_packed_bytes(int32_t format, int32_t n, int32_t k, int32_t group); /
  * of every type that can be packed, with the same results. */
 
 /* Pack rows of q (uint8 [n, k], one value each), scales and mins (float16 [n, k / group], mins NULL
- * but for A) into a W format; codes in `q` with scales (float32 [n, k / group]) into NF4 or E4M3, of
- * which the two codes of NaN are none; or values of BF16, F16 or F32 in `q`, without scales. */
+ * but for A) into a W format; codes in `q` with scales (float32 [n, k / group]) into NF4, FP4 or E4M3,
+ * of which the two codes of NaN are none; or values of BF16, F16 or F32 in `q`, without scales. All
+ * columns are in the order in which they are packed. */
 int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const void* scales,
                  const void* mins, void* out);
 /* Pack n rows of a GGUF tensor (row-major blocks of ggml_type). The format that a type becomes is
@@ -106,7 +117,7 @@ int32_t oct_pack(oct_pool* pool, const oct_weight* weight, const void* q, const 
 int32_t oct_gguf_format(int32_t ggml_type, int32_t* format, int32_t* group);
 int32_t oct_pack_gguf(oct_pool* pool, const oct_weight* weight, int32_t ggml_type, const void* rows,
                       void* out);
-/* float32 [n, k] that a weight stands for: for tests. */
+/* float32 [n, k] that a weight stands for, by inputs: for tests. */
 int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out);
 
 /* ---- Linear -------------------------------------------------------------------------------- */
@@ -141,7 +152,8 @@ typedef struct oct_head {
  *     x   = in                                   (row row_index[r] of it if row_index)
  *     x   = x + add, or x + rmsnorm(add) * add_norm   if add        -> written to x_out
  *     x   = rmsnorm(x) * norm                    if norm
- * and then x in the encoding that the weights want: int8 with a scale per group, bf16, or float32.
+ * and then x in the order of the weights' columns, and in the encoding that they want: int8 with a
+ * scale per group, bf16, or float32.
  * An int8 may have a remainder, a second int8 for what it leaves: then a number has 15 bits. Groups
  * have one if their largest number is above `remainder_above` times the root mean square of x. */
 typedef struct oct_linear_args {

@@ -118,7 +118,7 @@ void write_factors(const Layout& layout, const float* factors, uint8_t* tile) {
 
 // What a code of a float stands for, but for its scale.
 float level_of(int format, int code) {
-  if (format == OCT_NF4) return kNormalFloats[code];
+  if (format != OCT_E4M3) return float_levels(format)[code];
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
                                         : std::ldexp(static_cast<float>(mantissa + 8), exponent - 10);
@@ -172,8 +172,9 @@ struct PlainRows : RowSource {
       std::memcpy(into.values, q + row * bytes, bytes);
       return;
     }
-    const size_t groups = static_cast<size_t>(layout.num_groups());
-    const int64_t first = static_cast<int64_t>(row) * layout.num_groups();
+    // Of groups of 16, the last one of the unit may be behind the end of the row.
+    const size_t groups = static_cast<size_t>((layout.k + layout.group - 1) / layout.group);
+    const size_t first = static_cast<size_t>(row) * groups;
     std::memcpy(into.q, q + static_cast<int64_t>(row) * layout.k, static_cast<size_t>(layout.k));
     if (is_coded(layout.format)) {
       std::memcpy(into.factors, static_cast<const float*>(scales) + first, groups * 4);
@@ -188,6 +189,7 @@ bool is_group_of(int format, int group) {
   if (!has_units(format)) return group == 0;
   if (is_coded(format)) return group == traits_of(format).group;
   if (has_long_groups(format) && (group == 64 || group == 128)) return true;
+  if (has_short_groups(format) && group == 16) return true;
   const Traits traits = traits_of(format);
   return group == (traits.nested ? traits.group : kUnit);
 }
@@ -203,7 +205,7 @@ Step Step::make(const Traits& traits, uint16_t d, uint16_t m, int scale, int min
 }
 
 float Step::value(const Traits& traits, int q) const {
-  const int level = (traits.nonlinear ? kLevels[q] : q) - traits.zero;
+  const int level = (traits.levels != nullptr ? traits.levels[q] : q) - traits.zero;
   // The product is exact, so it does not matter whether it is fused with the addition.
   const float product = d * static_cast<float>(level);
   return traits.has_min ? product + m : product;
@@ -213,7 +215,7 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
   if (format >= OCT_STORED && group == 0) {
     return make_stored_layout(format - OCT_STORED, n, k, layout);
   }
-  if (format < OCT_W4S || format > OCT_E4M3) {
+  if (format < OCT_W2S || format > OCT_E4M3) {
     return fail(OCT_ERR_ARGUMENT, "a weight has the unknown format %d", format);
   }
   // So that no size below overflows.
@@ -224,8 +226,8 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
   if (!is_group_of(format, group)) {
     return fail(OCT_ERR_ARGUMENT,
                 "a weight of format %d has groups of %d: K2A, K3S and K6S have 16, other quantized "
-                "formats 32, of W formats with 4 and 8 bits also 64 or 128, NF4 64, E4M3 128, and "
-                "floats 0",
+                "formats 32, W formats S and A of 2, 3, 4 and 8 bits also 64 or 128, W4F also 16, "
+                "NF4 and FP4 64, E4M3 128, and floats 0",
                 format, group);
   }
   *layout = {format, n, k, group, (n + kTile - 1) / kTile, 0, 0, 0};
@@ -236,12 +238,12 @@ int32_t make_layout(int32_t format, int32_t n, int32_t k, int32_t group, Layout*
     return OCT_OK;
   }
   const Traits traits = traits_of(format);
-  const int whole = traits.nested ? kBlock : group;
+  const int whole = traits.nested ? kBlock : group < kUnit ? kUnit : group;
   layout->padded_k = (k + whole - 1) / whole * whole;
   if (traits.nested) {
     layout->tile_bytes = layout->padded_k / kBlock * int64_t{block_bytes(traits)};
   } else {
-    const int groups = layout->num_groups(), lines = traits.has_min ? groups : (groups + 1) / 2;
+    const int each = layout->line_groups(), lines = (layout->num_groups() + each - 1) / each;
     layout->tile_bytes = int64_t{layout->padded_k / kUnit * traits.bits + lines} * kLine;
   }
   return OCT_OK;
@@ -259,23 +261,26 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
   const int column = row % kTile;
   const uint8_t* tile =
       static_cast<const uint8_t*>(weight.data) + row / kTile * layout.tile_bytes;
+  const auto value = [&](int k) -> float& {  // of the input that column k is of
+    return out[weight.columns != nullptr ? weight.columns[k] : k];
+  };
   if (weight.format == OCT_F32) {
-    for (int k = 0; k < weight.k; k++) std::memcpy(out + k, tile + k * kLine + column * 4, 4);
+    for (int k = 0; k < weight.k; k++) std::memcpy(&value(k), tile + k * kLine + column * 4, 4);
     return;
   }
   if (weight.format == OCT_BF16) {
     for (int k = 0; k < weight.k; k++) {
-      uint16_t value;
-      std::memcpy(&value, tile + k / 2 * kLine + column * 4 + k % 2 * 2, 2);
-      out[k] = simd::from_bf16(value);
+      uint16_t bits;
+      std::memcpy(&bits, tile + k / 2 * kLine + column * 4 + k % 2 * 2, 2);
+      value(k) = simd::from_bf16(bits);
     }
     return;
   }
   if (weight.format == OCT_F16) {
     for (int k = 0; k < weight.k; k++) {
-      uint16_t value;
-      std::memcpy(&value, tile + k / 2 * kLine + k % 2 * 32 + column * 2, 2);
-      out[k] = from_half(value);
+      uint16_t bits;
+      std::memcpy(&bits, tile + k / 2 * kLine + k % 2 * 32 + column * 2, 2);
+      value(k) = from_half(bits);
     }
     return;
   }
@@ -285,7 +290,7 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
       float d;
       std::memcpy(&d, tile + layout.scales(k / weight.group) + column * 4, 4);
       const uint8_t* unit = tile + layout.unit(k / kUnit) + column * 4;
-      out[k] = d * level_of(weight.format, read_unit(unit, traits.bits, k % kUnit));
+      value(k) = d * level_of(weight.format, read_unit(unit, traits.bits, k % kUnit));
     }
     return;
   }
@@ -294,7 +299,7 @@ void unpack_row(const oct_weight& weight, int32_t row, float* out) {
     const int end = weight.k - first < weight.group ? weight.k : first + weight.group;
     for (int k = first; k < end; k++) {
       const uint8_t* unit = tile + layout.unit(k / kUnit) + column * 4;
-      out[k] = step.value(traits, read_unit(unit, traits.bits, k % kUnit));
+      value(k) = step.value(traits, read_unit(unit, traits.bits, k % kUnit));
     }
   }
 }

@@ -23,6 +23,7 @@
 //     asymmetric     | group 0 | d0 m0 | group 1 | d1 m1 | ...
 //     others         | group 0 | group 1 | d0 d1 | group 2 | group 3 | d2 d3 | ...
 //                    (an odd last group has a line of scales for itself: | d  0 |)
+//     groups of 16   | unit 0 | d0 d1 | unit 1 | d2 d3 | ...
 //
 // and before those of K formats, where a block of 256 inputs is
 //
@@ -30,7 +31,7 @@
 //
 // with 16 B of mins behind the scales of each group if it is asymmetric; K2A has both in a byte.
 //
-// Codes of floats, NF4 and E4M3, come in the same units, with a line of float32 behind each group:
+// Codes of floats, NF4, FP4 and E4M3, come in the same units, with a line of float32 behind each group:
 //
 //     | group 0 | d0 | group 1 | d1 | ...
 //
@@ -51,43 +52,57 @@ constexpr int kBlock = 256;  // inputs of a block of K formats
 
 // Integers; codes of floats; either.
 inline constexpr bool is_quantized(int format) { return format < OCT_BF16; }
-inline constexpr bool is_coded(int format) { return format == OCT_NF4 || format == OCT_E4M3; }
+inline constexpr bool is_coded(int format) { return format >= OCT_NF4 && format <= OCT_E4M3; }
 inline constexpr bool has_units(int format) { return is_quantized(format) || is_coded(format); }
+
+// What the integers of IQ4_NL stand for, and 128.
+constexpr uint8_t kNonlinear[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                    129, 141, 153, 166, 181, 197, 217, 241};
+// The same of FP4 (E2M1), doubled: sign, two bits of exponent, one of mantissa.
+constexpr uint8_t kFloats4[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                  128, 127, 126, 125, 124, 122, 120, 116};
 
 // What the values of a quantized format are.
 struct Traits {
-  int bits;        // of an integer
-  bool has_min;    // d * q + m
-  bool nested;     // scales of scales: K formats
-  bool nonlinear;  // integers are looked up
-  int zero;        // what is subtracted from them otherwise
-  int group;       // inputs of a group of K formats, and of codes of floats
+  int bits;               // of an integer
+  bool has_min;           // d * q + m
+  bool nested;            // scales of scales: K formats
+  const uint8_t* levels;  // what integers are looked up in, if they are
+  int zero;               // what is subtracted from them then
+  int group;              // inputs of a group of K formats, and of codes of floats
 };
 
 constexpr Traits traits_of(int format) {
   switch (format) {
-    case OCT_W4S: return {4, false, false, false, 8, 0};
-    case OCT_W4A: return {4, true, false, false, 0, 0};
-    case OCT_W8S: return {8, false, false, false, 128, 0};
-    case OCT_W8A: return {8, true, false, false, 0, 0};
-    case OCT_W5S: return {5, false, false, false, 16, 0};
-    case OCT_W5A: return {5, true, false, false, 0, 0};
-    case OCT_W4N: return {4, false, false, true, 128, 0};
-    case OCT_K2A: return {2, true, true, false, 0, 16};
-    case OCT_K3S: return {3, false, true, false, 4, 16};
-    case OCT_K4A: return {4, true, true, false, 0, 32};
-    case OCT_K5A: return {5, true, true, false, 0, 32};
-    case OCT_K6S: return {6, false, true, false, 32, 16};
-    case OCT_K4N: return {4, false, true, true, 128, 32};
+    case OCT_W2S: return {2, false, false, nullptr, 2, 0};
+    case OCT_W2A: return {2, true, false, nullptr, 0, 0};
+    case OCT_W3S: return {3, false, false, nullptr, 4, 0};
+    case OCT_W3A: return {3, true, false, nullptr, 0, 0};
+    case OCT_W4S: return {4, false, false, nullptr, 8, 0};
+    case OCT_W4A: return {4, true, false, nullptr, 0, 0};
+    case OCT_W8S: return {8, false, false, nullptr, 128, 0};
+    case OCT_W8A: return {8, true, false, nullptr, 0, 0};
+    case OCT_W5S: return {5, false, false, nullptr, 16, 0};
+    case OCT_W5A: return {5, true, false, nullptr, 0, 0};
+    case OCT_W4N: return {4, false, false, kNonlinear, 128, 0};
+    case OCT_W4F: return {4, false, false, kFloats4, 128, 0};
+    case OCT_K2A: return {2, true, true, nullptr, 0, 16};
+    case OCT_K3S: return {3, false, true, nullptr, 4, 16};
+    case OCT_K4A: return {4, true, true, nullptr, 0, 32};
+    case OCT_K5A: return {5, true, true, nullptr, 0, 32};
+    case OCT_K6S: return {6, false, true, nullptr, 32, 16};
+    case OCT_K4N: return {4, false, true, kNonlinear, 128, 32};
     // A line of scales behind each group, as if it were halves of scales and of mins.
-    case OCT_NF4: return {4, true, false, false, 0, 64};
-    case OCT_E4M3: return {8, true, false, false, 0, 128};
+    case OCT_NF4: return {4, true, false, nullptr, 0, 64};
+    case OCT_FP4: return {4, true, false, nullptr, 0, 64};
+    case OCT_E4M3: return {8, true, false, nullptr, 0, 128};
     default: return {};
   }
 }
 
-// Whether groups may be of 64 and 128 inputs, and not only of 32.
+// Whether groups may be of 64 and 128 inputs, and not only of 32; or of 16.
 constexpr bool has_long_groups(int format) { return format <= OCT_W8A; }
+constexpr bool has_short_groups(int format) { return format == OCT_W4F; }
 
 // What the codes of NF4 stand for (QLoRA, arXiv 2305.14314, appendix E).
 alignas(kLine) constexpr float kNormalFloats[16] = {
@@ -108,10 +123,17 @@ alignas(kLine) constexpr float kNormalFloats[16] = {
     0.7229568362236023f,
     1.0f,
 };
-
-// What the integers of nonlinear formats stand for, and 128.
-constexpr uint8_t kLevels[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                 129, 141, 153, 166, 181, 197, 217, 241};
+// What those of FP4 of bitsandbytes do (its functional.py, create_fp4_map).
+alignas(kLine) constexpr float kBlockFloats[16] = {
+    0.0f,  0.005208333333333333f,  0.6666666666666666f,  1.0f,
+    0.3333333333333333f,  0.5f,  0.16666666666666666f,  0.25f,
+    0.0f,  -0.005208333333333333f, -0.6666666666666666f, -1.0f,
+    -0.3333333333333333f, -0.5f, -0.16666666666666666f, -0.25f,
+};
+// The levels of a format whose codes of 4 bits stand for floats.
+constexpr const float* float_levels(int format) {
+  return format == OCT_NF4 ? kNormalFloats : kBlockFloats;
+}
 
 // Whether a byte is a scale and, above it, a min: of 4 bits each.
 constexpr bool shares_bytes(const Traits& traits) { return traits.has_min && traits.bits == 2; }
@@ -141,6 +163,9 @@ struct Layout {
   int num_scales() const {
     return traits_of(format).nested ? padded_k / kBlock : num_groups();
   }
+  // Of W formats and of codes of floats: the groups that share a line of scales, and their units.
+  int line_groups() const { return traits_of(format).has_min ? 1 : 2; }
+  int line_units() const { return line_groups() * group / kUnit; }
   // Byte of the integers of a unit, and of the float16 scales `i`, from the start of a tile.
   int64_t unit(int u) const {
     const Traits traits = traits_of(format);
@@ -148,17 +173,15 @@ struct Layout {
     if (traits.nested) {
       return u / 8 * int64_t{block_bytes(traits)} + header_bytes(traits) + u % 8 * bytes;
     }
-    const int units = group / kUnit, g = u / units;
-    return u * bytes + int64_t{traits.has_min ? g : g / 2} * kLine;
+    return u * bytes + int64_t{u / line_units()} * kLine;
   }
   int64_t scales(int i) const {
     const Traits traits = traits_of(format);
     if (traits.nested) return i * int64_t{block_bytes(traits)};
-    const int units = group / kUnit;
-    const int64_t bytes = int64_t{units} * traits.bits * kLine;
-    if (traits.has_min) return unit(i * units) + bytes;
-    if (i % 2 == 1) return unit(i * units) + bytes + kLine / 2;
-    return unit(i * units) + (i + 1 < num_groups() ? 2 : 1) * bytes;
+    const int line = i / line_groups(), units = padded_k / kUnit;
+    const int behind = (line + 1) * line_units() < units ? (line + 1) * line_units() : units;
+    const int64_t lines = int64_t{behind} * traits.bits + line;
+    return lines * kLine + i % line_groups() * (kLine / 2);
   }
 };
 

@@ -140,7 +140,7 @@ int64_t multiply(int64_t rounds) {
 // Whether integers are multiplied as they are: no more than 4 bits.
 bool is_small(int format) {
   const Traits traits = traits_of(format);
-  return traits.bits <= 4 && !traits.nonlinear;
+  return traits.bits <= 4 && traits.levels == nullptr;
 }
 
 void read(const uint8_t* lines, int64_t begin, int64_t end) {
@@ -167,7 +167,7 @@ int64_t oct_probe_products(oct_pool* pool, int32_t format, int64_t rounds) {
   int64_t (*kernel)(int64_t) = nullptr;
   switch (format) {
     case OCT_BF16: kernel = multiply<OCT_BF16>; break;
-    case OCT_F16: case OCT_F32: case OCT_NF4: case OCT_E4M3:
+    case OCT_F16: case OCT_F32: case OCT_NF4: case OCT_FP4: case OCT_E4M3:
       kernel = multiply<OCT_F32>; break;
     default:
       if (format < 0 || format > OCT_F32) {

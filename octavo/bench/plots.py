@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from octavo.quality.tradeoffs import Tradeoff
+
 FORMATS = ("png", "svg")
 
 # Of Okabe and Ito (2008): told apart by people who see colours differently.
@@ -288,6 +290,34 @@ def worth_bars(bars: Sequence[Bar], *, title: str) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     return figure
+
+
+def quantization_costs(points: Sequence[Tradeoff], *, title: str) -> Figure:
+    """KL divergence against bits of a weight, and the speed of decoding against bytes.
+
+    A model that is no different from its original is at the lower edge, and said to be.
+    """
+    figure = _new_figure(title, width=11)
+    quality, speed = figure.subplots(1, 2)
+    least = min((point.kl for point in points if point.kl > 0), default=1e-3) / 10
+    for number, point in enumerate(sorted(points, key=lambda point: point.num_bytes)):
+        side = _BELOW if number % 2 else _OVER  # names of neighbours, which are about as fast
+        words = point.name if point.kl > 0 else f"{point.name} (KL 0)"
+        _name_point(quality, words, (point.bits_per_weight, max(point.kl, least)), _OVER)
+        _name_point(speed, point.name, (point.num_bytes / 2**20, point.decode_tps), side)
+    quality.set_yscale("log")
+    quality.margins(x=0.2, y=0.12)
+    speed.axhline(points[0].base_decode_tps, color=_PALE, linestyle="--", linewidth=1)
+    speed.margins(x=0.2)
+    speed.set_ylim(0, 1.15 * max(points[0].base_decode_tps, *(p.decode_tps for p in points)))
+    _label_axes(quality, "bits per weight, all tensors", "KL divergence from the original, nats")
+    _label_axes(speed, "MiB of weights", "output tokens/s, one stream (line: the original)")
+    return figure
+
+
+def _name_point(axes: Axes, text: str, place: tuple[float, float], side: _Side) -> None:
+    axes.plot(*place, color=_BLUE, marker="o", markersize=6)
+    _annotate(axes, text, place, _INK, side)
 
 
 def _short(value: float) -> str:

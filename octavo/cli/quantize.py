@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import positive
+from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.text_file import read_text
 from octavo.errors import ConfigError
 from octavo.extras import need_torch
 from octavo.machine import keep_openmp_patient
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from octavo.quantization.produce.job import Made, Progress
     from octavo.quantization.produce.recipes import Wanted
 
@@ -29,7 +31,12 @@ OUT becomes a Hugging Face folder, or with --method gguf a file; it is not overw
 and the head stay as they are in folders. Without --calibration a text of octavo's own is looked at.
 
 With --report the new model and the old one predict a text, and run in turns. --compare makes
-several models, OUT-METHOD each; a type of GGUF files is a method of its own there.
+several models, OUT-METHOD each; a type of GGUF files is a method of its own there. --plot draws
+either: bits against KL divergence, and bytes against speed.
+
+With --target-bpw each matrix gets the bits, or the type of GGUF files, that are worth most: what
+they cost is measured first, on the text. All tensors count, embedding and head too. Of folders,
+those of compressed-tensors hold such a mix; --mix-bits 4,8,16 keeps to what vLLM runs.
 
 methods:
   gptq         integers that make up for each other's errors on a text
@@ -44,8 +51,10 @@ methods:
 examples:
   octavo quantize ./Qwen3-0.6B ./qwen3-4bit --method gptq --report
   octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --type Q4_K_M
+  octavo quantize ./Qwen3-0.6B ./qwen3.gguf --method gguf --target-bpw 5.25 --report
   octavo quantize ./Qwen3-0.6B ./qwen3 --compare rtn,gptq,q4_k_m,nf4,fp8
   octavo quantize ./Llama-3.2-1B ./llama-awq --method gptq --format awq --calibration chats.txt
+  octavo quantize ./Llama-3.2-1B ./llama-rows --method gptq --group-size -1 --rotate
 """
 
 
@@ -75,9 +84,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--type", metavar="TYPE", help="of method gguf (default: Q4_K_M)")
     parser.add_argument(
+        "--target-bpw",
+        type=float,
+        metavar="X",
+        help="bits per weight of the whole model, at most: a mix of bits or types by what each "
+        "matrix is worth (gptq, rtn, awq, autoround, gguf)",
+    )
+    parser.add_argument(
+        "--mix-bits",
+        type=_integers,
+        metavar="B,B,...",
+        help="what a folder's matrices may have then (default: 2,3,4,5,6,8,16)",
+    )
+    parser.add_argument(
         "--format", choices=FORMATS, help="of the checkpoint (default: the usual one of the method)"
     )
-    parser.add_argument("--calibration", metavar="FILE", help="a text in UTF-8 to look at")
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="what to look at: a text in UTF-8, or .jsonl with text or messages in each line",
+    )
     parser.add_argument(
         "--calibration-tokens", type=positive, metavar="N", help="look at no more of it"
     )
@@ -89,15 +115,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requantize", action="store_true", help="also of a model that is quantized already"
     )
+    parser.add_argument(
+        "--rotate",
+        action="store_true",
+        help="rotate the model first, which spreads large weights: for gptq with --group-size -1",
+    )
     parser.add_argument("--report", action="store_true", help="measure what was lost and gained")
     parser.add_argument(
         "--report-text", metavar="FILE", help="what to predict for it (default: octavo's own)"
     )
+    add_plot_flag(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    is_measured = args.report or args.compare is not None
+    if args.plot and not is_measured:
+        raise UsageError("--plot draws what was measured: say --report or --compare with it")
+    check_plots(args)
     keep_openmp_patient()  # before PyTorch is imported
     need_torch("quantizing a model")
     text = args.report_text and (args.report_text, read_text(args.report_text, "--report-text"))
@@ -115,7 +151,9 @@ def run(args: argparse.Namespace) -> int:
     for out, wanted in plan:
         with progress_bar() as progress:
             made.append(make(checkpoint, tokenizer, out, wanted, progress))
-    reports = _reports(args.model, made, text) if args.report or args.compare else [None]
+    if args.rotate and checkpoint.config().tie_embeddings:
+        terminal.say("the head was the embedding; rotated they differ, and both are written")
+    reports = _reports(args.model, made, text) if is_measured else [None]
     rows = [
         {**each.as_json(), "report": report} for each, report in zip(made, reports, strict=True)
     ]
@@ -123,7 +161,21 @@ def run(args: argparse.Namespace) -> int:
         terminal.print_json({"rows": rows} if args.compare else rows[0])
     else:
         print_rows(rows)
+        for row in rows:
+            if "choice" in row:
+                print_choice(row)
+    if args.plot:  # last, so that a picture that cannot be written costs no measurement
+        save_plots(args, lambda: _figure(args.model, rows))
     return 0
+
+
+def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    from octavo.bench.plots import quantization_costs
+    from octavo.quality.tradeoffs import tradeoffs
+
+    points = tradeoffs({"rows": list(rows)})
+    title = f"{model}, quantized: {points[0].tokens:,} tokens of {points[0].text}"
+    return quantization_costs(points, title=title)
 
 
 def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
@@ -141,25 +193,35 @@ def wanted_of(args: argparse.Namespace, method: str) -> Wanted:
         "format": args.format,
         "calibration": args.calibration and Path(args.calibration),
         "calibration_tokens": args.calibration_tokens,
+        "target_bpw": args.target_bpw,
+        "mix_bits": args.mix_bits,
     }
     known = recipes.METHODS.get(method)
     if args.compare is not None and known is not None and not known.has_scheme:
         # Settings of a comparison are for those that have a choice.
-        open_to_choice = {
-            name: value
-            for name, value in open_to_choice.items()
-            if name.startswith("calibration") and known.calibrated
-        }
+        kept = ["calibration", "calibration_tokens"] if known.calibrated else []
+        if method == "gguf" and type is None:
+            kept.append("target_bpw")
+        open_to_choice = {name: open_to_choice[name] for name in kept}
     try:
         return recipes.Wanted(
             method,
             type=type,
             calibrate=not args.no_calibration,
             requantize=args.requantize,
+            rotate=args.rotate,
             **open_to_choice,
         )
     except ConfigError as error:
         raise UsageError(str(error)) from error
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    """Of a flag: "4,8" """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers like 4,8") from None
 
 
 def _names(compare: str) -> list[str]:
@@ -231,6 +293,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             "nats; tokens/s of one stream, in turns with it",
             style="dim",
         )
+
+
+def print_choice(row: Mapping[str, Any]) -> None:
+    """How many matrices of each kind became what."""
+    from rich.console import Console
+    from rich.table import Table
+
+    kinds: Mapping[str, Mapping[str, int]] = row["choice"]["kinds"]
+    names = dict.fromkeys(name for counts in kinds.values() for name in counts)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("matrices")
+    for name in names:
+        table.add_column(name, justify="right")
+    for kind, counts in kinds.items():
+        table.add_row(kind, *(str(counts.get(name, "")) for name in names))
+    console = Console()
+    console.print(
+        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}", highlight=False
+    )
+    console.print(table)
 
 
 def _of_base(report: Mapping[str, Any]) -> list[str]:

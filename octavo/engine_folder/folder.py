@@ -96,7 +96,7 @@ class EngineFolder:
     def _native_model(self, library: Library, pool: Pool) -> NativeModel:
         fields = self._manifest.fields
         weights = self._read(self._manifest.file(WEIGHTS_FILE), pool.size)
-        entries = dict(self._weights(fields.section("weights"), len(weights), library))
+        entries = dict(self._weights(fields.section("weights"), weights, library))
         plan = read_program(
             fields.section("program"),
             self.config(),
@@ -107,25 +107,29 @@ class EngineFolder:
         return NativeModel(plan, PackedWeights(weights, entries), num_bytes)
 
     def _weights(
-        self, table: Fields, size: int, library: Library
+        self, table: Fields, file: np.ndarray, library: Library
     ) -> Iterator[tuple[str, tuple[PackedFormat, int]]]:
         """Formats and places of the packed weights, which are all inside of the file."""
         for name in table:
-            format, n, k, group, offset = table.each(
-                name, lambda f, entry: f.integer(entry, minimum=0, maximum=1 << 62), 5
+            format, n, k, group, offset, is_reordered = table.each(
+                name, lambda f, entry: f.integer(entry, minimum=0, maximum=1 << 62), 6
             )
             if format >= abi.OCT_STORED:
                 raise table.error(name, f"format {format} is none of packed weights")
             if group > _MAX_INT32 or not 1 <= min(n, k) <= max(n, k) <= _MAX_SIZE:
                 raise table.error(name, f"there is no weight of [{n}, {k}]")
             try:
-                spec = plain_format(format, n, k, group, library)
+                spec = plain_format(format, n, k, group, library, is_reordered > 0)
             except EngineError as error:
                 raise table.error(name, f"{error}") from None
-            if offset % ALIGNMENT or offset + spec.num_bytes > size:
+            if offset % ALIGNMENT or offset + spec.num_bytes > len(file):
                 raise table.error(
-                    name, f"{spec.num_bytes} bytes at {offset} are not in a file of {size}"
+                    name, f"{spec.num_bytes} bytes at {offset} are not in a file of {len(file)}"
                 )
+            if spec.is_reordered:
+                columns = spec.columns(file[offset:])
+                if not np.array_equal(np.sort(columns), np.arange(k)):
+                    raise table.error(name, f"its columns are not those of {k} inputs")
             yield name, (spec, offset)
 
     def _constants(self) -> list[np.ndarray]:

@@ -28,6 +28,7 @@ from octavo.engine_folder.tokenizer_files import copy_files, write_metadata
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.files import NewFolder, sha256_of
 from octavo.kernels.cpu import activations, library
+from octavo.kernels.cpu.advice import advise
 from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import (
@@ -174,7 +175,7 @@ class _Writer:
                 for name, file in files.items()
             },
             "weights": {
-                name: [spec.format, spec.n, spec.k, spec.group, offset]
+                name: [spec.format, spec.n, spec.k, spec.group, offset, int(spec.is_reordered)]
                 for name, (spec, offset) in entries.items()
             },
             "constants": places,
@@ -205,6 +206,7 @@ class _Writer:
     def _write_weights(self, weights: Mapping[str, Weight]) -> Entries:
         native = library.load()
         entries, _ = lay_out(weights, native)
+        advise(weights, entries)
         size = end_of(entries)
         threads = self._args.threads or library.usable_threads()
         with open(self._folder / WEIGHTS_FILE, "w+b") as file, Pool(native, threads) as pool:

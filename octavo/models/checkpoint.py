@@ -53,6 +53,12 @@ class Checkpoint(Protocol):
         ...
 
     @property
+    def origin(self) -> Checkpoint:
+        """Whose files these are, and the tokenizer beside them: of what was opened, itself; one
+        that computes its weights has another's."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
 
     @property
@@ -115,6 +121,10 @@ class SafetensorsFolder:
         self._format = weight_format(self._folder)
         self._parts = {} if self._format is None else find_parts(self._format, self._file_of)
         self.tensors = self._entries()
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self
 
     @property
     def files(self) -> list[Path]:
@@ -242,6 +252,10 @@ class GGUFFiles:
                 self.tensors[name] = TensorEntry(tensor.shape, tensor.type, tensor.num_bytes, part)
         self.metadata = next(iter(self._files.values())).metadata
         self._config: ModelConfig | None = None
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self
 
     @property
     def files(self) -> list[Path]:

@@ -3,7 +3,7 @@
 Which matrices a model has follows from its config; how many bytes each takes, from the type that it
 has in the file and from what the kernels make of it:
 
-    types = weight_types(checkpoint)      or one type for all, as GGMLType.Q4_K
+    types = weight_types(checkpoint, config)      or one type for all, as GGMLType.Q4_K
     matrices(config, types)               packed, for the native kernels
     matrices(config, types, as_stored)    as they are in the file, for the reference ops
     matrices_of_bits(config, 4.5)         where only that is known
@@ -21,6 +21,7 @@ from octavo.kernels.cpu.layout import (
     ARITHMETIC,
     KV_FORMATS,
     PACKED_FORMATS,
+    columns_bytes,
     kv_token_bytes,
     packed_bytes,
 )
@@ -28,7 +29,9 @@ from octavo.models.config import ModelConfig
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.coded import Packing
     from octavo.models.checkpoint import Checkpoint
+    from octavo.quantization.base import Weight
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -51,8 +54,16 @@ class Matrix:
     arithmetic: str
 
 
+class Coded(NamedTuple):
+    """Codes with scales, in place of a type: what they become, and their bytes in the files."""
+
+    packing: Packing
+    num_bytes: int
+
+
+Type = GGMLType | Coded
 # How some kernels keep a matrix that has a type in its file.
-Keep = Callable[[Shape, GGMLType], Matrix]
+Keep = Callable[[Shape, Type], Matrix]
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -74,30 +85,33 @@ def shapes(config: ModelConfig) -> Iterator[Shape]:
     yield Shape(HEAD, config.vocab_size, hidden)
 
 
-def packed(shape: Shape, type: GGMLType) -> Matrix:
+def packed(shape: Shape, type: Type) -> Matrix:
     """As the native kernels keep it. UnsupportedModelError if they have no format for it."""
-    if type not in PACKED_FORMATS:
+    if isinstance(type, Coded):
+        format, group, is_reordered = type.packing
+    elif type in PACKED_FORMATS:
+        (format, group), is_reordered = PACKED_FORMATS[type], False
+    else:
         raise UnsupportedModelError(f"{shape.name}: the native kernels cannot run {type.name}")
-    format, group = PACKED_FORMATS[type]
-    num_bytes = packed_bytes(format, shape.n, shape.k, group)
+    num_bytes = packed_bytes(format, shape.n, shape.k, group) + columns_bytes(shape.k, is_reordered)
     return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, ARITHMETIC[format])
 
 
-def as_stored(shape: Shape, type: GGMLType) -> Matrix:
+def as_stored(shape: Shape, type: Type) -> Matrix:
     """As the reference ops keep it on a CPU: the bytes of the file."""
-    num_bytes = shape.n * row_bytes(type, shape.k)
+    num_bytes = type.num_bytes if isinstance(type, Coded) else shape.n * row_bytes(type, shape.k)
     return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, "torch float32")
 
 
 def matrices(
-    config: ModelConfig, types: GGMLType | Mapping[str, GGMLType], keep: Keep = packed
+    config: ModelConfig, types: Type | Mapping[str, Type], keep: Keep = packed
 ) -> list[Matrix]:
     """The weights that a step reads, as they will lie in memory.
 
     Args:
         types: of all, or of each by the name of its parameter, as ``weight_types`` has them.
     """
-    type_of = (lambda _: types) if isinstance(types, GGMLType) else types.__getitem__
+    type_of = types.__getitem__ if isinstance(types, Mapping) else lambda _: types
     return [keep(shape, type_of(shape.name)) for shape in shapes(config)]
 
 
@@ -109,27 +123,29 @@ def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
     ]
 
 
-def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, GGMLType]:
-    """The type of each parameter, from the tables of a checkpoint: no weight is read.
-
-    UnsupportedModelError if a weight has none, since several tensors make it up.
-    """
+def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]:
+    """The type of each parameter, from the tables of a checkpoint: no weight is read, but the
+    scales of codes, which say what becomes of them. ModelFileError if their parts do not fit."""
     from octavo.models.loader import parameter_names
 
-    types = {}
+    types: dict[str, Type] = {}
     for source, name in parameter_names(checkpoint, config).items():
-        if name is None:
-            continue
-        type = checkpoint.tensors[source].type
-        if type is None:
-            raise UnsupportedModelError(
-                f"{checkpoint.path} ({source}): what weights of {checkpoint.quantization} take in "
-                "memory is not known before they are read"
-            )
-        types[name] = type
+        if name is not None:
+            types[name] = checkpoint.tensors[source].type or _type_of_parts(checkpoint.read(source))
     if config.tie_embeddings:
         types[HEAD] = types[EMBEDDING]
     return types
+
+
+def _type_of_parts(weight: Weight) -> Type:
+    from octavo.kernels.cpu.coded import packing_of  # where there are any
+    from octavo.quantization.base import StoredWeight
+    from octavo.quantization.coded import CodedWeight
+
+    if isinstance(weight, StoredWeight):  # what no kernel takes as codes was read as floats
+        return weight.type
+    assert isinstance(weight, CodedWeight), weight
+    return Coded(packing_of(weight), weight.nbytes)
 
 
 def checkpoint_bytes(path: str | Path) -> int:

@@ -126,7 +126,7 @@ def export_gguf(
 
 def _metadata(parameters: Parameters) -> dict[str, Any]:
     """A GGUF file's own, or what a folder's config and tokenizer say."""
-    checkpoint = parameters.checkpoint
+    checkpoint = parameters.checkpoint.origin
     if isinstance(checkpoint, GGUFFiles):
         return {k: v for k, v in checkpoint.metadata.items() if not k.startswith(_OF_THE_FILE)}
     from octavo.text.tokenizer_metadata import tokenizer_metadata

@@ -59,7 +59,7 @@ def write_hf_folder(
             _write_json(new.folder / "config.json", config)
             generation = generation_config(parameters.config)
             _write_json(new.folder / "generation_config.json", generation)
-            _write_tokenizer(new.folder, checkpoint)
+            _write_tokenizer(new.folder, checkpoint.origin)
             chosen = float_tensors(parameters, dtype) if tensors is None else tensors
             write_safetensors(new.folder, chosen)
             new.publish()

@@ -109,12 +109,6 @@ def tokenize(text: str, tokenizer: Tokenizer) -> tuple[list[int], int | None]:
 
     The text of special tokens is text like any other, and no EOS is put behind it.
     """
-    bos = tokenizer.bos_token_id if wants_bos(tokenizer) else None
+    bos = tokenizer.leading_bos
     ids = tokenizer.encode(text, add_special_tokens=False)
     return ([] if bos is None else [bos]) + ids, bos
-
-
-def wants_bos(tokenizer: Tokenizer) -> bool:
-    """Whether the model wants BOS at the beginning of a text."""
-    added = tokenizer.encode("")
-    return bool(added) and added[0] == tokenizer.bos_token_id

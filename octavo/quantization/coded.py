@@ -35,6 +35,17 @@ class PlainCodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ReorderedCodes:
+    """Codes with their columns in another order: column i is ``columns[i]`` of ``codes``."""
+
+    codes: Codes
+    columns: np.ndarray
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return self.codes.rows(start, stop)[:, self.columns]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CodedWeight:
     """A matrix [N, K] of codes, see above.
 

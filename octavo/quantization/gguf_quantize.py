@@ -46,7 +46,9 @@ _LEAST_IMPORTANCE = 1e-4  # of the mean: an input that was always 0 may not alwa
 
 
 @dataclass(frozen=True)
-class _Symmetric:
+class Symmetric:
+    """``d * s * L``: what ``s`` and ``L`` can be, for how many values, and what packs a block."""
+
     sub_block: int
     levels: Levels
     scales: IntegerLevels
@@ -54,7 +56,9 @@ class _Symmetric:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class Affine:
+    """``d * s * q - e * t``, or ``d * q + m``, likewise."""
+
     sub_block: int
     levels: IntegerLevels
     scales: IntegerLevels
@@ -64,20 +68,21 @@ class _Affine:
 _IQ4 = TableLevels(IQ4_VALUES)
 _SIX_BITS, _SIGNED_SIX_BITS = IntegerLevels(0, 63), IntegerLevels(-32, 31)
 
-_SEARCHED: dict[GGMLType, _Symmetric | _Affine] = {
-    GGMLType.Q4_0: _Symmetric(32, IntegerLevels(-8, 7), FIXED, pack.pack_q4_0),
-    GGMLType.Q4_1: _Affine(32, IntegerLevels(0, 15), FIXED, pack.pack_q4_1),
-    GGMLType.Q5_0: _Symmetric(32, IntegerLevels(-16, 15), FIXED, pack.pack_q5_0),
-    GGMLType.Q5_1: _Affine(32, IntegerLevels(0, 31), FIXED, pack.pack_q5_1),
-    GGMLType.Q8_0: _Symmetric(32, IntegerLevels(-127, 127), FIXED, pack.pack_q8_0),
-    GGMLType.Q2_K: _Affine(16, IntegerLevels(0, 3), IntegerLevels(0, 15), pack.pack_q2_k),
-    GGMLType.Q3_K: _Symmetric(16, IntegerLevels(-4, 3), _SIGNED_SIX_BITS, pack.pack_q3_k),
-    GGMLType.Q4_K: _Affine(32, IntegerLevels(0, 15), _SIX_BITS, pack.pack_q4_k),
-    GGMLType.Q5_K: _Affine(32, IntegerLevels(0, 31), _SIX_BITS, pack.pack_q5_k),
-    GGMLType.Q6_K: _Symmetric(16, IntegerLevels(-32, 31), IntegerLevels(-128, 127), pack.pack_q6_k),
-    GGMLType.IQ4_NL: _Symmetric(32, _IQ4, FIXED, pack.pack_iq4_nl),
-    GGMLType.IQ4_XS: _Symmetric(32, _IQ4, _SIGNED_SIX_BITS, pack.pack_iq4_xs),
+SEARCHED: dict[GGMLType, Symmetric | Affine] = {
+    GGMLType.Q4_0: Symmetric(32, IntegerLevels(-8, 7), FIXED, pack.pack_q4_0),
+    GGMLType.Q4_1: Affine(32, IntegerLevels(0, 15), FIXED, pack.pack_q4_1),
+    GGMLType.Q5_0: Symmetric(32, IntegerLevels(-16, 15), FIXED, pack.pack_q5_0),
+    GGMLType.Q5_1: Affine(32, IntegerLevels(0, 31), FIXED, pack.pack_q5_1),
+    GGMLType.Q8_0: Symmetric(32, IntegerLevels(-127, 127), FIXED, pack.pack_q8_0),
+    GGMLType.Q2_K: Affine(16, IntegerLevels(0, 3), IntegerLevels(0, 15), pack.pack_q2_k),
+    GGMLType.Q3_K: Symmetric(16, IntegerLevels(-4, 3), _SIGNED_SIX_BITS, pack.pack_q3_k),
+    GGMLType.Q4_K: Affine(32, IntegerLevels(0, 15), _SIX_BITS, pack.pack_q4_k),
+    GGMLType.Q5_K: Affine(32, IntegerLevels(0, 31), _SIX_BITS, pack.pack_q5_k),
+    GGMLType.Q6_K: Symmetric(16, IntegerLevels(-32, 31), IntegerLevels(-128, 127), pack.pack_q6_k),
+    GGMLType.IQ4_NL: Symmetric(32, _IQ4, FIXED, pack.pack_iq4_nl),
+    GGMLType.IQ4_XS: Symmetric(32, _IQ4, _SIGNED_SIX_BITS, pack.pack_iq4_xs),
 }
+"""How a block of each type is made, of those that have blocks."""
 
 
 def quantize(type: GGMLType, rows: Tensor, importance: Tensor | None = None) -> Tensor:
@@ -151,13 +156,13 @@ def _quantize(type: GGMLType, rows: Tensor, importance: Tensor | None) -> Tensor
     values, _ = block_shape(type)
     if importance is None and type in _LIKE_GGML:
         return _LIKE_GGML[type](rows.reshape(-1, values).T.contiguous())
-    format = _SEARCHED[type]
+    format = SEARCHED[type]
     x = _values_first(rows, values, format.sub_block)
     weights = x.square()
     weights = weights.add_(total(total(weights)) * (2 / values)).sqrt_()
     if importance is not None:
         weights.mul_(_values_first(importance.expand_as(rows), values, format.sub_block))
-    if isinstance(format, _Symmetric):
+    if isinstance(format, Symmetric):
         d, s, levels = fit_symmetric(x, weights, format.levels, format.scales)
         integers = () if format.scales == FIXED else (s.T,)
         return format.pack(d, *integers, _blocks_first(levels))
@@ -219,5 +224,5 @@ _LIKE_GGML: dict[GGMLType, Callable[[Tensor], Tensor]] = {
 }
 """For each type: blocks of the values [values, n], to bytes."""
 
-QUANTIZABLE = (*_FLOATS, *_SEARCHED)
+QUANTIZABLE = (*_FLOATS, *SEARCHED)
 """The types that ``quantize`` can make."""

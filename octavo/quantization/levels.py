@@ -26,6 +26,11 @@ E4M3 = _table(4, 3, bias=7)
 """The variant without infinities (``float8_e4m3fn``): to 448, and one NaN of each sign."""
 E4M3[[0x7F, 0xFF]] = np.nan
 
+E5M2 = _table(5, 2, bias=15)
+"""``float8_e5m2``: to 57,344, and infinities and NaN like those of larger floats."""
+E5M2[[0x7C, 0xFC]] = np.inf, -np.inf
+E5M2[[*range(0x7D, 0x80), *range(0xFD, 0x100)]] = np.nan
+
 E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 """Powers of two, for scales."""
 
@@ -41,3 +46,7 @@ NF4_LEVELS = np.array(
     np.float32,
 )
 """The quantiles of a normal distribution, with 0 among them (QLoRA, arXiv 2305.14314, app. E)."""
+
+FP4_LEVELS = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+FP4_LEVELS = np.concatenate([FP4_LEVELS, -FP4_LEVELS])
+"""The floats of 4 bits of bitsandbytes, whose largest is 1 (``create_fp4_map`` of its 0.50)."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.core.executor import LogitsObserver
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS
+from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
 from octavo.kernels.cpu.program import Program
 from octavo.models.footprint import Matrix
 from octavo.runtime.forward import Observed
@@ -67,7 +67,8 @@ class NativeProbe(RunnerProbe):
                 weight.n * weight.k,
                 library.check(
                     library.lib.oct_packed_bytes(weight.format, weight.n, weight.k, weight.group)
-                ),
+                )
+                + columns_bytes(weight.k, bool(weight.columns)),
                 ARITHMETIC[weight.format],
             )
             for op, weight in self._program.weights()

@@ -57,6 +57,7 @@ class Tokenizer:
     """One model's tokenizer. Nothing in it changes after loading; any threads may share it.
 
     ``vocab_size``: one more than the largest id, added tokens included.
+    ``leading_bos``: BOS if the model wants it at the beginning of a text, else None.
     ``stop_token_ids``: EOS and every token that ends a turn.
     ``chat_template``: the source of the model's default chat template, if it has one.
     ``named_tokens``: the texts that templates know as ``bos_token``, ``eos_token``, ...
@@ -86,6 +87,7 @@ class Tokenizer:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.named_tokens = dict(named_tokens or {})
         self._prefix_ids = list(prefix_ids)
+        self.leading_bos = bos_token_id if bos_token_id in prefix_ids[:1] else None
         self._suffix_ids = list(suffix_ids)
         self._chat_templates = dict(chat_templates or {})
         self.chat_template = self._chat_templates.get("default")

@@ -82,6 +82,7 @@ def test_latency_as_a_table(bench):
     for words in ("batch 1, 20 prompt and 4 output tokens, 2 times", "TTFT", "TPOT", "median"):
         assert words in out
     assert "Roofline: " in out and "MBU" in out and "MFU" in out
+    assert "Weights" in out and "float32" in out
     assert out.splitlines()[-1].startswith("octavo ") and "30 GB/s read" in out
     assert max(map(len, out.splitlines())) <= 120
 

@@ -82,6 +82,47 @@ def test_settings_reach_the_file(run, tmp_path):
     assert weights["symmetric"] is False
 
 
+def test_rotate(run, tmp_path):
+    flags = ["--method", "rtn", "--no-calibration", "--group-size", -1]
+    assert run(*flags, name="plain")[::2] == (0, "")
+    status, _, err = run(*flags, "--rotate", name="rotated")
+    assert status == 0 and err.count("\n") == 1 and "both are written" in err
+    files = [tmp_path / name / "model.safetensors" for name in ("plain", "rotated")]
+    sizes = [file.stat().st_size for file in files]
+    assert sizes[1] >= sizes[0] + 260 * 48 * 2
+    config = json.loads((tmp_path / "rotated" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    # What has a head of its own already is not said to grow.
+    again = run(*flags, "--rotate", "--requantize", name="again", model=tmp_path / "rotated")
+    assert again[::2] == (0, "")
+
+
+def test_a_mix(run, tmp_path):
+    flags = ["--target-bpw", 11, "--mix-bits", "4,8,16", "--calibration-tokens", 512]
+    status, out, _ = run("--method", "rtn", "--group-size", 16, *flags, "--json")
+    document = json.loads(out)
+    assert status == 0 and document.keys() == KEYS | {"choice"}
+    assert document["bits_per_weight"] <= 11 and document["format"] == "compressed-tensors"
+    choice = document["choice"]
+    assert choice.keys() == {"expected_kl", "kinds", "matrices"}
+    assert set(choice["matrices"].values()) <= {"4 bits", "8 bits", "16 bits"}
+
+
+def test_a_mix_for_people(run):
+    flags = ["--target-bpw", 15, "--calibration-tokens", 512]
+    status, out, _ = run("--method", "gguf", *flags, name="m.gguf")
+    assert status == 0 and "expected KL" in out
+    for shown in ("embed_tokens", "q_proj", "down_proj", "F16"):
+        assert shown in out
+
+
+def test_a_mix_beside_others(run, judge, tmp_path):
+    flags = ["--target-bpw", 11, "--group-size", 16, "--calibration-tokens", 512, "--json"]
+    status, out, _ = run("--compare", "rtn,q8_0", *flags)
+    rows = json.loads(out)["rows"]
+    assert status == 0 and ["choice" in row for row in rows] == [True, False]
+
+
 def test_for_people(run, tmp_path):
     status, out, _ = run("--method", "gguf", "--type", "q8_0", "--no-calibration", name="m.gguf")
     assert status == 0 and "gguf" in out and (tmp_path / "m.gguf").exists()
@@ -118,10 +159,24 @@ def test_compare(run, judge, tmp_path):
     assert all(path.exists() for path in made) and judge.asked[1:] == list(map(str, made))
 
 
+def test_plots(run, judge, tmp_path):
+    pytest.importorskip("matplotlib")
+    paths = [tmp_path / "costs.svg", tmp_path / "costs.png"]
+    flags = ["--compare", "rtn,q4_0", "--no-calibration", "--group-size", 16]
+    status, _, err = run(*flags, "--plot", paths[0], "--plot", paths[1])
+    assert (status, err) == (0, "")
+    drawn = paths[0].read_text()
+    for words in ("out-rtn", "out-q4_0.gguf", "3,072 tokens of built-in", "bits per weight"):
+        assert words in drawn
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "flags, what",
     [
         ([], "--method"),
+        (["--method", "fp8", "--plot", "a.svg"], "--report or --compare"),
+        (["--method", "fp8", "--report", "--plot", "a.pdf"], ".png or .svg"),
         (["--method", "fp8", "--compare", "rtn"], "not allowed with"),
         (["--method", "best"], "invalid choice"),
         (["--method", "fp8", "--bits", "4"], "no bits to choose"),
@@ -129,6 +184,10 @@ def test_compare(run, judge, tmp_path):
         (["--method", "gguf", "--type", "Q9"], "no type 'Q9'"),
         (["--method", "nf4", "--format", "awq"], "does not hold what nf4 makes"),
         (["--method", "gptq", "--no-calibration"], "needs a text"),
+        (["--method", "gptq", "--target-bpw", 6, "--bits", 4], "leave bits out"),
+        (["--method", "gguf", "--target-bpw", 6, "--type", "Q4_0"], "leave type out"),
+        (["--method", "rtn", "--target-bpw", 6, "--mix-bits", "4;8"], "no list of numbers"),
+        (["--method", "rtn", "--mix-bits", "4,8"], "need a target"),
         (["--compare", "rtn,rtn"], "each once"),
         (["--compare", "rtn,best"], "no method 'best'"),
     ],
@@ -144,6 +203,7 @@ def test_wrong_usage(run, tmp_path, flags, what):
     [
         (["--method", "rtn", "--no-calibration", "--group-size", 48], "cut into groups of 48"),
         (["--method", "nf4"], "no blocks of 64"),
+        (["--method", "rtn", "--group-size", 16, "--target-bpw", 2], "no mix has 2 bits"),
         (["--method", "rtn", "--calibration", "/nowhere/text.txt"], "the calibration text"),
     ],
 )

@@ -8,7 +8,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import quantized
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.build import load_engine
@@ -56,6 +59,27 @@ def answers(model: Path, **settings):
 
 def test_answers_are_those_of_the_model(tiny_model, tiny_engine):
     assert answers(tiny_engine) == answers(tiny_model)
+
+
+def test_answers_where_columns_are_in_another_order(tiny_model, tmp_path):
+    """A matrix of GPTQ whose groups are scattered over its inputs: their order is in the folder."""
+    model, out, name = tmp_path / "model", tmp_path / "engine", "model.layers.1.mlp.down_proj"
+    shutil.copytree(tiny_model, model)
+    tensors = load_file(model / "model.safetensors")
+    n, k = tensors.pop(f"{name}.weight").shape
+    rng = np.random.default_rng(0)
+    parts = quantized.gptq(rng, n, k, group=32, order=rng.permutation(k) // 32).tensors
+    tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+    save_file(tensors, model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (model / "config.json").write_text(json.dumps(config))
+    build_engine_folder(EngineArgs.from_kwargs(str(model)), out)
+    assert answers(out) == answers(model)
+
+    manifest = json.loads((out / ENGINE_MANIFEST).read_text())
+    is_reordered = {name: entry[5] for name, entry in manifest["weights"].items()}
+    assert is_reordered.pop(f"{name}.weight") and not any(is_reordered.values())
 
 
 @pytest.mark.slow

@@ -127,7 +127,12 @@ def walk(program: Any, config: Any) -> None:
     def weight(struct: abi.Weight) -> None:
         size = packed_bytes(struct.format, struct.n, struct.k, struct.group)
         assert struct.data % 64 == 0
+        size += 4 * struct.k if struct.columns else 0
         assert any(b <= struct.data and struct.data + size <= b + n for b, n in mapped_weights())
+        if struct.columns:
+            assert struct.columns == struct.data + size - 4 * struct.k
+            columns = (ctypes.c_int32 * struct.k).from_address(struct.columns)
+            assert sorted(columns) == list(range(struct.k))
 
     struct = program._struct
     assert struct.vocab == config.vocab_size and struct.num_head_nodes == 1
@@ -346,6 +351,7 @@ def test_any_text(target, text):
         (("weights", "model.embed_tokens.weight", 1), 4096, "are not in a file of"),
         (("weights", "model.embed_tokens.weight", 4), 1 << 40, "are not in a file of"),
         (("weights", "model.embed_tokens.weight", 4), 8, "are not in a file of"),
+        (("weights", "model.embed_tokens.weight", 5), 1, "are not those of 48 inputs"),
         (("weights", "model.embed_tokens.weight", 0), 99, "model.embed_tokens.weight"),
         (("weights", "model.embed_tokens.weight", 0), abi.OCT_STORED, "none of packed weights"),
         (("constants", 0, 0), 1 << 30, r"constants\[0\]"),

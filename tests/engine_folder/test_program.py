@@ -156,7 +156,7 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
         value = getattr(struct, name)
         if name in constants:
             found[name] = value and ctypes.string_at(value, 4 * constants[name])
-        elif name in ("data", "kv"):
+        elif name in ("data", "columns", "kv"):
             found[name] = value  # the same memory, for both
         elif name == "segments":
             found[name] = [fields_of(segment, base, config) for segment in value]

@@ -12,11 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError, ModelError, ModelFileError, UnsupportedModelError
+from octavo.kernels.cpu import library
+from octavo.kernels.cpu.layout import ARITHMETIC
+from octavo.kernels.cpu.packed_weights import lay_out
 from octavo.layers.module import named_parameters
 from octavo.model_source import CheckpointSource
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.footprint import checkpoint_bytes, weight_types
+from octavo.models.footprint import as_stored, checkpoint_bytes, packed, shapes, weight_types
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_model
 from octavo.quantization.base import StoredWeight
@@ -263,12 +266,31 @@ def test_a_weight_of_another_shape(folder):
         load_model(folder)
 
 
-def test_types_are_not_known_before_weights_are_read(folder):
-    checkpoint = open_checkpoint(folder)
-    entry = checkpoint.tensors[f"{UP}.weight"]
+def test_the_table_has_weights_of_several_tensors(folder):
+    entry = open_checkpoint(folder).tensors[f"{UP}.weight"]
     assert entry.type is None and entry.shape is None and entry.num_bytes > 128 * 64 // 2
-    with pytest.raises(UnsupportedModelError, match="weights of gptq"):
-        weight_types(checkpoint, checkpoint.config())
+
+
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+@pytest.mark.parametrize("name", [*FORMATS, "gptq-act-order"])
+def test_bytes_are_known_before_anything_is_packed(name, tiny_config, tmp_path):
+    method, pack = FORMATS.get(name, ({**GPTQ, "group_size": 32}, in_act_order))
+    folder = tmp_path / "model"
+    write_folder(folder, {**tiny_config, "quantization_config": method}, pack)
+    checkpoint = open_checkpoint(folder)
+    types = weight_types(checkpoint, checkpoint.config())
+    model = load_model(folder).model
+    weights = {n: p.value for n, p in named_parameters(model) if len(p.value.shape) == 2}
+    entries, _ = lay_out(weights, library.load())
+    for shape in shapes(checkpoint.config()):
+        spec = entries[shape.name][0]
+        found = packed(shape, types[shape.name])
+        assert (found.num_bytes, found.arithmetic) == (spec.num_bytes, ARITHMETIC[spec.format])
+        assert as_stored(shape, types[shape.name]).num_bytes == weights[shape.name].nbytes
+
+
+def in_act_order(rng, n, k):
+    return quantized.gptq(rng, n, k, group=32, order=rng.permutation(k) // 32)
 
 
 def test_the_setting_can_only_agree(folder):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import BenchmarkError
-from octavo.quality.windows import check_settings, cut, tokenize, wants_bos
+from octavo.quality.windows import check_settings, cut, tokenize
 from octavo.text import Tokenizer
 
 
@@ -78,7 +78,7 @@ def test_the_smallest_windows() -> None:
 def test_bos_as_the_model_wants_it(tiny_model, bos_model) -> None:
     plain, with_bos = Tokenizer.from_folder(tiny_model), Tokenizer.from_folder(bos_model)
     assert plain.bos_token_id == with_bos.bos_token_id == 257
-    assert (wants_bos(plain), wants_bos(with_bos)) == (False, True)
+    assert (plain.leading_bos, with_bos.leading_bos) == (None, 257)
     ids = plain.encode("one <eos> two")
     assert 256 not in ids  # the text of a special token is text
     assert tokenize("one <eos> two", plain) == (ids, None)

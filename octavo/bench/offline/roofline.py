@@ -24,6 +24,33 @@ _PROBE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class WeightKind:
+    """The weights of a step that are computed in one arithmetic.
+
+    Args:
+        ops_per_s: the most that was ever measured of it.
+    """
+
+    arithmetic: str
+    num_params: int
+    num_bytes: int
+    ops_per_s: float
+
+    @property
+    def bits(self) -> float:
+        """Of a weight, with its share of scales and of padding."""
+        return 8 * self.num_bytes / self.num_params
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "arithmetic": self.arithmetic,
+            "params": self.num_params,
+            "bytes": self.num_bytes,
+            "gops": self.ops_per_s / 1e9,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Ceilings:
     """The most that was ever measured here.
 
@@ -31,6 +58,7 @@ class Ceilings:
         bytes_per_s: of reads.
         linear, head, attention: operations a second, in what each part is computed in.
         arithmetic: what that is, for each part.
+        weights: what weights are computed in, in the order of the model.
     """
 
     bytes_per_s: float
@@ -38,6 +66,7 @@ class Ceilings:
     head: float
     attention: float
     arithmetic: tuple[str, str, str]
+    weights: tuple[WeightKind, ...] = ()
 
     def memory_s(self, work: StepWork) -> float:
         return work.total.bytes / self.bytes_per_s
@@ -56,6 +85,7 @@ class Ceilings:
             "head_gops": self.head / 1e9,
             "attention_gops": self.attention / 1e9,
             "arithmetic": dict(zip(("linear", "head", "attention"), self.arithmetic, strict=True)),
+            "weights": [kind.as_json() for kind in self.weights],
         }
 
 
@@ -169,6 +199,12 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
         seconds = sum(matrix.num_params / rate(matrix.arithmetic) for matrix in parts)
         return sum(matrix.num_params for matrix in parts) / seconds
 
+    def kind(arithmetic: str) -> WeightKind:
+        of_kind = [matrix for matrix in matrices if matrix.arithmetic == arithmetic]
+        num_params = sum(matrix.num_params for matrix in of_kind)
+        num_bytes = sum(matrix.num_bytes for matrix in of_kind)
+        return WeightKind(arithmetic, num_params, num_bytes, rate(arithmetic))
+
     matrices = probe.matrices()
     heads = [matrix for matrix in matrices if matrix.is_head]
     layers = [matrix for matrix in matrices if not matrix.is_head]
@@ -178,6 +214,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
         rate_of(heads),
         rate(probe.attention_arithmetic),
         (_names(layers), _names(heads), probe.attention_arithmetic),
+        tuple(kind(name) for name in dict.fromkeys(matrix.arithmetic for matrix in matrices)),
     )
 
 

@@ -256,7 +256,7 @@ def make(name: str, settings: Settings) -> Contender:
             model,
             settings,
             python=settings.vllm_python,
-            env=_vllm_environment(settings),
+            env=vllm_environment(settings),
         )
     if engine == "transformers":
         env = environment(OMP_NUM_THREADS=str(settings.threads))
@@ -308,7 +308,7 @@ def _octavo_environment() -> dict[str, str]:
     return environment(PYTHONPATH=path)
 
 
-def _vllm_environment(settings: Settings) -> dict[str, str]:
+def vllm_environment(settings: Settings) -> dict[str, str]:
     """As vLLM's documentation of its CPU backend advises: cores given by hand (by itself it would
     leave one of two unused), and Intel's OpenMP, which its package brings along, loaded first."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(64)

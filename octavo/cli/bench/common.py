@@ -264,3 +264,18 @@ def print_roofline(console: Console, roofline: Roofline) -> None:
         f"{roofline.ceilings.linear / 1e9:,.0f} Gop/s ({roofline.ceilings.arithmetic[0]})"
     )
     print_figures(console, title, head, rows)
+    print_figures(
+        console,
+        "Weights",
+        ("computed in", "MB", "bits", "least ms", "Gop/s at most"),
+        [
+            (
+                kind.arithmetic,
+                f"{kind.num_bytes / 1e6:,.1f}",
+                f"{kind.bits:.2f}",
+                f"{kind.num_bytes / roofline.ceilings.bytes_per_s * 1e3:,.2f}",
+                f"{kind.ops_per_s / 1e9:,.0f}",
+            )
+            for kind in roofline.ceilings.weights
+        ],
+    )

@@ -30,24 +30,30 @@ OCT_ERR_MEMORY = -2
 OCT_ERR_ABORTED = -3
 
 # Packed weight formats.
-OCT_W4S = 0
-OCT_W4A = 1
-OCT_W8S = 2
-OCT_W8A = 3
-OCT_W5S = 4
-OCT_W5A = 5
-OCT_W4N = 6
-OCT_K2A = 7
-OCT_K3S = 8
-OCT_K4A = 9
-OCT_K5A = 10
-OCT_K6S = 11
-OCT_K4N = 12
-OCT_BF16 = 13
-OCT_F16 = 14
-OCT_F32 = 15
-OCT_NF4 = 16
-OCT_E4M3 = 17
+OCT_W2S = 0
+OCT_W2A = 1
+OCT_W3S = 2
+OCT_W3A = 3
+OCT_W4S = 4
+OCT_W4A = 5
+OCT_W8S = 6
+OCT_W8A = 7
+OCT_W5S = 8
+OCT_W5A = 9
+OCT_W4N = 10
+OCT_W4F = 11
+OCT_K2A = 12
+OCT_K3S = 13
+OCT_K4A = 14
+OCT_K5A = 15
+OCT_K6S = 16
+OCT_K4N = 17
+OCT_BF16 = 18
+OCT_F16 = 19
+OCT_F32 = 20
+OCT_NF4 = 21
+OCT_FP4 = 22
+OCT_E4M3 = 23
 OCT_STORED = 64
 
 # Epilogues of a linear.
@@ -98,6 +104,7 @@ class Weight(Structure):
         ("k", c_int32),
         ("group", c_int32),
         ("data", c_void_p),
+        ("columns", c_void_p),
     )
 
 

@@ -1,34 +1,61 @@
-"""What the native kernels make of codes with scales: integers of 4, 5 or 8 bits where they can.
+"""What the native kernels make of codes with scales: integers of 2 to 8 bits where they can.
 
-    codes with one integer zero      W4S, W5S, W8S: the same integers, moved to the format's zero
-    codes with other zeros           W4A, W5A, W8A: d * q + m with m = -scale * zero
-    codes that are looked up         NF4, E4M3: with the same scales; or as integers, where all
-                                     levels are multiples of one number
+    codes with one integer zero      W2S to W8S: the same integers, moved to the format's zero
+    codes with other zeros           W2A to W8A: d * q + m with m = -scale * zero
+    FP4 (E2M1), as of MXFP4, NVFP4   W4F: the codes
+    others that are looked up        NF4, FP4, E4M3: the codes with the same scales; or as integers,
+                                     where all levels are whole numbers
     all others                       float16, or float32 if they are too large or small for it
 
+Where groups are scattered over the inputs, as those of GPTQ with ``desc_act``, the columns are
+packed group by group: the kernels put activations into the same order.
+
 Scales of integers are float16. Most files have them so; others are rounded, unless that moves
-one of them by more than 2**-10 of it, as where they are below 1e-5.
+one of them by more than 2**-10 of it, as where they are below 1e-5, and by more than 2**-16 of the
+largest of its row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import CODE_FORMATS, INTEGER_FORMATS
-from octavo.quantization.coded import CodedWeight
-from octavo.quantization.levels import E4M3, NF4_LEVELS
+from octavo.quantization.coded import CodedWeight, ReorderedCodes
+from octavo.quantization.levels import E2M1, E4M3, FP4_LEVELS, NF4_LEVELS
 
-_SYMMETRIC = {4: abi.OCT_W4S, 5: abi.OCT_W5S, 8: abi.OCT_W8S}
-_ASYMMETRIC = {4: abi.OCT_W4A, 5: abi.OCT_W5A, 8: abi.OCT_W8A}
-_CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_E4M3: E4M3}
+_SYMMETRIC = {
+    2: abi.OCT_W2S,
+    3: abi.OCT_W3S,
+    4: abi.OCT_W4S,
+    5: abi.OCT_W5S,
+    8: abi.OCT_W8S,
+}
+_ASYMMETRIC = {
+    2: abi.OCT_W2A,
+    3: abi.OCT_W3A,
+    4: abi.OCT_W4A,
+    5: abi.OCT_W5A,
+    8: abi.OCT_W8A,
+}
+_CODES = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_FP4: FP4_LEVELS, abi.OCT_E4M3: E4M3}
 _LARGEST_HALF = 65504.0
 _SMALL = 2.0**-6  # the largest of a matrix: below it, float16 have few bits for the others
-_ROUNDING = 2.0**-10
+_ROUNDING, _ROUNDING_IN_ROW = 2.0**-10, 2.0**-16
+
+
+class Packing(NamedTuple):
+    """What a coded weight becomes: a packed format, the inputs of a group (0: floats), and whether
+    columns lie in another order than inputs."""
+
+    format: int
+    group: int
+    is_reordered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +84,33 @@ class Integers:
         if not INTEGER_FORMATS[self.format].has_min:
             return q, d, None
         return q, d, by_group(-weight.scales * weight.zeros).astype(np.float16)
+
+
+def packing_of(weight: CodedWeight) -> Packing:
+    """What a weight becomes. Of its codes nothing is read."""
+    ordered, is_reordered = in_runs(weight), weight.groups is not None
+    if (format := code_format(ordered)) is not None:
+        return Packing(format, CODE_FORMATS[format][1], is_reordered)
+    if (integers := as_integers(ordered)) is not None:
+        return Packing(integers.format, integers.group, is_reordered)
+    return Packing(dense_format(weight), 0, False)
+
+
+def by_groups(weight: CodedWeight) -> np.ndarray:
+    """The inputs of a weight whose groups are scattered, group by group: int [K]."""
+    assert weight.groups is not None
+    return np.argsort(weight.groups, kind="stable")
+
+
+def in_runs(weight: CodedWeight) -> CodedWeight:
+    """The weight with its columns as ``by_groups`` has them, where each group is a run of
+    ``group_size`` then. Itself where it is not, or no group is scattered."""
+    if weight.groups is None:
+        return weight
+    columns = by_groups(weight)
+    if not np.array_equal(weight.groups[columns], np.arange(len(columns)) // weight.group_size):
+        return weight
+    return replace(weight, codes=ReorderedCodes(weight.codes, columns), groups=None)
 
 
 @np.errstate(all="ignore")  # scales may be any numbers
@@ -115,31 +169,31 @@ def dense_format(weight: CodedWeight) -> int:
 
 
 def _candidates(weight: CodedWeight) -> Iterator[Integers]:
-    levels, step = _integer_levels(weight)
-    if levels is None:
+    if _is_e2m1(weight):
+        yield from _in_groups(weight, abi.OCT_W4F, np.arange(16), step=0.5)
+    levels = np.arange(1 << weight.bits) if weight.levels is None else weight.levels
+    if not (levels == np.round(levels)).all():
         return
-    zeros = np.unique(weight.zeros) / step
+    levels = levels.astype(np.int64)
+    zeros = np.unique(weight.zeros)
     if len(zeros) == 1 and zeros[0] == round(zeros[0]):
         for bits, format in _SYMMETRIC.items():
             middle = 1 << (bits - 1)
-            yield from _in_groups(weight, format, levels - int(zeros[0]) + middle, step)
+            yield from _in_groups(weight, format, levels - int(zeros[0]) + middle)
     for format in _ASYMMETRIC.values():
-        yield from _in_groups(weight, format, levels, step)
+        yield from _in_groups(weight, format, levels)
 
 
-def _integer_levels(weight: CodedWeight) -> tuple[np.ndarray | None, float]:
-    """Integers [2 ** bits], and the number of which the levels are that many times."""
-    if weight.levels is None:
-        return np.arange(1 << weight.bits), 1.0
-    for step in (1.0, 0.5):  # the second for FP4
-        multiples = weight.levels / step
-        if (multiples == np.round(multiples)).all():
-            return multiples.astype(np.int64), step
-    return None, 1.0
+def _is_e2m1(weight: CodedWeight) -> bool:
+    return (
+        weight.levels is not None
+        and np.array_equal(weight.levels, E2M1)
+        and not np.any(weight.zeros)
+    )
 
 
 def _in_groups(
-    weight: CodedWeight, format: int, moved: np.ndarray, step: float
+    weight: CodedWeight, format: int, moved: np.ndarray, step: float = 1.0
 ) -> Iterator[Integers]:
     """With the longest groups that do not reach over the end of one of the weight's own."""
     k, own = weight.shape[1], weight.group_size
@@ -157,4 +211,6 @@ def _are_halves(scales: np.ndarray) -> bool:
     if not np.isfinite(scales).all() or np.abs(scales).max(initial=0.0) > _LARGEST_HALF:
         return False
     error = np.abs(scales.astype(np.float16).astype(np.float32) - scales)
-    return bool((error <= np.abs(scales) * _ROUNDING).all())
+    largest = np.abs(np.atleast_2d(scales)).max(axis=-1, keepdims=True)
+    allowed = np.maximum(np.abs(scales) * _ROUNDING, largest * _ROUNDING_IN_ROW)
+    return bool((error <= allowed).all())

@@ -15,6 +15,7 @@ from octavo.quantization.ggml_types import GGMLType
 
 TILE = 16  # outputs that lie together; see csrc/pack.h
 _LINE = 64
+_UNIT = 32  # inputs whose integers lie together
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
 KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
@@ -27,26 +28,30 @@ class Traits:
     bits: int
     has_min: bool = False
     nested_group: int = 0  # inputs that share an int8 scale: of K formats
-    has_long_groups: bool = False
+    own_groups: tuple[int, ...] = (_UNIT,)  # of W formats
     arithmetic: str = "int8"  # what products are computed in
 
     @property
     def groups(self) -> tuple[int, ...]:
         """How many inputs may share a scale."""
-        if self.nested_group:
-            return (self.nested_group,)
-        return (32, 64, 128) if self.has_long_groups else (32,)
+        return (self.nested_group,) if self.nested_group else self.own_groups
 
 
 _NIBBLES = "int4 x int8"
+_LONG, _SHORT = (32, 64, 128), (16, 32)
 INTEGER_FORMATS = {
-    abi.OCT_W4S: Traits(4, has_long_groups=True, arithmetic=_NIBBLES),
-    abi.OCT_W4A: Traits(4, has_min=True, has_long_groups=True, arithmetic=_NIBBLES),
-    abi.OCT_W8S: Traits(8, has_long_groups=True),
-    abi.OCT_W8A: Traits(8, has_min=True, has_long_groups=True),
+    abi.OCT_W2S: Traits(2, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W2A: Traits(2, has_min=True, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W3S: Traits(3, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W3A: Traits(3, has_min=True, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W4S: Traits(4, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W4A: Traits(4, has_min=True, own_groups=_LONG, arithmetic=_NIBBLES),
+    abi.OCT_W8S: Traits(8, own_groups=_LONG),
+    abi.OCT_W8A: Traits(8, has_min=True, own_groups=_LONG),
     abi.OCT_W5S: Traits(5),
     abi.OCT_W5A: Traits(5, has_min=True),
     abi.OCT_W4N: Traits(4),
+    abi.OCT_W4F: Traits(4, own_groups=_SHORT),
     abi.OCT_K2A: Traits(2, has_min=True, nested_group=16, arithmetic=_NIBBLES),
     abi.OCT_K3S: Traits(3, nested_group=16, arithmetic=_NIBBLES),
     abi.OCT_K4A: Traits(4, has_min=True, nested_group=32, arithmetic=_NIBBLES),
@@ -55,7 +60,7 @@ INTEGER_FORMATS = {
     abi.OCT_K4N: Traits(4, nested_group=32),
 }
 # Codes of floats: bits, and the inputs that share a float32 scale.
-CODE_FORMATS = {abi.OCT_NF4: (4, 64), abi.OCT_E4M3: (8, 128)}
+CODE_FORMATS = {abi.OCT_NF4: (4, 64), abi.OCT_FP4: (4, 64), abi.OCT_E4M3: (8, 128)}
 # Bytes of a value, and how many inputs there always are a multiple of.
 FLOAT_FORMATS = {abi.OCT_BF16: (2, 16), abi.OCT_F16: (2, 16), abi.OCT_F32: (4, 8)}
 
@@ -65,6 +70,7 @@ ARITHMETIC = {format: traits.arithmetic for format, traits in INTEGER_FORMATS.it
     abi.OCT_F16: "float32",
     abi.OCT_F32: "float32",
     abi.OCT_NF4: "float32",
+    abi.OCT_FP4: "float32",
     abi.OCT_E4M3: "float32",
 }
 
@@ -131,10 +137,16 @@ def packed_bytes(format: int, n: int, k: int, group: int) -> int:
     traits = INTEGER_FORMATS[format]
     if traits.nested_group:
         return tiles * -(-k // _BLOCK) * _block_bytes(traits)
-    groups = -(-k // group)
-    integers = groups * group * TILE * traits.bits // 8
+    whole = max(group, _UNIT)
+    padded = -(-k // whole) * whole
+    groups = padded // group
     lines_of_scales = groups if traits.has_min else -(-groups // 2)
-    return tiles * (integers + lines_of_scales * _LINE)
+    return tiles * (padded * TILE * traits.bits // 8 + lines_of_scales * _LINE)
+
+
+def columns_bytes(k: int, is_reordered: bool) -> int:
+    """Bytes behind a matrix for the inputs of its columns, where these are in another order."""
+    return 4 * k if is_reordered else 0
 
 
 def _block_bytes(traits: Traits) -> int:

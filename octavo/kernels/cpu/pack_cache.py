@@ -36,6 +36,7 @@ import numpy as np
 
 from octavo import machine
 from octavo.files import NewFile, sha256_of
+from octavo.kernels.cpu.advice import advise
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import (
     LAYOUT,
@@ -79,6 +80,7 @@ def open_or_pack(
     stored = as_stored({name: weights[name] for name in gathered}, library)
     weights = {name: weight for name, weight in weights.items() if name not in stored}
     entries, size = lay_out(weights, library)
+    advise(weights, entries)
 
     def pack(memory: np.ndarray) -> None:
         pack_all(weights, entries, memory, library, pool, progress)

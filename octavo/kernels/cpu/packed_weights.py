@@ -25,11 +25,12 @@ from octavo.kernels.cpu.packing import (
     pack_into,
     packed_format,
     plain_format,
+    write_columns,
 )
 from octavo.quantization.base import Weight
 
 # To be raised whenever the kernels read another order of bytes.
-LAYOUT = "v16.2"
+LAYOUT = "v16.3"
 
 _PIECE_BYTES = 16 << 20  # of a weight in its file, packed at a time
 
@@ -110,8 +111,10 @@ def pack_all(
     In pieces, each of which is let go when it is done: what is in memory of a mapped file at a
     time, here and there, is a piece, and not the largest matrix or all that has been packed.
     """
-    done, total = 0, sum(spec.num_bytes for spec, _ in entries.values())
+    done, total = 0, sum(spec.columns_at for spec, _ in entries.values())
     for name, (spec, offset) in entries.items():
+        if spec.is_reordered:
+            write_columns(weights[name], spec, memory[offset:])
         for rows, piece in _pieces(weights[name], spec, library):
             packed = memory[offset : offset + piece.num_bytes]
             pack_into(rows, piece, packed.ctypes.data, library, pool)

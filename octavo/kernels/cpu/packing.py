@@ -16,14 +16,8 @@ import numpy as np
 
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.coded import (
-    as_integers,
-    code_format,
-    dense_format,
-    integers_in,
-    read_codes,
-)
-from octavo.kernels.cpu.layout import CODE_FORMATS
+from octavo.kernels.cpu.coded import by_groups, in_runs, integers_in, packing_of, read_codes
+from octavo.kernels.cpu.layout import CODE_FORMATS, columns_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
@@ -36,25 +30,41 @@ _FLOAT_FORMATS = {
     GGMLType.F16: abi.OCT_F16,
     GGMLType.BF16: abi.OCT_BF16,
 }
+_COLUMN = np.dtype("<i4")
 _DTYPES = {abi.OCT_F32: np.float32, abi.OCT_F16: np.float16}  # of numpy's own
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a matrix of ``n`` rows and ``k`` columns is packed, and how many bytes that takes."""
+    """How a matrix of ``n`` rows and ``k`` columns is packed, and how many bytes that takes.
+
+    ``is_reordered``: columns lie in another order than inputs. Behind the tiles there is the input
+    of each, int32 [k].
+    """
 
     format: int
     n: int
     k: int
     group: int
     num_bytes: int
+    is_reordered: bool = False
+
+    @property
+    def columns_at(self) -> int:
+        """The end of the tiles."""
+        return self.num_bytes - columns_bytes(self.k, self.is_reordered)
 
     def as_struct(self, address: int) -> abi.Weight:
         """The weight whose bytes are at ``address``; the caller keeps them there."""
-        return abi.Weight(self.format, self.n, self.k, self.group, address)
+        columns = address + self.columns_at if self.is_reordered else None
+        return abi.Weight(self.format, self.n, self.k, self.group, address, columns)
 
-    def as_tuple(self) -> tuple[int, int, int, int, int]:
-        return self.format, self.n, self.k, self.group, self.num_bytes
+    def as_tuple(self) -> tuple[int, int, int, int, int, bool]:
+        return self.format, self.n, self.k, self.group, self.num_bytes, self.is_reordered
+
+    def columns(self, data: np.ndarray) -> np.ndarray:
+        """The input of each column, int32 [k], of a weight whose bytes (uint8) are ``data``."""
+        return data[self.columns_at : self.num_bytes].view(_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +120,8 @@ def _(weight: StoredWeight, library: Library) -> PackedFormat:
 @packed_format.register
 def _(weight: CodedWeight, library: Library) -> PackedFormat:
     n, k = weight.shape
-    if (format := code_format(weight)) is not None:
-        return plain_format(format, n, k, CODE_FORMATS[format][1], library)
-    if (integers := as_integers(weight)) is not None:
-        return plain_format(integers.format, n, k, integers.group, library)
-    return plain_format(dense_format(weight), n, k, 0, library)
+    format, group, is_reordered = packing_of(weight)
+    return plain_format(format, n, k, group, library, is_reordered)
 
 
 @singledispatch
@@ -132,10 +139,13 @@ def _(weight: StoredWeight, library: Library) -> tuple[PackedFormat, np.ndarray]
     return spec, np.ascontiguousarray(weight.data)
 
 
-def plain_format(format: int, n: int, k: int, group: int, library: Library) -> PackedFormat:
+def plain_format(
+    format: int, n: int, k: int, group: int, library: Library, is_reordered: bool = False
+) -> PackedFormat:
     """A format that is asked for by itself, as for weights that octavo quantizes."""
     num_bytes = library.check(library.lib.oct_packed_bytes(format, n, k, group))
-    return PackedFormat(format, n, k, group, num_bytes)
+    num_bytes += columns_bytes(k, is_reordered)
+    return PackedFormat(format, n, k, group, num_bytes, is_reordered)
 
 
 @singledispatch
@@ -144,7 +154,8 @@ def pack_into(
 ) -> None:
     """Pack ``weight`` into ``spec.num_bytes`` bytes at ``address``, which is aligned.
 
-    ``spec`` is that of ``packed_format``, of the whole weight where this is some rows of it.
+    ``spec`` is that of ``packed_format``, of the whole weight where this is some rows of it. What
+    is behind the tiles is left to ``write_columns``.
     """
     raise AssertionError(f"no packed form is known of {type(weight).__name__}")
 
@@ -162,15 +173,22 @@ def _(weight: StoredWeight, spec: PackedFormat, address: int, library: Library, 
 
 @pack_into.register
 def _(weight: CodedWeight, spec: PackedFormat, address: int, library: Library, pool: Pool) -> None:
+    ordered = in_runs(weight)
     if spec.format in CODE_FORMATS:
-        codes, scales = read_codes(weight, spec.format)
+        codes, scales = read_codes(ordered, spec.format)
         _pack_numbers(spec, codes, scales, None, address, library, pool)
     elif spec.group:
-        q, d, m = integers_in(weight, spec.format).read(weight)
+        q, d, m = integers_in(ordered, spec.format).read(ordered)
         _pack_numbers(spec, q, d, m, address, library, pool)
     else:
         values = weight.dequantize().astype(_DTYPES[spec.format])
         _pack_numbers(spec, values, None, None, address, library, pool)
+
+
+def write_columns(weight: Weight, spec: PackedFormat, data: np.ndarray) -> None:
+    """Write the input of each column to where ``spec``, which is reordered, has it in ``data``."""
+    assert isinstance(weight, CodedWeight)
+    spec.columns(data)[:] = by_groups(weight)
 
 
 def _pack_numbers(
@@ -194,6 +212,8 @@ def pack(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
     spec = packed_format(weight, library)
     data = aligned(spec.num_bytes)
     pack_into(weight, spec, data.ctypes.data, library, pool)
+    if spec.is_reordered:
+        write_columns(weight, spec, data)
     return PackedWeight(spec, data)
 
 

@@ -67,10 +67,6 @@ class ByteCodes:
     data: np.ndarray
     flip: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
     def rows(self, start: int, stop: int) -> np.ndarray:
         return self.data[start:stop] ^ np.uint8(self.flip) if self.flip else self.data[start:stop]
 
@@ -82,10 +78,6 @@ class RowStreams:
     data: np.ndarray
     bits: int
     num_inputs: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         return unpack_stream(self.data[start:stop], self.bits, self.num_inputs)
@@ -99,10 +91,6 @@ class RowWords:
     bits: int
     num_inputs: int
 
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
-
     def rows(self, start: int, stop: int) -> np.ndarray:
         return unpack_words(self.words[start:stop], self.bits, self.num_inputs)
 
@@ -112,10 +100,6 @@ class HighFirstNibbles:
     """Two codes a byte, the first in the upper half: uint8 [N, K / 2]."""
 
     data: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         wide = self.data[start:stop].astype("<u2")
@@ -129,10 +113,6 @@ class ColumnStreams:
     words: np.ndarray
     bits: int
     num_inputs: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         return unpack_stream(as_bytes(self.words[:, start:stop].T), self.bits, self.num_inputs)
@@ -156,10 +136,6 @@ class AWQCodes:
     """Words of eight rows for each input: uint32 [K, N / 8]."""
 
     words: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         first = start // 8

@@ -40,7 +40,7 @@ from octavo.quantization.formats.codes import (
 )
 from octavo.quantization.formats.fp8 import float8
 from octavo.quantization.formats.grid import ceil_div, of_blocks, one_or_all
-from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
+from octavo.quantization.formats.stored import FLOAT8, FLOATS, Parts, StoredTensor
 from octavo.quantization.levels import E2M1
 
 _PARTS = (
@@ -217,7 +217,7 @@ def _reader(parts: Parts) -> Callable[[Parts, _Scheme], CodedWeight]:
     if packed is not None:
         is_integer = packed.of("I32", "U8", dims=2).dtype == "I32"
         return _packed_integers if is_integer else _float4
-    is_integer = parts.need("weight", "I8", "F8_E4M3", dims=2).dtype == "I8"
+    is_integer = parts.need("weight", "I8", *FLOAT8, dims=2).dtype == "I8"
     return _integers if is_integer else _float8
 
 
@@ -266,7 +266,7 @@ def _coded_integers(
 
 
 def _float8(parts: Parts, scheme: _Scheme) -> CodedWeight:
-    weight = parts.need("weight", "F8_E4M3", dims=2)
+    weight = parts.need("weight", *FLOAT8, dims=2)
     _refuse_zeros(parts)
     block = scheme.block_of((weight.shape[0], weight.shape[1]))
     return float8(CompressedTensors.name, parts, weight, _float_scale(parts), block)

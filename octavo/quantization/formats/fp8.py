@@ -1,8 +1,8 @@
-"""FP8 checkpoints: weights in float8_e4m3fn, with scales to multiply them by.
+"""FP8 checkpoints: weights in float8, with scales to multiply them by.
 
 ::
 
-    weight            F8_E4M3 [N, K]
+    weight            F8_E4M3 [N, K]; or F8_E5M2, which hardly anybody writes
     weight_scale      one number, or one for each row
     weight_scale_inv  the same, or one for each block of ``weight_block_size``; despite its name
 
@@ -20,8 +20,7 @@ from octavo.fields import Fields
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.formats.codes import ByteCodes
 from octavo.quantization.formats.grid import of_blocks
-from octavo.quantization.formats.stored import FLOATS, Parts, StoredTensor
-from octavo.quantization.levels import E4M3
+from octavo.quantization.formats.stored import FLOAT8, FLOATS, Parts, StoredTensor
 
 _SCALES = ("weight_scale", "weight_scale_inv")
 
@@ -43,7 +42,7 @@ class FP8:
 
     def assemble(self, name: str, parts: Mapping[str, StoredTensor]) -> CodedWeight:
         tensors = Parts(name, parts)
-        weight = tensors.need("weight", "F8_E4M3", dims=2)
+        weight = tensors.need("weight", *FLOAT8, dims=2)
         scale = tensors.need(next(filter(tensors.find, _SCALES), _SCALES[0]), *FLOATS, "F8_E8M0")
         num_outputs, num_inputs = weight.shape
         if self._block is not None:
@@ -56,7 +55,7 @@ class FP8:
 def float8(
     format: str, parts: Parts, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int]
 ) -> CodedWeight:
-    """A weight of float8_e4m3fn [N, K] with a scale for each block."""
+    """A weight of float8 [N, K] with a scale for each block."""
     num_outputs, num_inputs = weight.shape
     return CodedWeight(
         format=format,
@@ -66,7 +65,7 @@ def float8(
         codes=ByteCodes(weight.bytes.reshape(weight.shape)),
         scales=of_blocks(scale, (num_outputs, num_inputs), block),
         zeros=0.0,
-        levels=E4M3,
+        levels=FLOAT8[weight.dtype],
         groups=None,
         nbytes=parts.nbytes,
     )

@@ -5,6 +5,7 @@
     calibration.py  text as windows of tokens
     observers.py    a model run layer by layer, and what its linears are handed
     gptq.py         codes that make up for each other's errors
+    rotation.py     a checkpoint whose residual stream is rotated, by matrices of hadamard.py
     scaling.py      scales of input channels, folded into the op before
     awq.py          such scales for rounded weights
     smoothquant.py  such scales for rounded weights and activations
@@ -14,6 +15,7 @@
     recipes.py      methods, formats, defaults
     writers/        the formats
     job.py          from a model to a smaller one on disk
+    explore.py      what a scheme makes of some rows, as data; named_schemes.py has the schemes
 
 It computes with PyTorch. What it makes becomes a file elsewhere, and to load that file nothing of
 this is needed.

@@ -7,20 +7,18 @@ tables, mathematics, letters and conversations (``calibration_text.txt``, writte
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ConfigError
+from octavo.quantization.produce.documents import Conversation, conversations_of, read_documents
 from octavo.text.tokenizer import Tokenizer
 
 WINDOW = 512
 MAX_TOKENS = 128 * WINDOW
-
-_BUILT_IN = "calibration_text.txt"
 
 
 def calibration_windows(
@@ -39,23 +37,27 @@ def calibration_windows(
     Each begins with BOS where the model wants texts to begin with one.
 
     Args:
-        path: a file of text in UTF-8; None is the text that comes with octavo.
-        chat: paragraphs become messages of conversations, by turns the user's and the model's, in
-            the model's own chat template, so that its special tokens are seen as they are in use.
+        path: a file of text in UTF-8, or a data set, see ``documents.py``; None is the text that
+            comes with octavo. Conversations are in the model's own chat template, so that its
+            special tokens are seen as they are in use.
+        chat: paragraphs of texts become messages too, by turns the user's and the model's.
 
     Raises:
         ConfigError: the file cannot be read, or there is not one whole window.
-        ChatTemplateError: ``chat`` with a model that has no template, or whose template fails.
+        ChatTemplateError: conversations, and a model that has no template, or whose template fails.
     """
-    text = _read(path)
-    bos = None if chat else _bos(tokenizer)
+    documents = read_documents(path)
+    if chat:
+        documents = list(_conversations(documents))
+    is_text = all(isinstance(document, str) for document in documents)
+    bos = tokenizer.leading_bos if is_text else None
     length = window if bos is None else window - 1
     if length < 1 or max_tokens < window:
         raise ConfigError(
             f"windows of {window} tokens cannot be made of {max_tokens}: raise max_tokens, or the "
             "window to two or more"
         )
-    token_ids = _chat_tokens(tokenizer, text) if chat else _tokens(tokenizer, text)
+    token_ids = _tokens_of(documents, tokenizer, max_tokens, seed)
     count = len(token_ids) // length
     if not count:
         raise ConfigError(
@@ -69,43 +71,37 @@ def calibration_windows(
     return torch.cat([torch.full((len(windows), 1), bos), windows], dim=1)
 
 
-def _read(path: str | Path | None) -> str:
-    if path is None:
-        return (files(__package__) / _BUILT_IN).read_text("utf-8")
-    try:
-        return Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"the calibration text {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"the calibration text {path} is not UTF-8 at byte {error.start}: convert it first"
-        ) from None
+def _conversations(documents: Iterable[str | Conversation]) -> Iterator[Conversation]:
+    for document in documents:
+        if isinstance(document, str):
+            yield from conversations_of(document)
+        else:
+            yield document
 
 
-def _bos(tokenizer: Tokenizer) -> int | None:
-    """The BOS that texts begin with, if the model wants one."""
-    begins = tokenizer.encode("")[:1]
-    return tokenizer.bos_token_id if begins == [tokenizer.bos_token_id] else None
-
-
-def _tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
-def _chat_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Conversations of two messages each, one after the other."""
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    token_ids: list[int] = []
-    for question, answer in zip(paragraphs[::2], paragraphs[1::2], strict=False):
-        messages = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ]
-        token_ids += tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    return token_ids
+def _tokens_of(
+    documents: Sequence[str | Conversation], tokenizer: Tokenizer, most: int, seed: int
+) -> list[int]:
+    """The tokens of documents, one behind the other: of as many as it takes for ``most``, drawn by
+    ``seed``, in the order of the file."""
+    taken: dict[int, list[int]] = {}
+    missing = most
+    for index in _permutation(len(documents), seed).tolist():
+        document = documents[index]
+        if isinstance(document, str):
+            taken[index] = tokenizer.encode(document, add_special_tokens=False)
+        else:
+            taken[index] = tokenizer.apply_chat_template(document, add_generation_prompt=False)
+        missing -= len(taken[index])
+        if missing <= 0:
+            break
+    return [token for index in sorted(taken) for token in taken[index]]
 
 
 def _drawn(count: int, most: int, seed: int) -> Tensor:
     """At most ``most`` of ``count`` numbers, ascending."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(count, generator=generator)[:most].sort().values
+    return _permutation(count, seed)[:most].sort().values
+
+
+def _permutation(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

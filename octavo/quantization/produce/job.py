@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.footprint import HEAD, shapes
+from octavo.models.footprint import EMBEDDING, HEAD, shapes
 from octavo.models.gguf_export import Matrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint
@@ -29,10 +29,13 @@ from octavo.quantization.gguf_quantize import quantize
 from octavo.quantization.produce.awq import AWQ
 from octavo.quantization.produce.calibration import WINDOW, calibration_windows
 from octavo.quantization.produce.grid import Scheme
+from octavo.quantization.produce.mixture import Mixing, Mixture
 from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.quantization.produce.rotation import RotatedCheckpoint
 from octavo.quantization.produce.scaling import Scaling
+from octavo.quantization.produce.sensitivity import Sensitivity
 from octavo.quantization.produce.smoothquant import SMOOTHQUANT
 from octavo.quantization.produce.tables import to_fp8_blocks
 from octavo.quantization.produce.writers.base import Writer
@@ -63,7 +66,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A model on disk. ``bits_per_weight``: of all tensors, embedding and head included."""
+    """A model on disk.
+
+    ``bits_per_weight``: of all tensors, embedding and head included; the weights are counted in the
+    model that it was made of, so that a head which is written beside the embedding costs its bytes.
+    ``choice``: what each matrix became, where that was chosen for a target.
+    """
 
     out: Path
     method: str
@@ -71,8 +79,11 @@ class Made:
     bits_per_weight: float
     num_bytes: int
     elapsed_s: float
+    choice: Mixture | None = None
 
     def as_json(self) -> dict[str, Any]:
+        """``choice`` only where there is one."""
+        choice = {} if self.choice is None else {"choice": self.choice.as_json()}
         return {
             "out": str(self.out),
             "method": self.method,
@@ -80,6 +91,7 @@ class Made:
             "bits_per_weight": self.bits_per_weight,
             "bytes": self.num_bytes,
             "elapsed_s": self.elapsed_s,
+            **choice,
         }
 
 
@@ -93,8 +105,9 @@ def make(
     """Quantize a model into ``out``, which is there whole or not at all.
 
     Raises:
-        ConfigError: the model is quantized already, a format has no room for its matrices,
-            the text for calibration is no good, ``out`` cannot be written or is there already.
+        ConfigError: the model is quantized already, a format has no room for its matrices, no mix
+            of its types or bits has the target's size, the text for calibration is no good, ``out``
+            cannot be written or is there already.
         ModelError: the model cannot be read.
     """
     begin = time.perf_counter()
@@ -105,10 +118,9 @@ def make(
     parameters = Parameters(checkpoint)
     if not wanted.requantize:
         _refuse_quantized(parameters)
-    if wanted.method == "gguf":
-        _make_gguf(checkpoint, tokenizer, out, wanted, progress)
-    else:
-        _make_folder(parameters, tokenizer, out, wanted, progress)
+    source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
+    make_model = _make_gguf if wanted.method == "gguf" else _make_folder
+    choice = make_model(source, tokenizer, out, wanted, progress)
     num_bytes = sum(entry.num_bytes for entry in open_checkpoint(out).tensors.values())
     num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
     return Made(
@@ -118,6 +130,7 @@ def make(
         num_bytes * 8 / num_weights,
         num_bytes,
         time.perf_counter() - begin,
+        choice,
     )
 
 
@@ -139,12 +152,57 @@ def _windows(tokenizer: Tokenizer, wanted: Wanted) -> Tensor | None:
     return calibration_windows(tokenizer, wanted.calibration, max_tokens=max_tokens)
 
 
+def _sensitivity(
+    mixing: Mixing,
+    parameters: Parameters,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    progress: Progress,
+) -> Sensitivity:
+    """What each matrix would cost in each way that a mix has for it."""
+    windows = _windows(tokenizer, wanted)
+    assert windows is not None
+    config = parameters.checkpoint.config()
+    return mixing.measure(
+        load_checkpoint(parameters.checkpoint, config),
+        windows,
+        is_tied=config.tie_embeddings,
+        progress=lambda done, total: progress("measuring sensitivity", done, total),
+    )
+
+
 # -- Hugging Face folders ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which scheme each matrix of a folder has, by parameter; those that have none stay."""
+
+    schemes: Mapping[str, Scheme]
+    writer: Writer
+    config: Mapping[str, Any]
+    mixture: Mixture | None = None
 
 
 def _make_folder(
     parameters: Parameters, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
-) -> None:
+) -> Mixture | None:
+    planned = (
+        _one_scheme(parameters, wanted)
+        if wanted.target_bpw is None
+        else _mixed(parameters, wanted.target_bpw, tokenizer, wanted, progress)
+    )
+    write_hf_folder(
+        out,
+        parameters.checkpoint,
+        _tensors(parameters, tokenizer, wanted, planned, progress),
+        dtype=_float_type(parameters),
+        quantization_config=planned.config,
+    )
+    return planned.mixture
+
+
+def _one_scheme(parameters: Parameters, wanted: Wanted) -> _Plan:
     layers = [shape for shape in shapes(parameters.config) if shape.name != HEAD]
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
@@ -153,34 +211,47 @@ def _make_folder(
             scheme.group_width(shape.k)
         except ConfigError as error:
             raise ConfigError(f"{shape.name}: {error}") from None
-    write_hf_folder(
-        out,
-        parameters.checkpoint,
-        _tensors(parameters, tokenizer, wanted, scheme, writer, progress),
-        dtype=_float_type(parameters),
-        quantization_config=writer.config(scheme, [HEAD.removesuffix(".weight")]),
+    config = writer.config(scheme, [_module(HEAD)])
+    return _Plan(dict.fromkeys((shape.name for shape in layers), scheme), writer, config)
+
+
+def _mixed(
+    parameters: Parameters,
+    target_bpw: float,
+    tokenizer: Tokenizer,
+    wanted: Wanted,
+    progress: Progress,
+) -> _Plan:
+    widths = [shape.k for shape in shapes(parameters.config) if shape.name != HEAD]
+    writer, schemes = wanted.mixed_writer(), wanted.schemes(widths)
+    mixing = Mixing.of_folder(parameters, target_bpw, schemes, writer)
+    sensitivity = _sensitivity(mixing, parameters, tokenizer, wanted, progress)
+    mixture = mixing.choose(sensitivity.costs)
+    chosen = mixture.schemes()
+    left_out = [*(name for name in mixture.chosen if name not in chosen), HEAD]
+    config = writer.mixed_config(
+        {_module(name): scheme for name, scheme in chosen.items()}, [*map(_module, left_out)]
     )
+    return _Plan(chosen, writer, config, mixture)
 
 
 def _tensors(
     parameters: Parameters,
     tokenizer: Tokenizer,
     wanted: Wanted,
-    scheme: Scheme,
-    writer: Writer,
+    planned: _Plan,
     progress: Progress,
 ) -> Iterator[NewTensor]:
     """All tensors of the folder: what is quantized first, layer by layer."""
     done = set()
-    for name, weight in _quantized(parameters, tokenizer, wanted, scheme, progress):
+    for name, weight in _quantized(parameters, tokenizer, wanted, planned.schemes, progress):
         done.add(name)
         if isinstance(weight, Tensor):
             yield _vector(parameters, name, weight)
             continue
-        module = name.removesuffix(".weight")
-        for part, (dtype, data) in writer.parts(weight, scheme).items():
+        for part, (dtype, data) in planned.writer.parts(weight, planned.schemes[name]).items():
             bytes_of_part = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            yield NewTensor(f"{module}.{part}", dtype, data.shape, [bytes_of_part])
+            yield NewTensor(f"{_module(name)}.{part}", dtype, data.shape, [bytes_of_part])
     for name in parameters.names:
         if name not in done:
             yield float_tensor(parameters, name, _float_type(parameters))
@@ -190,7 +261,7 @@ def _quantized(
     parameters: Parameters,
     tokenizer: Tokenizer,
     wanted: Wanted,
-    scheme: Scheme,
+    schemes: Mapping[str, Scheme],
     progress: Progress,
 ) -> Iterator[tuple[str, CodedWeight | Tensor]]:
     """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
@@ -207,8 +278,8 @@ def _quantized(
         progress("quantizing", report.number, report.total)
 
     matrices = quantize_model(
-        parameters.checkpoint.path,
-        scheme,
+        parameters.checkpoint,
+        schemes.get,
         _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
         _windows(tokenizer, wanted),
         scaling=_scaling(parameters, wanted),
@@ -237,6 +308,10 @@ def _scaling(parameters: Parameters, wanted: Wanted) -> Scaling | None:
     return replace(scaling, as_stored=as_stored)
 
 
+def _module(parameter: str) -> str:
+    return parameter.removesuffix(".weight")
+
+
 def _vector(parameters: Parameters, name: str, values: Tensor) -> NewTensor:
     """A norm or a bias that the model computes with, float32 [n]."""
     dtype = _float_type(parameters)
@@ -255,10 +330,17 @@ def _float_type(parameters: Parameters) -> GGMLType:
 
 
 def _make_gguf(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
-) -> None:
+    parameters: Parameters, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
+) -> Mixture | None:
+    checkpoint, mixture = parameters.checkpoint, None
     config = checkpoint.config()
+    target_bpw = wanted.target_bpw
+    mixing = None if target_bpw is None else Mixing.of_gguf(parameters, target_bpw)
     importance = _importance(checkpoint, tokenizer, wanted, progress)
+    if mixing is not None:
+        sensitivity = _sensitivity(mixing, parameters, tokenizer, wanted, progress)
+        mixture = mixing.choose(sensitivity.costs)
+        importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
     facts = ModelFacts(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -269,6 +351,8 @@ def _make_gguf(
     total, done = sum(shape.n for shape in shapes(config)), 0
 
     def choose(matrix: Matrix) -> GGMLType:
+        if mixture is not None:
+            return mixture.type(matrix.parameter)
         return type_of(matrix.name, matrix.shape, wanted.target, facts)
 
     def encode(type: GGMLType, rows: np.ndarray, parameter: str) -> np.ndarray:
@@ -278,12 +362,15 @@ def _make_gguf(
         progress("quantizing", min(done, total), total)
         return blocks.numpy()
 
-    export_gguf(out, checkpoint, choose, encode, file_type=file_type(wanted.target))
+    # The file type of a mix is that of most of its weights.
+    of_target = file_type(wanted.target) if mixture is None else None
+    export_gguf(out, checkpoint, choose, encode, file_type=of_target)
+    return mixture
 
 
 def _importance(
     checkpoint: Checkpoint, tokenizer: Tokenizer, wanted: Wanted, progress: Progress
-) -> Mapping[str, Tensor]:
+) -> dict[str, Tensor]:
     """E[x^2] of the inputs of each linear of a layer, by parameter."""
     windows = _windows(tokenizer, wanted)
     if windows is None:

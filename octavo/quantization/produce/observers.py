@@ -33,12 +33,22 @@ from octavo.kernels.dispatch import Ops, create_ops
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
+from octavo.models.footprint import HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.tensors import WeightTensor
 
 Visitor = Callable[[str, Tensor, Tensor], Tensor]
 """(name of the parameter, input float32 [T, K], weight float32 [N, K]) -> the weight to go on with,
 of the same shape. Linears that share an input are handed the same tensor, one after the other."""
+
+Watcher = Callable[[str, Tensor], None]
+"""Is told what a linear computes: (name of the parameter, output float32 [T, N])."""
+
+
+def keep(name: str, x: Tensor, weight: Tensor) -> Tensor:
+    """The visitor that changes nothing."""
+    return weight
+
 
 # Tokens of a product of inputs with themselves: they are in the cache when they come to be columns.
 _HESSIAN_ROWS = 4096
@@ -143,14 +153,17 @@ class LayerwiseModel:
         assert index == self._next, (index, self._next)
         self.outputs(index, self.hidden, visitor)
 
-    def outputs(self, index: int, hidden: Tensor, visitor: Visitor) -> Tensor:
+    def outputs(
+        self, index: int, hidden: Tensor, visitor: Visitor, watcher: Watcher | None = None
+    ) -> Tensor:
         """What a layer makes of the hidden states of whole windows, float32 [w length, hidden].
 
         ``visitor`` sees its linears. Where weights that it goes on with require gradients, so do
-        the outputs. Nothing is changed by it: ``run_layer`` is what goes on to the next layer.
+        the outputs; ``watcher`` can ask for those of each linear. Nothing is changed by it:
+        ``run_layer`` is what goes on to the next layer.
         """
         layer: Any = self.layer(index)
-        linear = _visited_linear(layer, f"model.layers.{index}", visitor)
+        linear = _visited_linear(layer, f"model.layers.{index}", visitor, watcher)
         context = _context(len(hidden) // self._length, self._length)
         context = replace(context, ops=replace(context.ops, linear=linear))
         outputs: Tensor = layer(hidden, self._cos_sin[index], context)
@@ -159,10 +172,27 @@ class LayerwiseModel:
     @torch.no_grad()
     def logits(self, window: int) -> Tensor:
         """Logits of one window after the last layer: float32 [length, vocab_size]."""
-        hidden = self.hidden[window * self._length : (window + 1) * self._length]
-        hidden = self._model.model.norm(hidden, self._context)
-        logits: Tensor = self._model.compute_logits(hidden, self._context)
+        return self.answers(self.hidden[window * self._length : (window + 1) * self._length])
+
+    def answers(self, hidden: Tensor, visitor: Visitor = keep) -> Tensor:
+        """Logits of any hidden states after the last layer [n, hidden]: float32 [n, vocab_size].
+
+        ``visitor`` sees the head, as ``HEAD`` even where that is the embedding.
+        """
+
+        def lm_head(x: Tensor, weight: WeightTensor) -> Tensor:
+            return F.linear(x, visitor(HEAD, x, dense(weight)))
+
+        context = replace(self._context, ops=replace(self._context.ops, lm_head=lm_head))
+        logits: Tensor = self._model.compute_logits(
+            self._model.model.norm(hidden, context), context
+        )
         return logits
+
+    def embedding(self) -> tuple[Tensor, float]:
+        """The embedding, float32 [vocab_size, hidden], and what its rows are multiplied with."""
+        embedding = self._model.model.embed_tokens
+        return dense(embedding.weight.value), embedding.scale or 1.0
 
 
 def observe(
@@ -226,7 +256,7 @@ def _record_layers(body: Any, token_ids: Tensor, context: _WindowsContext) -> li
 
 
 def _visited_linear(
-    layer: Module, prefix: str, visitor: Visitor
+    layer: Module, prefix: str, visitor: Visitor, watcher: Watcher | None
 ) -> Callable[[Tensor, WeightTensor, Tensor | None], Tensor]:
     """The op ``linear`` of a layer, which knows linears by the weights that they hand over."""
     names = {
@@ -236,7 +266,11 @@ def _visited_linear(
     }
 
     def linear(x: Tensor, weight: WeightTensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, visitor(names[id(weight)], x, dense(weight)), bias)
+        name = names[id(weight)]
+        output = F.linear(x, visitor(name, x, dense(weight)), bias)
+        if watcher is not None:
+            watcher(name, output)
+        return output
 
     return linear
 
@@ -289,7 +323,6 @@ def _context(num_windows: int, length: int) -> _WindowsContext:
         paged_attention=_attention,
         silu_mul=_silu_mul,
         gelu_mul=_gelu_mul,
-        lm_head=_lm_head,
     )
     positions = torch.arange(length).repeat(num_windows)
     return _WindowsContext(positions, _Plan(num_windows, length), _OneLayer(), ops)
@@ -336,7 +369,3 @@ def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 def _gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
     return F.gelu(gate, approximate="tanh" if approximate else "none").mul_(up)
-
-
-def _lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
-    return F.linear(hidden, dense(weight))

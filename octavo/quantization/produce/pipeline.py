@@ -22,7 +22,8 @@ from torch import Tensor
 from octavo.errors import ConfigError, ModelFileError
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
-from octavo.models.loader import load_model
+from octavo.models.checkpoint import Checkpoint, open_checkpoint
+from octavo.models.loader import load_checkpoint
 from octavo.models.registry import CausalLM
 from octavo.quantization.produce.autoround import Windows, learn_rounding
 from octavo.quantization.produce.gptq import gptq
@@ -67,7 +68,7 @@ class MatrixReport(NamedTuple):
 
 
 def quantize_model(
-    path: str | Path,
+    model: str | Path | Checkpoint,
     scheme: Scheme | SchemeOf,
     method: Method = "gptq",
     calibration: Tensor | None = None,
@@ -86,7 +87,7 @@ def quantize_model(
     takes the memory of a layer's activations on all of the text, see ``observers.py``.
 
     Args:
-        path: a checkpoint, of any format that can be loaded.
+        model: a checkpoint of any format that can be loaded, by its path or open.
         scheme: one for all, or a function of the parameter's name.
         calibration: windows of tokens, int64 [W, length]; see ``calibration.py``. Method rtn needs
             none; with them, reports tell what becomes of outputs.
@@ -101,19 +102,21 @@ def quantize_model(
             autoround is given no step, or a scheme with float minimums.
         ModelError: as of ``load_model``; a weight that is not finite is a ModelFileError.
     """
-    model, config = load_model(path)
+    checkpoint = open_checkpoint(model) if isinstance(model, str | Path) else model
+    config = checkpoint.config()
+    loaded = load_checkpoint(checkpoint, config)
     scheme_of = (lambda name: scheme) if isinstance(scheme, Scheme) else scheme
-    schemes = _schemes(model, scheme_of)
+    schemes = _schemes(loaded, scheme_of)
     _check_method(method, scaling, calibration, config.vocab_size)
     if method == "autoround":
         assert calibration is not None
         _check_learning(schemes, steps)
-        learner = _Learner(Path(path), method, schemes, done, on_matrix)
-        return _with_learning(LayerwiseModel(model, calibration), learner, steps)
-    quantizer = _Quantizer(Path(path), method, schemes, done, on_matrix)
+        learner = _Learner(checkpoint.path, method, schemes, done, on_matrix)
+        return _with_learning(LayerwiseModel(loaded, calibration), learner, steps)
+    quantizer = _Quantizer(checkpoint.path, method, schemes, done, on_matrix)
     if calibration is None:
-        return _without_text(model, quantizer)
-    return _with_text(LayerwiseModel(model, calibration), quantizer, scaling)
+        return _without_text(loaded, quantizer)
+    return _with_text(LayerwiseModel(loaded, calibration), quantizer, scaling)
 
 
 def _with_text(

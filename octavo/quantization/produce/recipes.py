@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.errors import ConfigError
@@ -11,7 +11,7 @@ from octavo.quantization.gguf_mixes import MIXES
 from octavo.quantization.levels import NF4_BLOCK
 from octavo.quantization.produce.scheme import GroupSize, Scheme
 from octavo.quantization.produce.writers.awq import AWQWriter
-from octavo.quantization.produce.writers.base import Writer
+from octavo.quantization.produce.writers.base import MixedWriter, Writer
 from octavo.quantization.produce.writers.bitsandbytes import NF4Writer
 from octavo.quantization.produce.writers.compressed_tensors import (
     CompressedTensorsWriter,
@@ -28,6 +28,11 @@ _INTEGERS: dict[str, Callable[[], Writer]] = {
 }
 _GROUP_SIZES = (128, 64, 32)
 DEFAULT_TYPE = "Q4_K_M"
+
+# The formats in which matrices may have different schemes, and the bits that they may have there.
+_MIXED: dict[str, Callable[[], MixedWriter]] = {"compressed-tensors": CompressedTensorsWriter}
+_FLOAT_BITS = 16
+MIX_BITS = (2, 3, 4, 5, 6, 8, _FLOAT_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,10 @@ class Wanted:
         calibration_tokens: how many of its tokens are looked at, at most.
         calibrate: whether any text is looked at, of methods that can do without.
         requantize: whether a model that is quantized already may be quantized again.
+        rotate: whether the model is rotated before; see ``rotation.py``.
+        target_bpw: bits per weight, of all tensors, that the model may have: each matrix gets the
+            bits that are worth most there. None: all have the same, or those of ``type``.
+        mix_bits: those that matrices of a folder may get, of 2 to 8 and 16.
     """
 
     method: str
@@ -124,6 +133,9 @@ class Wanted:
     calibration_tokens: int | None = None
     calibrate: bool = True
     requantize: bool = False
+    rotate: bool = False
+    target_bpw: float | None = None
+    mix_bits: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -148,6 +160,37 @@ class Wanted:
             raise ConfigError("blocks of FP8 are made without a text: leave calibration out")
         if method.needs_text and not self.calibrate:
             raise ConfigError(f"method {self.method} needs a text: use rtn to do without")
+        if self.target_bpw is not None:
+            self._check_mix(method)
+        elif self.mix_bits is not None:
+            raise ConfigError("bits of a mix need a target in bits per weight: give both")
+
+    def _check_mix(self, method: Method) -> None:
+        """ConfigError where a target contradicts something else that is asked for."""
+        is_file = self.method == "gguf"
+        if not (is_file or method.has_scheme):
+            able = [name for name, each in METHODS.items() if each.has_scheme]
+            raise ConfigError(
+                f"method {self.method} has one scheme for all matrices, and mixes none to a target:"
+                f" {', '.join([*able, 'gguf'])} do"
+            )
+        if self.format_name not in (*_MIXED, "gguf"):
+            raise ConfigError(
+                f"format {self.format} has one scheme for all matrices: mixes are held by "
+                f"{', '.join(_MIXED)}, and by files of method gguf"
+            )
+        for name in ("bits", "type"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"a target says how many bits there are: leave {name} out")
+        if not self.calibrate:
+            raise ConfigError("a target needs a text, to see what matrices are worth: give one")
+        if self.mix_bits is None:
+            return
+        if is_file:
+            raise ConfigError("bits of a mix are for folders: types of GGUF files are not chosen")
+        known = (*range(2, 9), _FLOAT_BITS)
+        if not self.mix_bits or not set(self.mix_bits) <= set(known):
+            raise ConfigError(f"bits of a mix are of 2 to 8 and 16, not {list(self.mix_bits)}")
 
     @property
     def target(self) -> str:
@@ -156,10 +199,24 @@ class Wanted:
 
     @property
     def format_name(self) -> str:
-        return self.format or next(iter(METHODS[self.method].writers), "gguf")
+        if self.format is not None:
+            return self.format
+        if self.method == "gguf":
+            return "gguf"
+        return next(iter(METHODS[self.method].writers if self.target_bpw is None else _MIXED))
 
     def writer(self) -> Writer:
         return METHODS[self.method].writers[self.format_name]()
+
+    def mixed_writer(self) -> MixedWriter:
+        """Of a folder with a target."""
+        return _MIXED[self.format_name]()
+
+    def schemes(self, widths: Iterable[int]) -> list[Scheme | None]:
+        """What a matrix of a mix may have, the fewest bits first; None is 16-bit floats."""
+        base = self.scheme(widths)
+        bits = sorted(set(self.mix_bits or MIX_BITS))
+        return [None if each == _FLOAT_BITS else replace(base, bits=each) for each in bits]
 
     def scheme(self, widths: Iterable[int]) -> Scheme:
         """The scheme, for matrices with so many inputs."""

@@ -21,7 +21,6 @@ class Scheme:
         symmetric: the zero is the middle code, 2^(b-1), in every group.
         float_minimum: of one that is not symmetric: the value of code 0 is stored as float16, in
             place of an integer zero point, as in GGUF's Q4_1.
-
         table: the codes are looked up there, as in ``quantization/levels.py``, and there are no
             zeros; None for integers.
 
@@ -32,7 +31,7 @@ class Scheme:
     group_size: GroupSize
     symmetric: bool = True
     float_minimum: bool = False
-    table: Literal["e4m3", "nf4"] | None = None
+    table: Literal["e4m3", "e5m2", "nf4"] | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:

@@ -1,4 +1,4 @@
-"""Codes that stand for the entries of a table: FP8 (e4m3) and NF4."""
+"""Codes that stand for the entries of a table: FP8 (e4m3, e5m2) and NF4."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from octavo.quantization.coded import CodedWeight, PlainCodes
-from octavo.quantization.levels import E4M3, FP8_BLOCK, NF4_LEVELS
+from octavo.quantization.levels import E4M3, E5M2, FP8_BLOCK, NF4_LEVELS
 
-TABLES = {"e4m3": E4M3, "nf4": NF4_LEVELS}
-LARGEST = {"e4m3": 448.0, "nf4": 1.0}
+TABLES = {"e4m3": E4M3, "e5m2": E5M2, "nf4": NF4_LEVELS}
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "nf4": 1.0}
+_FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 _NF4 = torch.from_numpy(NF4_LEVELS)
 _NF4_BETWEEN = (_NF4[1:] + _NF4[:-1]) / 2
@@ -18,16 +19,16 @@ _NF4_BETWEEN = (_NF4[1:] + _NF4[:-1]) / 2
 def nearest_levels(values: Tensor, table: str) -> Tensor:
     """The codes of the nearest entries, float32 of the shape of ``values``, which are in units of
     the scale. Of FP8 halves go to the even code; what is beyond the largest entry, to that."""
-    if table == "e4m3":
+    if table in _FLOATS:
         clamped = values.clamp(-LARGEST[table], LARGEST[table])
-        return clamped.to(torch.float8_e4m3fn).view(torch.uint8).float()
+        return clamped.to(_FLOATS[table]).view(torch.uint8).float()
     return torch.bucketize(values, _NF4_BETWEEN).float()
 
 
 def levels_of(codes: Tensor, table: str) -> Tensor:
     """What codes (float32) stand for, in units of the scale."""
-    if table == "e4m3":
-        return codes.to(torch.uint8).view(torch.float8_e4m3fn).float()
+    if table in _FLOATS:
+        return codes.to(torch.uint8).view(_FLOATS[table]).float()
     return _NF4[codes.long()]
 
 

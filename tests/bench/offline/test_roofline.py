@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from octavo.bench.offline import roofline
-from octavo.bench.offline.roofline import Ceilings, place
+from octavo.bench.offline.roofline import Ceilings, WeightKind, place
 from octavo.bench.offline.session import OfflineSession, StepChunk, StepTiming
 from octavo.config import EngineArgs
 from octavo.core.executor import NoModel
@@ -193,6 +193,10 @@ def test_a_whole_drawing_is_json(session):
     timing = session.run([WorkloadRequest("a", prompt_token_ids=(1, 2, 3), output_len=3)])
     document = roofline.draw(session, timing.steps, 1e9).as_json()
     assert set(document) == {"ceilings", "prefill", "decode"}
+    (weights,) = document["ceilings"]["weights"]
+    assert (
+        weights["params"] == LINEAR + HIDDEN * VOCAB and weights["bytes"] >= 4 * weights["params"]
+    )
     for part in ("prefill", "decode"):
         assert document[part]["bound"] in ("memory", "compute")
         assert 0 < document[part]["achieved"] < 10
@@ -234,6 +238,7 @@ def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch):
     assert ceilings.linear == pytest.approx(15.0) and ceilings.head == pytest.approx(30.0)
     assert ceilings.attention == 5.0 and ceilings.bytes_per_s == 4.0
     assert ceilings.arithmetic == ("slow, fast", "fast", "other")
+    assert ceilings.weights == (WeightKind("slow", 100, 1, 10.0), WeightKind("fast", 107, 2, 30.0))
 
 
 def test_a_rate_is_the_best_of_several(monkeypatch):

@@ -74,12 +74,15 @@ struct Case {
   int format, group;
   // Of K formats: the GGUF type, its bytes for 256 values, and where in these float16 scales are.
   int type = 0, bytes = 0, d = 0, m = 0;
+  bool reordered = false;
 };
 
 struct Matrix {
   Matrix(const Case& c, int n, int k)
       : packed(CALL(oct_packed_bytes)(c.format, n, k, c.group)),
-        weight{c.format, n, k, c.group, nullptr} {
+        weight{c.format, n, k, c.group, nullptr, nullptr} {
+    for (int i = 0; c.reordered && i < k; i++) columns.push_back((i * 5 + 3) % k);
+    if (c.reordered) weight.columns = columns.data();
     if (c.type != 0) {
       pack_blocks(c, n * k / 256);
     } else {
@@ -98,9 +101,10 @@ struct Matrix {
     check(CALL(oct_pack_gguf)(pool, &weight, c.type, rows.data(), packed.memory), "oct_pack_gguf");
   }
   void pack_values(int format, int n, int k, int group) {
-    const bool coded = format == OCT_NF4 || format == OCT_E4M3;
+    const bool coded = format >= OCT_NF4 && format <= OCT_E4M3;
     const bool quantized = format < OCT_BF16 || coded;
-    const bool asymmetric = format == OCT_W4A || format == OCT_W8A || format == OCT_W5A;
+    const bool asymmetric = format == OCT_W2A || format == OCT_W3A || format == OCT_W4A ||
+                            format == OCT_W8A || format == OCT_W5A;
     const int size = format == OCT_F32 ? 4 : quantized ? 1 : 2;
     std::vector<uint8_t> q(static_cast<size_t>(n) * k * size);
     if (format == OCT_F32) {
@@ -120,6 +124,8 @@ struct Matrix {
       const uint32_t levels = format == OCT_W8S || format == OCT_W8A   ? 256
                               : format == OCT_E4M3                     ? 127  // and no NaN
                               : format == OCT_W5S || format == OCT_W5A ? 32
+                              : format == OCT_W3S || format == OCT_W3A ? 8
+                              : format == OCT_W2S || format == OCT_W2A ? 4
                                                                        : 16;
       for (uint8_t& v : q) v = static_cast<uint8_t>(random_bits() % levels);
     }
@@ -135,6 +141,7 @@ struct Matrix {
   }
   Aligned packed;
   oct_weight weight;
+  std::vector<int32_t> columns;
 };
 
 // Rows in one call, and one by one.
@@ -170,6 +177,13 @@ void linears() {
                         {"w5s", OCT_W5S, 32},
                         {"w5a", OCT_W5A, 32},
                         {"w4n", OCT_W4N, 32},
+                        {"w4f.16", OCT_W4F, 16},
+                        {"w4f.32", OCT_W4F, 32},
+                        {"w2s.64", OCT_W2S, 64},
+                        {"w2a.32", OCT_W2A, 32},
+                        {"w3s.32", OCT_W3S, 32},
+                        {"w3a.128", OCT_W3A, 128},
+                        {"w4s.32.reordered", OCT_W4S, 32, 0, 0, 0, 0, true},
                         {"k2a", OCT_K2A, 16, 10, 84, 80, 82},
                         {"k3s", OCT_K3S, 16, 11, 110, 108, 108},
                         {"k4a", OCT_K4A, 32, 12, 144, 0, 2},
@@ -179,6 +193,7 @@ void linears() {
                         {"f32", OCT_F32, 0},
                         {"f16", OCT_F16, 0},
                         {"nf4", OCT_NF4, 64},
+                        {"fp4", OCT_FP4, 64},
                         {"e4m3", OCT_E4M3, 128},
                         {"bf16", OCT_BF16, 0}};
   const int n = 72, k = 256;

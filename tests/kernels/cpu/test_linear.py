@@ -20,7 +20,7 @@ from octavo.kernels import reference
 from octavo.kernels.cpu import abi, layout, packing
 from octavo.quantization.coded import CodedWeight, PlainCodes
 from octavo.quantization.ggml_types import GGMLType, block_shape, row_bytes
-from octavo.quantization.levels import E4M3, NF4_LEVELS
+from octavo.quantization.levels import E4M3, FP4_LEVELS, NF4_LEVELS
 from octavo.quantization.tensors import BlockTensor
 
 # Types of files for the formats that nothing else becomes.
@@ -29,11 +29,13 @@ NESTED = (
     GGMLType.IQ4_XS,
 )
 FORMATS = [
+    *((abi.OCT_W2S, 64), (abi.OCT_W2A, 32), (abi.OCT_W3S, 32), (abi.OCT_W3A, 128)),
     *((abi.OCT_W4S, group) for group in (32, 64, 128)),
     *((abi.OCT_W4A, group) for group in (32, 64, 128)),
     *((abi.OCT_W8S, group) for group in (32, 128)),
     *((abi.OCT_W8A, group) for group in (32, 64)),
     *((abi.OCT_W5S, 32), (abi.OCT_W5A, 32), (abi.OCT_W4N, 32)),
+    *((abi.OCT_W4F, 16), (abi.OCT_W4F, 32)),
     *(layout.PACKED_FORMATS[type] for type in NESTED),
     (abi.OCT_BF16, 0),
     (abi.OCT_F16, 0),
@@ -60,6 +62,9 @@ FLOATS = {
     abi.OCT_F16: torch.float16,
     abi.OCT_BF16: torch.bfloat16,
 }
+
+
+LEVELS = {abi.OCT_NF4: NF4_LEVELS, abi.OCT_FP4: FP4_LEVELS, abi.OCT_E4M3: E4M3}
 
 
 def is_nested(format):
@@ -91,7 +96,7 @@ def make_coded_weight(native, format, n, k, rng):
     bits, group = layout.CODE_FORMATS[format]
     codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
     codes[codes & 0x7F == 0x7F] = 0  # NaN
-    levels = NF4_LEVELS if format == abi.OCT_NF4 else E4M3
+    levels = LEVELS[format]
     scales = rng.normal(size=(n, -(-k // group))).astype(np.float32) / np.nanmax(levels)
     weight = CodedWeight("", (n, k), bits, group, PlainCodes(codes), scales, 0.0, levels, None, 0)
     return packing.pack(weight, native.library, native.pool), weight.dequantize().astype(float)
@@ -452,6 +457,40 @@ def test_segments_of_different_formats(native, rows, above):
     np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
 
 
+def scattered_weight(n, k, group, order):
+    """4 bits whose groups are scattered over the inputs."""
+    rng = np.random.default_rng(n)
+    codes = PlainCodes(rng.integers(0, 16, (n, k), dtype=np.uint8))
+    scales = rng.normal(size=(n, -(-k // group))).astype(np.float16).astype(np.float32)
+    groups = (order // group).astype(np.int32)
+    return CodedWeight("", (n, k), 4, group, codes, scales, 8.0, None, groups, 0)
+
+
+@pytest.mark.parametrize("above", [math.inf, 2.5])
+def test_columns_in_another_order(native, above):
+    """Segments of several orders: each sees the inputs in its own, and rows stay alone."""
+    k, rng = 320, np.random.default_rng(0)
+    x, order = activations(40, k), rng.permutation(k)
+    weights = [
+        scattered_weight(40, k, 64, order),
+        scattered_weight(17, k, 64, order),  # the same order, in its own memory
+        scattered_weight(20, k, 32, rng.permutation(k)),
+    ]
+    segments = [Segment(packing.pack(w, native.library, native.pool)) for w in weights]
+    segments.append(Segment(make_weight(native, abi.OCT_W4S, 64, 8, k)[0]))
+    together = Call(segments, x, remainder_above=above).run(native)
+    for segment, y in zip(segments, together, strict=True):
+        for rows in (1, 3, 8, 9, 40):
+            [alone] = Call([segment], x[:rows], remainder_above=above).run(native)
+            assert_same(np.ascontiguousarray(y[:rows]), np.ascontiguousarray(alone))
+    for weight, y in zip(weights, together, strict=False):
+        columns = np.argsort(weight.groups, kind="stable")
+        seen = rounded(x[:, columns], abi.OCT_W4S, weight.group_size, above)
+        values = weight.dequantize().astype(np.float64)[:, columns]
+        scale = np.abs(seen) @ np.abs(values).T
+        assert (np.abs(y - seen @ values.T) / scale).max() < 2e-6
+
+
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 def test_head(native, make_pool, rows, softcap):
@@ -565,7 +604,7 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a.segments[0], "ldy", 3), "rows of 3 floats for 4 outputs"),
         (lambda a: setattr(a.segments[0].weight, "data", None), "64 bytes"),
         (lambda a: setattr(a.segments[0].weight, "data", a.segments[0].weight.data + 4), "64 byte"),
-        (lambda a: setattr(a.segments[0].weight, "format", 18), "unknown format 18"),
+        (lambda a: setattr(a.segments[0].weight, "format", 24), "unknown format 24"),
         (lambda a: setattr(a.segments[0].weight, "group", 48), "groups of 48"),
     ],
 )

@@ -30,7 +30,10 @@ INTEGERS = (
     *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.IQ4_XS),
 )
 TYPES = (*INTEGERS, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NONLINEAR = {
+    abi.OCT_W4N: (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    abi.OCT_W4F: (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
 
 
 def random_bytes(*shape, seed=0):
@@ -53,8 +56,7 @@ def integers(native, format, group, n, k, seed=0):
     m = rng.normal(size=(n, groups)).astype(np.float16) if traits.has_min else None
     weight = packing.pack_integers(spec, q, d, m, native.library, native.pool)
     levels = np.arange(1 << traits.bits) - (0 if traits.has_min else 1 << traits.bits - 1)
-    if format == abi.OCT_W4N:
-        levels = np.array(IQ4_LEVELS)
+    levels = np.array(NONLINEAR.get(format, levels))
     of = np.arange(k) // group
     values = d.astype(np.float64)[:, of] * levels[q]
     return weight, values if m is None else values + m.astype(np.float64)[:, of]
@@ -152,13 +154,16 @@ def test_nothing_is_written_behind_the_end(native):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((18, 4, 4, 0), "unknown format 18"),
+        ((24, 4, 4, 0), "unknown format 24"),
         ((abi.OCT_W4S, 0, 4, 32), r"\[0, 4\]"),
         ((abi.OCT_F32, 4, -1, 0), r"\[4, -1\]"),
         ((abi.OCT_W4S, 4, 32, 16), "groups of 16"),
         ((abi.OCT_W8S, 4, 32, 0), "groups of 0"),
         ((abi.OCT_W8A, 4, 32, 16), "groups of 16"),
         ((abi.OCT_W5S, 4, 64, 64), "groups of 64"),
+        ((abi.OCT_W3S, 4, 64, 16), "groups of 16"),
+        ((abi.OCT_W4F, 4, 64, 64), "groups of 64"),
+        ((abi.OCT_FP4, 4, 64, 32), "groups of 32"),
         ((abi.OCT_K4A, 4, 256, 16), "groups of 16"),
         ((abi.OCT_K6S, 4, 256, 32), "groups of 32"),
         ((abi.OCT_BF16, 4, 32, 32), "groups of 32"),

@@ -10,7 +10,10 @@ import pytest
 from octavo.errors import EngineError
 from octavo.kernels.cpu import abi
 
-FORMATS = ("OCT_W4S", "OCT_W8S", "OCT_K4A", "OCT_K6S", "OCT_K4N", "OCT_BF16", "OCT_F16", "OCT_F32")
+FORMATS = (
+    *("OCT_W3A", "OCT_W4S", "OCT_W8S", "OCT_W4F", "OCT_K4A", "OCT_K6S", "OCT_K4N"),
+    *("OCT_BF16", "OCT_F16", "OCT_F32", "OCT_FP4"),
+)
 
 
 @pytest.mark.parametrize("name", FORMATS)

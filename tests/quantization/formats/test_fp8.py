@@ -11,7 +11,7 @@ from quantized import float8, parts_of
 
 from octavo.errors import ModelFileError
 from octavo.quantization.formats.registry import open_format
-from octavo.quantization.levels import E2M1, E4M3, E8M0
+from octavo.quantization.levels import E2M1, E4M3, E5M2, E8M0
 
 PATH = Path("config.json")
 
@@ -38,6 +38,13 @@ def test_a_scale_without_dimensions():
     np.testing.assert_array_equal(assemble(packed.tensors).dequantize(), packed.values)
 
 
+def test_the_other_float8():
+    packed = float8(np.random.default_rng(0), 16, 32, (1, 32), "weight_scale")
+    packed.tensors["weight"] = torch.randn(16, 32).to(torch.float8_e5m2)
+    exact = packed.tensors["weight"].float() * packed.tensors["weight_scale"]
+    np.testing.assert_array_equal(assemble(packed.tensors).dequantize(), exact.numpy())
+
+
 def test_scales_that_are_powers_of_two():
     packed = float8(np.random.default_rng(0), 8, 8, (4, 4), "weight_scale_inv")
     scales = torch.tensor([[0.25, 4.0], [1.0, 2.0]])
@@ -48,7 +55,8 @@ def test_scales_that_are_powers_of_two():
 
 def test_tables_are_those_of_pytorch():
     codes = torch.arange(256, dtype=torch.uint8)
-    for table, dtype in ((E4M3, torch.float8_e4m3fn), (E8M0, torch.float8_e8m0fnu)):
+    types = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+    for table, dtype in zip((E4M3, E5M2, E8M0), types, strict=True):
         np.testing.assert_array_equal(table, codes.view(dtype).float().numpy())
         assert table.dtype == np.float32
     assert E2M1.tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -65,5 +73,5 @@ def test_what_does_not_fit():
     with pytest.raises(ModelFileError, match=r"m\.weight\).*weight_scale is missing"):
         assemble({"weight": packed.tensors["weight"]})
     weight = packed.tensors["weight"].view(torch.uint8)
-    with pytest.raises(ModelFileError, match=r"m\.weight\).*U8, not F8_E4M3"):
+    with pytest.raises(ModelFileError, match=r"m\.weight\).*U8, not F8_E4M3 or F8_E5M2"):
         assemble({**packed.tensors, "weight": weight})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,12 @@ from octavo.quantization.produce.calibration import calibration_windows
 class Letters:
     """A tokenizer whose tokens are characters; BOS is 7 where the model wants it."""
 
-    bos_token_id = 7
-
     def __init__(self, wants_bos=False):
-        self._prefix = [7] if wants_bos else []
+        self.leading_bos = 7 if wants_bos else None
 
-    def encode(self, text, *, add_special_tokens=True):
-        return (self._prefix if add_special_tokens else []) + [ord(c) for c in text]
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return [ord(c) for c in text]
 
 
 @pytest.fixture
@@ -65,6 +65,54 @@ def test_conversations_are_in_the_template_of_the_model(byte_tokenizer, tmp_path
     )
     windows = calibration_windows(byte_tokenizer, path, window=len(expected), chat=True)
     assert windows.tolist() == [expected]
+
+
+def test_a_data_set_of_texts_and_conversations(byte_tokenizer, tmp_path):
+    path = tmp_path / "set.jsonl"
+    messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+    conversations = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "That."}]
+    rows = [{"text": "ab<eos>"}, {"messages": messages, "id": 1}, {"conversations": conversations}]
+    path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    text = byte_tokenizer.encode("ab<eos>", add_special_tokens=False)
+    chats = byte_tokenizer.encode(
+        "<|user|>Who?<eos><|assistant|>Me.<eos><|user|>What?<eos><|assistant|>That.<eos>",
+        add_special_tokens=False,
+        parse_special=True,
+    )
+    windows = calibration_windows(byte_tokenizer, path, window=len(text + chats))
+    assert windows.tolist() == [text + chats]
+
+
+def test_of_a_large_data_set_no_more_is_looked_at_than_is_used(tmp_path):
+    class Counting(Letters):
+        encoded = 0
+
+        def encode(self, text, **settings):
+            self.encoded += 1
+            return super().encode(text, **settings)
+
+    path, tokenizer = tmp_path / "set.jsonl", Counting()
+    path.write_text("".join(json.dumps({"text": chr(97 + i) * 8}) + "\n" for i in range(26)))
+    taken = as_text(calibration_windows(tokenizer, path, window=8, max_tokens=32))
+    assert tokenizer.encoded == len(taken) == 4 and taken == sorted(taken)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ('{"text": ', "line 2: not JSON"),
+        ("[1]", "line 2: an object with text, messages or conversations"),
+        ('{"prompt": "x"}', "line 2: an object with text"),
+        ('{"messages": [{"role": "user"}]}', "line 2: a message has role and content"),
+        ('{"conversations": [{"from": "x", "value": "y"}]}', "line 2: a message has from and"),
+        ('{"messages": [3]}', "line 2: a message has role"),
+    ],
+)
+def test_lines_that_are_no_documents_are_refused(line, message, tmp_path):
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"text": "fine"}\n' + line)
+    with pytest.raises(ConfigError, match=rf"set\.jsonl, {message}"):
+        calibration_windows(Letters(), path, window=4)
 
 
 def test_the_text_that_comes_with_it(byte_tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
@@ -133,6 +134,100 @@ def test_rows_of_queries_are_in_the_order_of_folders(kind, source, folder, tmp_p
         exact = open_checkpoint(folder).read(name).floats()
         ours = open_checkpoint(made.out).read(name).dequantize()
         np.testing.assert_allclose(ours, exact, atol=0.01)
+
+
+# -- mixes ----------------------------------------------------------------------------------------
+
+
+def mixed(source, out, method, target, **changes):
+    return quantized(source, out, wanted_of(method, target_bpw=target, **changes))
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize(
+    "method, target", [("gguf", 5.6), ("gptq", 7.0), ("rtn", 7.0), ("awq", 7.0)]
+)
+def test_a_mix_has_the_size_that_was_asked_for(method, target, kind, source, tmp_path):
+    made = mixed(source[kind], tmp_path / "out.gguf", method, target)
+    assert target - 0.1 < made.bits_per_weight <= target
+    assert made.format == ("gguf" if method == "gguf" else "compressed-tensors")
+    assert made.choice is not None
+    assert len({name for counts in made.choice.by_kind().values() for name in counts}) > 1
+    assert 0 < divergence(source["folder"], made.out) < 1.0
+
+
+def test_a_mix_is_better_than_one_type_of_its_size(folder, tmp_path):
+    fixed = quantized(folder, tmp_path / "fixed.gguf", wanted_of("gguf", type="Q4_K_M"))
+    made = mixed(folder, tmp_path / "mixed.gguf", "gguf", fixed.bits_per_weight)
+    assert made.num_bytes <= fixed.num_bytes
+    lost = divergence(folder, made.out)
+    assert lost < divergence(folder, fixed.out)
+    assert made.choice.divergence == pytest.approx(lost, rel=0.5)
+
+
+def test_the_types_of_a_file_are_those_that_were_chosen(folder, tmp_path):
+    made = mixed(folder, tmp_path / "m.gguf", "gguf", 5.6)
+    reader = gguf.GGUFReader(made.out)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    for name, candidate in made.choice.chosen.items():
+        kind = {"embed_tokens": "token_embd", "q_proj": "attn_q", "down_proj": "ffn_down"}
+        of_file = kind.get(name.split(".")[-2])
+        if of_file:
+            layer = name.split(".")[2]
+            place = of_file if of_file == "token_embd" else f"blk.{layer}.{of_file}"
+            assert types[f"{place}.weight"] == candidate.name
+    assert reader.fields["general.file_type"].contents() in (3, 8, 9, 25)
+
+
+def test_a_folder_of_few_bits_and_of_floats(folder, tmp_path):
+    """A config with several groups, and modules in none; and octavo reads it."""
+    made = mixed(folder, tmp_path / "out", "rtn", 9.0, mix_bits=(4, 16))
+    bits = {name: c.name for name, c in made.choice.chosen.items()}
+    assert set(bits.values()) == {"4 bits", "16 bits"}
+    checkpoint = open_checkpoint(made.out)
+    for name, expected in bits.items():
+        assert checkpoint.read(name).is_quantized == (expected == "4 bits")
+    config = json.loads((made.out / "config.json").read_text())["quantization_config"]
+    left_out = {name.removesuffix(".weight") for name, each in bits.items() if each == "16 bits"}
+    assert set(config["ignore"]) == {*left_out, "lm_head"}
+
+
+@pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+def test_the_kernels_run_a_mix(folder, tmp_path):
+    for method in ("gguf", "rtn"):
+        made = mixed(folder, tmp_path / f"{method}.gguf", method, 7.0)
+        reference = scores(made.out, kernels="reference", dtype="float32")
+        native = scores(made.out, kernels="native", activations="int16")
+        assert np.abs(native - reference).mean() < 0.01
+
+
+def test_targets_out_of_range(folder, tmp_path):
+    for method, least in (("gguf", "4.58"), ("gptq", "4.29")):
+        said = refusal(folder, tmp_path / "out", wanted_of(method, target_bpw=2.0))
+        assert "no mix has 2 bits per weight" in said and f"have {least}" in said
+        assert "have" in refusal(folder, tmp_path / "out", wanted_of(method, target_bpw=16.5))
+
+
+@pytest.mark.parametrize(
+    "method, changes, what",
+    [
+        ("gptq", {"bits": 4}, "leave bits out"),
+        ("gguf", {"type": "Q4_0"}, "leave type out"),
+        ("gptq", {"format": "gptq"}, "mixes are held by compressed-tensors"),
+        ("nf4", {}, "method nf4 has one scheme"),
+        ("rtn", {"calibrate": False}, "a target needs a text"),
+        ("gguf", {"mix_bits": (4,)}, "are for folders"),
+        ("rtn", {"mix_bits": (4, 9)}, r"2 to 8 and 16, not \[4, 9\]"),
+    ],
+)
+def test_what_contradicts_a_target(method, changes, what):
+    with pytest.raises(ConfigError, match=what):
+        Wanted(method, target_bpw=6.0, **changes)
+
+
+def test_bits_of_a_mix_need_a_target():
+    with pytest.raises(ConfigError, match="need a target"):
+        Wanted("rtn", mix_bits=(4, 8))
 
 
 # -- what is reported ----------------------------------------------------------------------------

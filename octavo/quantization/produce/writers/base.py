@@ -39,6 +39,20 @@ class Writer(Protocol):
         ...
 
 
+class MixedWriter(Writer, Protocol):
+    """Of a format in which matrices may have different schemes."""
+
+    def num_bits(self, shape: tuple[int, int], scheme: Scheme) -> int:
+        """Of all parts of a matrix."""
+        ...
+
+    def mixed_config(
+        self, schemes: Mapping[str, Scheme], left_out: Sequence[str]
+    ) -> dict[str, Any]:
+        """The ``quantization_config`` where each module has a scheme of its own."""
+        ...
+
+
 def need(format: str, is_so: bool, what: str) -> None:
     """ConfigError, with what is wrong, unless a format has room for a matrix."""
     if not is_so:

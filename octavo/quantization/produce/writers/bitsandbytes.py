@@ -83,6 +83,12 @@ def quantize_scales(scales: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     return codes.reshape(-1)[: len(scales)], nested.astype("<f4"), offset
 
 
+def dequantize_scales(codes: np.ndarray, nested: np.ndarray, offset: float) -> np.ndarray:
+    """What is read of them: float32 [n]."""
+    block = np.arange(len(codes)) // _NESTED_BLOCK
+    return dynamic_map()[codes] * nested[block] + np.float32(offset)
+
+
 def dynamic_map() -> np.ndarray:
     """The table of scales: float32 [256], ascending from above -1 to 1."""
     positive = []

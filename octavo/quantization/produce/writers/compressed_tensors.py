@@ -52,16 +52,27 @@ class CompressedTensorsWriter:
             made["weight_zero_point"] = Part("I32", pack_words(zeros.T, scheme.bits).T)
         return made
 
+    def num_bits(self, shape: tuple[int, int], scheme: Scheme) -> int:
+        num_outputs, num_inputs = shape
+        num_groups = num_inputs // scheme.group_width(num_inputs)
+        codes = num_outputs * _in_words(num_inputs * scheme.bits)
+        zeros = 0 if scheme.symmetric else num_groups * _in_words(num_outputs * scheme.bits)
+        return codes + num_outputs * num_groups * 16 + zeros + 2 * 64  # of the scales, the shape
+
     def config(self, scheme: Scheme, left_out: Sequence[str]) -> dict[str, Any]:
-        weights = {
-            "num_bits": scheme.bits,
-            "type": "int",
-            "symmetric": scheme.symmetric,
-            "strategy": "channel" if group_size(scheme) is None else "group",
-            "group_size": group_size(scheme),
-            "dynamic": False,
-        }
-        return _config("pack-quantized", weights, None, left_out)
+        return _config("pack-quantized", _of_groups(scheme), None, left_out)
+
+    def mixed_config(
+        self, schemes: Mapping[str, Scheme], left_out: Sequence[str]
+    ) -> dict[str, Any]:
+        """A group of the config for each scheme. Modules are named in full, which every reader
+        takes for the same, as it may not with patterns."""
+        distinct = sorted(set(schemes.values()), key=lambda scheme: scheme.bits)
+        groups = [
+            _group([name for name, each in schemes.items() if each == scheme], _of_groups(scheme))
+            for scheme in distinct
+        ]
+        return _config_of(groups, "pack-quantized", left_out)
 
 
 class Int8Writer:
@@ -100,6 +111,21 @@ class FP8Writer:
         return _config("float-quantized", _of_rows("float"), _of_tokens("float"), left_out)
 
 
+def _of_groups(scheme: Scheme) -> dict[str, Any]:
+    return {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": scheme.symmetric,
+        "strategy": "channel" if group_size(scheme) is None else "group",
+        "group_size": group_size(scheme),
+        "dynamic": False,
+    }
+
+
+def _in_words(num_bits: int) -> int:
+    return num_bits + -num_bits % 32
+
+
 def _row_scales(weight: CodedWeight) -> Part:
     return Part("F32", table(weight.scales, weight).astype("<f4"))
 
@@ -130,19 +156,32 @@ def _config(
     activations: Mapping[str, Any] | None,
     left_out: Sequence[str],
 ) -> dict[str, Any]:
-    group = {
-        "targets": ["Linear"],
+    return _config_of([_group(["Linear"], weights, activations)], format, left_out)
+
+
+def _group(
+    targets: Sequence[str],
+    weights: Mapping[str, Any],
+    activations: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "targets": list(targets),
         "weights": dict(weights),
         "input_activations": activations,
         "output_activations": None,
     }
+
+
+def _config_of(
+    groups: Sequence[Mapping[str, Any]], format: str, left_out: Sequence[str]
+) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "version": "0.18.0",
         "format": format,
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "config_groups": {"group_0": group},
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": list(left_out),
         "kv_cache_scheme": None,
     }

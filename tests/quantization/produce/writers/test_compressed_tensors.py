@@ -77,3 +77,28 @@ def test_what_has_no_room():
             Int8Writer().check((32, 32), scheme)
     with pytest.raises(ConfigError, match="FP8 has no room"):
         FP8Writer().check((32, 32), Scheme(8, 16))
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size", [16, "channel"])
+def test_the_size_is_that_of_all_parts(bits, symmetric, group_size):
+    scheme = Scheme(bits, group_size, symmetric)
+    weight = random_integers(64, 48, scheme)
+    parts = CompressedTensorsWriter().parts(weight, scheme).values()
+    found = CompressedTensorsWriter().num_bits((64, 48), scheme)
+    assert found == sum(part.data.nbytes for part in parts) * 8
+
+
+def test_a_mix_has_a_group_for_each_scheme():
+    four, eight = Scheme(4, 32), Scheme(8, 32)
+    schemes = {"a.q_proj": eight, "a.o_proj": four, "b.q_proj": eight}
+    config = CompressedTensorsWriter().mixed_config(schemes, ["lm_head"])
+    groups = config["config_groups"].values()
+    assert [(g["targets"], g["weights"]["num_bits"]) for g in groups] == [
+        (["a.o_proj"], 4),
+        (["a.q_proj", "b.q_proj"], 8),
+    ]
+    assert config["ignore"] == ["lm_head"] and config["format"] == "pack-quantized"
+    uniform = CompressedTensorsWriter().config(four, ["lm_head"])["config_groups"]["group_0"]
+    assert config["config_groups"]["group_0"] == {**uniform, "targets": ["a.o_proj"]}
