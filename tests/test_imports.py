@@ -26,7 +26,7 @@ ALLOWED = {
     "core": set(),
     "core.sampling_params": set(),
     "quantization": {"fields"},
-    "quantization.produce": {"kernels", "layers", "models", "quantization", "text"},
+    "quantization.produce": {"kernels", "layers", "machine", "models", "quantization", "text"},
     "kernels": {"machine", "quantization"},
     "layers": {"kernels", "quantization"},
     "models": {
