@@ -10,6 +10,10 @@
     smoothquant.py  such scales for rounded weights and activations
     autoround.py    codes and scales of a whole layer, learned together by gradients
     pipeline.py     from a checkpoint to quantized matrices, one after the other
+    candidates.py   what a matrix of a mix may become
+    sensitivity.py  what that would cost, as KL divergence
+    allocation.py   the least cost for a size
+    mixture.py      a mix for a target of bits per weight
     tables.py       FP8 and NF4
     recipes.py      methods, formats, defaults
     writers/        the formats
