@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.produce.candidates import Candidate
@@ -73,6 +74,8 @@ def measure_sensitivity(
         candidates: of each matrix, by its parameter: linears of layers, the embedding, the head.
         is_tied: whether the embedding is the head too; its costs are then those of both.
         progress: is told of layers.
+
+    Raises ConfigError for answers that are not finite.
     """
     running = LayerwiseModel(model, token_ids)
     hidden = [running.hidden]
@@ -120,6 +123,11 @@ def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
     for part in hidden.split(_tokens_at_once(running)):
         leaf = part.detach().clone().requires_grad_()
         logits = running.answers(leaf)
+        if not torch.isfinite(logits).all():
+            raise ConfigError(
+                "the model's answers are not finite on the calibration text: the model overflows, "
+                "or its weights are damaged"
+            )
         drawn = torch.multinomial(logits.detach().softmax(dim=-1), 1, generator=generator)[:, 0]
         F.cross_entropy(logits, drawn, reduction="sum").backward()
         assert leaf.grad is not None

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 
+from octavo.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_model
 from octavo.quantization.produce.observers import LayerwiseModel, keep, linear_names
@@ -104,3 +106,13 @@ def test_an_error_that_stays_the_same_adds_up_over_tokens():
     alternating = error * torch.tensor([1.0, -1.0]).repeat(4)[:, None]
     assert _cost(gradient, error, 4) == 3 * 2 * 4**2 / (2 * 8)
     assert _cost(gradient, alternating, 4) == 0
+
+
+def test_a_damaged_model_is_said_to_be_damaged(tmp_path):
+    folder = write_tiny_model(tmp_path / "damaged")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match="not finite"):
+        measure_sensitivity(load_model(folder).model, WINDOWS, {}, is_tied=True)
