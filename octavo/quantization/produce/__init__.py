@@ -14,6 +14,10 @@
     fake_quant.py   quantized matrices in training
     qat.py          scales of a whole model, trained on what it says itself
     pipeline.py     from a checkpoint to quantized matrices, one after the other
+    candidates.py   what a matrix of a mix may become
+    sensitivity.py  what that would cost, as KL divergence
+    allocation.py   the least cost for a size
+    mixture.py      a mix for a target of bits per weight
     tables.py       FP8 and NF4
     recipes.py      methods, formats, defaults
     writers/        the formats

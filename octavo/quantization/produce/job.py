@@ -165,10 +165,14 @@ def _sensitivity(
     windows = _windows(tokenizer, wanted)
     assert windows is not None
     config = parameters.checkpoint.config()
+    gptq_scheme = None
+    if _ROUNDINGS.get(wanted.method) in ("gptq", "autoround"):
+        gptq_scheme = wanted.scheme(shape.k for shape in shapes(config) if shape.name != HEAD)
     return mixing.measure(
         load_checkpoint(parameters.checkpoint, config),
         windows,
         is_tied=config.tie_embeddings,
+        gptq_scheme=gptq_scheme,
         progress=lambda done, total: progress("measuring sensitivity", done, total),
     )
 

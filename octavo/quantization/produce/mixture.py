@@ -159,13 +159,24 @@ class Mixing:
         return cls(shapes, candidates, items, floor(target_bpw * num_weights) - rest)
 
     def measure(
-        self, model: CausalLM, windows: Tensor, *, is_tied: bool, progress: Progress
+        self,
+        model: CausalLM,
+        windows: Tensor,
+        *,
+        is_tied: bool,
+        gptq_scheme: Scheme | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> Sensitivity:
         """What candidates would cost a model, on some of the windows; see ``sensitivity.py``."""
         count = min(len(windows), _WINDOWS)
         windows = windows[torch.arange(count) * len(windows) // count]
         return measure_sensitivity(
-            model, windows, self.candidates, is_tied=is_tied, progress=progress
+            model,
+            windows,
+            self.candidates,
+            is_tied=is_tied,
+            gptq_scheme=gptq_scheme,
+            progress=progress,
         )
 
     def choose(self, costs: Mapping[str, Sequence[float]]) -> Mixture:

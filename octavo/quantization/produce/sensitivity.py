@@ -31,10 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM
 from octavo.quantization.produce.candidates import Candidate
-from octavo.quantization.produce.observers import LayerwiseModel, keep
+from octavo.quantization.produce.gptq import gptq
+from octavo.quantization.produce.grid import quantize_to_nearest
+from octavo.quantization.produce.observers import LayerwiseModel, input_statistics, keep
+from octavo.quantization.produce.scheme import Scheme
 
 # A head is asked about one token of so many: it is the largest matrix, and has no depth below it.
 _HEAD_STRIDE = 4
@@ -61,6 +65,7 @@ def measure_sensitivity(
     candidates: Mapping[str, Sequence[Candidate]],
     *,
     is_tied: bool,
+    gptq_scheme: Scheme | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Sensitivity:
     """What candidates would cost, each alone; costs of different matrices add up.
@@ -72,7 +77,12 @@ def measure_sensitivity(
         token_ids: windows, int64 [W, length].
         candidates: of each matrix, by its parameter: linears of layers, the embedding, the head.
         is_tied: whether the embedding is the head too; its costs are then those of both.
+        gptq_scheme: where GPTQ is to find the codes. It leaves another part of each matrix's cost,
+            nearly the same with any number of bits: the part is measured in this scheme, and the
+            costs of the matrix's other candidates are taken to shrink alike.
         progress: is told of layers.
+
+    Raises ConfigError for answers that are not finite.
     """
     running = LayerwiseModel(model, token_ids)
     hidden = [running.hidden]
@@ -88,6 +98,9 @@ def measure_sensitivity(
         seen, gradient = _backward(running, index, hidden.pop(), gradient)
         for name in (name for name in seen if name in candidates):
             costs[name] = _costs_of_linear(seen[name], candidates[name], running.length)
+            if gptq_scheme is not None:
+                part = _part_left_by_gptq(seen[name], gptq_scheme, running.length)
+                costs[name] = [cost * part for cost in costs[name]]
         progress(running.num_layers - index, running.num_layers)
     if EMBEDDING in candidates:
         costs[EMBEDDING] = _costs_of_embedding(
@@ -120,6 +133,11 @@ def _gradient_of_answers(running: LayerwiseModel, hidden: Tensor) -> Tensor:
     for part in hidden.split(_tokens_at_once(running)):
         leaf = part.detach().clone().requires_grad_()
         logits = running.answers(leaf)
+        if not torch.isfinite(logits).all():
+            raise ConfigError(
+                "the model's answers are not finite on the calibration text: the model overflows, "
+                "or its weights are damaged"
+            )
         drawn = torch.multinomial(logits.detach().softmax(dim=-1), 1, generator=generator)[:, 0]
         F.cross_entropy(logits, drawn, reduction="sum").backward()
         assert leaf.grad is not None
@@ -157,6 +175,21 @@ def _costs_of_linear(seen: _Seen, candidates: Sequence[Candidate], length: int) 
     importance = seen.x.square().mean(dim=0)
     errors = (candidate.values(seen.weight, importance) - seen.weight for candidate in candidates)
     return [_cost(seen.gradient, F.linear(seen.x, error), length) for error in errors]
+
+
+@torch.no_grad()
+def _part_left_by_gptq(seen: _Seen, scheme: Scheme, length: int) -> float:
+    """Of the cost of rounding to nearest."""
+    statistics = input_statistics(seen.x)
+    assert statistics.hessian is not None
+    importance = statistics.second_moment
+    nearest = quantize_to_nearest(seen.weight, scheme, search=True, importance=importance)
+    corrected = gptq(seen.weight, statistics.hessian, scheme)
+    costs = [
+        _cost(seen.gradient, F.linear(seen.x, matrix.dequantize() - seen.weight), length)
+        for matrix in (corrected, nearest)
+    ]
+    return costs[0] / costs[1] if costs[1] else 1.0
 
 
 # -- embedding and head ---------------------------------------------------------------------------

@@ -147,9 +147,15 @@ def mixed(source, out, method, target, **changes):
     return quantized(source, out, wanted_of(method, target_bpw=target, **changes))
 
 
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
 @pytest.mark.parametrize(
-    "method, target", [("gguf", 5.6), ("gptq", 7.0), ("rtn", 7.0), ("awq", 7.0)]
+    "method, target, kind",
+    [
+        ("gguf", 5.6, "folder"),
+        ("gguf", 5.6, "gguf"),
+        ("gptq", 7.0, "folder"),
+        ("rtn", 7.0, "gguf"),
+        ("awq", 7.0, "folder"),
+    ],
 )
 def test_a_mix_has_the_size_that_was_asked_for(method, target, kind, source, tmp_path):
     made = mixed(source[kind], tmp_path / "out.gguf", method, target)

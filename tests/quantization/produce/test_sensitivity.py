@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_transformers import make_model
 
+from octavo.errors import ConfigError
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.loader import load_model
 from octavo.quantization.produce.observers import LayerwiseModel, keep, linear_names
+from octavo.quantization.produce.scheme import Scheme
 from octavo.quantization.produce.sensitivity import _cost, measure_sensitivity
 from tests.conftest import write_tiny_model
 
@@ -99,8 +102,32 @@ def test_costs_are_the_divergence_of_each_matrix_alone(model):
         assert costs[name][0] == pytest.approx(lost, rel=0.5), name
 
 
+def test_what_gptq_leaves_of_a_cost(tmp_path):
+    """Of each matrix another part, and the same for all of its candidates."""
+    loaded = load_model(write_tiny_model(tmp_path / "model")).model
+    candidates = dict.fromkeys(linear_names(loaded)[0], [Noise(0.02), Noise(0.04)])
+    plain, left = (
+        measure_sensitivity(loaded, WINDOWS, candidates, is_tied=True, gptq_scheme=scheme).costs
+        for scheme in (None, Scheme(4, 16))
+    )
+    parts = [left[name][0] / plain[name][0] for name in candidates]
+    assert all(0 < part < 1.2 for part in parts) and len(set(parts)) == len(parts)
+    for name, part in zip(candidates, parts, strict=True):
+        assert left[name][1] == pytest.approx(part * plain[name][1])
+
+
 def test_an_error_that_stays_the_same_adds_up_over_tokens():
     gradient, error = torch.ones(8, 3), torch.ones(8, 3)
     alternating = error * torch.tensor([1.0, -1.0]).repeat(4)[:, None]
     assert _cost(gradient, error, 4) == 3 * 2 * 4**2 / (2 * 8)
     assert _cost(gradient, alternating, 4) == 0
+
+
+def test_a_damaged_model_is_said_to_be_damaged(tmp_path):
+    folder = write_tiny_model(tmp_path / "damaged")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match="not finite"):
+        measure_sensitivity(load_model(folder).model, WINDOWS, {}, is_tied=True)
