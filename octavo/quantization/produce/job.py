@@ -166,7 +166,7 @@ def _sensitivity(
     assert windows is not None
     config = parameters.checkpoint.config()
     gptq_scheme = None
-    if _ROUNDINGS.get(wanted.method) in ("gptq", "autoround"):
+    if METHODS[wanted.method].trains or _ROUNDINGS.get(wanted.method) in ("gptq", "autoround"):
         gptq_scheme = wanted.scheme(shape.k for shape in shapes(config) if shape.name != HEAD)
     return mixing.measure(
         load_checkpoint(parameters.checkpoint, config),
