@@ -334,7 +334,9 @@ def print_choice(row: Mapping[str, Any]) -> None:
         table.add_row(kind, *(str(counts.get(name, "")) for name in names))
     console = Console()
     console.print(
-        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}", highlight=False
+        f"\n{row['out']}: expected KL {row['choice']['expected_kl']:.4f}",
+        highlight=False,
+        soft_wrap=True,
     )
     console.print(table)
 

@@ -12,6 +12,7 @@ import torch
 
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
+from octavo.kernels.kv_stores import Floats, KVStore
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend, pack_model
@@ -24,11 +25,12 @@ BLOCK_SIZE = 16
 class _Caches:
     def __init__(self, config, num_blocks, dtype, device):
         shape = (config.num_layers, num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._memory = torch.zeros(2, *shape, dtype=dtype, device=device)
+        self._codec = Floats(dtype)
 
     def layer(self, index):
-        return self._keys[index], self._values[index]
+        keys, values = (KVStore(self._codec, [memory[index]]) for memory in self._memory)
+        return keys, values
 
 
 class Driver:

@@ -74,7 +74,8 @@ def test_blocks_that_held_damage_serve_the_next_request(bench, run_all, poisoned
     engine = bench.engine(num_blocks=8)
     for layer in range(bench.config.num_layers):
         for cache in engine.executor.rank.runner.forward.kv_cache.layer(layer):
-            cache.fill_(math.nan)
+            for memory in cache.parts:
+                memory.fill_(math.nan)
     answers, _ = run_all(engine, [greedy("next", [3, 4, 5])])
     assert answers == expected
 

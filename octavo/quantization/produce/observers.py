@@ -325,9 +325,14 @@ def windows_context(num_windows: int, length: int) -> _WindowsContext:
         paged_attention=_attention,
         silu_mul=_silu_mul,
         gelu_mul=_gelu_mul,
+        lm_head=_lm_head,
     )
     positions = torch.arange(length).repeat(num_windows)
     return _WindowsContext(positions, _Plan(num_windows, length), _OneLayer(), ops)
+
+
+def _lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
+    return F.linear(hidden, dense(weight))
 
 
 def _store_kv(k: Tensor, v: Tensor, k_cache: _Kept, v_cache: _Kept, slot_mapping: None) -> None:
