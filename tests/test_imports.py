@@ -108,6 +108,7 @@ OF_TORCH = {
     "quantization/produce/observers.py",
     "quantization/produce/pipeline.py",
     "quantization/produce/qat.py",
+    "quantization/produce/resume.py",
     "quantization/produce/rotation.py",
     "quantization/produce/scaling.py",
     "quantization/produce/sensitivity.py",

@@ -19,6 +19,7 @@
     allocation.py   the least cost for a size
     mixture.py      a mix for a target of bits per weight
     tables.py       FP8 and NF4
+    resume.py       what is kept of a run that was ended
     recipes.py      methods, formats, defaults
     writers/        the formats
     job.py          from a model to a smaller one on disk

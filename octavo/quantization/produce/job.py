@@ -34,6 +34,7 @@ from octavo.quantization.produce.observers import observe
 from octavo.quantization.produce.pipeline import MatrixReport, Method, quantize_model
 from octavo.quantization.produce.qat import StepReport, train_model
 from octavo.quantization.produce.recipes import METHODS, Wanted
+from octavo.quantization.produce.resume import KeptMatrices
 from octavo.quantization.produce.rotation import RotatedCheckpoint
 from octavo.quantization.produce.scaling import Scaling
 from octavo.quantization.produce.sensitivity import Sensitivity
@@ -105,6 +106,9 @@ def make(
     progress: Progress = lambda what, done, total: None,
 ) -> Made:
     """Quantize a model into ``out``, which is there whole or not at all.
+
+    Of methods that take long, what is made of a folder is kept beside it meanwhile: if the run is
+    ended, the next one with the same settings goes on from there. See ``resume.py``.
 
     Raises:
         ConfigError: the model is quantized already, a format has no room for its matrices, no mix
@@ -198,14 +202,26 @@ def _make_folder(
         if wanted.target_bpw is None
         else _mixed(parameters, wanted.target_bpw, tokenizer, wanted, progress)
     )
+    kept = _kept(parameters, out, wanted, planned)
     write_hf_folder(
         out,
         parameters.checkpoint,
-        _tensors(parameters, tokenizer, wanted, planned, progress),
+        _tensors(parameters, tokenizer, wanted, planned, kept, progress),
         dtype=_float_type(parameters),
         quantization_config=planned.config,
     )
+    if kept is not None:
+        kept.remove()
     return planned.mixture
+
+
+def _kept(parameters: Parameters, out: Path, wanted: Wanted, planned: _Plan) -> KeptMatrices | None:
+    """What a run before has left, of methods that take long for a matrix. Where channels are
+    scaled, matrices belong to norms that would be found anew, and are not kept."""
+    takes_long = wanted.method in _ROUNDINGS and wanted.calibrate and wanted.format != "fp8"
+    if not takes_long or wanted.method in _SCALINGS:
+        return None
+    return KeptMatrices(out, parameters.checkpoint, wanted, planned.schemes)
 
 
 def _one_scheme(parameters: Parameters, wanted: Wanted) -> _Plan:
@@ -246,11 +262,12 @@ def _tensors(
     tokenizer: Tokenizer,
     wanted: Wanted,
     planned: _Plan,
+    kept: KeptMatrices | None,
     progress: Progress,
 ) -> Iterator[NewTensor]:
     """All tensors of the folder: what is quantized first, layer by layer."""
     done = set()
-    for name, weight in _quantized(parameters, tokenizer, wanted, planned.schemes, progress):
+    for name, weight in _quantized(parameters, tokenizer, wanted, planned.schemes, kept, progress):
         done.add(name)
         if isinstance(weight, Tensor):
             yield _vector(parameters, name, weight)
@@ -268,6 +285,7 @@ def _quantized(
     tokenizer: Tokenizer,
     wanted: Wanted,
     schemes: Mapping[str, Scheme],
+    kept: KeptMatrices | None,
     progress: Progress,
 ) -> Iterator[tuple[str, CodedWeight | Tensor]]:
     """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
@@ -308,12 +326,15 @@ def _quantized(
             _ROUNDINGS.get(wanted.method, "search") if wanted.calibrate else "search",
             windows,
             scaling=_scaling(parameters, wanted),
+            done={} if kept is None else kept,
             on_matrix=say,
         )
     for name, matrix in matrices:
         if isinstance(matrix, Tensor):
             yield name, matrix
             continue
+        if kept is not None:
+            kept.keep(name, matrix)
         weight = matrix.coded(wanted.method)
         order = parameters.order(name)
         yield name, weight if order is None else weight.select(order)
