@@ -59,6 +59,9 @@ MADE = {
     "awq": Wanted("awq", group_size=64, calibration_tokens=1024),
     "w4a16": Wanted("rtn", group_size=64, calibrate=False),
     "w4a16-zeros": Wanted("rtn", group_size=32, symmetric=False, calibrate=False),
+    "mixed": Wanted(
+        "rtn", group_size=64, target_bpw=8.0, mix_bits=(4, 8, 16), calibration_tokens=1024
+    ),
     "w8a8": Wanted("smoothquant", calibration_tokens=2048),
     "fp8": Wanted("fp8", calibrate=False),
     "fp8-blocks": Wanted("fp8", format="fp8"),
@@ -160,7 +163,7 @@ def compare(theirs: Answer, mine: Answer, within: float) -> None:
 
 @needs_vllm
 @pytest.mark.parametrize(
-    "name", ["gptq", "awq", "w4a16", "w4a16-zeros", "w8a8", "fp8", "fp8-blocks"]
+    "name", ["gptq", "awq", "w4a16", "w4a16-zeros", "mixed", "w8a8", "fp8", "fp8-blocks"]
 )
 def test_vllm(name, made, windows, prompt):
     if name == "fp8-blocks" and "amx_tile" not in cpu().isa:
@@ -178,8 +181,9 @@ def test_vllm(name, made, windows, prompt):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", ["w4a16", "w8a8", "fp8", "nf4"])  # blocks only where they divide
+@pytest.mark.parametrize("name", ["w4a16", "mixed", "w8a8", "fp8", "nf4"])
 def test_transformers(name, made, windows, prompt):
+    """Blocks of FP8 are not among them: it wants rows and columns that are made of whole ones."""
     python = PEERS.folder / "transformers" / "bin" / "python"
     script = str(Path(__file__).with_name("transformers_scores.py"))
     asked = question(made(name), windows, prompt, "float32")
