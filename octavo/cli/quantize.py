@@ -36,7 +36,8 @@ either: bits against KL divergence, and bytes against speed.
 
 With --target-bpw each matrix gets the bits, or the type of GGUF files, that are worth most: what
 they cost is measured first, on the text. All tensors count, embedding and head too. Of folders,
-those of compressed-tensors hold such a mix; --mix-bits 4,8,16 keeps to what vLLM runs.
+those of compressed-tensors hold such a mix; --mix-bits 4,8,16 keeps to what vLLM runs (on a CPU:
+4,16).
 
 methods:
   gptq         integers that make up for each other's errors on a text
