@@ -111,6 +111,20 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes) -> Path:
     return folder
 
 
+def write_calm_model(folder: Path, share: float, **changes) -> Path:
+    """The same, with ``share`` of the queries and of what its layers add: they attend to much and
+    add little, as those of trained models do, and errors of one are not blown up by the next."""
+    from safetensors.torch import load_file, save_file
+
+    path = write_tiny_model(folder, **changes) / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if name.endswith(("q_proj.weight", "o_proj.weight", "down_proj.weight")):
+            tensors[name] *= share
+    save_file(tensors, path)
+    return folder
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """SIGINT interrupts this process and those that it starts. Without this it would not where a

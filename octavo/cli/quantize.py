@@ -90,7 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="X",
         help="bits per weight of the whole model, at most: a mix of bits or types by what each "
-        "matrix is worth (gptq, rtn, awq, autoround, gguf)",
+        "matrix is worth (gptq, rtn, awq, autoround, qat, gguf)",
     )
     parser.add_argument(
         "--mix-bits",

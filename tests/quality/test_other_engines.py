@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import subprocess
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
 from weights import dequantized_once
 
 from octavo.kernels.cpu import library
@@ -113,14 +111,6 @@ def test_wikitext_against_transformers(smollm2_gguf, load, all_cores) -> None:
     compare_with_transformers(smollm2_gguf, load, WIKITEXT.read_text("utf-8"), 20_000, CTX)
 
 
-def llama_perplexity() -> Path | None:
-    """llama.cpp's program: where the variable says, or benchmarks/peers/setup_llama_cpp put it."""
-    named = os.environ.get("OCTAVO_LLAMA_PERPLEXITY")
-    peers = Path.home() / ".cache" / "octavo-peers" / "llama.cpp" / "bin" / "llama-perplexity"
-    path = Path(named) if named else peers
-    return path if path.is_file() else None
-
-
 @needs_wikitext
 @pytest.mark.long
 @pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -130,18 +120,7 @@ def test_wikitext_against_llama_cpp(smollm2_gguf, load) -> None:
     text_engine = load(CTX, smollm2_gguf, kernels="native")
     windows = windows_of(text_engine, WIKITEXT.read_text("utf-8"), 20_000)
     ours = score_windows(text_engine.engine, windows).perplexity
-    program = llama_perplexity()
-    assert program is not None
-    flags = ["-c", str(CTX), "--chunks", str(len(windows)), "-t", str(cpu().usable_cores)]
-    done = subprocess.run(
-        [str(program), "-m", str(smollm2_gguf), "-f", str(WIKITEXT), *flags],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    match = re.search(r"PPL = ([\d.]+) \+/- ([\d.]+)", done.stdout + done.stderr)
-    assert match is not None, done.stderr[-2000:]
-    theirs, theirs_stderr = float(match[1]), float(match[2])
+    theirs, theirs_stderr = perplexity_by_llama_cpp(smollm2_gguf, WIKITEXT, len(windows), CTX)
     print(f"octavo {ours.value:.4f} ± {ours.stderr:.4f}, llama.cpp {theirs} ± {theirs_stderr}")
     assert ours.value == pytest.approx(theirs, rel=5e-3)
     assert ours.stderr == pytest.approx(theirs_stderr, rel=2e-2)

@@ -13,6 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ class KeptMatrices(Mapping[str, QuantizedMatrix]):
 
     def remove(self) -> None:
         """All that is kept for ``out``, also by runs with other settings: it is there now."""
-        for folder in self._out.parent.glob(f"{_escaped(self._out.name)}.*{_SUFFIX}"):
+        for folder in self._out.parent.glob(f"{escape(self._out.name)}.*{_SUFFIX}"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def __getitem__(self, name: str) -> QuantizedMatrix:
@@ -96,8 +97,3 @@ def _fingerprint(checkpoint: Checkpoint, wanted: Wanted, schemes: Mapping[str, S
     }
     text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _escaped(name: str) -> str:
-    """A name as a pattern that only this name has."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

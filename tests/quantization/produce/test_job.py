@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams, hub
 from octavo.errors import ConfigError
@@ -25,7 +24,7 @@ from octavo.quantization.produce import job as job_module
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.observers import LayerwiseModel
 from octavo.quantization.produce.recipes import METHODS, Wanted
-from tests.conftest import write_tiny_model
+from tests.conftest import write_calm_model, write_tiny_model
 
 WINDOWS = torch.randint(256, (4, 48), generator=torch.Generator().manual_seed(5))
 CASES = [
@@ -37,17 +36,10 @@ NUM_LINEAR, NUM_EMBEDDING, NUM_NORMS = 2 * (64 * 256 + 128 * 64 + 3 * 64 * 128),
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A Llama whose rows are made of groups of all formats. Its layers add little, and attend to
-    much, as those of trained models do, so that errors of one are not blown up by the next."""
+    """A Llama whose rows are made of groups of all formats."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    path = write_tiny_model(tmp_path_factory.mktemp("sources") / "llama", **sizes, **heads)
-    tensors = load_file(path / "model.safetensors")
-    for name in tensors:
-        if name.endswith(("q_proj.weight", "o_proj.weight", "down_proj.weight")):
-            tensors[name] *= 0.2
-    save_file(tensors, path / "model.safetensors")
-    return path
+    return write_calm_model(tmp_path_factory.mktemp("sources") / "llama", 0.2, **sizes, **heads)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
 
 from octavo import LLM, SamplingParams
 from octavo.bench.peers.child import environment
@@ -49,7 +49,7 @@ needs_transformers = pytest.mark.skipif(
     not (PEERS.folder / "transformers" / "INSTALLED").exists(), reason="transformers is not here"
 )
 needs_llama_cpp = pytest.mark.skipif(
-    not (PEERS.llama_programs / "llama-perplexity").exists(), reason="llama-perplexity is not here"
+    llama_perplexity() is None, reason="llama-perplexity is not here"
 )
 needs_wikitext = pytest.mark.skipif(not WIKITEXT.exists(), reason="WikiText-2 is not here")
 
@@ -215,15 +215,6 @@ def test_llama_cpp(type, twin, tmp_path):
         mine = score_windows(loaded.text_engine.engine, windows).perplexity.value
     finally:
         loaded.text_engine.engine.close()
-    flags = ["-c", "512", "--chunks", str(len(windows)), "-t", str(cpu().usable_cores)]
-    program = PEERS.llama_programs / "llama-perplexity"
-    done = subprocess.run(
-        [str(program), "-m", str(path), "-f", str(WIKITEXT), *flags],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    match = re.search(r"PPL = ([\d.]+)", done.stdout + done.stderr)
-    assert match is not None, done.stderr[-2000:]
-    print(f"{type}: octavo {mine:.4f}, llama.cpp {match[1]}: {mine / float(match[1]) - 1:+.3%}")
-    assert mine == pytest.approx(float(match[1]), rel=0.01)
+    theirs = perplexity_by_llama_cpp(path, WIKITEXT, len(windows), 512).value
+    print(f"{type}: octavo {mine:.4f}, llama.cpp {theirs}: {mine / theirs - 1:+.3%}")
+    assert mine == pytest.approx(theirs, rel=0.01)

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from octavo.errors import ConfigError
 from octavo.models.loader import load_model
@@ -17,7 +16,7 @@ from octavo.quantization.produce.fake_quant import FakeQuantMatrix, ScaledMatrix
 from octavo.quantization.produce.grid import QuantizedMatrix, Scheme
 from octavo.quantization.produce.pipeline import quantize_model
 from octavo.quantization.produce.qat import split, train, train_model
-from tests.conftest import write_tiny_model
+from tests.conftest import write_calm_model
 
 LENGTH = 32
 SCHEME = Scheme(2, 16, symmetric=False)
@@ -29,14 +28,7 @@ TOKENS = STEPS * 2 * LENGTH
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
-    """Its layers add little, and attend to much, as those of trained models do."""
-    path = write_tiny_model(tmp_path_factory.mktemp("qat") / "model")
-    tensors = load_file(path / "model.safetensors")
-    for name in tensors:
-        if name.endswith(("q_proj.weight", "o_proj.weight", "down_proj.weight")):
-            tensors[name] *= 0.1
-    save_file(tensors, path / "model.safetensors")
-    return path
+    return write_calm_model(tmp_path_factory.mktemp("qat") / "model", 0.1)
 
 
 @pytest.fixture
