@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,10 @@ _ROUNDINGS: dict[str, Method] = {  # of others: search
 }
 _SCALINGS = {"awq": AWQ, "smoothquant": SMOOTHQUANT}
 _TORCH_TYPES = {GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
+
+# The windows that are looked at, int64 [W, length], made when they are first asked for; None if no
+# text is looked at.
+Text = Callable[[], Tensor | None]
 
 # What has been done of how much, and what it is.
 Progress = Callable[[str, int, int], None]
@@ -126,7 +131,8 @@ def make(
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
     make_model = _make_gguf if wanted.method == "gguf" else _make_folder
-    choice = make_model(source, tokenizer, out, wanted, progress)
+    text = cache(lambda: _windows(tokenizer, wanted))
+    choice = make_model(source, text, out, wanted, progress)
     num_bytes = sum(entry.num_bytes for entry in open_checkpoint(out).tensors.values())
     num_weights = sum(prod(parameters.shape(name)) for name in parameters.names)
     return Made(
@@ -161,12 +167,12 @@ def _windows(tokenizer: Tokenizer, wanted: Wanted) -> Tensor | None:
 def _sensitivity(
     mixing: Mixing,
     parameters: Parameters,
-    tokenizer: Tokenizer,
+    text: Text,
     wanted: Wanted,
     progress: Progress,
 ) -> Sensitivity:
     """What each matrix would cost in each way that a mix has for it."""
-    windows = _windows(tokenizer, wanted)
+    windows = text()
     assert windows is not None
     config = parameters.checkpoint.config()
     gptq_scheme = None
@@ -195,18 +201,18 @@ class _Plan:
 
 
 def _make_folder(
-    parameters: Parameters, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
+    parameters: Parameters, text: Text, out: Path, wanted: Wanted, progress: Progress
 ) -> Mixture | None:
     planned = (
         _one_scheme(parameters, wanted)
         if wanted.target_bpw is None
-        else _mixed(parameters, wanted.target_bpw, tokenizer, wanted, progress)
+        else _mixed(parameters, wanted.target_bpw, text, wanted, progress)
     )
     kept = _kept(parameters, out, wanted, planned)
     write_hf_folder(
         out,
         parameters.checkpoint,
-        _tensors(parameters, tokenizer, wanted, planned, kept, progress),
+        _tensors(parameters, text, wanted, planned, kept, progress),
         dtype=_float_type(parameters),
         quantization_config=planned.config,
     )
@@ -240,14 +246,14 @@ def _one_scheme(parameters: Parameters, wanted: Wanted) -> _Plan:
 def _mixed(
     parameters: Parameters,
     target_bpw: float,
-    tokenizer: Tokenizer,
+    text: Text,
     wanted: Wanted,
     progress: Progress,
 ) -> _Plan:
     widths = [shape.k for shape in shapes(parameters.config) if shape.name != HEAD]
     writer, schemes = wanted.mixed_writer(), wanted.schemes(widths)
     mixing = Mixing.of_folder(parameters, target_bpw, schemes, writer)
-    sensitivity = _sensitivity(mixing, parameters, tokenizer, wanted, progress)
+    sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
     mixture = mixing.choose(sensitivity.costs)
     chosen = mixture.schemes()
     left_out = [*(name for name in mixture.chosen if name not in chosen), HEAD]
@@ -259,7 +265,7 @@ def _mixed(
 
 def _tensors(
     parameters: Parameters,
-    tokenizer: Tokenizer,
+    text: Text,
     wanted: Wanted,
     planned: _Plan,
     kept: KeptMatrices | None,
@@ -267,7 +273,7 @@ def _tensors(
 ) -> Iterator[NewTensor]:
     """All tensors of the folder: what is quantized first, layer by layer."""
     done = set()
-    for name, weight in _quantized(parameters, tokenizer, wanted, planned.schemes, kept, progress):
+    for name, weight in _quantized(parameters, text, wanted, planned.schemes, kept, progress):
         done.add(name)
         if isinstance(weight, Tensor):
             yield _vector(parameters, name, weight)
@@ -282,7 +288,7 @@ def _tensors(
 
 def _quantized(
     parameters: Parameters,
-    tokenizer: Tokenizer,
+    text: Text,
     wanted: Wanted,
     schemes: Mapping[str, Scheme],
     kept: KeptMatrices | None,
@@ -305,7 +311,7 @@ def _quantized(
         what = f"training, KL {report.divergence:.3f} (of other text {report.held_out:.3f})"
         progress(what, report.number, report.total)
 
-    windows = _windows(tokenizer, wanted)
+    windows = text()
     matrices: Iterable[tuple[str, QuantizedMatrix | Tensor]]
     if METHODS[wanted.method].trains:
         assert windows is not None
@@ -376,15 +382,15 @@ def _float_type(parameters: Parameters) -> GGMLType:
 
 
 def _make_gguf(
-    parameters: Parameters, tokenizer: Tokenizer, out: Path, wanted: Wanted, progress: Progress
+    parameters: Parameters, text: Text, out: Path, wanted: Wanted, progress: Progress
 ) -> Mixture | None:
     checkpoint, mixture = parameters.checkpoint, None
     config = checkpoint.config()
     target_bpw = wanted.target_bpw
     mixing = None if target_bpw is None else Mixing.of_gguf(parameters, target_bpw)
-    importance = _importance(checkpoint, tokenizer, wanted, progress)
+    importance = _importance(checkpoint, text, progress)
     if mixing is not None:
-        sensitivity = _sensitivity(mixing, parameters, tokenizer, wanted, progress)
+        sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
         mixture = mixing.choose(sensitivity.costs)
         importance[EMBEDDING if config.tie_embeddings else HEAD] = sensitivity.head_importance
     facts = ModelFacts(
@@ -414,11 +420,9 @@ def _make_gguf(
     return mixture
 
 
-def _importance(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, wanted: Wanted, progress: Progress
-) -> dict[str, Tensor]:
+def _importance(checkpoint: Checkpoint, text: Text, progress: Progress) -> dict[str, Tensor]:
     """E[x^2] of the inputs of each linear of a layer, by parameter."""
-    windows = _windows(tokenizer, wanted)
+    windows = text()
     if windows is None:
         return {}
     progress("looking at a text", 0, 1)
