@@ -232,40 +232,41 @@ class TextEngine:
         return delta
 
     def _advance(self, group: SampleGroup, sample: Sample, update: RequestUpdate) -> TextDelta:
-        for entry in update.logprobs:
+        text, count = self._detokenize(sample, update.new_token_ids)
+        logprobs = update.logprobs[:count]
+        for entry in logprobs:
             sample.cumulative_logprob += entry.logprob
-        text = self._detokenize(sample, update.new_token_ids)
         return TextDelta(
             group,
             sample,
             text,
-            update.new_token_ids,
-            update.logprobs if group.params.logprobs is not None else [],
+            update.new_token_ids[:count],
+            logprobs if group.params.logprobs is not None else [],
             update.prompt_logprobs,
             update.request.finish_reason,
         )
 
-    def _detokenize(self, sample: Sample, token_ids: list[int]) -> str:
-        """The text that new tokens add. Ends the request if it completes a stop string."""
+    def _detokenize(self, sample: Sample, token_ids: list[int]) -> tuple[str, int]:
+        """The text that new tokens add, and how many of them there are: up to the one that
+        completes a stop string, which ends the request."""
         detokenizer, request = sample.detokenizer, sample.request
         if detokenizer is None:
-            return ""
+            return "", len(token_ids)
+        shown = token_ids
         if (
             token_ids
             and request.finish_reason is FinishReason.STOP
             and not request.params.include_stop_str_in_output
         ):
-            token_ids = token_ids[:-1]  # the token that stopped it says nothing to the reader
-        text = detokenizer.push(token_ids)
+            shown = token_ids[:-1]  # the token that stopped it says nothing to the reader
+        before = detokenizer.num_tokens
+        text = detokenizer.push(shown)
         if detokenizer.stop_reason is not None:
-            if request.is_finished:  # it reached its length with the same token
-                request.finish_reason = FinishReason.STOP
-                request.stop_reason = detokenizer.stop_reason
-            else:
-                self.engine.finish(request.request_id, detokenizer.stop_reason)
-        elif request.is_finished:
+            self.engine.stop(request, detokenizer.stop_reason, detokenizer.num_tokens)
+            return text, detokenizer.num_tokens - before
+        if request.is_finished:
             text += detokenizer.finish()
-        return text
+        return text, len(token_ids)
 
 
 def _params_of_sample(params: SamplingParams, index: int) -> SamplingParams:

@@ -165,12 +165,10 @@ class StepOutput:
     """What a step produced, by request id.
 
     ``token_ids`` holds a list for each item that samples, of one token up to ``num_sampled``. A
-    request in ``errors`` has none: its row could not be sampled, and it alone ends. ``drafts`` may
-    bring guesses at what follows these tokens; the next step verifies as many as there is room for.
+    request in ``errors`` has none: its row could not be sampled, and it alone ends.
     """
 
     token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-    drafts: dict[str, Draft] = field(default_factory=dict)

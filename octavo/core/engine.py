@@ -80,9 +80,10 @@ class Engine:
         """End a request at any moment, in any state. Unknown or ended ids are no error."""
         return self.scheduler.finish(request_id, FinishReason.ABORT)
 
-    def finish(self, request_id: str, stop_reason: str) -> Request | None:
-        """End a request because of what its text says (a stop string)."""
-        return self.scheduler.finish(request_id, FinishReason.STOP, stop_reason)
+    def stop(self, request: Request, stop_reason: str, num_output_tokens: int) -> None:
+        """End a request because of what its text says: so many of its tokens complete a stop
+        string. Those after them, of the same step, are taken back."""
+        self.scheduler.stop(request, stop_reason, num_output_tokens)
 
     def fail(self, request: Request, error: str) -> None:
         """End a request that cannot go on, whatever its state, with an error."""
@@ -167,7 +168,10 @@ class Engine:
     def _note_time(self, batch: Batch, begun_at: float) -> None:
         """What a step took, from when it could run to when its results were there."""
         now = self.clock.now()
-        self.scheduler.pacer.observe(batch, now - max(begun_at, self._last_result_at))
+        seconds = now - max(begun_at, self._last_result_at)
+        self.scheduler.pacer.observe(batch, seconds)
+        if self.scheduler.proposer is not None:
+            self.scheduler.proposer.observe_step(batch, seconds)
         self._last_result_at = now
 
     def close(self) -> None:
@@ -274,6 +278,7 @@ class Engine:
 
     def _stats(self, batch: Batch, updates: list[RequestUpdate]) -> StepStats:
         scheduler, blocks = self.scheduler, self.scheduler.block_manager
+        drafts, proposer = scheduler.drafts, scheduler.proposer
         return StepStats(
             step_id=batch.step_id,
             num_running=len(scheduler.running),
@@ -290,9 +295,12 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_tokens_queried=scheduler.prefix_tokens_queried,
             prefix_tokens_hit=scheduler.prefix_tokens_hit,
-            draft_tokens=scheduler.draft_tokens,
-            draft_tokens_accepted=scheduler.draft_tokens_accepted,
+            num_drafts=drafts.num_drafts,
+            draft_tokens=drafts.num_tokens,
+            draft_tokens_accepted=drafts.num_accepted,
+            draft_seconds=proposer.seconds if proposer is not None else 0.0,
             num_invariant_violations=self.num_invariant_violations,
+            draft_accepted_by_position=tuple(drafts.accepted_by_position),
         )
 
 

@@ -18,9 +18,47 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 4096  # of all together
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64
+MAX_DRAFT_TOKENS = 64  # guessed at once
 # Of all positions of a prompt together: each takes kilobytes where it goes, and a hundred bytes an
 # entry in an answer.
 MAX_PROMPT_LOGPROBS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """What a request says of speculative decoding: the object ``speculative`` of the APIs.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; names the field.
+    """
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise InvalidRequestError(
+                f"must be true or false, not {self.enabled!r}", "speculative.enabled"
+            )
+        if self.num_speculative_tokens is not None:
+            field = "speculative.num_speculative_tokens"
+            _integer(field, self.num_speculative_tokens, 0, MAX_DRAFT_TOKENS)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> SpeculativeParams:
+        if not isinstance(values, Mapping):
+            raise InvalidRequestError(f"must be an object, not {values!r}", "speculative")
+        known = {"enabled", "num_speculative_tokens"}
+        if unknown := set(values) - known:
+            raise InvalidRequestError(
+                f"has no field {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}",
+                "speculative",
+            )
+        return cls(**values)
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.num_speculative_tokens if self.enabled else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +85,7 @@ class SamplingParams:
         allowed_token_ids: only these can be generated. bad_words: these can not.
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
+        speculative: whether tokens may be guessed ahead, and how many; it changes no answer.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -76,6 +115,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    speculative: SpeculativeParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
@@ -97,6 +137,8 @@ class SamplingParams:
                     "must name at least one token, or be None", "allowed_token_ids"
                 )
         store("logit_bias", _logit_bias(self.logit_bias))
+        if self.speculative is not None and not isinstance(self.speculative, SpeculativeParams):
+            store("speculative", SpeculativeParams.of(self.speculative))
         if self.seed == -1:
             store("seed", None)
 
@@ -128,6 +170,12 @@ class SamplingParams:
     def num_samples(self) -> int:
         """Completions to generate for a prompt: ``best_of`` where it is given, else ``n``."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """How many tokens may be guessed at once; None is as many as the engine likes."""
+        asked = self.speculative
+        return asked.max_tokens if isinstance(asked, SpeculativeParams) else None
 
     @property
     def has_penalties(self) -> bool:

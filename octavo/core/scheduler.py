@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
+from octavo.core.drafting import DraftProposer
 from octavo.core.limits import QueueLimits, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
 from octavo.core.request import FinishReason, Request, RequestStatus
+from octavo.core.stats import DraftStats
 from octavo.errors import ConfigError, InvalidRequestError
 
 
@@ -97,11 +99,15 @@ class Scheduler:
         config: SchedulerConfig,
         block_manager: BlockManager,
         admission: AdmissionPolicy | None = None,
+        proposer: DraftProposer | None = None,
     ):
         self.config = config
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
-        self.lookahead = Lookahead(block_manager, config.max_rounds, runs_ahead=config.runs_ahead)
+        self.proposer = proposer
+        self.lookahead = Lookahead(
+            block_manager, config.max_rounds, proposer, runs_ahead=config.runs_ahead
+        )
         # Without chunks there is nothing to pace.
         self.pacer = Pacer(config.target_step_seconds if config.enable_chunked_prefill else 0.0)
         self.queue_limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
@@ -112,8 +118,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_tokens_queried = 0
         self.prefix_tokens_hit = 0
-        self.draft_tokens = 0
-        self.draft_tokens_accepted = 0
+        self.drafts = DraftStats()
         self.num_steps = 0
         self._num_added = 0
         self._finished_ids: list[str] = []
@@ -169,6 +174,16 @@ class Scheduler:
             self._finish(request, reason, stop_reason)
         return request
 
+    def stop(self, request: Request, stop_reason: str, num_output_tokens: int) -> None:
+        """End a request at a stop string, which ``num_output_tokens`` of its tokens complete.
+
+        It may have ended in the same step already: at its length, or at a token further on.
+        """
+        self.finish(request.request_id, FinishReason.STOP, stop_reason)
+        request.finish_reason, request.stop_reason = FinishReason.STOP, stop_reason
+        del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
+        request.stats.num_output_tokens = request.num_output_tokens
+
     def _finish(
         self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
     ) -> None:
@@ -182,7 +197,7 @@ class Scheduler:
         request.fork_of = None
         del self.requests[request.request_id]
         self._finished_ids.append(request.request_id)
-        self.lookahead.forget(request)
+        self._forget_drafts(request)
         if not request.num_tokens_in_flight:
             self.block_manager.free(request)
 
@@ -343,6 +358,7 @@ class Scheduler:
         assert not request.num_tokens_in_flight
         self.running.remove(request)
         self.block_manager.free(request)
+        self._forget_drafts(request)
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
         request.stats.num_preemptions += 1
@@ -439,16 +455,24 @@ class Scheduler:
                 logprobs = output.logprobs.get(request_id, [])[: len(new_token_ids)]
                 updates.append(RequestUpdate(request, new_token_ids, logprobs, prompt_logprobs))
             if item.num_sampled > 1:
-                self._take_back(item, len(new_token_ids))
-        self.lookahead.take(batch, output)
+                self._take_back(item, new_token_ids)
         return updates
 
-    def _take_back(self, item: ScheduledRequest, num_taken: int) -> None:
+    def _take_back(self, item: ScheduledRequest, new_token_ids: list[int]) -> None:
         """Slots of tokens that a step might have brought, and did not."""
-        self.block_manager.trim(item.request, len(item.request.token_ids))
-        if item.draft is not None:
-            self.draft_tokens += len(item.draft)
-            self.draft_tokens_accepted += num_taken - 1
+        request, draft = item.request, item.draft
+        self.block_manager.trim(request, len(request.token_ids))
+        if draft is None:
+            return
+        num_accepted = len(draft.path(new_token_ids))
+        for stats in (self.drafts, request.stats.drafts):
+            stats.count(len(draft), num_accepted)
+        if self.proposer is not None:
+            self.proposer.observe(request, draft, num_accepted)
+
+    def _forget_drafts(self, request: Request) -> None:
+        if self.proposer is not None:
+            self.proposer.forget(request)
 
     def _append(self, request: Request, token_ids: Iterable[int]) -> list[int]:
         """Append sampled tokens up to the first that ends the request; returns those taken."""

@@ -5,7 +5,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """Guesses that were verified, and what came of them.
+
+    Three figures that are easily mixed up: ``acceptance_rate`` is of guessed tokens, whatever came
+    before them; ``accepted_by_position`` is of drafts; ``mean_accepted_length`` counts the
+    token that a step brings anyhow.
+    """
+
+    num_drafts: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)  # drafts right as far as that
+
+    def count(self, num_tokens: int, num_accepted: int) -> None:
+        """A draft of so many tokens was verified; so many, along one path, were right."""
+        self.num_drafts += 1
+        self.num_tokens += num_tokens
+        self.num_accepted += num_accepted
+        by_position = self.accepted_by_position
+        by_position.extend([0] * (num_accepted - len(by_position)))
+        for position in range(num_accepted):
+            by_position[position] += 1
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted of drafted tokens; None without any."""
+        return self.num_accepted / self.num_tokens if self.num_tokens else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens of a step that verifies a draft, the one that follows it included."""
+        return 1 + self.num_accepted / self.num_drafts if self.num_drafts else None
 
 
 @dataclass(slots=True)
@@ -20,6 +56,7 @@ class RequestStats:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    drafts: DraftStats = field(default_factory=DraftStats)
 
     @property
     def queue_time(self) -> float | None:
@@ -83,15 +120,19 @@ class StepStats:
     num_preemptions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
-    draft_tokens: int  # that were verified
+    num_drafts: int  # that were verified
+    draft_tokens: int  # of them
     draft_tokens_accepted: int
+    draft_seconds: float  # spent in making them
     num_invariant_violations: int  # of the block pool, which is to have none
+    # Drafts that were right as far as the first token, the second, and so on.
+    draft_accepted_by_position: tuple[int, ...] = ()
 
     @classmethod
     def idle(cls, num_blocks: int = 0) -> StepStats:
         """Of an engine with that many blocks that has done nothing yet."""
-        nothing = cls(*(0 for _ in fields(cls)))
-        return replace(nothing, num_free_blocks=num_blocks)
+        nothing: dict[str, Any] = {each.name: 0 for each in fields(cls) if each.default is MISSING}
+        return cls(**nothing | {"num_free_blocks": num_blocks})
 
     @property
     def kv_utilisation(self) -> float:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from octavo.core.admission import AdmissionPolicy
 from octavo.core.batch import DAMAGED, Batch, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
+from octavo.core.drafting import DraftProposer
 from octavo.core.executor import Executor, ExecutorAround, Probe, StepHandle
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 
@@ -63,17 +64,22 @@ class FaultyScheduler(Scheduler):
         config: SchedulerConfig,
         block_manager: BlockManager,
         admission: AdmissionPolicy | None = None,
+        proposer: DraftProposer | None = None,
         *,
         preempts: Trigger,
     ):
-        super().__init__(config, block_manager, admission)
+        super().__init__(config, block_manager, admission, proposer)
         self._preempts = preempts
 
     @classmethod
     def in_place_of(cls, scheduler: Scheduler, *, preempts: Trigger) -> FaultyScheduler:
         """A scheduler of the same parts, for an engine without requests."""
         return cls(
-            scheduler.config, scheduler.block_manager, scheduler.admission, preempts=preempts
+            scheduler.config,
+            scheduler.block_manager,
+            scheduler.admission,
+            scheduler.proposer,
+            preempts=preempts,
         )
 
     def schedule(self) -> Batch:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
+from octavo.core.drafting import Opening
 from octavo.core.executor import NoModel, StepHandle
+from octavo.core.request import Request
 
 # Guesses at what follows a prompt from a position on.
 Propose = Callable[[Sequence[int], int], Draft | None]
@@ -73,12 +75,49 @@ class HashDrafts:
         return Draft(tuple(token_ids), tuple(parents)) if token_ids else None
 
 
+class GuessingProposer:
+    """A ``DraftProposer`` that asks a function.
+
+    Args:
+        passes: it does not want to be asked of a request that has so many tokens, or a multiple of
+            that; such a request may run ahead. 0: it always wants.
+    """
+
+    max_tokens = 16
+    seconds = 0.0
+
+    def __init__(self, propose: Propose, passes: int = 0):
+        self._propose = propose
+        self._passes = passes
+        self.known: set[str] = set()  # of whom it was asked, and who have not ended
+
+    def wants(self, request: Request) -> bool:
+        return not self._passes or len(request.token_ids) % self._passes != 0
+
+    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+        drafts: dict[str, Draft] = {}
+        for request, _ in openings:
+            self.known.add(request.request_id)
+            draft = self._propose(request.prompt_token_ids, len(request.token_ids))
+            if draft is not None:
+                drafts[request.request_id] = draft
+        return drafts
+
+    def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        assert request.request_id in self.known or request.is_finished
+
+    def observe_step(self, batch: Batch, seconds: float) -> None:
+        pass
+
+    def forget(self, request: Request) -> None:
+        self.known.discard(request.request_id)
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """An item as it stood when it was submitted."""
 
     request_id: str
-    prompt_token_ids: Sequence[int]
     block_ids: list[int]
     token_ids: list[int]  # from ``start`` on; those that no step has brought yet are not there
     start: int
@@ -91,7 +130,6 @@ class _Work:
         request = item.request
         return cls(
             request.request_id,
-            request.prompt_token_ids,
             request.block_ids.copy(),
             request.token_ids[item.start : item.end],
             item.start,
@@ -122,7 +160,7 @@ class HashExecutor:
 
     Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
     one that is when later steps have been planned, and a sampled token is fed to the next step
-    here, before the scheduler has heard of it. ``propose`` makes the drafts of the next steps.
+    here, before the scheduler has heard of it.
     """
 
     def __init__(
@@ -132,7 +170,6 @@ class HashExecutor:
         vocab_size: int = 97,
         audit_every: int = 1,
         depth: int = 1,
-        propose: Propose | None = None,
     ):
         self.depth = depth
         self.feeds_tokens = depth > 1
@@ -140,7 +177,6 @@ class HashExecutor:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._audit_every = audit_every
-        self._propose = propose
         self._num_items = 0
         # slot -> (KV of the position, fold up to and including it)
         self._slots = [(_FREED, _FREED)] * (num_blocks * block_size)
@@ -177,16 +213,9 @@ class HashExecutor:
             self._sampled.pop(request_id, None)
         output = StepOutput({})
         for work in works:
-            sampled = self._compute(work)
-            if not sampled:
-                continue
-            next_position = work.end + len(sampled)
-            self._sampled[work.request_id] = (next_position - 1, sampled[-1])
-            output.token_ids[work.request_id] = sampled
-            if self._propose is not None:
-                draft = self._propose(work.prompt_token_ids, next_position)
-                if draft is not None:
-                    output.drafts[work.request_id] = draft
+            if sampled := self._compute(work):
+                self._sampled[work.request_id] = (work.end + len(sampled) - 1, sampled[-1])
+                output.token_ids[work.request_id] = sampled
         return output
 
     def _compute(self, work: _Work) -> list[int]:

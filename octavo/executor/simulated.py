@@ -101,4 +101,5 @@ class SimulatedExecutor:
 
     def _tokens(self, item: ScheduledRequest) -> list[int]:
         positions = range(item.end, item.end + item.num_sampled)
-        return [self._next_token(item.request, position) for position in positions]
+        tokens = [self._next_token(item.request, position) for position in positions]
+        return tokens if item.draft is None else tokens[: len(item.draft.path(tokens)) + 1]

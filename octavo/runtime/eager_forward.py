@@ -14,7 +14,7 @@ from octavo.core.batch import Batch, TokenLogprobs
 from octavo.kernels.dispatch import Ops
 from octavo.layers.context import LayerCaches
 from octavo.models.registry import CausalLM
-from octavo.runtime.forward import Observed, Rows
+from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, sample
@@ -86,19 +86,12 @@ class EagerForward:
         self.kernel_seconds += time.perf_counter() - begin
         # The sum of a row is finite if and only if all of it is, short of overflow in float32.
         is_sound = torch.isfinite(self._hidden.float().abs().sum(dim=-1))
-        sampled = [item for item in batch.items if item.samples]
-        last = [
-            int(end) - 1
-            for item, end in zip(batch.items, inputs.query_start[1:], strict=True)
-            if item.samples
-        ]
-        rows = Rows(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist(), sampled, [], {}, {})
-        if sampled:
-            logits = self._compute_logits(self._hidden[last])
-            chosen = sample(logits, [sampling_row(item.request) for item in sampled])
-            rows.tokens = [[token_id] for token_id in chosen.token_ids]
-            rows.reasons = chosen.errors
-            rows.logprobs = {i: [entry] for i, entry in enumerate(chosen.logprobs) if entry}
+        sampling = SampledRows(batch, inputs.query_start)
+        rows = Rows(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist())
+        if sampling.at:
+            logits = self._compute_logits(self._hidden[sampling.at])
+            chosen = sample(logits, [sampling_row(request) for request in sampling.requests])
+            sampling.give(rows, chosen.token_ids, chosen.errors, chosen.logprobs.__getitem__)
         return rows
 
     @torch.inference_mode()

@@ -7,14 +7,16 @@ runner's, and the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from octavo.core.batch import Batch, ScheduledRequest, TokenLogprobs
+from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
+from octavo.core.request import Request
+from octavo.runtime.sampling_row import DraftedRow, rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,18 +33,73 @@ class Blocks(Protocol):
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None: ...
 
+    def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
+        """Move what a sequence has in some slots, in ascending order, to the slots from ``target``
+        on, none of which lies behind its own source. A slot is that of a position, by the
+        sequence's block table."""
+        ...
+
 
 @dataclass(slots=True)
 class Rows:
-    """What a pass over a batch of T tokens and S items leaves, until the next one."""
+    """What a pass over a batch of T tokens and S items leaves, until the next one.
+
+    What was sampled is said of the items that sample, by their place among these: tokens in
+    rounds, or with a draft the one that follows the last known token, and then those that follow
+    each token of the draft.
+    """
 
     starts: Sequence[int] | np.ndarray  # [S + 1]; the rows of item i are [starts[i], starts[i + 1])
     damaged: Sequence[int]  # rows with a NaN or an infinity, in their order
-    sampled: list[ScheduledRequest]  # the items that sample, in their order
-    tokens: list[list[int]]  # of each of these
-    # By place in ``sampled``: why there is no valid token; what was asked about the tokens.
-    reasons: dict[int, str]
-    logprobs: dict[int, list[TokenLogprobs]]
+    tokens: list[list[int]] = field(default_factory=list)
+    # Why there is no valid token, by its place in the list.
+    reasons: dict[int, dict[int, str]] = field(default_factory=dict)
+    # Of those who ask, one for each token; None where there is no valid one.
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+
+
+class SampledRows:
+    """The rows of a step that become tokens, item after item.
+
+    Args:
+        starts: as in ``Rows``.
+    """
+
+    def __init__(self, batch: Batch, starts: Sequence[int] | np.ndarray):
+        self.requests: list[Request | DraftedRow] = []  # what each row is sampled for
+        self.at: list[int] = []  # where it is in the step
+        self._ends: list[int] = []  # of each item that samples
+        for index, item in enumerate(batch.items):
+            if not item.samples:
+                continue
+            end = int(starts[index + 1])
+            if item.draft is None:
+                self.requests.append(item.request)
+                self.at.append(end - 1)
+            else:
+                self.requests += rows_of(item.request, item.draft)
+                self.at += range(end - 1 - len(item.draft), end)
+            self._ends.append(len(self.at))
+
+    def give(
+        self,
+        rows: Rows,
+        token_ids: Sequence[int],
+        reasons: Mapping[int, str],
+        logprobs: Callable[[int], TokenLogprobs | None],
+    ) -> None:
+        """Hand out what was sampled: a token for each row, reasons by row for those that have none,
+        and a function of a row for what was asked of its token."""
+        begin = 0
+        for place, end in enumerate(self._ends):
+            rows.tokens.append([*token_ids[begin:end]])
+            if reasons:
+                rows.reasons[place] = {
+                    row - begin: reasons[row] for row in range(begin, end) if row in reasons
+                }
+            if self.requests[begin].params.logprobs is not None and begin not in reasons:
+                rows.logprobs[place] = [logprobs(row) for row in range(begin, end)]
+            begin = end
 
 
 class Observed(Protocol):

@@ -92,7 +92,10 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     num_blocks = 0
     for item in batch.items:
         request, start, count = item.request, item.start, item.num_tokens
-        if count == 1:
+        if item.draft is not None:
+            token_ids += request.token_ids[start : item.end]
+            token_ids += item.draft.token_ids
+        elif count == 1:
             token_ids.append(request.token_ids[start])
         else:
             token_ids += request.token_ids[start : start + count]

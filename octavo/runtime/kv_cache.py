@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -53,6 +53,15 @@ class KVCache:
             for _, parts in self._stores:
                 for memory in parts:
                     memory[:, target] = memory[:, source]
+
+    def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
+        """As :meth:`octavo.runtime.forward.Blocks.move`."""
+        size = self.block_size
+        for to, source in enumerate(sources, target):
+            here, there = block_ids[source // size], block_ids[to // size]
+            for _, parts in self._stores:
+                for memory in parts:
+                    memory[:, there, to % size] = memory[:, here, source % size]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -15,11 +15,11 @@ from operator import add
 
 import numpy as np
 
-from octavo.core.batch import Batch, ScheduledRequest, TokenLogprobs
+from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.program import Program
-from octavo.runtime.forward import Observed, Rows
+from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
@@ -44,7 +44,7 @@ class NativeForward:
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
         self._table_stride = self._tables.array.shape[1]
-        rows = max(max_num_seqs, LOGITS_ROWS, MAX_ROUNDS)
+        rows = max(max_tokens, LOGITS_ROWS, MAX_ROUNDS)
         # A step takes and brings a few numbers: without numpy, which costs more than they do when
         # the weights have driven it out of the caches. None of these ever changes its length.
         self._token_ids = _int32s(max_tokens)
@@ -88,35 +88,32 @@ class NativeForward:
 
     def run(self, batch: Batch) -> Rows:
         num_tokens, longest = self._write_sequences(batch)
-        sampled = [item for item in batch.items if item.samples]
-        self._write_sampling(batch, sampled)
-        if num_tokens == 1 and sampled and (most := sampled[0].num_sampled) > 1:
-            return self._run_rounds(sampled, most, longest)
+        if num_tokens == 1 and (most := batch.items[0].num_sampled) > 1:
+            return self._run_rounds(batch, most, longest)
+        sampling = SampledRows(batch, self._query_start)
+        self._write_sampling(sampling)
         self._arguments.num_rounds = 1
-        asked = [item.request.params.logprobs for item in sampled]
+        asked = [request.params.logprobs for request in sampling.requests]
         self._arguments.logprobs = self._logprobs.ask(asked)
         self.program.step(self._arguments, longest)
-        count = len(sampled)
+        count = len(sampling.at)
         status, tokens = self._status[:count].tolist(), self._tokens[:count].tolist()
-        return Rows(
-            self._query_start,
-            self._damaged(num_tokens),
-            sampled,
-            tokens=[[token] for token in tokens],
-            reasons=_reasons(status) if any(status) else {},
-            logprobs={
-                place: [self._logprobs.entry(place, tokens[place])]
-                for place, num_top in enumerate(asked)
-                if num_top is not None and not status[place]
-            },
+        rows = Rows(self._query_start, self._damaged(num_tokens))
+        sampling.give(
+            rows,
+            tokens,
+            _reasons(status) if any(status) else {},
+            lambda row: self._logprobs.entry(row, tokens[row]),
         )
+        return rows
 
-    def _run_rounds(self, sampled: list[ScheduledRequest], most: int, longest: int) -> Rows:
+    def _run_rounds(self, batch: Batch, most: int, longest: int) -> Rows:
         """Several rounds of the only request, in one call."""
         rounds = rounds_in_time(most, self._round_seconds)
-        request = sampled[0].request
+        request = batch.items[0].request
         if request.params.has_penalties or request.is_masked:  # every token counts, here
             rounds = 1
+        self._write_sampling(SampledRows(batch, self._query_start))
         self._arguments.num_rounds = rounds
         num_top = request.params.logprobs
         self._arguments.logprobs = self._logprobs.ask([num_top] * rounds)
@@ -125,16 +122,17 @@ class NativeForward:
         # A coarse clock may have stood still.
         self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
         status, tokens = self._status[:rounds].tolist(), self._tokens[:rounds].tolist()
-        reasons = _reasons(status[:1])
+        rows = Rows(self._query_start, self._damaged(1), [tokens])
+        if status[0]:
+            rows.reasons[0] = _reasons(status[:1])
         # A failure in a later round is for the next step, which meets it in its first.
         for index, code in enumerate(status):
             if code or not self._row_finite[index]:
                 del tokens[index:]
                 break
-        logprobs = {}
         if num_top is not None:
-            logprobs[0] = [self._logprobs.entry(index, t) for index, t in enumerate(tokens)]
-        return Rows(self._query_start, self._damaged(1), sampled, [tokens], reasons, logprobs)
+            rows.logprobs[0] = [self._logprobs.entry(index, t) for index, t in enumerate(tokens)]
+        return rows
 
     def _damaged(self, num_rows: int) -> list[int]:
         if self._row_finite.find(0, 0, num_rows) < 0:
@@ -160,17 +158,14 @@ class NativeForward:
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, max(kv_len)
 
-    def _write_sampling(self, batch: Batch, sampled: Sequence[ScheduledRequest]) -> None:
-        """What becomes of the last token of each item that samples."""
-        count = len(sampled)
+    def _write_sampling(self, sampling: SampledRows) -> None:
+        """Which rows become tokens, and how."""
+        count = len(sampling.at)
         self._arguments.num_out = count
         self._arguments.head_only = 0
-        starts = self._query_start
-        self._out_rows[:count] = array(
-            "i", [starts[i + 1] - 1 for i, item in enumerate(batch.items) if item.samples]
-        )
+        self._out_rows[:count] = array("i", sampling.at)
         self._logits_at[:count] = array("Q", bytes(8 * count))
-        self._samples.write([item.request for item in sampled])
+        self._samples.write(sampling.requests)
 
     def logits(self, rows: range) -> np.ndarray:
         """A further call, of the head alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class NativeKVCache:
         """
         for source, target in copies:
             self._data[target] = self._data[source]
+
+    def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
+        """As :meth:`octavo.runtime.forward.Blocks.move`."""
+        raise NotImplementedError("drafts are chains here")
 
 
 def untouched_zeros(num_bytes: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampling_row import GREEDY_TEMPERATURE, SamplingRow
+from octavo.runtime.sampling_row import GREEDY_TEMPERATURE, DraftedRow, SamplingRow
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 19 assignments.
 _SAMPLE = struct.Struct("@4f3d3iI2P2Q3Pq")
@@ -41,7 +41,7 @@ class _Biases(NamedTuple):
 
 
 # A request will do: to make a row of it copies its output.
-Row = SamplingRow | Request
+Row = SamplingRow | DraftedRow | Request
 
 
 def status_error(status: int) -> str:

@@ -7,11 +7,13 @@ them.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput
 from octavo.core.executor import LogitsObserver, Probe
 from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.prompt_logits import judge_prompt
+from octavo.runtime.verification import verify
 
 
 class Runner:
@@ -36,12 +38,40 @@ class Runner:
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
-        _take_tokens(rows, output)
+        self._take_tokens(batch, rows, output)
         observer = self.logits_observer
         for index, item in enumerate(batch.items):
             if observer is not None or item.request.params.prompt_logprobs is not None:
                 self._judge_prompt(item, int(rows.starts[index]), output)
         return output
+
+    def _take_tokens(self, batch: Batch, rows: Rows, output: StepOutput) -> None:
+        sampling = ((index, item) for index, item in enumerate(batch.items) if item.samples)
+        for place, (index, item) in enumerate(sampling):
+            request_id = item.request.request_id
+            reasons = rows.reasons.get(place, {})
+            if request_id in output.errors:
+                continue
+            if 0 in reasons:
+                output.errors[request_id] = reasons[0]
+                continue
+            token_ids, logprobs = rows.tokens[place], rows.logprobs.get(place)
+            if item.draft is not None:
+                first = _first_guess(item, rows, index)
+                damaged = {row - first + 1 for row in rows.damaged if row >= first}
+                verified = verify(item.draft, token_ids, damaged.union(reasons))
+                self._keep(item, verified.path)
+                token_ids = verified.token_ids
+                logprobs = logprobs and [logprobs[row] for row in verified.rows]
+            output.token_ids[request_id] = token_ids
+            if logprobs is not None:
+                output.logprobs[request_id] = [entry for entry in logprobs if entry is not None]
+
+    def _keep(self, item: ScheduledRequest, path: Sequence[int]) -> None:
+        """Have the keys and values of a path lie where its positions are."""
+        if path[-1:] != [len(path) - 1]:
+            slots = [item.end + index for index in path]
+            self.forward.kv_cache.move(item.request.block_ids, slots, item.end)
 
     def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
         if item.request.request_id in output.errors:
@@ -50,26 +80,17 @@ class Runner:
 
 
 def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:
-    """End requests with a NaN or an infinity anywhere in what this step computed.
+    """End requests with a NaN or an infinity anywhere in what this step computed of known tokens.
 
     All rows count, not only those that sample: that keeps damaged KV out of the prefix cache even
-    when it comes from the middle of a prompt.
+    when it comes from the middle of a prompt. A guess may do what it likes.
     """
     for index, item in enumerate(batch.items):
         first = bisect_left(rows.damaged, rows.starts[index])
-        if first < len(rows.damaged) and rows.damaged[first] < rows.starts[index + 1]:
+        if first < len(rows.damaged) and rows.damaged[first] < _first_guess(item, rows, index):
             output.errors[item.request.request_id] = DAMAGED
 
 
-def _take_tokens(rows: Rows, output: StepOutput) -> None:
-    errors, reasons, token_ids = output.errors, rows.reasons, output.token_ids
-    for place, (item, tokens) in enumerate(zip(rows.sampled, rows.tokens, strict=True)):
-        request_id = item.request.request_id
-        if request_id in errors:
-            continue
-        if place in reasons:
-            errors[request_id] = reasons[place]
-            continue
-        token_ids[request_id] = tokens
-        if place in rows.logprobs:
-            output.logprobs[request_id] = rows.logprobs[place]
+def _first_guess(item: ScheduledRequest, rows: Rows, index: int) -> int:
+    """The row after the last known token of item ``index`` of a batch."""
+    return int(rows.starts[index]) + item.end - item.start

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import Bits
@@ -42,7 +43,43 @@ class SamplingRow:
         return self.bits is not None or bool(params.logit_bias) or params.has_penalties
 
 
-def sampling_row(request: Request) -> SamplingRow:
+@dataclass(frozen=True, slots=True)
+class DraftedRow:
+    """What a row of logits after drafted tokens needs: of its request, as it would be by then."""
+
+    request: Request
+    drafted: tuple[int, ...]  # from the first one that follows the known tokens
+    bits: Bits | None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def sample_index(self) -> int:
+        return self.request.sample_index
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        return self.request.prompt_token_ids
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return [*self.request.output_token_ids, *self.drafted]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.request.num_output_tokens + len(self.drafted)
+
+    def bitmask(self) -> Bits | None:
+        return self.bits
+
+
+def sampling_row(request: Request | DraftedRow) -> SamplingRow:
     """A request as it is now, in a row of its own."""
     return SamplingRow(
         params=request.params,
@@ -52,3 +89,26 @@ def sampling_row(request: Request) -> SamplingRow:
         output_token_ids=request.output_token_ids,
         bits=request.bitmask(),
     )
+
+
+def rows_of(request: Request, draft: Draft) -> list[Request | DraftedRow]:
+    """The rows that a draft makes of a request: as it is now, and as it would be after each drafted
+    token. What each becomes is what a single step would have sampled there."""
+    paths: list[tuple[int, ...]] = []
+    for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token_id))
+    masks = [_mask_after(request, path) for path in paths] if request.is_masked else None
+    drafted = (
+        DraftedRow(request, path, masks[index] if masks else None)
+        for index, path in enumerate(paths)
+    )
+    return [request, *drafted]
+
+
+def _mask_after(request: Request, token_ids: tuple[int, ...]) -> Bits | None:
+    mask = request.mask
+    assert mask is not None
+    mask.advance(token_ids)
+    bits = mask.bitmask()
+    mask.rollback(len(token_ids))
+    return bits

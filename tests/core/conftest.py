@@ -10,7 +10,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashExecutor
+from octavo.executor.hashing import GuessingProposer, HashExecutor
 
 
 def make_request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Request:
@@ -26,15 +26,17 @@ def make_engine(
     admission=None,
     depth: int = 1,
     propose=None,
+    passes: int = 0,
     **config,
 ) -> Engine:
     """An engine over the hash model."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+    proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(
-        SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission
+        SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission, proposer
     )
-    return Engine(scheduler, HashExecutor(num_blocks, block_size, depth=depth, propose=propose))
+    return Engine(scheduler, HashExecutor(num_blocks, block_size, depth=depth))
 
 
 def run(engine: Engine, limit: int = 10_000) -> list[Request]:

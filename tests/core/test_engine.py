@@ -461,12 +461,6 @@ def test_a_stop_token_ends_a_request_within_a_step(make_engine, make_request, ru
     assert engine.scheduler.block_manager.num_cached_blocks == (3 + 6 - 1) // 4
 
 
-def test_stop_strings_are_looked_for_after_every_token(make_engine, make_request, run):
-    params = SamplingParams(max_tokens=4, ignore_eos=True, stop=["x"])
-    engine = make_engine(16, 4, max_rounds=4)
-    assert rounds_of(engine, run, make_request("a", [1, 2], params=params)) == [1] * 4
-
-
 def test_rounds_end_where_the_context_does(make_engine, make_request, run):
     params = SamplingParams(max_tokens=None, ignore_eos=True)
     engine = make_engine(16, 4, max_rounds=8, max_model_len=8)

@@ -55,7 +55,7 @@ def test_a_right_draft_saves_steps(make_engine, make_request):
     # 1 of the prompt, 4 and 4. Of the last ones, the bonus token is the one that ends it.
     assert steps == [(0, 5, 1), (5, 4, 4), (9, 4, 4)]
     scheduler = engine.scheduler
-    assert (scheduler.draft_tokens, scheduler.draft_tokens_accepted) == (6, 6)
+    assert (scheduler.drafts.num_tokens, scheduler.drafts.num_accepted) == (6, 6)
     assert step is None and scheduler.block_manager.num_cached_blocks == (5 + 9 - 1) // 4
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_draft_gives_back_its_tokens_and_slots(make_engine, make_request
             assert request.num_computed_tokens == num_known - 1
     assert request.output_token_ids == answer(request)
     scheduler = engine.scheduler
-    assert scheduler.draft_tokens > 10 and scheduler.draft_tokens_accepted == 0
+    assert scheduler.drafts.num_tokens > 10 and scheduler.drafts.num_accepted == 0
     assert scheduler.block_manager.num_cached_blocks == (5 + 8 - 1) // 2
 
 
@@ -93,7 +93,7 @@ def test_of_a_tree_the_right_path_is_taken(make_engine, make_request, run):
     engine.add(request)
     run(engine)
     assert request.output_token_ids == answer(request)
-    assert engine.scheduler.draft_tokens_accepted >= 2 * 3
+    assert engine.scheduler.drafts.num_accepted >= 2 * 3
     again = make_request("b", PROMPT + request.output_token_ids[:-1], max_tokens=3)
     engine.add(again)
     assert engine.step().batch.items[0].start > 12  # from the prefix cache
@@ -121,6 +121,42 @@ def test_drafts_take_what_is_left_of_budget_and_blocks(make_engine, make_request
     assert request.output_token_ids == answer(request)
 
 
+def test_a_request_says_how_many_tokens_may_be_guessed(make_engine, make_request, run):
+    for speculative, most in (
+        ({"enabled": False}, 1),
+        ({"num_speculative_tokens": 0}, 1),
+        ({"num_speculative_tokens": 2}, 3),
+        ({}, 6),
+    ):
+        engine = make_engine(propose=lambda prompt, at: Draft.chain(right(prompt, at, 5)))
+        params = SamplingParams(max_tokens=20, ignore_eos=True, speculative=speculative)
+        request = make_request("a", PROMPT, params=params)
+        engine.add(request)
+        engine.step()
+        sampled = []
+        while (step := engine.step()) is not None:
+            sampled.append(step.batch.items[0].num_sampled)
+        assert request.output_token_ids == answer(request) and max(sampled) == most
+
+
+def test_what_was_drafted_is_counted(make_engine, make_request, run):
+    def propose(prompt, position):
+        first, second = right(prompt, position, 2)
+        return Draft.chain([first, second, 96])
+
+    engine = make_engine(propose=propose)
+    request = make_request("a", PROMPT, max_tokens=11)
+    engine.add(request)
+    run(engine)
+    drafts = request.stats.drafts
+    assert drafts == engine.scheduler.drafts
+    assert drafts.num_drafts == 3 and drafts.num_tokens == 9 and drafts.num_accepted == 6
+    assert drafts.accepted_by_position == [3, 3]
+    assert drafts.mean_accepted_length == 3.0 and drafts.acceptance_rate == 6 / 9
+    stats = engine.stats()
+    assert stats.num_drafts == 3 and stats.draft_accepted_by_position == (3, 3)
+
+
 def test_nobody_is_preempted_for_a_guess(make_engine, make_request, run):
     propose = lambda prompt, at: Draft.chain([96] * 6)  # noqa: E731
     counts = []
@@ -144,21 +180,15 @@ def test_stop_tokens_end_a_request_within_a_draft(make_engine, make_request, run
     assert (request.finish_reason, request.stop_reason) == (FinishReason.STOP, stop)
 
 
-def test_stop_strings_are_looked_for_between_steps(make_engine, make_request, run):
-    engine = make_engine(max_rounds=4, propose=lambda prompt, at: Draft.chain([1, 2]))
-    params = SamplingParams(max_tokens=4, ignore_eos=True, stop=["x"])
-    engine.add(make_request("a", PROMPT, params=params))
-    while (step := engine.step()) is not None:
-        assert step.batch.items[0].num_sampled == 1
-
-
 def test_a_draft_waits_for_what_is_in_flight(make_engine, make_request, run):
-    engine = make_engine(depth=2, propose=lambda prompt, at: Draft.chain(right(prompt, at, 3)))
+    engine = make_engine(
+        depth=2, propose=lambda prompt, at: Draft.chain(right(prompt, at, 3)), passes=5
+    )
     request = make_request("a", PROMPT, max_tokens=30)
     engine.add(request)
     run(engine)
     assert request.output_token_ids == answer(request)
-    assert engine.scheduler.draft_tokens_accepted > 15
+    assert engine.scheduler.drafts.num_accepted > 15
 
 
 def test_drafts_of_what_has_ended_are_forgotten(make_engine, make_request, run):
@@ -169,7 +199,7 @@ def test_drafts_of_what_has_ended_are_forgotten(make_engine, make_request, run):
     engine.step()
     engine.abort("1")
     run(engine)
-    assert not engine.scheduler.lookahead._drafts
+    assert not engine.scheduler.proposer.known
 
 
 # -- steps that overlap ----------------------------------------------------------------------

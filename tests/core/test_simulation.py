@@ -51,6 +51,7 @@ class Press:
             block_size,
             depth=depth,
             propose=HashDrafts(rng) if rng.random() < 0.3 else None,
+            passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
             prefix_caching=rng.random() < 0.8,
@@ -200,7 +201,7 @@ def test_many_steps(make_engine, make_request, least):
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit
-        num_accepted += press.engine.scheduler.draft_tokens_accepted
+        num_accepted += press.engine.scheduler.drafts.num_accepted
         num_overlapping += press.num_overlapping
     elapsed = time.monotonic() - started
     print(

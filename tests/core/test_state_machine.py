@@ -15,7 +15,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import RequestError
-from octavo.executor.hashing import HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -46,9 +46,11 @@ class EngineMachine(RuleBasedStateMachine):
             ageing_steps=3,
         )
         self.blocks = blocks
-        propose = None if drafts is None else HashDrafts(random.Random(drafts))
-        executor = HashExecutor(num_blocks, block_size, depth=depth, propose=propose)
-        self.engine = Engine(Scheduler(config, blocks), executor)
+        proposer = None
+        if drafts is not None:
+            proposer = GuessingProposer(HashDrafts(random.Random(drafts)), passes=drafts % 5)
+        executor = HashExecutor(num_blocks, block_size, depth=depth)
+        self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
         self.requests: list[Request] = []
         self.ended: set[str] = set()
 

@@ -12,7 +12,7 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashDrafts, HashExecutor, expected_tokens
+from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
 
 def run_workload(
@@ -33,9 +33,9 @@ def run_workload(
         max_model_len=32,
         runs_ahead=depth > 1,
     )
-    propose = HashDrafts(random.Random(8)) if drafts else None
-    executor = executor_type(18, size, audit_every=1, depth=depth, propose=propose)
-    engine = Engine(Scheduler(config, blocks), executor)
+    proposer = GuessingProposer(HashDrafts(random.Random(8)), passes=3) if drafts else None
+    executor = executor_type(18, size, audit_every=1, depth=depth)
+    engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
     right = True
     leader = None
     for index in range(150):
