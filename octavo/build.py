@@ -14,6 +14,7 @@ from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.clock import Clock
+from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
@@ -22,7 +23,8 @@ from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
 from octavo.open_model import no_collections, notes_folder, open_source
-from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
+from octavo.speculation.drafters import Drafter, Target, open_drafter
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
@@ -96,10 +98,13 @@ def _load_engine(
     phases.end("tokenizer")
     spec = _rank_spec(args, source.path, notes_folder())
     rank = source.load_rank(spec, progress)
+    drafter = _open_drafter(args, Target(rank, spec, model_config, tokenizer))
     phases.end("weights")
-    config = resolve(args, rank.capacity)
-    rank.start(_rank_limits(config))
-    engine = build_engine(config, LocalExecutor(rank))
+    config = resolve(args, _with_draft_kv(rank.capacity, drafter))
+    limits = _rank_limits(config)
+    rank.start(limits)
+    proposer = drafter.start(limits) if drafter is not None else None
+    engine = build_engine(config, LocalExecutor(rank), proposer=proposer)
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
@@ -156,14 +161,34 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
     )
 
 
-def build_engine(config: EngineConfig, executor: Executor, clock: Clock | None = None) -> Engine:
+def _open_drafter(args: EngineArgs, target: Target) -> Drafter | None:
+    config = args.speculation()
+    if config is None:
+        return None
+    return open_drafter(config, target)
+
+
+def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
+    """What fits, where each token of the pool has keys and values of a drafter too."""
+    if drafter is None:
+        return capacity
+    total = capacity.kv_bytes_per_token + drafter.kv_bytes_per_token
+    return replace(capacity, kv_bytes_per_token=total)
+
+
+def build_engine(
+    config: EngineConfig,
+    executor: Executor,
+    clock: Clock | None = None,
+    proposer: DraftProposer | None = None,
+) -> Engine:
     """Scheduler, block manager and prefix cache over any executor, real or simulated."""
     size = config.cache.block_size
     cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
     block_manager = BlockManager(executor.kv_capacity(), size, cache)
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
-    return Engine(Scheduler(limits, block_manager, admission), executor, clock)
+    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)
 
 
 def _choose_device(asked: str) -> str:

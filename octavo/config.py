@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
+from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
 
 GIB = 2**30
 # Where the user says nothing. On a CPU, more rows at once are no faster, take more memory, and make
@@ -108,7 +109,20 @@ class EngineArgs:
     pipeline_parallel_size: int = option(1, "devices that share the layers")
     data_parallel_size: int = option(1, "whole copies of the engine")
     enable_expert_parallel: bool = option(False, "devices that share the experts")
-    speculative_config: str | None = option(None, "JSON of a draft method")
+    speculative_config: str | Mapping[str, Any] | None = option(
+        None, 'how tokens are guessed ahead, as JSON: {"method": "auto"}; answers stay the same'
+    )
+    spec_method: str | None = option(
+        None, "the method of speculative_config, said shorter", ("off", *METHODS)
+    )
+    spec_model: str | None = option(None, "its model: a draft, or a folder of trained heads")
+    spec_tokens: int | None = option(None, "its num_speculative_tokens: guessed at once")
+    spec_acceptance: str | None = option(
+        None,
+        "its acceptance: exact gives the very tokens of plain decoding, rejection samples of the "
+        "same distribution, and typical is faster and changes what the model says",
+        ACCEPTANCES,
+    )
     enforce_eager: bool = option(False, "never capture CUDA graphs")
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
@@ -122,7 +136,7 @@ class EngineArgs:
         for each in fields:
             choices = each.metadata["choices"]
             value = getattr(self, each.name)
-            if choices and value not in choices:
+            if choices and value not in choices and value != each.default:
                 raise ConfigError(f"{each.name} must be one of {', '.join(choices)}: {value!r}")
         for name, least in (
             ("max_model_len", 2),
@@ -145,7 +159,24 @@ class EngineArgs:
             raise ConfigError(f"itl_target_ms must be at least 0, not {self.itl_target_ms!r}")
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ConfigError("give num_blocks or kv_cache_memory, not both")
+        self.speculation()  # raises if it is wrong
         self._refuse_what_is_not_there()
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """How tokens are guessed ahead, None where they are not."""
+        said: Any = self.speculative_config
+        if isinstance(said, str):
+            said = SpeculativeConfig.read(said)
+        shorter = {
+            "method": self.spec_method,
+            "model": self.spec_model,
+            "num_speculative_tokens": self.spec_tokens,
+            "acceptance": self.spec_acceptance,
+        }
+        shorter = {name: value for name, value in shorter.items() if value is not None}
+        if said is None and not shorter:
+            return None
+        return SpeculativeConfig.of({**(said or {}), **shorter})
 
     def _refuse_what_is_not_there(self) -> None:
         """A setting that would have no effect is an error, never ignored."""
@@ -154,7 +185,6 @@ class EngineArgs:
             ("pipeline_parallel_size", 1),
             ("data_parallel_size", 1),
             ("enable_expert_parallel", False),
-            ("speculative_config", None),
             ("swap_space", 0),
         ):
             if getattr(self, name) != only:

@@ -72,7 +72,6 @@ def test_what_is_no_size(text):
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
-        {"speculative_config": "{}"},
         {"swap_space": 4},
     ],
 )

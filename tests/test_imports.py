@@ -37,7 +37,12 @@ ALLOWED = {
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "executor": {"core", "runtime"},
-    "config": {"core", "runtime"},
+    "config": {"core", "runtime", "speculation.config"},
+    "speculation.config": {"core"},
+    "speculation": {
+        *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
+        *("quantization", "runtime", "text"),
+    },
     "hub": {"model_files"},
     "model_source": {"config", "models", "runtime", "text"},
     "engine_folder": {

@@ -69,7 +69,7 @@ class Runner:
 
     def _keep(self, item: ScheduledRequest, path: Sequence[int]) -> None:
         """Have the keys and values of a path lie where its positions are."""
-        if path[-1:] != [len(path) - 1]:
+        if path and path[-1] != len(path) - 1:  # indices ascend
             slots = [item.end + index for index in path]
             self.forward.kv_cache.move(item.request.block_ids, slots, item.end)
 
