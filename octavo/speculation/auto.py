@@ -1,0 +1,210 @@
+"""Who guesses, and how far: chosen for each request at each step, by what it is worth.
+
+A guess is worth the tokens that it will probably save, and costs the rows that it adds to the step
+and the time to make it. All three are known by measurement: how often guesses like this one were
+right (the guessers say so with each guess, and keep it true), what a step of so many rows takes
+(``StepTimes``), and what it took to draft. So nothing has to be switched off by hand: where there
+are many requests, further rows are dear, and only what is nearly certain is guessed; where guesses
+fail, there are none; and where there are none for a while, nobody is asked for a while.
+
+    each request      the guess of text that came before (n-gram, suffix), which costs little
+    all together      as many of the guessed tokens, the likeliest first, as make the step's tokens
+                      per second the most
+    the rest          of a model that drafts, if there is one: as many tokens as pay at its rates
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from typing import Protocol
+
+from octavo.core.batch import Batch, Draft
+from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.request import Request
+from octavo.speculation.guess import Guess
+from octavo.speculation.model_arm import ModelArm
+from octavo.speculation.step_times import StepTimes
+
+# What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.
+_ASKING_SHARE = 0.01
+_LEAST_GAIN = 1.01
+# Asked so often in vain, a request is left alone for some tokens, then for more: at most so many.
+_PATIENCE = 4
+_LONGEST_REST = 16
+# A lone stream decodes in rounds when nobody is asked, which is that much faster.
+_ROUNDS_GAIN = 0.03
+_VARIED_EVERY = 16  # drafts
+
+
+class Guesser(Protocol):
+    """Guesses from what is known already: one request after the other, in no time to speak of."""
+
+    def guess(self, request: Request, room: int) -> Guess | None: ...
+
+    def observe(self, request: Request, draft: Draft, num_accepted: int) -> None: ...
+
+    def forget(self, request: Request) -> None: ...
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How it went with one request so far."""
+
+    num_vain: int = 0  # times asked since a guess was right
+    rests_until: int = 0  # that many tokens
+    guesser: Guesser | None = None  # whose guess is being verified
+
+
+def affordable(
+    chains: Sequence[Sequence[float]], rows: int, seconds: Callable[[int], float]
+) -> list[int]:
+    """How many tokens of each chain to verify in one step, so that its tokens per second are most.
+
+    Args:
+        chains: for each request, the probability that its chain is right as far as each token: none
+            is above the one before it.
+        rows: of the step without any of them, ``len(chains)`` of which bring a token each.
+        seconds: of a step by its rows.
+    """
+    ranked = sorted(
+        ((-probability, index) for index, chain in enumerate(chains) for probability in chain)
+    )
+    tokens = float(len(chains))
+    best, best_count = _LEAST_GAIN * tokens / seconds(rows), 0
+    for count, (probability, _) in enumerate(ranked, 1):
+        tokens -= probability
+        speed = tokens / seconds(rows + count)
+        if speed > best:
+            best, best_count = speed, count
+    lengths = [0] * len(chains)
+    for _, index in ranked[:best_count]:
+        lengths[index] += 1
+    return lengths
+
+
+class AutoProposer:
+    """A ``DraftProposer`` that chooses among others.
+
+    Args:
+        guessers: of text that came before.
+        model: a model that drafts, None if there is none.
+        max_tokens: of a draft.
+        most_requests: with more of them in a step nothing is guessed; None is no bound.
+    """
+
+    def __init__(
+        self,
+        guessers: Sequence[Guesser],
+        model: DraftProposer | None = None,
+        max_tokens: int = 24,
+        most_requests: int | None = None,
+    ):
+        self.max_tokens = max_tokens
+        self.seconds = 0.0
+        self._guessers = guessers
+        self._model = None if model is None else ModelArm(model)
+        self._most_requests = most_requests
+        self._times = StepTimes()
+        self._standings: dict[str, _Standing] = {}
+        self._num_proposals = 0
+        self._asking_seconds = 0.0  # for one request, lately
+
+    def wants(self, request: Request) -> bool:
+        standing = self._standings.get(request.request_id)
+        return standing is None or len(request.token_ids) >= standing.rests_until
+
+    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
+        if self._most_requests is not None and len(openings) > self._most_requests:
+            return {}
+        begin = time.perf_counter()
+        guesses = [self._best_guess(opening) for opening in openings]
+        chains = [
+            tuple(accumulate(guess.probabilities, mul)) if guess is not None else ()
+            for guess in guesses
+        ]
+        asked = time.perf_counter() - begin
+        lengths = self._varied(affordable(chains, batch_tokens, self._times.seconds), chains)
+        drafts: dict[str, Draft] = {}
+        left: list[Opening] = []  # for a model
+        for opening, guess, length in zip(openings, guesses, lengths, strict=True):
+            request_id = opening.request.request_id
+            if guess is not None and length:
+                drafts[request_id] = Draft.chain(guess.token_ids[:length])
+            else:
+                self._standings[request_id].guesser = None
+                left.append(opening)
+        if self._model is not None and left:
+            rows = batch_tokens + sum(lengths)
+            drafts |= self._model.propose(left, rows, self._times.seconds)
+        self._note_asking(openings, asked)
+        self.seconds += time.perf_counter() - begin
+        return drafts
+
+    def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        begin = time.perf_counter()
+        standing = self._standings.get(request.request_id)
+        if standing is not None:
+            if num_accepted:
+                standing.num_vain = standing.rests_until = 0
+            if standing.guesser is not None:
+                standing.guesser.observe(request, draft, num_accepted)
+            elif self._model is not None:
+                self._model.observe(request, draft, num_accepted)
+        self.seconds += time.perf_counter() - begin
+
+    def observe_step(self, batch: Batch, seconds: float) -> None:
+        self._times.observe(batch, seconds)
+        if self._model is not None:
+            self._model.observe_step(batch, seconds)
+
+    def forget(self, request: Request) -> None:
+        self._standings.pop(request.request_id, None)
+        for guesser in self._guessers:
+            guesser.forget(request)
+        if self._model is not None:
+            self._model.forget(request)
+
+    def _best_guess(self, opening: Opening) -> Guess | None:
+        """Of those that are made, the one of which most tokens will be right."""
+        request = opening.request
+        standing = self._standings.setdefault(request.request_id, _Standing())
+        standing.guesser = None
+        best, most = None, 0.0
+        for guesser in self._guessers:
+            guess = guesser.guess(request, opening.room)
+            if guess is None:
+                continue
+            expected = sum(accumulate(guess.probabilities, mul))
+            if expected > most:
+                best, most, standing.guesser = guess, expected, guesser
+        return best
+
+    def _varied(self, lengths: list[int], chains: Sequence[Sequence[float]]) -> list[int]:
+        """Now and then other lengths than the best: what longer steps take is not known of those
+        that are never run."""
+        self._num_proposals += any(lengths)
+        turn = self._num_proposals % _VARIED_EVERY
+        if turn not in (0, _VARIED_EVERY // 2):
+            return lengths
+        vary = (lambda length: 2 * length) if turn else (lambda length: length // 2)
+        return [min(vary(own), len(chain)) for own, chain in zip(lengths, chains, strict=True)]
+
+    def _note_asking(self, openings: Sequence[Opening], seconds: float) -> None:
+        """Leave those alone for whom there has been nothing for long, and no longer than it takes
+        for asking to be cheap."""
+        each = seconds / len(openings)
+        self._asking_seconds += 0.1 * (each - self._asking_seconds)
+        step = self._times.seconds(len(openings)) if self._times.is_known else 1.0
+        share = len(openings) * self._asking_seconds / step
+        if len(openings) == 1:
+            share += _ROUNDS_GAIN
+        longest = min(_LONGEST_REST, int(share / _ASKING_SHARE))
+        for request, _ in openings:
+            standing = self._standings[request.request_id]
+            standing.num_vain += 1
+            rest = min(longest, standing.num_vain - _PATIENCE)
+            standing.rests_until = len(request.token_ids) + 1 + max(0, rest)

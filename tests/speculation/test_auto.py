@@ -1,0 +1,223 @@
+"""What is guessed, how far, and that it is left alone where it does not pay."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from octavo.core.batch import Batch, Draft, ScheduledRequest
+from octavo.core.drafting import Opening
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.speculation.auto import AutoProposer, affordable
+from octavo.speculation.guess import Guess
+from octavo.speculation.model_arm import ModelArm
+
+
+def request_of(name: str = "a", num_tokens: int = 20) -> Request:
+    return Request(name, [1] * num_tokens, SamplingParams(), 0.0)
+
+
+def linear(row_cost: float):
+    return lambda rows: 1.0 + row_cost * (rows - 1)
+
+
+class Oracle:
+    """Guesses the same tokens, with the same probability each; right or wrong as told."""
+
+    def __init__(self, probability: float = 0.9, length: int = 8, seed: int = 0):
+        self.probability, self.length = probability, length
+        self.num_asked = self.num_observed = 0
+        self.forgotten: list[str] = []
+
+    def guess(self, request: Request, room: int) -> Guess | None:
+        self.num_asked += 1
+        count = min(self.length, room)
+        if not count:
+            return None
+        return Guess(tuple(range(100, 100 + count)), (self.probability,) * count)
+
+    def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        self.num_observed += 1
+
+    def forget(self, request: Request) -> None:
+        self.forgotten.append(request.request_id)
+
+
+class Drafting:
+    """A model that drafts: tokens of its own, as many as there is room for."""
+
+    max_tokens = 6
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.rooms: list[int] = []
+
+    def wants(self, request: Request) -> bool:
+        return True
+
+    def propose(self, openings, batch_tokens):
+        self.rooms += [room for _, room in openings]
+        return {each.request.request_id: Draft.chain(range(each.room)) for each in openings}
+
+    def observe(self, request, draft, num_accepted): ...
+
+    def observe_step(self, batch, seconds): ...
+
+    def forget(self, request): ...
+
+
+def run(proposer: AutoProposer, request: Request, accepts, seconds, num_steps: int) -> list[int]:
+    """Steps of a lone request; the lengths of its drafts. ``accepts`` says how much of one is
+    right, ``seconds`` what a step of so many rows takes."""
+    lengths = []
+    for _ in range(num_steps):
+        draft = None
+        if proposer.wants(request):
+            draft = proposer.propose([Opening(request, 16)], 1).get(request.request_id)
+        count = 0 if draft is None else len(draft)
+        item = ScheduledRequest(request, len(request.token_ids) - 1, 1 + count, 1 + count, draft)
+        proposer.observe_step(Batch(0, (item,)), seconds(1 + count))
+        num_accepted = 0 if draft is None else accepts(draft)
+        request.token_ids += [5] * (1 + num_accepted)
+        if draft is not None:
+            proposer.observe(request, draft, num_accepted)
+        lengths.append(count)
+    return lengths
+
+
+# -- how far -----------------------------------------------------------------------------------
+
+
+def test_a_token_is_verified_where_it_brings_more_than_its_row_costs():
+    assert affordable([[0.9, 0.8, 0.7]], 1, linear(0.1)) == [3]
+    assert affordable([[0.9, 0.8, 0.1]], 1, linear(0.16)) == [2]
+    assert affordable([[0.15, 0.1]], 1, linear(0.16)) == [0]
+    assert affordable([[], []], 2, linear(0.1)) == [0, 0]
+
+
+def test_the_likeliest_tokens_of_all_requests_come_first():
+    lengths = affordable([[0.9, 0.2], [0.5, 0.45], []], 3, linear(0.16))
+    assert lengths == [1, 2, 0] or lengths == [1, 0, 0]
+    assert affordable([[0.3]] * 32, 32, linear(0.16)) == [0] * 32
+
+
+def test_a_later_token_may_pay_where_the_first_alone_does_not():
+    steps = {1: 1.0, 2: 1.6, 3: 1.6, 4: 1.6}
+    assert affordable([[0.55, 0.54, 0.53]], 1, steps.__getitem__) == [3]
+
+
+def test_no_other_choice_of_lengths_is_faster():
+    rng = random.Random(3)
+    for _ in range(200):
+        chains = [
+            sorted((rng.random() for _ in range(rng.randint(0, 3))), reverse=True)
+            for _ in range(rng.randint(1, 3))
+        ]
+        seconds = linear(rng.choice([0.02, 0.16, 0.6]))
+
+        def speed(lengths, chains=chains, seconds=seconds):
+            won = sum(sum(chain[:length]) for chain, length in zip(chains, lengths, strict=True))
+            return (len(chains) + won) / seconds(len(chains) + sum(lengths))
+
+        best = max(map(speed, itertools.product(*(range(len(chain) + 1) for chain in chains))))
+        assert speed(affordable(chains, len(chains), seconds)) >= best / 1.011
+
+
+# -- who, and when -------------------------------------------------------------------------------
+
+
+def test_the_guess_with_more_to_win_is_taken():
+    short, long = Oracle(0.95, 1), Oracle(0.9, 8)
+    proposer = AutoProposer([short, long])
+    request = request_of()
+    drafts = proposer.propose([Opening(request, 16)], 1)
+    assert len(drafts["a"]) > 1
+    proposer.observe(request, drafts["a"], 2)
+    assert (short.num_observed, long.num_observed) == (0, 1)
+    proposer.forget(request)
+    assert short.forgotten == long.forgotten == ["a"]
+
+
+def test_dear_rows_make_drafts_short():
+    lengths = {}
+    for row_cost in (0.05, 0.5, 2.0):
+        proposer = AutoProposer([Oracle(0.7)])
+        lengths[row_cost] = run(
+            proposer, request_of(), lambda draft: min(1, len(draft)), linear(row_cost), 200
+        )[-1]
+    assert lengths[0.05] > lengths[0.5] > lengths[2.0] == 0
+
+
+def test_who_is_asked_in_vain_is_left_alone_for_a_while():
+    nothing = Oracle(length=0)
+    run(AutoProposer([nothing]), request_of(), len, lambda rows: 0.005, 400)
+    assert nothing.num_asked < 400 / 3
+    useful = Oracle(0.9)
+    run(AutoProposer([useful]), request_of(), len, lambda rows: 0.005, 100)
+    assert useful.num_asked == 100
+
+
+def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
+    """Of several requests, none of which could go in rounds."""
+    nothing = Oracle(length=0)
+    proposer = AutoProposer([nothing])
+    requests = [request_of(name) for name in "ab"]
+    for _ in range(100):
+        asked = [Opening(each, 8) for each in requests if proposer.wants(each)]
+        if asked:
+            proposer.propose(asked, 2)
+        items = tuple(ScheduledRequest(each, len(each.token_ids) - 1, 1, 1) for each in requests)
+        proposer.observe_step(Batch(0, items), 1.0)
+        for each in requests:
+            each.token_ids.append(3)
+    assert nothing.num_asked == 200
+
+
+def test_nothing_is_guessed_beyond_a_number_of_requests():
+    oracle = Oracle()
+    proposer = AutoProposer([oracle], most_requests=1)
+    openings = [Opening(request_of(name), 8) for name in "ab"]
+    assert proposer.propose(openings, 2) == {} and oracle.num_asked == 0
+    assert proposer.propose(openings[:1], 1)
+
+
+# -- a model that drafts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("right", "expected"), [(1.0, range(5, 7)), (0.0, range(1))])
+def test_a_model_drafts_as_far_as_it_is_right(right, expected):
+    model = Drafting()
+    proposer = AutoProposer([], model)
+    rng = random.Random(4)
+
+    def accepts(draft):
+        return sum(1 for _ in itertools.takewhile(lambda _: rng.random() < right, draft.token_ids))
+
+    lengths = run(proposer, request_of(), accepts, linear(0.1), 300)
+    tail = lengths[-100:]
+    assert sum(length in expected for length in tail) > 85
+    if not right:
+        assert 0 < sum(map(bool, lengths[100:])) < 30  # it is tried again, rarely
+
+
+def test_a_model_guesses_where_the_text_says_nothing():
+    model, text = Drafting(), Oracle(0.9, 4)
+    proposer = AutoProposer([text], model)
+    silent = request_of("b")
+    text.guess = lambda request, room: (  # type: ignore[method-assign]
+        Guess((7, 8), (0.9, 0.9)) if request.request_id == "a" else None
+    )
+    drafts = proposer.propose([Opening(request_of(), 8), Opening(silent, 8)], 2)
+    assert drafts["a"].token_ids == (7, 8)
+    assert "b" not in drafts or drafts["b"].token_ids[0] == 0
+    assert len(model.rooms) <= 1
+
+
+def test_what_drafting_takes_counts():
+    arm = ModelArm(Drafting())
+    arm._drafting.take(seconds=6.0, tokens=6)  # a second a token, as long as a step
+    for _ in range(20):
+        assert arm.propose([Opening(request_of(), 6)], 1, linear(0.1)) == {}
