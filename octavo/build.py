@@ -98,7 +98,10 @@ def _load_engine(
     phases.end("tokenizer")
     spec = _rank_spec(args, source.path, notes_folder())
     rank = source.load_rank(spec, progress)
-    drafter = _open_drafter(args, Target(rank, spec, model_config, tokenizer))
+    speculation = args.speculation()
+    drafter = None
+    if speculation is not None:
+        drafter = open_drafter(speculation, Target(rank, spec, model_config, tokenizer))
     phases.end("weights")
     config = resolve(args, _with_draft_kv(rank.capacity, drafter))
     limits = _rank_limits(config)
@@ -115,6 +118,7 @@ def _load_engine(
         "weights_bytes": rank.weights_bytes,
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
+        "speculation": None if speculation is None else speculation.method,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
@@ -159,13 +163,6 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
     )
-
-
-def _open_drafter(args: EngineArgs, target: Target) -> Drafter | None:
-    config = args.speculation()
-    if config is None:
-        return None
-    return open_drafter(config, target)
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from octavo.core.stats import DraftStats
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -47,6 +49,7 @@ class RequestMetrics:
     decode_tps: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    drafts: DraftStats = field(default_factory=DraftStats)
 
 
 @dataclass(slots=True)

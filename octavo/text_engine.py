@@ -18,6 +18,7 @@ from octavo.core.limits import check_vocabulary, checked_token_ids
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.core.scheduler import RequestUpdate
+from octavo.core.stats import DraftStats
 from octavo.core.token_mask import create_mask
 from octavo.errors import ENDINGS, InvalidRequestError
 from octavo.outputs import RequestMetrics
@@ -293,6 +294,9 @@ def metrics_of(group: SampleGroup) -> RequestMetrics:
         after_first = sum(max(0, one.num_output_tokens - 1) for one in stats)
         span = e2e - first.ttft if e2e is not None and first.ttft is not None else 0.0
         decode_tps = after_first / span if span > 0 else None
+    drafts = DraftStats()
+    for one in stats:
+        drafts.add(one.drafts)
     return RequestMetrics(
         queue_time=first.queue_time,
         ttft=first.ttft,
@@ -302,4 +306,5 @@ def metrics_of(group: SampleGroup) -> RequestMetrics:
         decode_tps=decode_tps,
         num_cached_tokens=first.num_cached_tokens,
         num_preemptions=sum(one.num_preemptions for one in stats),
+        drafts=drafts,
     )

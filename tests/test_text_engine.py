@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.batch import StepOutput, TokenLogprobs
+from octavo.core.batch import Draft, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
 from octavo.core.executor import FinishedStep
@@ -11,6 +11,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from octavo.executor.hashing import GuessingProposer
 from octavo.output_builder import OutputBuilder
 from octavo.text.decoders import ByteDecoder
 from octavo.text.special_tokens import SpecialTokens
@@ -72,21 +73,41 @@ class Parrot:
                     for p in range(first, end)
                 ]
             if item.samples:
-                position = min(request.num_output_tokens, len(self.answer) - 1)
-                token_id = self.answer[position]
-                tokens[request.request_id] = [token_id]
+                begin = request.num_output_tokens
+                said = [
+                    self.answer[min(position, len(self.answer) - 1)]
+                    for position in range(begin, begin + item.num_sampled)
+                ]
+                if item.draft is not None:
+                    said = said[: len(item.draft.path(said)) + 1]
+                tokens[request.request_id] = said
                 sure = -1.0 / (1 + request.sample_index)
-                logprobs[request.request_id] = [TokenLogprobs(token_id, sure, 2, ((66, -0.1),))]
+                logprobs[request.request_id] = [
+                    TokenLogprobs(token_id, sure, 2, ((66, -0.1),)) for token_id in said
+                ]
         return FinishedStep(StepOutput(tokens, logprobs, prompt_logprobs))
 
     def close(self) -> None:
         pass
 
 
-def make_engine(answer: str | bytes = "hello world", **config) -> TextEngine:
+def make_engine(
+    answer: str | bytes = "hello world", *, num_drafted: int = 0, **config
+) -> TextEngine:
+    """``num_drafted`` tokens are guessed ahead, all of them right."""
     answer = answer.encode() if isinstance(answer, str) else answer
     config = {"max_model_len": 64, **config}
-    scheduler = Scheduler(SchedulerConfig(**config), BlockManager(64, 4, RadixPrefixCache(4)))
+
+    def propose(prompt_token_ids, position):
+        begin = position - len(prompt_token_ids)
+        guesses = [*answer, EOS, EOS, EOS, EOS, EOS][begin : begin + num_drafted]
+        return Draft.chain(guesses) if guesses else None
+
+    scheduler = Scheduler(
+        SchedulerConfig(**config),
+        BlockManager(64, 4, RadixPrefixCache(4)),
+        proposer=GuessingProposer(propose) if num_drafted else None,
+    )
     return TextEngine(Engine(scheduler, Parrot(answer)), byte_tokenizer(), 258, [EOS])
 
 
@@ -132,6 +153,51 @@ def test_a_stop_string_across_tokens_ends_the_request(include):
     assert (completion.finish_reason, completion.stop_reason) == ("stop", "o w")
     assert bytes(completion.token_ids) == b"hello w"
     assert engine.engine.scheduler.block_manager.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("num_drafted", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stop": ["o w"]},
+        {"stop": ["o w"], "include_stop_str_in_output": True},
+        {"stop": ["ld"], "max_tokens": 11},
+        {"stop": ["l"], "min_tokens": 6, "logprobs": 1},
+        {"stop_token_ids": [ord("w")]},
+        {"stop_token_ids": [ord("w")], "stop": ["lo"]},
+        {"stop_token_ids": [ord("w")], "include_stop_str_in_output": True},
+        {"max_tokens": 4, "logprobs": 0},
+        {"max_tokens": 1},
+        {"min_tokens": 14, "max_tokens": 20},
+        {"ignore_eos": True, "max_tokens": 14},
+        {"n": 2, "best_of": 3, "stop": [" "]},
+        {"detokenize": False, "max_tokens": 9},
+    ],
+    ids=str,
+)
+def test_several_tokens_of_a_step_are_one_after_the_other(fields, num_drafted):
+    """Whatever ends a request ends it at the same token, with the same text and figures."""
+    expected, _ = answer_to(make_engine(), **fields)
+    engine = make_engine(num_drafted=num_drafted)
+    output, pieces = answer_to(engine, **fields)
+    assert output.outputs == expected.outputs
+    assert len(pieces) < 3 + sum(map(len, (each.token_ids for each in expected.outputs)))
+    assert engine.engine.scheduler.block_manager.num_used_blocks == 0
+    drafts = output.metrics.drafts
+    num_generated = max(len(each.token_ids) for each in output.outputs)
+    assert drafts.num_drafts > 0 or num_generated <= 3
+    assert expected.metrics.drafts.num_drafts == 0
+
+
+def test_usage_counts_no_token_after_a_stop_string():
+    engine = make_engine(num_drafted=16)
+    group = engine.add("r", *engine.tokenize("say"), SamplingParams(max_tokens=32, stop=["o w"]))
+    while engine.has_unfinished_requests:
+        engine.step()
+    (sample,) = group.samples
+    assert sample.request.num_output_tokens == sample.request.stats.num_output_tokens == 7
+    assert bytes(sample.request.output_token_ids) == b"hello w"
 
 
 def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop():

@@ -148,13 +148,14 @@ def _print_json(
     params: SamplingParams,
     outputs: list[RequestOutput],
 ) -> int:
+    engine = llm.engine_info()
     document = {
         "model": model,
         "outputs": [
-            results.request_json(prompt, output, params)
+            results.request_json(prompt, output, params, engine["speculation"])
             for prompt, output in zip(prompts, outputs, strict=True)
         ],
-        "engine": llm.engine_info(),
+        "engine": engine,
     }
     terminal.print_json(document)
     return _status(outputs)

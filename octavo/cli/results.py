@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.stats import DraftStats
     from octavo.outputs import (
         CompletionOutput,
         PositionLogprobs,
@@ -16,16 +17,19 @@ if TYPE_CHECKING:
     )
 
 
-def request_json(prompt: str, output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
+def request_json(
+    prompt: str, output: RequestOutput, params: SamplingParams, speculation: str | None = None
+) -> dict[str, Any]:
     """One element of ``outputs`` in the JSON of ``octavo generate``.
 
     ``prompt`` is what the user wrote; the token ids include what the chat template made of it.
+    ``speculation`` is the method by which tokens were guessed, None where they were not.
     """
     document: dict[str, Any] = {
         "prompt": prompt,
         "prompt_token_ids": list(output.prompt_token_ids),
         "outputs": [_completion_json(completion, params.logprobs) for completion in output.outputs],
-        "metrics": _metrics_json(output.metrics),
+        "metrics": _metrics_json(output.metrics, speculation),
     }
     if output.prompt_logprobs is not None:
         document["prompt_logprobs"] = _logprobs_json(
@@ -51,6 +55,9 @@ def summary(output: RequestOutput) -> str:
     rate = metrics.decode_tps or (num_output_tokens / metrics.e2e if metrics.e2e else None)
     if rate is not None:
         parts.append(f"{rate:,.1f} tokens/s")
+    drafts = metrics.drafts
+    if drafts.num_drafts:
+        parts.append(f"{drafts.num_accepted} of {drafts.num_tokens} drafted tokens accepted")
     return ", ".join(parts)
 
 
@@ -98,7 +105,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _metrics_json(metrics: RequestMetrics) -> dict[str, Any]:
+def _metrics_json(metrics: RequestMetrics, speculation: str | None) -> dict[str, Any]:
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1e3
 
@@ -109,4 +116,17 @@ def _metrics_json(metrics: RequestMetrics) -> dict[str, Any]:
         "prefill_tps": metrics.prefill_tps,
         "decode_tps": metrics.decode_tps,
         "num_cached_tokens": metrics.num_cached_tokens,
+        "speculation": None if speculation is None else _drafts_json(speculation, metrics.drafts),
+    }
+
+
+def _drafts_json(method: str, drafts: DraftStats) -> dict[str, Any]:
+    return {
+        "method": method,
+        "drafts": drafts.num_drafts,
+        "drafted": drafts.num_tokens,
+        "accepted": drafts.num_accepted,
+        "acceptance_rate": drafts.acceptance_rate,
+        "mean_accepted_length": drafts.mean_accepted_length,
+        "accepted_by_position": list(drafts.accepted_by_position),
     }

@@ -33,6 +33,16 @@ class DraftStats:
         for position in range(num_accepted):
             by_position[position] += 1
 
+    def add(self, other: DraftStats) -> None:
+        """Take in what came of other guesses."""
+        self.num_drafts += other.num_drafts
+        self.num_tokens += other.num_tokens
+        self.num_accepted += other.num_accepted
+        mine, theirs = self.accepted_by_position, other.accepted_by_position
+        mine.extend([0] * (len(theirs) - len(mine)))
+        for position, count in enumerate(theirs):
+            mine[position] += count
+
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted of drafted tokens; None without any."""

@@ -15,11 +15,20 @@ class PromptTokensDetails(Entry):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Entry):
+    """Where tokens were guessed ahead. What was rejected is in no answer, and not counted in
+    ``completion_tokens``."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Entry):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class Timings(Entry):
@@ -27,7 +36,7 @@ class Timings(Entry):
 
     ``prompt_*`` is of the ``prompt_n`` tokens that were computed, ``cache_n`` came from the prefix
     cache. ``predicted_ms`` is the time after the first token, and the rates are of the tokens after
-    it. None is what cannot be said.
+    it. ``draft_n`` is there where tokens were guessed ahead. None is what cannot be said.
     """
 
     cache_n: int
@@ -39,6 +48,8 @@ class Timings(Entry):
     predicted_ms: float | None
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
 
 
 class Logprob(Entry):

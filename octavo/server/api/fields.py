@@ -20,7 +20,12 @@ from pydantic import (
 from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from octavo.core.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS
+from octavo.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+)
 from octavo.server.http.context import IgnoredFields
 from octavo.server.http.json_text import MAX_KEYS
 from octavo.server.settings import MAX_ID_CHARS, MAX_STOP_CHARS
@@ -228,6 +233,13 @@ MaxTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_INT)] | None,
     BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
 ]
+
+
+class Speculative(Body):
+    enabled: bool | None = Field(None, description="guess tokens ahead, if the server can (yes)")
+    num_speculative_tokens: int | None = Field(
+        None, ge=0, le=MAX_DRAFT_TOKENS, description="at once; the answer is the same"
+    )
 
 
 class StreamOptions(Body):

@@ -175,7 +175,7 @@ class Job:
         stats = [generation.stats for generation in self.generations]
         num_prompt = sum(each.num_prompt_tokens for each in stats)
         num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
-        return {
+        usage = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
@@ -183,6 +183,13 @@ class Job:
                 "cached_tokens": sum(each.num_cached_tokens for each in stats)
             },
         }
+        if num_drafted := sum(each.num_draft_tokens for each in stats):
+            num_accepted = sum(each.num_accepted_tokens for each in stats)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": num_accepted,
+                "rejected_prediction_tokens": num_drafted - num_accepted,
+            }
+        return usage
 
     def timings(self) -> dict[str, Any] | None:
         """The ``timings`` object; None for several prompts, whose times overlap."""
@@ -236,13 +243,17 @@ def _badness(completion: Completion) -> float:
 def _timings(stats: GenerationStats, num_samples: int) -> dict[str, Any]:
     num_computed = stats.num_prompt_tokens - stats.num_cached_tokens
     num_after_first = stats.num_output_tokens - num_samples
-    return {
+    timings = {
         "cache_n": stats.num_cached_tokens,
         "prompt_n": num_computed,
         **_rates("prompt", stats.prefill_time, num_computed),
         "predicted_n": stats.num_output_tokens,
         **_rates("predicted", stats.decode_time, num_after_first),
     }
+    if stats.num_draft_tokens:
+        timings["draft_n"] = stats.num_draft_tokens
+        timings["draft_n_accepted"] = stats.num_accepted_tokens
+    return timings
 
 
 def _rates(name: str, seconds: float | None, num_tokens: int) -> dict[str, float | None]:

@@ -22,6 +22,7 @@ from octavo.server.api.fields import (
     Only,
     RequestId,
     ResponseFormat,
+    Speculative,
     Stop,
     StreamOptions,
     TokenIds,
@@ -59,6 +60,7 @@ class GenerationFields(Body):
     bad_words: BadWords | None = None
     allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    speculative: Speculative | None = None
 
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"

@@ -57,6 +57,8 @@ def to_sampling_params(
     }
     given = {name: getattr(fields, name, None) for name in _SAME}
     values |= {name: value for name, value in given.items() if value is not None}
+    if fields.speculative is not None:
+        values["speculative"] = fields.speculative.model_dump(exclude_none=True)
     if not values.get("allowed_token_ids"):
         values.pop("allowed_token_ids", None)  # an empty list asks for nothing
     stop = fields.stop_strings()

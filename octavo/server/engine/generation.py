@@ -106,6 +106,8 @@ class GenerationStats:
     num_longest_tokens: int = 0  # of the longest sample
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # guessed ahead, and verified
+    num_accepted_tokens: int = 0  # of them, that were right
     queue_time: float | None = None
     ttft: float | None = None
     tpot: float | None = None

@@ -31,13 +31,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from typing import Any
 
 from octavo import errors
 from octavo.core.batch import TokenLogprobs
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import SamplingParams, SpeculativeParams
 from octavo.core.stats import StepStats
 from octavo.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
@@ -117,13 +117,16 @@ def record_to_list(record: StepStats) -> tuple[Any, ...]:
 
 def record_from_list(figures: list[Any]) -> StepStats:
     """The inverse of ``record_to_list``."""
-    return StepStats(*figures)
+    values: list[Any] = [tuple(each) if isinstance(each, list) else each for each in figures]
+    return StepStats(*values)
 
 
 # What the engine knows of a request; tokens are counted where they arrive.
 _STATS_OF_ENGINE = (
     "num_cached_tokens",
     "num_preemptions",
+    "num_draft_tokens",
+    "num_accepted_tokens",
     "queue_time",
     "ttft",
     "tpot",
@@ -161,6 +164,8 @@ def params_to_dict(params: SamplingParams) -> dict[str, Any]:
     }
     if params.logit_bias is not None:
         values["logit_bias"] = dict(params.logit_bias)
+    if isinstance(params.speculative, SpeculativeParams):
+        values["speculative"] = asdict(params.speculative)
     return values
 
 

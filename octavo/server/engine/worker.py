@@ -231,6 +231,8 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
             num_prompt_tokens=len(group.prompt_token_ids),
             num_cached_tokens=metrics.num_cached_tokens,
             num_preemptions=metrics.num_preemptions,
+            num_draft_tokens=metrics.drafts.num_tokens,
+            num_accepted_tokens=metrics.drafts.num_accepted,
             queue_time=metrics.queue_time,
             ttft=metrics.ttft,
             tpot=metrics.tpot if is_over else None,

@@ -71,7 +71,8 @@ class Family:
         buckets: upper edges of a histogram.
         vllm: vLLM's name after ``vllm:``, if vLLM has it; "=" is the same name.
         figure: what of `StepStats` it shows, if it does: a gauge as it is, a counter by how much it
-            has grown, a histogram at each step. With a label, the figure for each of its values.
+            has grown, a histogram at each step. With a label, the figure for each of its values, or
+            one that has a value for each position.
     """
 
     name: str
@@ -186,6 +187,7 @@ FAMILIES = (
         vllm="=",
         figure="num_preemptions",
     ),
+    _counter("spec_decode_num_drafts", "Drafts that were verified.", vllm="=", figure="num_drafts"),
     _counter(
         "spec_decode_num_draft_tokens",
         "Drafted tokens that were verified.",
@@ -197,6 +199,18 @@ FAMILIES = (
         "Drafted tokens that were right.",
         vllm="=",
         figure="draft_tokens_accepted",
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were right as far as a position, from 0 on.",
+        "position",
+        vllm="=",
+        figure="draft_accepted_by_position",
+    ),
+    _counter(
+        "spec_decode_draft_seconds",
+        "Time spent in making drafts, while no step runs.",
+        figure="draft_seconds",
     ),
     _counter(
         "invariant_violations",

@@ -69,6 +69,11 @@ NAMINGS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
+def _is_by_position(family: Family) -> bool:
+    """Whether its figure is a row of numbers, for as many labels as there are."""
+    return isinstance(family.figure, str) and bool(family.labels)
+
+
 class Metrics(Observer):
     """Counts what it is told, as an observer and by `MeasuredApp`.
 
@@ -97,6 +102,11 @@ class Metrics(Observer):
         self._inter_token_latency = self._histogram("inter_token_latency_seconds")
         self._gauges = [*self._figures("gauge")]
         self._totals = [*self._figures("counter")]
+        self._totals_by_position: list[tuple[str, Callable[[StepStats], tuple[int, ...]]]] = [
+            (family.name, attrgetter(str(family.figure)))
+            for family in FAMILIES
+            if _is_by_position(family)
+        ]
         self._of_steps = [*self._figures("histogram")]
         for reason in FINISH_REASONS:
             self._counter("request_success", reason)
@@ -229,6 +239,13 @@ class Metrics(Observer):
             before, now = figure_of(last), figure_of(stats)
             if now != before:
                 counter.inc(now - before if now > before else now)  # a new engine begins at 0
+        for name, figures_of in self._totals_by_position:
+            before_it = figures_of(last)
+            for position, now in enumerate(figures_of(stats)):
+                before = before_it[position] if position < len(before_it) else 0
+                if now != before:
+                    counter = self._counter(name, str(position))
+                    counter.inc(now - before if now > before else now)
 
     def _show_state(self, state: EngineState) -> None:
         for each in EngineState:
@@ -254,7 +271,7 @@ class Metrics(Observer):
     def _figures(self, kind: str) -> Iterator[tuple[Any, Callable[[StepStats], float]]]:
         """The series of a kind that show a figure of each step, and what takes it from a record."""
         for family in FAMILIES:
-            if family.kind == kind and family.figure is not None:
+            if family.kind == kind and family.figure is not None and not _is_by_position(family):
                 by_label = (
                     {(): family.figure}
                     if isinstance(family.figure, str)

@@ -34,7 +34,7 @@ class StatusLine(Observer):
         self._num_output_tokens = 0
         self._num_finished = 0
         self._num_rejected = 0
-        self._last_preemptions = self._stats.num_preemptions
+        self._last = self._stats
 
     async def run(self) -> None:
         """Write the lines, until cancelled."""
@@ -66,8 +66,23 @@ class StatusLine(Observer):
             "kv_usage": round(stats.kv_utilisation, 4) if is_open else 0.0,
             "prefix_hit_rate": hit_rate,
             "finished": self._num_finished,
-            "preemptions": max(0, stats.num_preemptions - self._last_preemptions),
+            "preemptions": max(0, stats.num_preemptions - self._last.num_preemptions),
             "rejected": self._num_rejected,
+            **self._of_drafts(),
+        }
+
+    def _of_drafts(self) -> dict[str, float | None]:
+        """Of the drafts since the last line: tokens that a step with one brought, and the share of
+        drafted tokens that were right."""
+        stats, last = self._stats, self._last
+        drafts = stats.num_drafts - last.num_drafts
+        drafted = stats.draft_tokens - last.draft_tokens
+        accepted = stats.draft_tokens_accepted - last.draft_tokens_accepted
+        if drafts <= 0 or drafted <= 0:  # a new engine begins at 0
+            return {"mean_accepted_length": None, "acceptance_rate": None}
+        return {
+            "mean_accepted_length": round(1 + accepted / drafts, 3),
+            "acceptance_rate": round(accepted / drafted, 4),
         }
 
     def on_submitted(self, generation: Generation) -> None:
@@ -107,5 +122,10 @@ def _readable(fields: dict[str, Any]) -> str:
         "prefix hit rate " + ("-" if hit_rate is None else f"{hit_rate:.1%}"),
         f"{fields['finished']} finished",
     ]
+    if fields["mean_accepted_length"] is not None:
+        parts.append(
+            f"drafts: mean accepted length {fields['mean_accepted_length']:.2f}, "
+            f"{fields['acceptance_rate']:.1%} of drafted tokens accepted"
+        )
     parts += [f"{fields[name]} {name}" for name in ("preemptions", "rejected") if fields[name]]
     return "status: " + ", ".join(parts)

@@ -293,6 +293,26 @@ def test_cached_tokens_and_timings(scripted):
     }
 
 
+def test_what_was_guessed_ahead_is_in_usage_and_timings(scripted):
+    api = scripted([delta(text="a", ids=[1], reason="length")])
+    submit = api.engine.submit
+
+    def submit_with_stats(request):
+        generation = submit(request)
+        generation.stats.num_draft_tokens, generation.stats.num_accepted_tokens = 9, 4
+        return generation
+
+    api.engine.submit = submit_with_stats
+    answer = api.post(speculative={"num_speculative_tokens": 3})
+    assert answer["usage"]["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 5,
+    }
+    assert (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]) == (9, 4)
+    (request,) = api.engine.requests
+    assert request.params.max_draft_tokens == 3
+
+
 # -- log-probabilities -------------------------------------------------------------------------
 
 

@@ -80,13 +80,13 @@ def test_deltas_come_back_as_they_were(delta):
 def test_a_record_comes_back_whole_whatever_is_in_it():
     """A figure more is a field more: nothing on the way has a list of them."""
     values = [index + 0.5 for index, _ in enumerate(dataclasses.fields(StepStats))]
-    record = StepStats(*values)
+    record = dataclasses.replace(StepStats(*values), draft_accepted_by_position=(3, 2, 1))
     sent = json.loads(encode({"x": record_to_list(record)})[4:])["x"]
     assert record_from_list(sent) == record
 
 
 def test_stats_of_a_request_come_back():
-    stats = GenerationStats(7, 1, 2, *range(3, 11))
+    stats = GenerationStats(7, 1, 2, *range(3, 13))
     received = GenerationStats(7, 1, 2)
     set_stats(received, json.loads(json.dumps(stats_to_list(stats))))
     assert received == stats
@@ -97,6 +97,7 @@ def test_stats_of_a_request_come_back():
     [
         SamplingParams(),
         SamplingParams(n=3, max_tokens=None, stop=("a", "b"), seed=2**64 - 1, top_p=0.5),
+        SamplingParams(speculative={"enabled": False, "num_speculative_tokens": 3}),
         SamplingParams(logit_bias={5: -1.5, 7: 2}, allowed_token_ids=(1, 2), prompt_logprobs=0),
     ],
 )

@@ -269,6 +269,20 @@ def test_status_line(status, caplog):
     ]
 
 
+def test_drafts_are_told_of_since_the_last_line(status, caplog):
+    status.on_submitted(new_generation())
+    drafted = replace(StepStats.idle(1), num_drafts=10, draft_tokens=40, draft_tokens_accepted=8)
+    status.on_step(drafted)
+    status.write(1.0)
+    status.on_step(replace(drafted, num_drafts=20, draft_tokens=80, draft_tokens_accepted=28))
+    status.write(2.0)
+    status.write(3.0)
+    first, second, third = messages(caplog)
+    assert "drafts: mean accepted length 1.80, 20.0% of drafted tokens accepted" in first
+    assert "drafts: mean accepted length 3.00, 50.0% of drafted tokens accepted" in second
+    assert "drafts" not in third
+
+
 def test_idle_is_silent(status, caplog):
     status.write(10.0)
     generation = new_generation()

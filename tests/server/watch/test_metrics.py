@@ -89,7 +89,8 @@ answers = st.fixed_dictionaries(
 )
 records = st.builds(
     StepStats,
-    **{name: st.integers(0, 99) for name in get_type_hints(StepStats)} | {"kv_waste": seconds},
+    **{name: st.integers(0, 99) for name in get_type_hints(StepStats)}
+    | {"kv_waste": seconds, "draft_accepted_by_position": st.just(())},
 )
 # Totals of the engine, and the counters that follow them; by how much they grow in a step.
 TOTALS = {
@@ -97,6 +98,8 @@ TOTALS = {
     "prefix_tokens_hit": "prefix_cache_hits",
     "num_preemptions": "num_preemptions",
     "num_invariant_violations": "invariant_violations",
+    "num_drafts": "spec_decode_num_drafts",
+    "draft_seconds": "spec_decode_draft_seconds",
     "draft_tokens": "spec_decode_num_draft_tokens",
     "draft_tokens_accepted": "spec_decode_num_accepted_tokens",
 }
@@ -260,6 +263,17 @@ def test_a_new_engine_may_have_counted_further_than_the_last():
     assert samples_of(metrics)["vllm:num_preemptions_total",] == 7
 
 
+def test_drafts_are_counted_by_position():
+    metrics = Metrics("m")
+    metrics.on_step(record_with(draft_accepted_by_position=(5, 2)))
+    metrics.on_step(record_with(draft_accepted_by_position=(6, 2, 1)))
+    metrics.on_engine_state(EngineState.RESTARTING, "")
+    metrics.on_step(record_with(draft_accepted_by_position=(3,)))
+    values = samples_of(metrics)
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [values[name, ("position", str(place))] for place in range(3)] == [9, 2, 1]
+
+
 def test_a_request_that_runs_again_counts_its_prompt_once():
     metrics, generation = Metrics("m"), new_generation(num_prompt=7)
     metrics.on_tokens(generation, 1, None)
@@ -338,6 +352,7 @@ VLLM_LABELS = {
     "prompt_tokens_by_source": {"source"},
     "request_success": {"finished_reason"},
     "admission_rejections": {"reason"},
+    "spec_decode_num_accepted_tokens_per_pos": {"position"},
     "cache_config_info": {"block_size", "num_gpu_blocks"},
 }
 VLLM_TYPES = {
@@ -345,8 +360,9 @@ VLLM_TYPES = {
         kv_cache_usage_perc cache_config_info""",
     "counter": """prefix_cache_queries prefix_cache_hits num_preemptions prompt_tokens
         prompt_tokens_by_source prompt_tokens_cached generation_tokens request_success
-        admission_rejections corrupted_requests spec_decode_num_draft_tokens
-        spec_decode_num_accepted_tokens""",
+        admission_rejections corrupted_requests spec_decode_num_drafts
+        spec_decode_num_draft_tokens spec_decode_num_accepted_tokens
+        spec_decode_num_accepted_tokens_per_pos""",
     "histogram": """request_prompt_tokens request_generation_tokens iteration_tokens_total
         request_max_num_generation_tokens request_params_n request_params_max_tokens
         time_to_first_token_seconds inter_token_latency_seconds
