@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,7 +46,7 @@ class Followed:
     found: Found | None = None
 
 
-class MatchProposer(ABC):
+class MatchProposer:
     """Guesses that what followed the last tokens of a request before follows them again.
 
     Probabilities are those that were observed: each guess is held against the tokens that came,
@@ -69,9 +68,9 @@ class MatchProposer(ABC):
         # By the identity of the prompt, which its index keeps alive: samples of a prompt share it.
         self._prompts: WeakValueDictionary[int, TokenIndex] = WeakValueDictionary()
 
-    @abstractmethod
     def _look(self, followed: Followed, request: Request) -> Found | None:
         """What may come next, ``max_tokens`` of it at most."""
+        raise NotImplementedError
 
     def guess(self, request: Request, room: int) -> Guess | None:
         """What may follow the known tokens of a request, ``room`` tokens at most (at least 1)."""

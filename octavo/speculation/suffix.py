@@ -88,12 +88,12 @@ class SuffixProposer(MatchProposer):
             most = min(self.max_tokens, int(self._factor * matched))
             if most <= expected:
                 break  # nor can those that match less
-            guess = self._follow(index, positions, matched, most, rates)
+            guess = self._continue(index, positions, matched, most, rates)
             if guess is not None and guess.expected_tokens > expected:
                 best, expected = Found(guess, matched, rates), guess.expected_tokens
         return best
 
-    def _follow(
+    def _continue(
         self, index: TokenIndex, positions: list[int], matched: int, most: int, rates: MatchRates
     ) -> Guess | None:
         """The most frequent token after ``positions``, then after those of them that had it, and so
