@@ -65,5 +65,27 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     """
     # Each is imported where it is used: a start pays for no other.
     match config.method:
+        case "ngram":
+            from octavo.speculation.ngram import NgramProposer
+
+            return DraftFree(
+                lambda limits: NgramProposer(
+                    config.prompt_lookup_min,
+                    config.prompt_lookup_max,
+                    config.num_speculative_tokens,
+                )
+            )
+        case "suffix":
+            from octavo.speculation.suffix import SuffixProposer
+
+            return DraftFree(
+                lambda limits: SuffixProposer(
+                    config.suffix_decoding_max_tree_depth,
+                    config.suffix_decoding_max_cached_requests,
+                    config.suffix_decoding_max_spec_factor,
+                    config.suffix_decoding_min_token_prob,
+                    config.num_speculative_tokens,
+                )
+            )
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")

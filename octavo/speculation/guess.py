@@ -1,13 +1,45 @@
-"""What is guessed for one request, and how sure that is."""
+"""What a proposer thinks comes next, and how sure it is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from octavo.core.batch import Draft
 
 
 class Guess(NamedTuple):
-    """Tokens that may come next, and the probability of each that it is right if those before it
-    are."""
+    """Tokens that may follow the known ones of a request, one after the other, never none.
+
+    ``probabilities`` are estimates: that each token is right, given that those before it are.
+    """
 
     token_ids: tuple[int, ...]
     probabilities: tuple[float, ...]
+
+    def first(self, count: int) -> Guess:
+        """The first ``count`` tokens, at least one."""
+        if count >= len(self.token_ids):
+            return self
+        return Guess(self.token_ids[:count], self.probabilities[:count])
+
+    def products(self) -> Iterator[float]:
+        """For each token, the probability that it is right and all before it."""
+        product = 1.0
+        for probability in self.probabilities:
+            product *= probability
+            yield product
+
+    @property
+    def expected_tokens(self) -> float:
+        """How many of the tokens are right, on average, if all are drafted."""
+        return sum(self.products())
+
+    def while_likely(self, least: float) -> Guess | None:
+        """The tokens whose product of probabilities is at least ``least``; None if none is."""
+        count = sum(product >= least for product in self.products())
+        return self.first(count) if count else None
+
+    def draft(self) -> Draft:
+        """As what is verified."""
+        return Draft.chain(self.token_ids)
