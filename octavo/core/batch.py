@@ -148,7 +148,8 @@ class Batch:
 
     @property
     def is_pure_decode(self) -> bool:
-        return all(item.num_tokens == 1 for item in self.items)
+        """Whether nothing of a prompt is computed, but for a last token of one."""
+        return all(item.num_tokens == 1 or item.draft is not None for item in self.items)
 
 
 class TokenLogprobs(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.core.batch import Batch
 from octavo.core.executor import WeightMatrix
@@ -192,6 +192,14 @@ class ModelCost:
         )
 
 
+class _Rows(NamedTuple):
+    """A chunk whose last row samples."""
+
+    start: int
+    num_tokens: int
+    samples: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
     """Seconds of a batch; pass it to `octavo.executor.simulated.SimulatedExecutor`.
@@ -204,7 +212,16 @@ class RooflineCost:
     hardware: HardwareSpec
 
     def __call__(self, batch: Batch) -> float:
-        work = self.model.work(batch.items, batch.num_rounds)
+        return self.seconds(self.model.work(batch.items, batch.num_rounds))
+
+    def verification(self, num_seqs: int, rows: int, context: int) -> float:
+        """Of a step in which each of ``num_seqs`` sequences of ``context`` tokens computes so many
+        rows and samples at all of them, as drafts are verified; one row is plain decoding."""
+        every_row = self.model.work([_Rows(context, 1)] * (num_seqs * rows))
+        keys_once = self.model.work([_Rows(context, rows)] * num_seqs)
+        return self.seconds(StepWork(every_row.linear, every_row.head, keys_once.attention))
+
+    def seconds(self, work: StepWork) -> float:
         products = self.hardware.seconds(
             work.linear.bytes + work.head.bytes, work.linear.flops + work.head.flops
         )

@@ -130,6 +130,16 @@ def test_overhead_comes_on_top():
     assert cost(fast, (0, 1, 1)) == pytest.approx(0.5)
 
 
+def test_verifying_drafts_samples_at_every_row_and_reads_keys_once():
+    """Three rows for each of two sequences of 20 tokens."""
+    by_memory = RooflineCost(MODEL, HardwareSpec("", 0, memory_bandwidth=1, flops=1e12))
+    by_compute = RooflineCost(MODEL, HardwareSpec("", 0, memory_bandwidth=1e12, flops=1))
+    assert by_memory.verification(2, 3, 20) == 1500 + 500 + 2 * (3 + 23) * 10
+    attention = 4 * 8 * 2 * (21 + 22 + 23)
+    assert by_compute.verification(2, 3, 20) == 2 * (1000 + 500) * 6 + attention
+    assert by_memory.verification(1, 1, 19) == by_memory(batch((19, 1, 20)))
+
+
 def test_a_model_of_its_config_and_of_what_it_weighs():
     class Config:
         num_layers, num_heads, head_dim = 4, 3, 16

@@ -175,8 +175,7 @@ def _sample(timing: RunTiming) -> LatencySample:
         tpot_ms=statistics.fmean(tpots) * 1e3 if tpots else None,
         prefill_tps=computed / (prefilled - begin),
         decode_tps=(
-            sum(step.num_seqs * step.num_rounds for step in decode)
-            / sum(step.wall_s for step in decode)
+            sum(step.num_new_tokens for step in decode) / sum(step.wall_s for step in decode)
             if decode
             else None
         ),

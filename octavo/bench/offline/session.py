@@ -34,7 +34,8 @@ class StepChunk(NamedTuple):
 class StepTiming:
     """One step: its batch's size, its wall time, and that part of it that the kernels' call took.
 
-    ``num_rounds``: tokens that the step brought to the request that got most of them.
+    ``num_rounds``: tokens that the step brought to the request that got most of them, one after
+    the other; 1 where drafts were verified. ``num_new_tokens``: that it brought to all.
     ``kv_utilisation``: share of the KV blocks that requests held at its end.
     """
 
@@ -46,6 +47,7 @@ class StepTiming:
     kernel_s: float
     kv_utilisation: float = 0.0
     chunks: tuple[StepChunk, ...] = ()
+    num_new_tokens: int = 0
 
     @property
     def overhead_s(self) -> float:
@@ -104,6 +106,12 @@ class OfflineSession:
         return self._text_engine.engine.executor.probe()
 
     @property
+    def draft_seconds(self) -> float:
+        """Time spent in guessing so far."""
+        proposer = self._text_engine.engine.scheduler.proposer
+        return 0.0 if proposer is None else proposer.seconds
+
+    @property
     def cost(self) -> ModelCost:
         """What a step has to do, with the weights and the KV cache as they lie in memory."""
         probe = self.probe
@@ -132,6 +140,7 @@ class OfflineSession:
         observe: Callable[[Batch], None] | None = None,
         *,
         cache_salt: str = "",
+        ask: Callable[[WorkloadRequest], SamplingParams] | None = None,
     ) -> RunTiming:
         """Give all requests at once, and run until the last has ended.
 
@@ -141,6 +150,7 @@ class OfflineSession:
         Args:
             observe: called with every batch after its step, outside of the step's time.
             cache_salt: requests share prefixes only with those of the same salt.
+            ask: what is asked of a request, in place of that.
 
         Raises:
             BenchmarkError: a request failed. RequestError: one cannot be served.
@@ -164,7 +174,8 @@ class OfflineSession:
         begin = time.perf_counter()
         try:
             for request, token_ids in prepared:
-                groups.append(self._add(request, token_ids, cache_salt, step))
+                params = (ask or sampling_params)(request)
+                groups.append(self._add(token_ids, params, cache_salt, step))
             while engine.has_unfinished_requests:
                 step()
         except BaseException:
@@ -194,12 +205,11 @@ class OfflineSession:
 
     def _add(
         self,
-        request: WorkloadRequest,
         token_ids: list[int],
+        params: SamplingParams,
         cache_salt: str,
         step: Callable[[], None],
     ) -> SampleGroup:
-        params = sampling_params(request)
         self._count += 1
         while True:
             try:
@@ -225,11 +235,12 @@ def sampling_params(request: WorkloadRequest) -> SamplingParams:
 def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
     batch = done.batch
     new_tokens = {update.request.request_id: len(update.new_token_ids) for update in done.updates}
+    has_drafts = any(item.draft is not None for item in batch.items)
     return StepTiming(
         batch.num_seqs,
         batch.num_tokens,
         batch.is_pure_decode,
-        max(new_tokens.values(), default=0),
+        1 if has_drafts else max(new_tokens.values(), default=0),
         wall_s,
         kernel_s,
         done.stats.kv_utilisation,
@@ -238,6 +249,7 @@ def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
             StepChunk(item.start, item.num_tokens, new_tokens.get(item.request.request_id, 0) > 0)
             for item in batch.items
         ),
+        sum(new_tokens.values()),
     )
 
 

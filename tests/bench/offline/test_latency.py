@@ -48,9 +48,9 @@ def test_figures_by_hand():
         [
             StepTiming(1, 10, False, 1, wall_s=1.0, kernel_s=0.9),
             StepTiming(2, 21, False, 1, wall_s=2.0, kernel_s=1.9),
-            StepTiming(2, 2, True, 1, wall_s=1.0, kernel_s=0.6),
-            StepTiming(2, 2, True, 1, wall_s=2.0, kernel_s=1.9),
-            StepTiming(1, 1, True, 2, wall_s=1.0, kernel_s=0.4),
+            StepTiming(2, 2, True, 1, wall_s=1.0, kernel_s=0.6, num_new_tokens=2),
+            StepTiming(2, 2, True, 1, wall_s=2.0, kernel_s=1.9, num_new_tokens=2),
+            StepTiming(1, 1, True, 2, wall_s=1.0, kernel_s=0.4, num_new_tokens=2),
         ],
     )
     sample = latency._sample(timing)

@@ -1,0 +1,261 @@
+"""``octavo bench spec``: what each way of guessing tokens ahead is worth."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench import common
+from octavo.config import CPU_MAX_NUM_SEQS
+from octavo.errors import BenchmarkError, ConfigError, ModelError
+from octavo.speculation.config import METHODS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.bench.offline.spec import SpecPlan, SpecRow
+
+EXAMPLES = """\
+Every method in an engine of its own, in turns with plain decoding of the same requests in the same
+engine. Speed-ups are medians over the turns, with the least and the greatest. Tokens are compared:
+they are to be the same.
+
+Workloads: copy (texts repeated and summarized), edit (changes to code), rag (answers with quotes),
+json (objects transformed), chat, random (tokens, answered at a temperature of 1), or a file with a
+JSON object a line, with "prompt" or "messages".
+
+examples:
+  octavo bench spec
+  octavo bench spec --methods ngram,suffix --workload copy,chat --batch-sizes 1,4
+  octavo bench spec --methods draft_model=smollm2-135m --workload prompts.jsonl --json
+
+docs/metrics.md says what each figure is.
+"""
+
+# Those that look at tokens, and at no model.
+_DEFAULT_METHODS = ("auto", "ngram", "suffix")
+_TAKES_MODEL = ("auto", "draft_model", "medusa", "eagle")
+
+
+class Method(NamedTuple):
+    name: str
+    model: str | None
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    common.add_engine_arguments(parser, skip={"seed", "spec_method", "spec_model"})
+    parser.add_argument(
+        "--methods",
+        type=_methods,
+        default=[Method(name, None) for name in _DEFAULT_METHODS],
+        metavar="NAME[=MODEL],…",
+        help=f"out of {', '.join(METHODS)} (default: {','.join(_DEFAULT_METHODS)})",
+    )
+    parser.add_argument(
+        "--spec-model",
+        metavar="MODEL",
+        help="a draft, or a folder of trained heads, for methods that take one",
+    )
+    parser.add_argument(
+        "--workload",
+        type=lambda text: text.split(","),
+        default=None,
+        metavar="NAME,…",
+        help="copy, edit, rag, json, chat, random, or files (default: all six)",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        type=lambda text: [common.positive(part) for part in text.split(",")],
+        default=[1],
+        metavar="N,…",
+        help="requests that are given at once (default: 1)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=common.positive,
+        default=128,
+        metavar="N",
+        help="tokens of an answer, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="of all answers; 0 is greedy (default: 0, but 1 for random)",
+    )
+    common.add_repeat_flags(parser, repeat=3, warmup=0)
+    common.add_seed_flag(parser)
+    common.add_output_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def _methods(text: str) -> list[Method]:
+    methods = []
+    for part in text.split(","):
+        name, _, model = part.strip().partition("=")
+        if name not in METHODS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(METHODS)}")
+        if model and name not in _TAKES_MODEL:
+            raise argparse.ArgumentTypeError(f"{name} takes no model: {part.strip()!r}")
+        methods.append(Method(name, model or None))
+    return methods
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.record import Recorder
+
+    plan = _plan(args)
+    recorder = Recorder(common.asked_for(args), common.engine_args(args).threads)
+    rows: list[SpecRow] = []
+    skipped: dict[str, str] = {}
+    total = len(args.methods) * plan.num_turns
+    with recorder, common.progress_over("measuring", total) as advance:
+        for method in args.methods:
+            with _session(args, method, skipped) as session:
+                if session is not None:
+                    recorder.engine = session.info
+                    rows += _measure(session, method.name, plan, advance)
+    if not rows:
+        raise BenchmarkError(f"nothing was measured: {'; '.join(skipped.values())}")
+    recorder.warnings += [f"{name} was left out: {reason}" for name, reason in skipped.items()]
+    recorder.warnings += _other_tokens(rows)
+    recorder.samples = {"turns": [_turns(row) for row in rows]}
+    document = {
+        "model": args.model,
+        "max_tokens": plan.max_tokens,
+        "repeat": plan.repeat,
+        "rows": [row.as_json() for row in rows],
+        "step_ms": _step_ms(rows),
+        "skipped": skipped,
+        "run": recorder.as_json(),
+    }
+    common.report(args, document, lambda console: _print(console, args, rows))
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> SpecPlan:
+    with terminal.spinner("starting"):
+        from octavo.bench.offline.spec import WORKLOADS, SpecPlan, check_workload
+    temperature = args.temperature
+    if temperature is not None and not 0 <= temperature <= 100:
+        raise UsageError(f"--temperature must be from 0 to 100, not {temperature}")
+    try:
+        workloads = tuple(map(check_workload, args.workload or WORKLOADS))
+    except ConfigError as error:
+        raise UsageError(f"--workload: {error}") from error
+    return SpecPlan(
+        workloads, tuple(args.batch_sizes), args.max_tokens, args.repeat, temperature, args.seed
+    )
+
+
+@contextmanager
+def _session(
+    args: argparse.Namespace, method: Method, skipped: dict[str, str]
+) -> Iterator[OfflineSession | None]:
+    """An engine that guesses so, None where the model or this octavo cannot: then it is noted."""
+    most = max(args.batch_sizes)
+    roomier = {"max_num_seqs": most} if most > CPU_MAX_NUM_SEQS else {}
+    model = method.model or (args.spec_model if method.name in _TAKES_MODEL else None)
+    try:
+        settings = common.engine_args(
+            args, seed=args.seed, spec_method=method.name, spec_model=model, **roomier
+        )
+        session = common.open_session(settings)
+    except (ConfigError, ModelError) as error:
+        skipped[method.name] = str(error)
+        yield None
+        return
+    with session:
+        yield session
+
+
+def _measure(
+    session: OfflineSession, method: str, plan: SpecPlan, advance: Any
+) -> Iterator[SpecRow]:
+    from octavo.bench.offline.spec import SpecStudy
+
+    study = SpecStudy(session, method, plan)
+    for workload in plan.workloads:
+        for batch_size in plan.batch_sizes:
+            yield study.measure(workload, batch_size, advance)
+
+
+def _other_tokens(rows: list[SpecRow]) -> list[str]:
+    return [
+        f"{row.method} on {row.workload}: tokens differ from those of plain decoding"
+        for row in rows
+        if not row.same_tokens
+    ]
+
+
+def _turns(row: SpecRow) -> dict[str, Any]:
+    return {
+        "method": row.method,
+        "workload": row.workload,
+        "batch_size": row.batch_size,
+        "base_decode_tps": [plain.tps for plain, _ in row.turns],
+        "decode_tps": [drafted.tps for _, drafted in row.turns],
+    }
+
+
+def _step_ms(rows: list[SpecRow]) -> dict[str, dict[str, float]]:
+    """Of each method's engine: plain steps by their rows."""
+    return {
+        row.method: {str(n): each * 1e3 for n, each in row.step_times.seconds_of.items()}
+        for row in rows
+    }
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _print(console: Console, args: argparse.Namespace, rows: list[SpecRow]) -> None:
+    table = [
+        (
+            f"{row.method}, {row.workload}",
+            str(row.batch_size),
+            f"{row.base_decode_tps.median:,.1f}",
+            f"{row.decode_tps.median:,.1f}",
+            f"{row.speedup.median:.2f} ×",
+            f"{row.speedup.min:.2f}–{row.speedup.max:.2f}",
+            *_of_drafts(row),
+            "yes" if row.same_tokens else "no",
+        )
+        for row in rows
+    ]
+    head = (
+        *("", "batch", "plain tok/s", "tok/s", "speed-up", "least–greatest"),
+        *("tokens/draft", "accepted", "by position", "even at", "same"),
+    )
+    common.print_figures(console, f"{args.model}: guessing beside plain decoding", head, table)
+    for method, times in _step_ms(rows).items():
+        steps = ", ".join(f"{rows}: {each:.1f}" for rows, each in times.items())
+        console.print(f"{method}: milliseconds of a plain step by rows: {steps}", markup=False)
+    console.print(
+        "tokens/draft: of a step with a draft; by position: drafts right as far as that; even at: "
+        "the batch at which such drafts would no longer pay",
+        style="dim",
+        markup=False,
+    )
+
+
+def _of_drafts(row: SpecRow) -> tuple[str, str, str, str]:
+    drafts = row.drafts
+    if drafts.mean_accepted_length is None or drafts.acceptance_rate is None:
+        return ("none", "", "", "")
+    even = row.break_even_batch
+    return (
+        f"{drafts.mean_accepted_length:.2f}",
+        f"{drafts.acceptance_rate:.0%}",
+        " ".join(f".{share * 100:02.0f}" if share < 0.995 else "1" for share in _shown(row)),
+        ">256" if even is None else str(even),
+    )
+
+
+def _shown(row: SpecRow) -> list[float]:
+    return row.accepted_by_position[:4]

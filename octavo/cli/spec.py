@@ -1,0 +1,317 @@
+"""``octavo spec``: what guessing is worth, before anything is measured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench.common import non_negative, positive
+from octavo.speculation.analysis import (
+    MAX_LENGTH,
+    Forecast,
+    StepCost,
+    acceptance_probability,
+    linear_step,
+    operations_factor,
+    rates_of_shares,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXAMPLES = """\
+A step with k drafted tokens brings those that are right, up to the first wrong one, and one more.
+Say how often they are right in one of four ways. alpha is the probability that a drafted token is
+right if all before it were; the acceptance rate that servers report is another figure, and less.
+
+Costs are relative to a plain step: --cost-ratio is that of drafting a token, --row-cost that of
+verifying one. While memory is the bound, a few more rows cost little; `octavo bench spec` measures
+it. With --model, the step is that of a model on a machine of --bandwidth and --compute (a roofline:
+the least that a step can take).
+
+examples:
+  octavo spec --alpha 0.8 --cost-ratio 0.05
+  octavo spec --acceptance-length 2.4 --k 4 --row-cost 0.07 --batch 8
+  octavo spec --rates 0.7,0.6,0.5 --json
+  octavo spec --alpha 0.7 --model smollm2-135m --bandwidth 30 --compute 300 --batch 4
+"""
+
+# With --batch, where nobody says what a row costs: eight rows in 1.5 steps.
+_ROW_COST_OF_BATCHES = 0.07
+_SHOWN = 16
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    _add_acceptance(parser)
+    parser.add_argument(
+        "--cost-ratio",
+        type=_cost,
+        default=0.0,
+        metavar="C",
+        help="time to draft a token, to that of a plain step (default: 0, as that of n-grams)",
+    )
+    parser.add_argument(
+        "--k",
+        type=_length,
+        metavar="K",
+        help="tokens drafted at once (default: the best)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=positive,
+        metavar="B",
+        help="requests that share a step (default: 1)",
+    )
+    parser.add_argument(
+        "--row-cost",
+        type=_cost,
+        metavar="R",
+        help="time that each further row of a step adds, to that of a step of one row (default: 0, "
+        f"or {_ROW_COST_OF_BATCHES} with --batch, which is eight rows in 1.5 steps)",
+    )
+    _add_roofline(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def _add_acceptance(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument(
+        "--alpha", type=_probability, metavar="A", help="acceptance probability of each position"
+    )
+    group.add_argument(
+        "--acceptance-length",
+        type=_cost,
+        metavar="L",
+        help="mean tokens of a step with --k drafted ones, the one that follows them included",
+    )
+    group.add_argument(
+        "--rates",
+        type=_probabilities,
+        metavar="A0,A1,…",
+        help="acceptance probabilities by position, each of drafts that were right before it",
+    )
+    group.add_argument(
+        "--accepted-by-position",
+        type=_probabilities,
+        metavar="S0,S1,…",
+        help="shares of all drafts that were right as far as each position, as servers report them",
+    )
+
+
+def _add_roofline(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("roofline, in place of --row-cost")
+    group.add_argument("--model", metavar="MODEL", help="whose steps; it is not loaded")
+    group.add_argument(
+        "--bandwidth", type=_above_zero, metavar="GB/S", help="that the machine reads"
+    )
+    group.add_argument(
+        "--compute",
+        type=_above_zero,
+        metavar="GOP/S",
+        help="that it does: 10^9 operations a second",
+    )
+    group.add_argument(
+        "--context",
+        type=non_negative,
+        default=512,
+        metavar="N",
+        help="tokens of each request so far (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    try:
+        forecast = Forecast(_rates(args), args.cost_ratio, args.batch or 1, _step_cost(args))
+        document = _document(args, forecast)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if args.json:
+        terminal.print_json(document)
+    else:
+        from rich.console import Console
+
+        _print(Console(highlight=False, soft_wrap=True), args, document)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.acceptance_length is not None and args.k is None:
+        raise UsageError("--acceptance-length needs --k: of how many drafted tokens it came")
+    if args.model is None:
+        if args.bandwidth or args.compute:
+            raise UsageError("--bandwidth and --compute say nothing without --model")
+    elif args.row_cost is not None:
+        raise UsageError("--row-cost and --model both say what a row costs: leave one out")
+    elif not (args.bandwidth and args.compute):
+        raise UsageError(
+            "--model needs --bandwidth and --compute; `octavo bench latency` measures both"
+        )
+
+
+def _rates(args: argparse.Namespace) -> tuple[float, ...]:
+    if args.rates is not None or args.accepted_by_position is not None:
+        rates = args.rates or rates_of_shares(args.accepted_by_position)
+        if args.k is not None and args.k > len(rates):
+            raise UsageError(f"--k {args.k} is more than the {len(rates)} positions that are given")
+        return tuple(rates)
+    return (_alpha(args),) * MAX_LENGTH
+
+
+def _alpha(args: argparse.Namespace) -> float:
+    if args.alpha is not None:
+        alpha: float = args.alpha
+        return alpha
+    return acceptance_probability(args.acceptance_length, args.k)
+
+
+def _row_cost(args: argparse.Namespace) -> float | None:
+    """None where a roofline says it."""
+    if args.model is not None or args.row_cost is not None:
+        row_cost: float | None = args.row_cost
+        return row_cost
+    return _ROW_COST_OF_BATCHES if args.batch is not None else 0.0
+
+
+def _step_cost(args: argparse.Namespace) -> StepCost:
+    row_cost = _row_cost(args)
+    if row_cost is not None:
+        return linear_step(row_cost)
+    from octavo.models.checkpoint import open_checkpoint
+    from octavo.models.footprint import matrices, native_kv_bytes_per_token, weight_types
+    from octavo.sim.cost_model import ModelCost, RooflineCost
+    from octavo.sim.hardware import HardwareSpec
+
+    checkpoint = open_checkpoint(terminal.resolve(args.model))
+    config = checkpoint.config()
+    weights = matrices(config, weight_types(checkpoint, config))
+    cost = ModelCost.of(config, weights, native_kv_bytes_per_token(config))
+    hardware = HardwareSpec("as given", 0.0, args.bandwidth * 1e9, args.compute * 1e9)
+    roofline = RooflineCost(cost, hardware)
+    return lambda batch, rows: roofline.verification(batch, rows, args.context)
+
+
+def _document(args: argparse.Namespace, forecast: Forecast) -> dict[str, Any]:
+    best = forecast.best_length
+    length = best if args.k is None else args.k
+    tokens = forecast.tokens(length)
+    is_one_rate = len(set(forecast.rates)) == 1
+    last = min(len(forecast.rates), max(_SHOWN, length, best))
+    return {
+        "alpha": forecast.rates[0] if is_one_rate else None,
+        "cost_ratio": args.cost_ratio,
+        "batch": forecast.batch,
+        "row_cost": _row_cost(args),
+        "k": length,
+        "expected_tokens": tokens,
+        "expected_accepted": tokens - 1,
+        "acceptance_rate": (tokens - 1) / length if length else None,
+        "speedup": forecast.speedup(length),
+        "operations_factor": operations_factor(tokens, length),
+        "best_k": best,
+        "best_speedup": forecast.speedup(best),
+        "break_even_batch": forecast.break_even_batch(length),
+        "table": [
+            {
+                "k": k,
+                "expected_tokens": forecast.tokens(k),
+                "rows_cost": _verifying(forecast, k),
+                "speedup": forecast.speedup(k),
+            }
+            for k in range(1, last + 1)
+        ],
+    }
+
+
+def _verifying(forecast: Forecast, length: int) -> float:
+    """What a step with drafts costs, to one without."""
+    batch, step_cost = forecast.batch, forecast.step_cost
+    return step_cost(batch, length + 1) / step_cost(batch, 1)
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _print(console: Console, args: argparse.Namespace, document: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("k", "tokens a step", "step with it", "speed-up", ""):
+        table.add_column(name, justify="right" if name else "left")
+    best, asked = document["best_k"], args.k
+    shown = {best - 1, best, best + 1, asked, *range(1, 9), 12, 16}
+    for row in document["table"]:
+        if row["k"] not in shown:
+            continue
+        mark = "best" if row["k"] == best else "asked for" if row["k"] == asked else ""
+        table.add_row(
+            str(row["k"]),
+            f"{row['expected_tokens']:.3f}",
+            f"{row['rows_cost']:.2f} ×",
+            f"{row['speedup']:.3f} ×",
+            mark,
+        )
+    console.print(table)
+    for line in _conclusions(document):
+        console.print(line, markup=False)
+
+
+def _conclusions(document: dict[str, Any]) -> list[str]:
+    best, batch = document["best_k"], document["batch"]
+    who = "a lone request" if batch == 1 else f"a batch of {batch}"
+    if best == 0:
+        lines = [f"It does not pay for {who}: no number of drafted tokens is faster than none."]
+        if document["alpha"] is not None and document["alpha"] <= document["cost_ratio"]:
+            lines.append("A drafted token must be right more often than it costs: alpha > C.")
+    else:
+        tokens = "1 token" if best == 1 else f"{best} tokens"
+        lines = [f"Best for {who}: {tokens} at once, {document['best_speedup']:.2f} ×."]
+    if document["k"] and document["row_cost"] != 0:  # else batches make no difference
+        even = document["break_even_batch"]
+        saying = "at no batch up to 1024" if even is None else f"from a batch of {even} on"
+        lines.append(f"With k = {document['k']}, plain decoding is as fast {saying}.")
+    return lines
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not fits(value):  # a NaN never does
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+    return value
+
+
+def _probability(text: str) -> float:
+    return _number(text, "probability, from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _probabilities(text: str) -> list[float]:
+    values = [_probability(part) for part in text.split(",")]
+    if len(values) > MAX_LENGTH:
+        raise argparse.ArgumentTypeError(f"{len(values)} positions are more than {MAX_LENGTH}")
+    return values
+
+
+def _cost(text: str) -> float:
+    return _number(text, "number of at least 0", lambda value: 0 <= value < float("inf"))
+
+
+def _above_zero(text: str) -> float:
+    return _number(text, "number above 0", lambda value: 0 < value < float("inf"))
+
+
+def _length(text: str) -> int:
+    length = positive(text)
+    if length > MAX_LENGTH:
+        raise argparse.ArgumentTypeError(f"{length} is more than {MAX_LENGTH} tokens at once")
+    return length
