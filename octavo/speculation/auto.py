@@ -16,15 +16,14 @@ fail, there are none; and where there are none for a while, nobody is asked for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Protocol
 
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftProposer, Opening
 from octavo.core.request import Request
+from octavo.speculation.analysis import best_drafts
 from octavo.speculation.guess import Guess
 from octavo.speculation.model_arm import ModelArm
 from octavo.speculation.step_times import StepTimes
@@ -57,33 +56,6 @@ class _Standing:
     num_vain: int = 0  # times asked since a guess was right
     rests_until: int = 0  # that many tokens
     guesser: Guesser | None = None  # whose guess is being verified
-
-
-def affordable(
-    chains: Sequence[Sequence[float]], rows: int, seconds: Callable[[int], float]
-) -> list[int]:
-    """How many tokens of each chain to verify in one step, so that its tokens per second are most.
-
-    Args:
-        chains: for each request, the probability that its chain is right as far as each token: none
-            is above the one before it.
-        rows: of the step without any of them, ``len(chains)`` of which bring a token each.
-        seconds: of a step by its rows.
-    """
-    ranked = sorted(
-        ((-probability, index) for index, chain in enumerate(chains) for probability in chain)
-    )
-    tokens = float(len(chains))
-    best, best_count = _LEAST_GAIN * tokens / seconds(rows), 0
-    for count, (probability, _) in enumerate(ranked, 1):
-        tokens -= probability
-        speed = tokens / seconds(rows + count)
-        if speed > best:
-            best, best_count = speed, count
-    lengths = [0] * len(chains)
-    for _, index in ranked[:best_count]:
-        lengths[index] += 1
-    return lengths
 
 
 class AutoProposer:
@@ -122,18 +94,14 @@ class AutoProposer:
             return {}
         begin = time.perf_counter()
         guesses = [self._best_guess(opening) for opening in openings]
-        chains = [
-            tuple(accumulate(guess.probabilities, mul)) if guess is not None else ()
-            for guess in guesses
-        ]
         asked = time.perf_counter() - begin
-        lengths = self._varied(affordable(chains, batch_tokens, self._times.seconds), chains)
+        lengths = self._varied(self._lengths(guesses, batch_tokens), guesses)
         drafts: dict[str, Draft] = {}
         left: list[Opening] = []  # for a model
         for opening, guess, length in zip(openings, guesses, lengths, strict=True):
             request_id = opening.request.request_id
             if guess is not None and length:
-                drafts[request_id] = Draft.chain(guess.token_ids[:length])
+                drafts[request_id] = guess.first(length).draft()
             else:
                 self._standings[request_id].guesser = None
                 left.append(opening)
@@ -176,14 +144,21 @@ class AutoProposer:
         best, most = None, 0.0
         for guesser in self._guessers:
             guess = guesser.guess(request, opening.room)
-            if guess is None:
-                continue
-            expected = sum(accumulate(guess.probabilities, mul))
-            if expected > most:
-                best, most, standing.guesser = guess, expected, guesser
+            if guess is not None and guess.expected_tokens > most:
+                best, most, standing.guesser = guess, guess.expected_tokens, guesser
         return best
 
-    def _varied(self, lengths: list[int], chains: Sequence[Sequence[float]]) -> list[int]:
+    def _lengths(self, guesses: Sequence[Guess | None], rows: int) -> list[int]:
+        """How many tokens of each guess are worth their rows, in a step of ``rows`` others."""
+
+        def seconds(count: int) -> float:
+            return self._times.seconds(count) * (1.0 if count == rows else _LEAST_GAIN)
+
+        return best_drafts(
+            [() if guess is None else guess.probabilities for guess in guesses], seconds, rows
+        )
+
+    def _varied(self, lengths: list[int], guesses: Sequence[Guess | None]) -> list[int]:
         """Now and then other lengths than the best: what longer steps take is not known of those
         that are never run."""
         self._num_proposals += any(lengths)
@@ -191,7 +166,10 @@ class AutoProposer:
         if turn not in (0, _VARIED_EVERY // 2):
             return lengths
         vary = (lambda length: 2 * length) if turn else (lambda length: length // 2)
-        return [min(vary(own), len(chain)) for own, chain in zip(lengths, chains, strict=True)]
+        return [
+            min(vary(length), len(guess.token_ids)) if guess is not None else 0
+            for length, guess in zip(lengths, guesses, strict=True)
+        ]
 
     def _note_asking(self, openings: Sequence[Opening], seconds: float) -> None:
         """Leave those alone for whom there has been nothing for long, and no longer than it takes

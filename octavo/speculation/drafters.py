@@ -8,7 +8,7 @@ drafter.start(limits)                      the proposer, once the pool has a siz
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.drafting import DraftProposer
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
     from octavo.text.tokenizer import Tokenizer
+
+
+AUTO_TOKENS = 16  # of a draft, at most, where nothing is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,33 @@ class DraftFree:
         return self._make(limits)
 
 
+class AutoDrafter:
+    """Chooses between text that came before and ``model``, if there is one."""
+
+    def __init__(self, config: SpeculativeConfig, model: Drafter | None = None):
+        self._config = config
+        self._model = model
+        self.kv_bytes_per_token = 0 if model is None else model.kv_bytes_per_token
+
+    def start(self, limits: RankLimits) -> DraftProposer:
+        from octavo.speculation.auto import AutoProposer
+        from octavo.speculation.ngram import NgramProposer
+        from octavo.speculation.suffix import SuffixProposer
+
+        config = self._config
+        most = config.num_speculative_tokens or AUTO_TOKENS
+        suffix = SuffixProposer(
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_cached_requests,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+            most,
+        )
+        ngram = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max, most)
+        model = None if self._model is None else self._model.start(limits)
+        return AutoProposer([suffix, ngram], model, most, config.disable_by_batch_size)
+
+
 def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     """Who guesses as ``config`` says.
 
@@ -65,6 +95,8 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     """
     # Each is imported where it is used: a start pays for no other.
     match config.method:
+        case "auto":
+            return AutoDrafter(config, _open_model(config, target))
         case "ngram":
             from octavo.speculation.ngram import NgramProposer
 
@@ -89,3 +121,10 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
             )
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")
+
+
+def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
+    """Who guesses with ``config.model``, which may be heads or a model; None without one."""
+    if config.model is None:
+        return None
+    return open_drafter(replace(config, method="draft_model"), target)

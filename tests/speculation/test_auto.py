@@ -11,7 +11,7 @@ from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.speculation.auto import AutoProposer, affordable
+from octavo.speculation.auto import AutoProposer
 from octavo.speculation.guess import Guess
 from octavo.speculation.model_arm import ModelArm
 
@@ -86,44 +86,6 @@ def run(proposer: AutoProposer, request: Request, accepts, seconds, num_steps: i
             proposer.observe(request, draft, num_accepted)
         lengths.append(count)
     return lengths
-
-
-# -- how far -----------------------------------------------------------------------------------
-
-
-def test_a_token_is_verified_where_it_brings_more_than_its_row_costs():
-    assert affordable([[0.9, 0.8, 0.7]], 1, linear(0.1)) == [3]
-    assert affordable([[0.9, 0.8, 0.1]], 1, linear(0.16)) == [2]
-    assert affordable([[0.15, 0.1]], 1, linear(0.16)) == [0]
-    assert affordable([[], []], 2, linear(0.1)) == [0, 0]
-
-
-def test_the_likeliest_tokens_of_all_requests_come_first():
-    lengths = affordable([[0.9, 0.2], [0.5, 0.45], []], 3, linear(0.16))
-    assert lengths == [1, 2, 0] or lengths == [1, 0, 0]
-    assert affordable([[0.3]] * 32, 32, linear(0.16)) == [0] * 32
-
-
-def test_a_later_token_may_pay_where_the_first_alone_does_not():
-    steps = {1: 1.0, 2: 1.6, 3: 1.6, 4: 1.6}
-    assert affordable([[0.55, 0.54, 0.53]], 1, steps.__getitem__) == [3]
-
-
-def test_no_other_choice_of_lengths_is_faster():
-    rng = random.Random(3)
-    for _ in range(200):
-        chains = [
-            sorted((rng.random() for _ in range(rng.randint(0, 3))), reverse=True)
-            for _ in range(rng.randint(1, 3))
-        ]
-        seconds = linear(rng.choice([0.02, 0.16, 0.6]))
-
-        def speed(lengths, chains=chains, seconds=seconds):
-            won = sum(sum(chain[:length]) for chain, length in zip(chains, lengths, strict=True))
-            return (len(chains) + won) / seconds(len(chains) + sum(lengths))
-
-        best = max(map(speed, itertools.product(*(range(len(chain) + 1) for chain in chains))))
-        assert speed(affordable(chains, len(chains), seconds)) >= best / 1.011
 
 
 # -- who, and when -------------------------------------------------------------------------------
