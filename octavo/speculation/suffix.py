@@ -89,8 +89,9 @@ class SuffixProposer(MatchProposer):
             if most <= expected:
                 break  # nor can those that match less
             guess = self._continue(index, positions, matched, most, rates)
-            if guess is not None and guess.expected_tokens > expected:
-                best, expected = Found(guess, matched, rates), guess.expected_tokens
+            worth = 0.0 if guess is None else guess.expected_tokens
+            if guess is not None and worth > expected:
+                best, expected = Found(guess, matched, rates), worth
         return best
 
     def _continue(
