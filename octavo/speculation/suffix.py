@@ -18,8 +18,8 @@ PLACES = 32
 # What the observed rate of matches of a length counts, in occurrences: a token that followed once
 # of once is not certain.
 RATE_WEIGHT = 4.0
-# Tokens of past answers that are remembered.
-MAX_PAST_TOKENS = 1 << 20
+# Tokens of past answers that are remembered: of indexes of some hundred bytes a token.
+MAX_PAST_TOKENS = 1 << 18
 
 
 class SuffixProposer(MatchProposer):
