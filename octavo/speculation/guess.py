@@ -33,7 +33,11 @@ class Guess(NamedTuple):
     @property
     def expected_tokens(self) -> float:
         """How many of the tokens are right, on average, if all are drafted."""
-        return sum(self.products())
+        product, expected = 1.0, 0.0
+        for probability in self.probabilities:
+            product *= probability
+            expected += product
+        return expected
 
     def while_likely(self, least: float) -> Guess | None:
         """The tokens whose product of probabilities is at least ``least``; None if none is."""

@@ -18,8 +18,8 @@ class PastAnswers:
 
     Args:
         lengths: of the runs that are indexed.
-        max_answers, max_tokens: that are remembered, of all tenants together. A token costs about
-            100 bytes for each length, at most.
+        max_answers, max_tokens: that are remembered, of all tenants together. Each token is an
+            entry of a dictionary for each length, if its run is not there yet.
     """
 
     def __init__(self, lengths: Sequence[int], max_answers: int, max_tokens: int):

@@ -18,8 +18,8 @@ PLACES = 32
 # What the observed rate of matches of a length counts, in occurrences: a token that followed once
 # of once is not certain.
 RATE_WEIGHT = 4.0
-# Tokens of past answers that are remembered.
-MAX_PAST_TOKENS = 1 << 20
+# Tokens of past answers that are remembered: of indexes of some hundred bytes a token.
+MAX_PAST_TOKENS = 1 << 18
 
 
 class SuffixProposer(MatchProposer):
@@ -89,8 +89,9 @@ class SuffixProposer(MatchProposer):
             if most <= expected:
                 break  # nor can those that match less
             guess = self._continue(index, positions, matched, most, rates)
-            if guess is not None and guess.expected_tokens > expected:
-                best, expected = Found(guess, matched, rates), guess.expected_tokens
+            worth = 0.0 if guess is None else guess.expected_tokens
+            if guess is not None and worth > expected:
+                best, expected = Found(guess, matched, rates), worth
         return best
 
     def _continue(

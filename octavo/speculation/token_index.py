@@ -9,6 +9,7 @@ a tree of depth 24 has up to 24 nodes for a token where this has an entry for ea
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class TokenIndex:
         self.lengths = tuple(lengths)
         self.tokens = tokens
         self.begin = 0  # the first position that has not been dropped
-        self.end = before.end if before is not None else 0
+        self.end: int = before.end if before is not None else 0
         self._before = before
         self._shift = 0  # the position of the first token that is still there
         self._origin = self.end  # the place of the first entry in the arrays is the next one
@@ -119,7 +120,8 @@ class TokenIndex:
 
     def _levels_of(self, context: Sequence[int]) -> Iterable[int]:
         """The lengths of runs that the context is long enough for, longest first."""
-        return (i for i, n in reversed(list(enumerate(self.lengths))) if n <= len(context))
+        count = bisect_right(self.lengths, len(context))
+        return range(count - 1, -1, -1)
 
     def _walk(self, level: int, context: Sequence[int], limit: int, depth: int) -> dict[int, int]:
         """Places after the run that the context ends with, most recent first, and the lengths of
@@ -159,7 +161,5 @@ class TokenIndex:
 
 
 def _best_first(found: dict[int, int]) -> list[Place]:
-    return sorted(
-        (Place(place, length) for place, length in found.items()),
-        key=lambda place: (-place.length, -place.position),
-    )
+    ordered = sorted([(length, position) for position, length in found.items()], reverse=True)
+    return [Place(position, length) for length, position in ordered]
