@@ -179,9 +179,9 @@ class Scheduler:
 
         It may have ended in the same step already: at its length, or at a token further on.
         """
+        del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
         self.finish(request.request_id, FinishReason.STOP, stop_reason)
         request.finish_reason, request.stop_reason = FinishReason.STOP, stop_reason
-        del request.token_ids[request.num_prompt_tokens + num_output_tokens :]
         request.stats.num_output_tokens = request.num_output_tokens
 
     def _finish(
