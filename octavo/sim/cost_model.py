@@ -217,9 +217,16 @@ class RooflineCost:
     def verification(self, num_seqs: int, rows: int, context: int) -> float:
         """Of a step in which each of ``num_seqs`` sequences of ``context`` tokens computes so many
         rows and samples at all of them, as drafts are verified; one row is plain decoding."""
-        every_row = self.model.work([_Rows(context, 1)] * (num_seqs * rows))
-        keys_once = self.model.work([_Rows(context, rows)] * num_seqs)
-        return self.seconds(StepWork(every_row.linear, every_row.head, keys_once.attention))
+        row = self.model.work([_Rows(context, 1)])
+        sequence = self.model.work([_Rows(context, rows)])
+        num_rows = num_seqs * rows
+        return self.seconds(
+            StepWork(  # weights are read once, and keys once for each sequence
+                Work(row.linear.bytes, row.linear.flops * num_rows),
+                Work(row.head.bytes, row.head.flops * num_rows),
+                Work(sequence.attention.bytes * num_seqs, sequence.attention.flops * num_seqs),
+            )
+        )
 
     def seconds(self, work: StepWork) -> float:
         products = self.hardware.seconds(

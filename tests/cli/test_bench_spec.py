@@ -102,8 +102,10 @@ def test_rows_as_json(bench, drafters):
 def test_a_table_for_people(bench):
     status, out, err = bench("--methods", "ngram", "--workload", "copy")
     assert status == 0
-    (line,) = [line for line in out.splitlines() if line.startswith("ngram, copy")]
-    assert " × " in line and line.rstrip().endswith("yes")
+    lines = [line.strip() for line in out.splitlines()]
+    speeds, shares = (line for line in lines if line.startswith("ngram, copy"))
+    assert " × " in speeds and speeds.endswith("yes")
+    assert shares.endswith("%")
     assert "milliseconds of a plain step by rows: 1: " in out
 
 

@@ -32,7 +32,7 @@ WORKLOADS = (*PROMPTS, RANDOM)
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 8, 128
 # The most likely tokens after random ones soon go round in circles, which is easy to guess.
 _RANDOM_TEMPERATURE = 1.0
-_MOST_BATCH = 256  # for which a break-even is looked for
+MOST_BATCH = 256  # for which a break-even is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class SpecRow:
             length,
             self.step_times,
             lambda batch: a_token * batch,
-            _MOST_BATCH,
+            MOST_BATCH,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ docs/metrics.md says what each figure is.
 # Those that look at tokens, and at no model.
 _DEFAULT_METHODS = ("auto", "ngram", "suffix")
 _TAKES_MODEL = ("auto", "draft_model", "medusa", "eagle")
+_POSITIONS = 8  # that are shown
 
 
 class Method(NamedTuple):
@@ -215,47 +216,58 @@ def _step_ms(rows: list[SpecRow]) -> dict[str, dict[str, float]]:
 
 
 def _print(console: Console, args: argparse.Namespace, rows: list[SpecRow]) -> None:
-    table = [
-        (
-            f"{row.method}, {row.workload}",
-            str(row.batch_size),
-            f"{row.base_decode_tps.median:,.1f}",
-            f"{row.decode_tps.median:,.1f}",
-            f"{row.speedup.median:.2f} ×",
-            f"{row.speedup.min:.2f}–{row.speedup.max:.2f}",
-            *_of_drafts(row),
-            "yes" if row.same_tokens else "no",
-        )
-        for row in rows
-    ]
+    from octavo.bench.offline.spec import MOST_BATCH
+
     head = (
         *("", "batch", "plain tok/s", "tok/s", "speed-up", "least–greatest"),
-        *("tokens/draft", "accepted", "by position", "even at", "same"),
+        *("tokens/draft", "accepted", "even at", "same"),
     )
-    common.print_figures(console, f"{args.model}: guessing beside plain decoding", head, table)
+    common.print_figures(
+        console,
+        f"{args.model}: guessing beside plain decoding",
+        head,
+        [_cells(row, MOST_BATCH) for row in rows],
+    )
+    drafting = [row for row in rows if row.drafts.num_drafts]
+    if drafting:
+        common.print_figures(
+            console,
+            "Drafts that were right as far as each position",
+            ("", "batch", *map(str, range(1, _POSITIONS + 1))),
+            [(_name(row), str(row.batch_size), *_shares(row)) for row in drafting],
+        )
     for method, times in _step_ms(rows).items():
         steps = ", ".join(f"{rows}: {each:.1f}" for rows, each in times.items())
         console.print(f"{method}: milliseconds of a plain step by rows: {steps}", markup=False)
     console.print(
-        "tokens/draft: of a step with a draft; by position: drafts right as far as that; even at: "
-        "the batch at which such drafts would no longer pay",
+        "tokens/draft: of a step with a draft; even at: the batch at which such drafts would no "
+        "longer pay",
         style="dim",
         markup=False,
     )
 
 
-def _of_drafts(row: SpecRow) -> tuple[str, str, str, str]:
-    drafts = row.drafts
-    if drafts.mean_accepted_length is None or drafts.acceptance_rate is None:
-        return ("none", "", "", "")
+def _name(row: SpecRow) -> str:
+    return f"{row.method}, {row.workload}"
+
+
+def _cells(row: SpecRow, most_batch: int) -> tuple[str, ...]:
+    length, rate = row.drafts.mean_accepted_length, row.drafts.acceptance_rate
     even = row.break_even_batch
     return (
-        f"{drafts.mean_accepted_length:.2f}",
-        f"{drafts.acceptance_rate:.0%}",
-        " ".join(f".{share * 100:02.0f}" if share < 0.995 else "1" for share in _shown(row)),
-        ">256" if even is None else str(even),
+        _name(row),
+        str(row.batch_size),
+        f"{row.base_decode_tps.median:,.1f}",
+        f"{row.decode_tps.median:,.1f}",
+        f"{row.speedup.median:.2f} ×",
+        f"{row.speedup.min:.2f}–{row.speedup.max:.2f}",
+        "none" if length is None else f"{length:.2f}",
+        "" if rate is None else f"{rate:.0%}",
+        "" if length is None else f"> {most_batch}" if even is None else str(even),
+        "yes" if row.same_tokens else "no",
     )
 
 
-def _shown(row: SpecRow) -> list[float]:
-    return row.accepted_by_position[:4]
+def _shares(row: SpecRow) -> list[str]:
+    shares = [f"{share:.0%}" for share in row.accepted_by_position[:_POSITIONS]]
+    return [*shares, *[""] * (_POSITIONS - len(shares))]
