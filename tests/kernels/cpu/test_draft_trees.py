@@ -50,6 +50,8 @@ def expected(native, layer: Layer, sequence: Sequence, num_known: int, tree: lis
     """Outputs of the last known tokens, and of every path's last token: one prompt for each."""
     paths = [take(sequence, num_known, path_of(tree, index)) for index in range(len(tree))]
     known = attend_all(native, layer, take(sequence, num_known, []))[num_known - new :]
+    if not tree:
+        return known
     cache = Cache(native, layer, paths)
     outs = attend(cache, [(i, 0, len(path)) for i, path in enumerate(paths)])
     return np.concatenate([known, *(out[-1:] for out in outs)])
@@ -239,10 +241,9 @@ def test_what_was_right_is_as_if_it_had_been_written_there(native, kv, dim):
             both = [getattr(plain, name), getattr(follower, name)]
             setattr(plain, name, np.concatenate(both))
         wanted = Cache(native, layer, [plain])
-        for start in range(length):
-            attend(wanted, [(0, start, 1)])
-        for moved, decoded in zip(cache.read(0, length), wanted.read(0, length), strict=True):
-            assert moved.tobytes() == decoded.tobytes()
+        attend(wanted, [(0, 0, length)])
+        for moved, written in zip(cache.read(0, length), wanted.read(0, length), strict=True):
+            assert moved.tobytes() == written.tobytes()
         (last,) = attend(wanted, [(0, length, 1)])
         blocks = sequence.blocks
         cache.sequences[0] = replace(plain, blocks=blocks)
