@@ -7,6 +7,9 @@
 //     merge           the splits of each tile of queries,   by ticket
 //                     if items were cut by splits
 //
+// Where a sequence ends in a tree, the tokens of an item go through the first tiles together, and
+// through those from the tree on one by one, each with chunks of its own (draft_tree.h).
+//
 // In a step of decodes, each item's worker prepares what the item needs, without the first barrier:
 // nobody else reads the new key and value.
 #include <algorithm>
@@ -254,16 +257,17 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
   return check_blocks(args, seqs, s, end);
 }
 
-// Whether only the last rows of each sequence have parents, which are among them or just before.
+// Whether only the last rows of each sequence have parents, and these are among them or the row
+// before.
 int32_t check_trees(const oct_sequences& seqs) {
   for (int s = 0; s < seqs.num_seqs; s++) {
     const int first = seqs.q_start[s], drafted = first_drafted(seqs, s);
     for (int t = first; t < seqs.q_start[s + 1]; t++) {
       const int parent = seqs.parents[t];
-      const bool is_right = t < drafted ? parent == -1 : parent >= std::max(drafted - 1, first) && parent < t;
-      if (is_right) continue;
-      return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has the rows %d to %d of the step, of which "
-                  "%d cannot follow %d", s, first, seqs.q_start[s + 1] - 1, t, parent);
+      const int earliest = std::max(drafted - 1, first);
+      if (t < drafted ? parent == -1 : parent >= earliest && parent < t) continue;
+      return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has the rows %d to %d of the step, "
+                  "of which %d cannot follow %d", s, first, seqs.q_start[s + 1] - 1, t, parent);
     }
   }
   return OCT_OK;

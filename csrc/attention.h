@@ -30,7 +30,8 @@
 // three as they are, to the bit. So it does not matter which other queries go along, whether some
 // worker skips the tile, or whether splits are attended by different workers and merged later:
 // results do not depend on the batch, on the cutting of a prompt, on the number of threads, nor on
-// where blocks lie.
+// where blocks lie. Nor on what else was drafted: a row of a tree sees its path as if it were alone
+// (draft_tree.h).
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,8 @@ int32_t check_slot(const oct_kv_memory& memory, const int32_t* table, int32_t ta
   }
   const int32_t block = table[slot / memory.block_size];
   if (block < 0 || block >= memory.num_blocks) {
-    return fail(OCT_ERR_ARGUMENT, "KV: slot %lld is in block %d, which does not exist: there are %d",
+    return fail(OCT_ERR_ARGUMENT,
+                "KV: slot %lld is in block %d, which does not exist: there are %d",
                 static_cast<long long>(slot), block, memory.num_blocks);
   }
   return OCT_OK;
