@@ -112,7 +112,6 @@ class SampledRows:
                 rows.logprobs[place] = [logprobs(row) for row in range(begin, end)]
             begin = end
 
-
     def give_probabilities(self, rows: Rows, probabilities: np.ndarray) -> None:
         """Hand out what was found for the rows that are weighed, float32 [W, V]."""
         given = begin = 0
