@@ -58,7 +58,9 @@ class AllRounds(HashExecutor):
         return work.num_sampled
 
 
-def trace(executor, clock, arrivals, config=CONFIG, proposer=None) -> tuple[list, dict[str, list[int]]]:
+def trace(
+    executor, clock, arrivals, config=CONFIG, proposer=None
+) -> tuple[list, dict[str, list[int]]]:
     """Every step as (request, start, tokens), with what was preempted, copied and held."""
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE))
     engine = Engine(Scheduler(config, blocks, None, proposer), executor, clock)
@@ -88,7 +90,12 @@ def trace(executor, clock, arrivals, config=CONFIG, proposer=None) -> tuple[list
 
 
 def simulate(
-    arrivals, answers: dict[str, list[int]], config=CONFIG, depth: int = 1, proposer=None, accept=None
+    arrivals,
+    answers: dict[str, list[int]],
+    config=CONFIG,
+    depth: int = 1,
+    proposer=None,
+    accept=None,
 ):
     """The same work in virtual time, with the tokens that the model gave."""
 

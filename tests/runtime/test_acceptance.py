@@ -136,9 +136,7 @@ def drawn_siblings(prefix, rng, request) -> Draft:
         q = q.copy()
         q[token_ids[-1]] = 0.0
     uniformly = Distribution(None, np.full(V, 1 / V))
-    return Draft(
-        (*token_ids, int(rng.integers(V))), (-1, -1, -1, 1), (*drawn_from, uniformly)
-    )
+    return Draft((*token_ids, int(rng.integers(V))), (-1, -1, -1, 1), (*drawn_from, uniformly))
 
 
 DRAFTERS: dict[str, Drafter] = {
