@@ -164,7 +164,8 @@ class Typical:
                 token_id = guess.draft.token_ids[index]
                 if probabilities[token_id] > threshold or token_id == guess.token_ids[node + 1]:
                     paths[index] = [*paths[node], index]
-        return guess.along(max(paths.values(), key=lambda path: len(path)))  # of equals the first
+        longest: list[int] = max(paths.values(), key=len)  # of equals the first
+        return guess.along(longest)
 
 
 def typical_threshold(probabilities: np.ndarray) -> float:

@@ -29,7 +29,7 @@ NUM_G_TESTS = 32  # an upper bound of how many this file makes
 
 @cache
 def p_after(prefix: Prefix) -> np.ndarray:
-    """The model: a distribution with zeros, as top_k leaves it, that depends on what came before."""
+    """The model: a distribution with zeros, as top_k leaves it, after what came before."""
     rng = np.random.default_rng([7, *prefix])
     p = rng.dirichlet(np.full(V, 0.8))
     p[rng.permutation(V)[: len(prefix) % 3]] = 0.0
