@@ -21,9 +21,10 @@ void attention(const oct_attention_args& args, const oct_sequences& seqs, const 
 // Whether a row's logits depend on the tokens before it; on anything but the model.
 bool has_penalties(const oct_sample& params);
 bool changes_logits(const oct_sample& params);
-// One row of logits to a token, by one worker.
+// One row of logits to a token, by one worker; if it is drawn, and they are asked for (not NULL), the
+// probabilities of all tokens too.
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& params, const Worker& worker,
-                   int32_t* token);
+                   int32_t* token, float* probabilities);
 
 // What a row of logits, which stays as it is, says of a token: into `out`, by one worker.
 void logprobs_of_row(const float* logits, int32_t vocab, int32_t token, oct_logprobs& out,

@@ -283,9 +283,13 @@ typedef struct oct_sample {
   int64_t num_biases;
 } oct_sample;
 
-/* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above. */
+/* Tokens of rows of float32 logits (logits[r], V each; overwritten). status[r] as above.
+ * probabilities[r], if neither is NULL, gets the probability of each token (V), as it is drawn: 0 for
+ * what the mask, top_k, top_p and the like leave out. Nothing is written for a row that is greedy or
+ * has no token. */
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
-                        const oct_sample* params, int32_t* tokens, int32_t* status);
+                        const oct_sample* params, int32_t* tokens, int32_t* status,
+                        float* const* probabilities);
 
 /* What the logits of a row, before anything changed them, say of a token: its logprob and rank, and
  * the first num_top ranks; compute_logprobs of octavo/runtime/sampler.py is the oracle. The rank is
@@ -365,11 +369,13 @@ typedef struct oct_program {
 /* What differs from step to step. Row r of the head is token out_rows[r] of the step. It becomes
  *     logits          written to logits[r], if that is not NULL
  *     a token         in tokens[r], its status in status[r]; sampled as samples[r] says
+ *     probabilities   written to probabilities[r], as oct_sample_rows does
  * A row whose logits are asked for is not sampled: its token is the most likely one.
  *
  * With N rounds, the step is followed by N - 1 others, each of the tokens that the one before chose.
  * Then every sequence has one token, which is row s of the head, and is sampled without penalties
- * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. Rounds after one in which a row failed are not run. */
+ * or a mask, as these differ from token to token, and its block table reaches to kv_len + N - 1. No
+ * probabilities are asked for. Rounds after one in which a row failed are not run. */
 typedef struct oct_batch {
   oct_sequences seqs;
   const int32_t* token_ids; /* [T] */
@@ -380,6 +386,7 @@ typedef struct oct_batch {
   float* const* logits;      /* [num_out] */
   const oct_sample* samples; /* [num_out] */
   oct_logprobs* logprobs;    /* [N, num_out], of the tokens that are sampled; NULL: not asked */
+  float* const* probabilities; /* [num_out]; NULL: not asked */
   int32_t* tokens;           /* [N, num_out] */
   int32_t* status;           /* [N, num_out] */
   uint8_t* row_finite;       /* [N, T] */

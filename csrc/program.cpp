@@ -66,7 +66,8 @@ void sample(float* logits, int32_t r, const oct_program& program, const oct_batc
     before = static_cast<float*>(worker.scratch(kUnchangedSlot, bytes));
     std::memcpy(before, logits, bytes);
   }
-  batch.status[r] = sample_row(logits, program.vocab, batch.samples[r], worker, &batch.tokens[r]);
+  batch.status[r] = sample_row(logits, program.vocab, batch.samples[r], worker, &batch.tokens[r],
+                               batch.probabilities ? batch.probabilities[r] : nullptr);
   if (before && batch.status[r] == OCT_TOKEN_OK)
     logprobs_of_row(before, program.vocab, batch.tokens[r], batch.logprobs[r], worker);
 }
@@ -196,6 +197,9 @@ int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
     return fail(OCT_ERR_ARGUMENT, "%d rounds of a step: 1 to %d are possible, and 1 of the head alone",
                 batch.num_rounds, kMaxRounds);
   }
+  if (batch.probabilities)
+    return fail(OCT_ERR_ARGUMENT, "probabilities are asked of %d rounds: they are those of one",
+                batch.num_rounds);
   if (batch.seqs.num_tokens != seqs || batch.num_out != seqs) {
     return fail(OCT_ERR_ARGUMENT, "%d rounds with %d tokens and %d rows of the head for %d sequences: "
                 "each needs one of both", batch.num_rounds, batch.seqs.num_tokens, batch.num_out, seqs);

@@ -220,10 +220,42 @@ void keep_typical(float* distance, int n, double typical_p, const TypicalMemory&
   });
 }
 
+// A token in the order of ranks.
+struct Place {
+  float distance;
+  int32_t id;
+  int64_t sum;  // of the weights up to here, this token's included
+
+  // Beyond all of the tokens, whose weights have this sum.
+  static Place end(int64_t total) { return {kInfinity, INT32_MAX, total}; }
+};
+
+// A token, and the last one that might have been drawn in its place.
+struct Drawn {
+  int32_t id;
+  Place last;
+};
+
+// The probability of each token of a vocabulary, where one of `tokens` is drawn, down to `last`.
+void write_probabilities(const Tokens& tokens, const Place& last, int vocab, float* out) {
+  const double total = static_cast<double>(last.sum);
+  std::fill_n(out, vocab, 0.0f);
+  by_sixteen(tokens.distance, tokens.count, kInfinity, [&](int i, F32 d, int some) {
+    float weight[16];
+    simd::store(weight, Likelihood::of(d));
+    for (int j = 0; j < some; j++) {
+      const float own = tokens.distance[i + j];
+      const int32_t id = tokens.id_of(i + j);
+      if (own < last.distance || (own == last.distance && id <= last.id))
+        out[id] = static_cast<float>(static_cast<double>(static_cast<int64_t>(weight[j])) / total);
+    }
+  });
+}
+
 // ---- In the order of ids ---------------------------------------------------------------------
 
 // The token at which the running sum of weights exceeds u times their sum.
-int32_t draw_by_id(const float* distance, int n, double u) {
+Drawn draw_by_id(const float* distance, int n, double u) {
   float weight[kBlock];
   const auto weigh = [&](int start) {
     const int num = std::min(n - start, kBlock);
@@ -245,7 +277,7 @@ int32_t draw_by_id(const float* distance, int n, double u) {
   weigh(block * kBlock);
   int i = 0;
   while (static_cast<int64_t>(weight[i]) <= left) left -= static_cast<int64_t>(weight[i++]);
-  return block * kBlock + i;
+  return {block * kBlock + i, Place::end(total)};
 }
 
 // ---- In the order of ranks -------------------------------------------------------------------
@@ -343,12 +375,6 @@ struct List {
   }
 };
 
-struct Place {
-  float distance;
-  int32_t id;
-  int64_t sum;  // of the weights up to here, this token's included
-};
-
 // The token at which the running sum of weights, by rank, exceeds `limit`, which is less than
 // their sum. `h` is the histogram of the tokens; `list` is overwritten.
 template <class Weight>
@@ -434,19 +460,20 @@ Tokens first_k(Tokens tokens, int k, List kept, List list) {
 }
 
 // The token at which the running sum of weights exceeds u times the sum of those that top_p leaves.
-int32_t draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
+Drawn draw_by_rank(const Tokens& tokens, double top_p, double u, List list) {
   Histogram h;
   // Tokens of at most (1 - top_p) / 2V of the mass cannot hold, all together, the 1 - top_p that
   // the cut leaves over: so the cut comes before any of them. The mass is 1 or more.
   const double unlikely = top_p < 1.0 ? (1.0 - top_p) / (2.0 * tokens.count) : 0.0;
   const float farthest = std::min(static_cast<float>(-std::log(unlikely)), kFarthest);
   add_up<Likelihood>(tokens, farthest, h);
-  int64_t sum = h.total;
+  Place last = Place::end(h.total);
   if (top_p < 1.0) {
-    const double mass = top_p * static_cast<double>(sum);
-    sum = find<Likelihood>(tokens, h, last_before(mass), list).sum;
+    const double mass = top_p * static_cast<double>(h.total);
+    last = find<Likelihood>(tokens, h, last_before(mass), list);
   }
-  return find<Likelihood>(tokens, h, static_cast<int64_t>(u * static_cast<double>(sum)), list).id;
+  const int64_t limit = static_cast<int64_t>(u * static_cast<double>(last.sum));
+  return {find<Likelihood>(tokens, h, limit, list).id, last};
 }
 
 }  // namespace
@@ -460,7 +487,7 @@ bool changes_logits(const oct_sample& s) {
 }
 
 int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Worker& worker,
-                   int32_t* token) {
+                   int32_t* token, float* probabilities) {
   *token = 0;
   float peak = maximum(logits, vocab);
   if (!std::isfinite(peak)) return OCT_TOKEN_BAD_LOGITS;
@@ -491,24 +518,26 @@ int32_t sample_row(float* logits, int32_t vocab, const oct_sample& s, const Work
   }
   const double u = uniform(s.seed, s.sample_index, s.position);
   const bool has_top_k = s.top_k > 0 && s.top_k < vocab;
-  if (!has_top_k && s.top_p >= 1.0) {
-    *token = draw_by_id(logits, vocab, u);
+  Tokens tokens = {logits, nullptr, vocab};
+  const auto take = [&](const Drawn& drawn) {
+    *token = drawn.id;
+    if (probabilities) write_probabilities(tokens, drawn.last, vocab, probabilities);
     return OCT_TOKEN_OK;
-  }
+  };
+  if (!has_top_k && s.top_p >= 1.0) return take(draw_by_id(logits, vocab, u));
   const auto list = [&](size_t number) -> List {
     char* start = memory + number * room * 8;
     return {reinterpret_cast<float*>(start), reinterpret_cast<int32_t*>(start + room * 4)};
   };
-  Tokens tokens = {logits, nullptr, vocab};
   if (has_top_k) tokens = first_k(tokens, s.top_k, list(0), list(1));
-  *token = draw_by_rank(tokens, s.top_p, u, list(1));
-  return OCT_TOKEN_OK;
+  return take(draw_by_rank(tokens, s.top_p, u, list(1)));
 }
 
 }  // namespace octavo
 
 int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* const* logits,
-                        const oct_sample* params, int32_t* tokens, int32_t* status) {
+                        const oct_sample* params, int32_t* tokens, int32_t* status,
+                        float* const* probabilities) {
   using namespace octavo;
   if (!pool || num_rows < 0 || (num_rows && (!logits || !params || !tokens || !status)))
     return fail(OCT_ERR_ARGUMENT, "oct_sample_rows: the pool or an array is NULL");
@@ -525,6 +554,7 @@ int32_t oct_sample_rows(oct_pool* pool, int32_t num_rows, int32_t vocab, float* 
   }
   return run(pool, [&](const Worker& worker) {
     for (int r = worker.ticket(); r < num_rows; r = worker.ticket())
-      status[r] = sample_row(logits[r], vocab, params[r], worker, &tokens[r]);
+      status[r] = sample_row(logits[r], vocab, params[r], worker, &tokens[r],
+                             probabilities ? probabilities[r] : nullptr);
   });
 }

@@ -24,7 +24,7 @@ from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
 from octavo.open_model import no_collections, notes_folder, open_source
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
-from octavo.speculation.drafters import Drafter, Target, open_drafter
+from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.text_engine import TextEngine
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _load_engine(
     phases.end("weights")
     config = resolve(args, _with_draft_kv(rank.capacity, drafter))
     limits = _rank_limits(config)
-    rank.start(limits)
+    rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
     engine = build_engine(config, LocalExecutor(rank), proposer=proposer)
     phases.end("program")

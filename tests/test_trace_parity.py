@@ -15,12 +15,14 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
-from octavo.executor.hashing import HashExecutor, expected_tokens
+from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 from octavo.executor.local import LocalExecutor
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.models.loader import load_model
+from octavo.runtime.acceptance import Synthetic
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
+from octavo.speculation.synthetic import SyntheticProposer
 
 NUM_BLOCKS, BLOCK_SIZE = 28, 2
 CONFIG = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=64)
@@ -56,10 +58,12 @@ class AllRounds(HashExecutor):
         return work.num_sampled
 
 
-def trace(executor, clock, arrivals, config=CONFIG) -> tuple[list, dict[str, list[int]]]:
+def trace(
+    executor, clock, arrivals, config=CONFIG, proposer=None
+) -> tuple[list, dict[str, list[int]]]:
     """Every step as (request, start, tokens), with what was preempted, copied and held."""
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE))
-    engine = Engine(Scheduler(config, blocks), executor, clock)
+    engine = Engine(Scheduler(config, blocks, None, proposer), executor, clock)
     pending = list(arrivals)
     steps, answers = [], {}
     for number in range(2000):
@@ -77,13 +81,22 @@ def trace(executor, clock, arrivals, config=CONFIG) -> tuple[list, dict[str, lis
         steps.append(
             (number, items, batch.preempted_ids, batch.block_copies, stats.num_used_blocks)
         )
+        if proposer is not None:
+            steps.append((stats.num_drafts, stats.draft_tokens, stats.draft_accepted_by_position))
         for update in step.updates:
             if update.request.is_finished:
                 answers[update.request.request_id] = update.request.output_token_ids
     return steps, answers
 
 
-def simulate(arrivals, answers: dict[str, list[int]], config=CONFIG, depth: int = 1):
+def simulate(
+    arrivals,
+    answers: dict[str, list[int]],
+    config=CONFIG,
+    depth: int = 1,
+    proposer=None,
+    accept=None,
+):
     """The same work in virtual time, with the tokens that the model gave."""
 
     def replay(request: Request, position: int) -> int:
@@ -98,12 +111,12 @@ def simulate(arrivals, answers: dict[str, list[int]], config=CONFIG, depth: int 
         replay,
         depth,
         feeds_tokens=depth > 1,
+        accept=accept,
     )
-    return trace(executor, clock, arrivals, config)
+    return trace(executor, clock, arrivals, config, proposer)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
+def start_rank(tiny_model, acceptance=None) -> Rank:
     model, config = load_model(tiny_model)
     rank = Rank.of_model(
         RankSpec(tiny_model, kernels="reference", block_size=BLOCK_SIZE), model, config
@@ -114,10 +127,16 @@ def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
             CONFIG.max_num_seqs,
             CONFIG.max_model_len,
             CONFIG.max_num_batched_tokens,
-        )
+        ),
+        acceptance,
     )
+    return rank
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_and_its_simulation_take_the_same_steps(tiny_model, seed):
     arrivals = workload(seed)
-    real, answers = trace(LocalExecutor(rank), None, arrivals)
+    real, answers = trace(LocalExecutor(start_rank(tiny_model)), None, arrivals)
     simulated, replayed = simulate(arrivals, answers)
     assert len(real) > 40 and any(preempted for _, _, preempted, *_ in real)
     assert simulated == real and replayed == answers
@@ -161,3 +180,36 @@ def test_also_when_steps_overlap(seed, depth):
                 fields["prompt_token_ids"], fields["params"].max_tokens, 97
             )
     assert simulate(arrivals, answers, config, depth)[0] == real
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_also_with_drafts_that_are_accepted_at_random(tiny_model, seed):
+    """The model is asked, and has no say; the simulation has the same luck."""
+    rule = Synthetic((0.8, 0.6, 0.9))
+    rank = start_rank(tiny_model, rule)
+    arrivals = workload(400 + seed)
+    real, answers = trace(LocalExecutor(rank), None, arrivals, CONFIG, SyntheticProposer(3))
+    num_drafts, _, accepted = real[-1]
+    assert num_drafts > 40 and num_drafts > accepted[0] > accepted[2] > 0
+    simulated, replayed = simulate(
+        arrivals, answers, proposer=SyntheticProposer(3), accept=rule.path
+    )
+    assert simulated == real and replayed == answers
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_also_with_drafts_that_the_hash_model_verifies(seed):
+    arrivals = workload(500 + seed)
+
+    def proposer() -> GuessingProposer:
+        return GuessingProposer(HashDrafts(random.Random(seed)), passes=4)
+
+    real, _ = trace(HashExecutor(NUM_BLOCKS, BLOCK_SIZE), None, arrivals, CONFIG, proposer())
+    answers = {  # also of who is aborted, as a draft may be right until then
+        fields["request_id"]: expected_tokens(
+            fields["prompt_token_ids"], fields["params"].max_tokens, 97
+        )
+        for _, fields in arrivals
+    }
+    assert real[-1][0] > 20 and real[-1][2]
+    assert simulate(arrivals, answers, proposer=proposer())[0] == real

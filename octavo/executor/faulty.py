@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,8 +159,8 @@ class FaultyForward:
     def kernel_seconds(self) -> float:
         return self._forward.kernel_seconds
 
-    def run(self, batch: Batch) -> Rows:
-        rows = self._forward.run(batch)
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+        rows = self._forward.run(batch, weighed)
         if self._damages():
             rows.damaged = sorted({0, *rows.damaged})
         return rows

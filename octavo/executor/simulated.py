@@ -5,11 +5,11 @@ It runs the production scheduler and block manager, so what is simulated is thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from octavo.core.batch import Batch, ScheduledRequest, StepOutput
+from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
 from octavo.core.clock import VirtualClock
 from octavo.core.executor import NoModel
 from octavo.core.lookahead import rounds_in_time
@@ -48,6 +48,8 @@ class SimulatedExecutor:
             Otherwise each begins when the one before it is through the first of ``depth`` equal
             stages, as in a pipeline.
         host_seconds: what it takes to plan and submit a batch, whatever is running meanwhile.
+        accept: the drafted tokens that are right, as indices down one path, such as
+            ``runtime.acceptance.Synthetic.path``. The default goes by ``next_token``.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SimulatedExecutor:
         *,
         feeds_tokens: bool = False,
         host_seconds: float = 0.0,
+        accept: Callable[[Request, Draft], Sequence[int]] | None = None,
     ):
         self.depth = depth
         self.feeds_tokens = feeds_tokens
@@ -68,6 +71,7 @@ class SimulatedExecutor:
         self._num_blocks = num_blocks
         self._next_token = next_token
         self._host_seconds = host_seconds
+        self._accept = accept
         self._num_stages = 1 if feeds_tokens else depth
         self._first_stage_free_at = 0.0
 
@@ -102,4 +106,9 @@ class SimulatedExecutor:
     def _tokens(self, item: ScheduledRequest) -> list[int]:
         positions = range(item.end, item.end + item.num_sampled)
         tokens = [self._next_token(item.request, position) for position in positions]
-        return tokens if item.draft is None else tokens[: len(item.draft.path(tokens)) + 1]
+        if item.draft is None:
+            return tokens
+        if self._accept is None:
+            return tokens[: len(item.draft.path(tokens)) + 1]
+        path = self._accept(item.request, item.draft)
+        return [*(item.draft.token_ids[index] for index in path), tokens[len(path)]]

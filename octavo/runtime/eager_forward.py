@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.sampler import compute_logprobs, sample
+from octavo.runtime.sampler import compute_logprobs, probabilities, sample
 from octavo.runtime.sampling_row import sampling_row
 from octavo.runtime.torch_probe import TorchProbe
 
@@ -77,7 +77,7 @@ class EagerForward:
         self._rope_tables = RopeTables()
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
         inputs = self._input_batch.build(batch)
         self._context = self._make_context(inputs)
         begin = time.perf_counter()
@@ -86,12 +86,16 @@ class EagerForward:
         self.kernel_seconds += time.perf_counter() - begin
         # The sum of a row is finite if and only if all of it is, short of overflow in float32.
         is_sound = torch.isfinite(self._hidden.float().abs().sum(dim=-1))
-        sampling = SampledRows(batch, inputs.query_start)
+        sampling = SampledRows(batch, inputs.query_start, weighed)
         rows = Rows(inputs.query_start, (~is_sound).nonzero()[:, 0].tolist())
         if sampling.at:
             logits = self._compute_logits(self._hidden[sampling.at])
-            chosen = sample(logits, [sampling_row(request) for request in sampling.requests])
+            own = [sampling_row(request) for request in sampling.requests]
+            chosen = sample(logits, own)
             sampling.give(rows, chosen.token_ids, chosen.errors, chosen.logprobs.__getitem__)
+            if at := sampling.weighed:
+                found = probabilities(logits[at], [own[row] for row in at])
+                sampling.give_probabilities(rows, found.cpu().numpy())
         return rows
 
     @torch.inference_mode()

@@ -7,7 +7,7 @@ runner's, and the same for both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -56,6 +56,8 @@ class Rows:
     reasons: dict[int, dict[int, str]] = field(default_factory=dict)
     # Of those who ask, one for each token; None where there is no valid one.
     logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
+    # Of those who are weighed: what their tokens were drawn from, float32 [tokens, V].
+    probabilities: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class SampledRows:
@@ -63,11 +65,18 @@ class SampledRows:
 
     Args:
         starts: as in ``Rows``.
+        weighed: requests, by their ids, whose rows are asked for probabilities too.
     """
 
-    def __init__(self, batch: Batch, starts: Sequence[int] | np.ndarray):
+    def __init__(
+        self,
+        batch: Batch,
+        starts: Sequence[int] | np.ndarray,
+        weighed: Collection[str] = (),
+    ):
         self.requests: list[Request | DraftedRow] = []  # what each row is sampled for
         self.at: list[int] = []  # where it is in the step
+        self.weighed: list[int] = []  # those of these rows that are asked for probabilities
         self._ends: list[int] = []  # of each item that samples
         for index, item in enumerate(batch.items):
             if not item.samples:
@@ -79,6 +88,8 @@ class SampledRows:
             else:
                 self.requests += rows_of(item.request, item.draft)
                 self.at += range(end - 1 - len(item.draft), end)
+            if weighed and item.request.request_id in weighed:
+                self.weighed += range(self._ends[-1] if self._ends else 0, len(self.at))
             self._ends.append(len(self.at))
 
     def give(
@@ -99,6 +110,15 @@ class SampledRows:
                 }
             if self.requests[begin].params.logprobs is not None and begin not in reasons:
                 rows.logprobs[place] = [logprobs(row) for row in range(begin, end)]
+            begin = end
+
+    def give_probabilities(self, rows: Rows, probabilities: np.ndarray) -> None:
+        """Hand out what was found for the rows that are weighed, float32 [W, V]."""
+        given = begin = 0
+        for place, end in enumerate(self._ends):
+            if given < len(self.weighed) and self.weighed[given] == begin:
+                rows.probabilities[place] = probabilities[given : given + end - begin]
+                given += end - begin
             begin = end
 
 
@@ -122,8 +142,12 @@ class Forward(Protocol):
         """Time spent in the model so far."""
         ...
 
-    def run(self, batch: Batch) -> Rows:
-        """Compute a batch. What it leaves is valid until ``run`` is called again."""
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+        """Compute a batch. What it leaves is valid until ``run`` is called again.
+
+        ``weighed``: the ids of requests whose rows are asked for probabilities too. None of them is
+        greedy.
+        """
         ...
 
     def logits(self, rows: range) -> Logits:

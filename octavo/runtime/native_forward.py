@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import add
 
@@ -59,6 +59,8 @@ class NativeForward:
         self._samples = SampleArray(rows)
         self._logprobs = LogprobArray(rows, program.vocab_size)
         self._logits = np.empty((0, program.vocab_size), dtype=np.float32)
+        self._probabilities = np.empty((0, program.vocab_size), dtype=np.float32)
+        self._probabilities_at = array("Q", bytes(8 * rows))
         self._round_seconds = math.inf  # of the last decode of a lone stream; so the first is one
         self._arguments = self._make_arguments()
 
@@ -87,11 +89,11 @@ class NativeForward:
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
-    def run(self, batch: Batch) -> Rows:
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
         num_tokens, longest = self._write_sequences(batch)
         if num_tokens == 1 and (most := batch.items[0].num_sampled) > 1:
             return self._run_rounds(batch, most, longest)
-        sampling = SampledRows(batch, self._query_start)
+        sampling = SampledRows(batch, self._query_start, weighed)
         self._write_sampling(sampling)
         self._arguments.num_rounds = 1
         asked = [request.params.logprobs for request in sampling.requests]
@@ -106,6 +108,8 @@ class NativeForward:
             _reasons(status) if any(status) else {},
             lambda row: self._logprobs.entry(row, tokens[row]),
         )
+        if sampling.weighed:
+            sampling.give_probabilities(rows, self._probabilities)
         return rows
 
     def _run_rounds(self, batch: Batch, most: int, longest: int) -> Rows:
@@ -171,6 +175,19 @@ class NativeForward:
         self._out_rows[:count] = array("i", sampling.at)
         self._logits_at[:count] = array("Q", bytes(8 * count))
         self._samples.write(sampling.requests)
+        self._arguments.probabilities = None
+        if sampling.weighed:
+            self._ask_probabilities(sampling.weighed, count)
+
+    def _ask_probabilities(self, weighed: Sequence[int], count: int) -> None:
+        """Have those of ``count`` rows written one below the other."""
+        if self._probabilities.shape[0] < len(weighed):
+            self._probabilities = np.empty((len(weighed), self.program.vocab_size), np.float32)
+        first, stride = self._probabilities.ctypes.data, self._probabilities.strides[0]
+        self._probabilities_at[:count] = array("Q", bytes(8 * count))
+        for place, row in enumerate(weighed):
+            self._probabilities_at[row] = first + place * stride
+        self._arguments.probabilities = self._probabilities_at.buffer_info()[0]
 
     def logits(self, rows: range) -> np.ndarray:
         """A further call, of the head alone."""

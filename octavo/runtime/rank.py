@@ -22,6 +22,7 @@ from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
 from octavo.runtime.runner import Runner
+from octavo.runtime.verification import Acceptance
 
 if TYPE_CHECKING:
     from octavo.models.checkpoint import Checkpoint
@@ -100,10 +101,13 @@ class Rank:
         free, total = device_memory(self.spec.device)
         return int(free - (1 - self.spec.memory_utilization) * total)
 
-    def start(self, limits: RankLimits) -> None:
-        """Make the KV pool and room for steps; batches may come, up to these limits. Once."""
+    def start(self, limits: RankLimits, acceptance: Acceptance | None = None) -> None:
+        """Make the KV pool and room for steps; batches may come, up to these limits. Once.
+
+        ``acceptance``: which drafted tokens are right; by default, those that are sampled.
+        """
         assert self._backend is not None, "a rank is started once"
-        self.runner = Runner(self._backend.create_forward(limits))
+        self.runner = Runner(self._backend.create_forward(limits), acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
 
     @property

@@ -9,18 +9,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput
+from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
 from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.verification import verify
+from octavo.runtime.verification import Acceptance, Exact, Guess, Verified
 
 
 class Runner:
-    """Runs batches of one model on one device."""
+    """Runs batches of one model on one device.
 
-    def __init__(self, forward: Forward):
+    Args:
+        acceptance: which drafted tokens are right.
+    """
+
+    def __init__(self, forward: Forward, acceptance: Acceptance | None = None):
         self.forward = forward
+        self.acceptance: Acceptance = acceptance or Exact()
         self.logits_observer: LogitsObserver | None = None
 
     @property
@@ -34,7 +39,7 @@ class Runner:
         """Compute a batch. A request whose numbers went wrong is reported in ``errors`` alone."""
         if batch.block_copies:
             self.forward.kv_cache.copy_blocks(batch.block_copies)
-        rows = self.forward.run(batch)
+        rows = self.forward.run(batch, self.acceptance.weighs(batch))
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
@@ -58,11 +63,15 @@ class Runner:
             token_ids, logprobs = rows.tokens[place], rows.logprobs.get(place)
             if item.draft is not None:
                 first = _first_guess(item, rows, index)
-                damaged = {row - first + 1 for row in rows.damaged if row >= first}
-                verified = verify(item.draft, token_ids, damaged.union(reasons))
+                unsound = {row - first + 1 for row in rows.damaged if row >= first}.union(reasons)
+                weighed = rows.probabilities.get(place)
+                verified = self.acceptance.verify(
+                    Guess(item.request, item.draft, token_ids, unsound, weighed)
+                )
                 self._keep(item, verified.path)
                 token_ids = verified.token_ids
-                logprobs = logprobs and [logprobs[row] for row in verified.rows]
+                if logprobs is not None:
+                    logprobs = self._logprobs_of(verified, logprobs, first - 1)
             output.token_ids[request_id] = token_ids
             if logprobs is not None:
                 output.logprobs[request_id] = [entry for entry in logprobs if entry is not None]
@@ -72,6 +81,20 @@ class Runner:
         if path and path[-1] != len(path) - 1:  # indices ascend
             slots = [item.end + index for index in path]
             self.forward.kv_cache.move(item.request.block_ids, slots, item.end)
+
+    def _logprobs_of(
+        self, verified: Verified, sampled: Sequence[TokenLogprobs | None], first_row: int
+    ) -> list[TokenLogprobs | None]:
+        """What the rows that count say of their tokens, of which ``sampled`` has those that were
+        sampled there. Others were accepted: then the row is asked again."""
+        entries: list[TokenLogprobs | None] = []
+        for row, token_id in zip(verified.rows, verified.token_ids, strict=True):
+            entry = sampled[row]
+            if entry is not None and entry.token_id != token_id:
+                at = range(first_row + row, first_row + row + 1)
+                (entry,) = self.forward.logprobs(at, [token_id], len(entry.top))
+            entries.append(entry)
+        return entries
 
     def _judge_prompt(self, item: ScheduledRequest, first_row: int, output: StepOutput) -> None:
         if item.request.request_id in output.errors:

@@ -115,6 +115,22 @@ def compute_logprobs(
     return entries
 
 
+def probabilities(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """From what ``sample`` draws the token of each row, none of which is greedy: float32 [R, V].
+
+    Of rows that have no token they mean nothing.
+    """
+    params = [row.params for row in rows]
+    shaped = _shape(_constrain(logits, rows), params)
+    num_tokens = shaped.shape[1]
+    ranked = most_likely(shaped, num_tokens)
+    top_k = torch.tensor([p.top_k or num_tokens for p in params], device=logits.device)
+    top_p = _floats([p.top_p for p in params], logits.device, torch.float64)
+    weights = token_weights(apply_top_p(apply_top_k(ranked.logits, top_k), top_p)).double()
+    shares = (weights / weights.sum(-1, keepdim=True)).float()
+    return torch.zeros_like(shares).scatter(1, ranked.token_ids, shares)
+
+
 def _sample_chunk(logits: Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], dict[int, str]]:
     """Token ids of all rows, and the errors by row index."""
     token_ids = [0] * len(rows)
@@ -223,12 +239,7 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """One random token per row."""
     device = logits.device
     params = [row.params for row in rows]
-    logits = apply_temperature(logits, _floats([p.temperature for p in params], device))
-    min_p = {i: p.min_p for i, p in enumerate(params) if p.min_p > 0}
-    logits = _on_rows(apply_min_p, logits, min_p)
-    typical_p = {i: p.typical_p for i, p in enumerate(params) if p.typical_p < 1}
-    logits = _on_rows(apply_typical_p, logits, typical_p)
-
+    logits = _shape(logits, params)
     numbers = uniforms(
         [row.seed for row in rows],
         [row.sample_index for row in rows],
@@ -253,6 +264,15 @@ def _draw_rows(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         for i, token_id in zip(indices, chosen.tolist(), strict=True):
             token_ids[i] = token_id
     return token_ids
+
+
+def _shape(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What forms the distribution as a whole, before its ranks are cut."""
+    logits = apply_temperature(logits, _floats([p.temperature for p in params], logits.device))
+    min_p = {i: p.min_p for i, p in enumerate(params) if p.min_p > 0}
+    logits = _on_rows(apply_min_p, logits, min_p)
+    typical_p = {i: p.typical_p for i, p in enumerate(params) if p.typical_p < 1}
+    return _on_rows(apply_typical_p, logits, typical_p)
 
 
 def _cut_widths(logits: Tensor, params: Sequence[SamplingParams]) -> tuple[list[int], Tensor]:

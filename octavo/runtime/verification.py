@@ -1,17 +1,22 @@
-"""What of a draft was right.
+"""Which of the drafted tokens are right.
 
 A forward pass samples a token after the last known one of a request, and after each token of its
-draft, with the random numbers of those places. A drafted token is right if it is the one that was
-sampled where it stands; then the token sampled after it counts too. So what comes out is, token for
-token, what single steps would have sampled, whoever made the draft.
+draft, with the random numbers of those places. By the rule that is used unless another one is asked
+for, :class:`Exact`, a drafted token is right if it is the one that was sampled where it stands;
+then the token sampled after it counts too. So what comes out is, token for token, what single steps
+would have sampled, whoever made the draft. Other rules are in ``acceptance.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from octavo.core.batch import Draft
+from octavo.core.batch import Batch, Draft
+from octavo.core.request import Request
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Verified(NamedTuple):
@@ -27,21 +32,64 @@ class Verified(NamedTuple):
         return [row - 1 for row in self.rows[1:]]
 
 
-def verify(draft: Draft, token_ids: Sequence[int], unsound: Collection[int] = ()) -> Verified:
-    """Walk down a draft as far as it is right.
+class Guess(NamedTuple):
+    """A draft, and what a pass made of its rows.
 
     Args:
         token_ids: [1 + len(draft)], what was sampled in each row.
-        unsound: rows that are no numbers, or in which no token could be sampled. The walk ends
-            before them, so that the next step meets them in its first row, as without a draft.
+        unsound: rows that are no numbers, or in which no token could be sampled; not the first. A
+            walk down the draft ends before them, so that the next step meets them in its first row,
+            as without a draft.
+        probabilities: float32 [1 + len(draft), V], from which each row's token was drawn, with all
+            that the request asks for (masks, penalties, cuts); of unsound rows they mean nothing.
+            None where nobody asked for them.
     """
-    children = {
-        (parent, token_id): index
-        for index, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True))
-    }
-    rows: list[int] = []
-    node: int | None = -1
-    while node is not None and node + 1 not in unsound:
-        rows.append(node + 1)
-        node = children.get((node, token_ids[node + 1]))
-    return Verified(rows, [token_ids[row] for row in rows])
+
+    request: Request
+    draft: Draft
+    token_ids: Sequence[int]
+    unsound: Collection[int] = ()
+    probabilities: np.ndarray | None = None
+
+    def along(self, path: Iterable[int], last: int | None = None) -> Verified:
+        """The drafted tokens of a path from the root, by their indices, and the token after them:
+        ``last``, or what was sampled there."""
+        rows, token_ids = [0], []
+        for index in path:
+            token_ids.append(self.draft.token_ids[index])
+            if index + 1 in self.unsound:
+                return Verified(rows, token_ids)
+            rows.append(index + 1)
+        token_ids.append(self.token_ids[rows[-1]] if last is None else last)
+        return Verified(rows, token_ids)
+
+
+class Acceptance(Protocol):
+    """A rule by which drafted tokens are accepted."""
+
+    def weighs(self, batch: Batch) -> Collection[str]:
+        """The requests, by their ids, whose drafts cannot be judged without probabilities."""
+        ...
+
+    def verify(self, guess: Guess) -> Verified:
+        """Walk down a draft as far as it is accepted.
+
+        The token after the last accepted one is none of those that were drafted there.
+        """
+        ...
+
+
+class Exact:
+    """Accepts what was sampled."""
+
+    def weighs(self, batch: Batch) -> Collection[str]:
+        return ()
+
+    def verify(self, guess: Guess) -> Verified:
+        children = guess.draft.children()
+        rows: list[int] = []
+        node: int | None = -1
+        while node is not None and node + 1 not in guess.unsound:
+            rows.append(node + 1)
+            node = children.get((node, guess.token_ids[node + 1]))
+        return Verified(rows, [guess.token_ids[row] for row in rows])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.core.drafting import DraftProposer
 from octavo.errors import ConfigError
 from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.verification import Acceptance
 from octavo.speculation.config import SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
         ModelError: a draft cannot be found or read. ConfigError: it does not fit the target.
     """
     # Each is imported where it is used: a start pays for no other.
+    if config.synthetic_acceptance_rates is not None and config.method == "auto":
+        from octavo.speculation.synthetic import SyntheticProposer
+
+        length = config.num_speculative_tokens or len(config.synthetic_acceptance_rates)
+        return DraftFree(lambda limits: SyntheticProposer(length))
     match config.method:
         case "auto":
             return AutoDrafter(config, _open_model(config, target))
@@ -128,3 +134,14 @@ def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
     if config.model is None:
         return None
     return open_drafter(replace(config, method="draft_model"), target)
+
+
+def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:
+    """The rule by which drafts are verified, None for the exact one."""
+    if config is None or (config.acceptance, config.synthetic_acceptance_rates) == ("exact", None):
+        return None
+    from octavo.runtime.acceptance import Rejection, Synthetic, Typical
+
+    if config.synthetic_acceptance_rates is not None:
+        return Synthetic(config.synthetic_acceptance_rates)
+    return Rejection() if config.acceptance == "rejection" else Typical()

@@ -294,6 +294,7 @@ class Batch(Structure):
         ("logits", c_void_p),
         ("samples", POINTER(Sample)),
         ("logprobs", c_void_p),
+        ("probabilities", c_void_p),
         ("tokens", c_void_p),
         ("status", c_void_p),
         ("row_finite", c_void_p),
@@ -352,7 +353,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "oct_sample_rows": (
         c_int32,
-        (_pool, c_int32, c_int32, c_void_p, POINTER(Sample), c_void_p, c_void_p),
+        (_pool, c_int32, c_int32, c_void_p, POINTER(Sample), c_void_p, c_void_p, c_void_p),
     ),
     "oct_logprob_rows": (
         c_int32,

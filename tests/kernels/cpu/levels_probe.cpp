@@ -344,8 +344,13 @@ void samples() {
   report("logprobs.ranks", ranks.data(), ranks.size() * 4);
   report("logprobs.ids", top_ids.data(), top_ids.size() * 4);
   report("logprobs.top", rounded.data(), rounded.size() * 4);
-  check(CALL(oct_sample_rows)(pool, rows, vocab, row.data(), params.data(), tokens.data(), status.data()),
+  std::vector<float> probabilities(static_cast<size_t>(rows) * vocab);
+  std::vector<float*> probability(rows);
+  for (int r = 0; r < rows; r++) probability[r] = probabilities.data() + static_cast<size_t>(r) * vocab;
+  check(CALL(oct_sample_rows)(pool, rows, vocab, row.data(), params.data(), tokens.data(), status.data(),
+                              probability.data()),
         "oct_sample_rows");
+  report("sample.probabilities", probabilities.data(), probabilities.size() * 4);
   report("sample.tokens", tokens.data(), tokens.size() * 4);
   report("sample.status", status.data(), status.size() * 4);
 }

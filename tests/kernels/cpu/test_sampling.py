@@ -23,7 +23,7 @@ from octavo.core.token_mask import Bits, create_mask
 from octavo.kernels.cpu import abi
 from octavo.runtime.native_sampling import SampleArray, status_error
 from octavo.runtime.random import uniform
-from octavo.runtime.sampler import SamplingRow, sample
+from octavo.runtime.sampler import SamplingRow, probabilities, sample
 
 INF = math.inf
 # Of draws that may differ from the oracle's: 4 of 620,000 were seen to, see docs/kernels.md.
@@ -48,9 +48,14 @@ def make_row(
 
 
 def native_sample(
-    native, logits: np.ndarray, rows: Sequence[SamplingRow], pool=None
+    native,
+    logits: np.ndarray,
+    rows: Sequence[SamplingRow],
+    pool=None,
+    probabilities: np.ndarray | None = None,
 ) -> tuple[list[int], dict[int, str]]:
-    """Token ids and errors of ``logits`` [R, V], which are not modified."""
+    """Token ids and errors of ``logits`` [R, V], which are not modified; and ``probabilities``
+    [R, V], if they are asked for."""
     # Each row in a page of its own with NaN around it: what reads past a row finds them.
     num_rows, vocab_size = logits.shape
     padded = np.full((num_rows, vocab_size + 64), np.nan, dtype=np.float32)
@@ -60,6 +65,11 @@ def native_sample(
     token_ids, status = np.full((2, num_rows), -1, dtype=np.int32)
     samples = SampleArray(num_rows)
     samples.write(rows)
+    asked = 0
+    if probabilities is not None:
+        at = probabilities.ctypes.data + probabilities.strides[0] * np.arange(num_rows)
+        at = at.astype(np.uintp)
+        asked = at.ctypes.data
     native.check(
         native.lib.oct_sample_rows(
             pool or native.pool,
@@ -69,6 +79,7 @@ def native_sample(
             samples.array,
             token_ids.ctypes.data,
             status.ctypes.data,
+            asked,
         )
     )
     assert np.isnan(padded[:, :32]).all() and np.isnan(padded[:, -32:]).all()
@@ -285,6 +296,53 @@ def test_draws_have_the_exact_distribution(native, params):
     assert stats.chi2.sf(statistic, len(observed) - 1) > 1e-5
 
 
+@pytest.mark.parametrize("vocab_size", [1, 2, 17, 65, 1000, 5000])
+def test_probabilities_are_those_of_the_oracle_and_of_the_draw(native, vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    rows = [
+        make_row(int(rng.integers(2**63)), output=[0, 5, 5], prompt=[3], **params)
+        for params in DRAWS.values()
+    ]
+    num_rows = num_off = 0
+    for values in distributions(rng, vocab_size).values():
+        logits = np.tile(values, (len(rows), 1))
+        found = np.full(logits.shape, -1.0, dtype=np.float32)
+        token_ids, errors = native_sample(native, logits, rows, probabilities=found)
+        assert (token_ids, errors) == native_sample(native, logits, rows)
+        expected = probabilities(torch.from_numpy(logits), rows).numpy()
+        for i in range(len(rows)):
+            if i in errors:
+                assert (found[i] == -1.0).all(), "a row without a token was written"
+                continue
+            assert found[i].min() >= 0.0 and found[i].sum(dtype=np.float64) == pytest.approx(1.0)
+            assert found[i, token_ids[i]] > 0.0
+            num_rows += 1
+            num_off += np.abs(found[i] - expected[i]).sum() > 1e-4
+    # A cut that falls between two neighbours may take one more, or one less.
+    assert num_off <= 0.01 * num_rows, f"{num_off} of {num_rows} differ"
+
+
+def test_a_greedy_row_has_no_probabilities(native):
+    found = np.full((2, 8), -1.0, dtype=np.float32)
+    rows = [make_row(temperature=0.0), make_row()]
+    native_sample(native, np.zeros((2, 8), np.float32), rows, probabilities=found)
+    assert (found[0] == -1.0).all() and (found[1] == 0.125).all()
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 6, "top_p": 0.8}, {"typical_p": 0.8, "min_p": 0.05, "top_k": 3}]
+)
+def test_probabilities_are_exact(native, params):
+    logits = np.float32([TEN])
+    expected = exact(TEN, **params)
+    found = np.zeros((1, 10), dtype=np.float32)
+    native_sample(native, logits, [make_row(**params)], probabilities=found)
+    assert found[0] == pytest.approx(expected, abs=1e-6)
+    assert probabilities(torch.from_numpy(logits), [make_row(**params)])[0].numpy() == (
+        pytest.approx(expected, abs=1e-6)
+    )
+
+
 # ---- Errors
 
 
@@ -342,6 +400,7 @@ def test_arguments_that_make_no_sense(native):
             ctypes.byref(params),
             out.ctypes.data,
             out.ctypes.data + 4,
+            0,
         )
 
     assert call() == abi.OCT_OK
