@@ -34,13 +34,14 @@ _CPU_KV_BYTES = 4 << 30
 
 
 class Rank:
-    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by."""
+    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by, ``pool`` on which
+    threads, if they are our own."""
 
     def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
         self.model_config = model_config
         self.weights_bytes = backend.weights_bytes
-        self.kernels, self.isa = backend.name, backend.isa
+        self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self.runner: Runner | None = None
 
@@ -119,7 +120,7 @@ class Rank:
 
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""
-        self.runner = None
+        self.runner = self.pool = None
 
     @property
     def _started(self) -> Runner:

@@ -65,5 +65,13 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     """
     # Each is imported where it is used: a start pays for no other.
     match config.method:
+        case "draft_model":
+            from octavo.speculation.draft_model import DraftModel
+
+            return DraftModel(config, target)
+        case "early_exit":
+            from octavo.speculation.early_exit import EarlyExit
+
+            return EarlyExit(config, target)
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")
