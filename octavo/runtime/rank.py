@@ -21,6 +21,7 @@ from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
+from octavo.runtime.forward import Forward
 from octavo.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ _CPU_KV_BYTES = 4 << 30
 
 
 class Rank:
-    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by, ``pool`` on which
-    threads, if they are our own."""
+    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by, ``pool`` has its
+    threads where they are our own."""
 
     def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
@@ -106,6 +107,11 @@ class Rank:
         assert self._backend is not None, "a rank is started once"
         self.runner = Runner(self._backend.create_forward(limits))
         self._backend = None  # with what only the start needs: weights that have been packed
+
+    @property
+    def forward(self) -> Forward:
+        """What runs the model, once it is started."""
+        return self._started.forward
 
     @property
     def num_blocks(self) -> int:

@@ -426,6 +426,8 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
     head = phases[-1]
     assert isinstance(head, Head)
+    if num_layers == sum(isinstance(phase, Attention) for phase in phases):
+        return list(phases)
     index = _first_of_layer(phases, num_layers)
     entry = phases[index]
     if not isinstance(entry, Linear) or entry.norm is None:
