@@ -40,7 +40,7 @@ class ChainLimits:
     Args:
         max_tokens: of a chain.
         min_probability: a chain ends before the token with which the chance that all of it is right
-            falls below this.
+            falls below this; but not before the first.
         vocab_size: ids from here on mean nothing to the target, or to the model.
         follows_masks: masks, whose bits are the target's, reach over all ids of the model.
         max_position: tokens that the model can have before it.
@@ -105,6 +105,7 @@ class ChainProposer:
         self._verified: dict[str, list[float]] = {}  # probabilities of drafts under way
         self._gone: set[str] = set()  # whom the model may forget with its next batch
         self._failures: Counter[str] = Counter()
+        self._has_failed = False  # in this call
         self._has_warned = False
 
     def wants(self, request: Request) -> bool:
@@ -121,8 +122,10 @@ class ChainProposer:
             self._draw(chains, is_alone=batch_tokens == 1)
         except Exception as error:
             for request, _ in openings:
-                self._kv.forget(request)
                 self._note_failure(request, f"{type(error).__name__}: {error}")
+        if self._has_failed:
+            self._kv.abandon()
+            self._has_failed = False
         drafts: dict[str, Draft] = {}
         for chain in chains:
             if chain.token_ids:
@@ -197,6 +200,8 @@ class ChainProposer:
     def _draw(self, chains: list[_Chain], *, is_alone: bool) -> None:
         self._step(self._catch_up(chains, is_alone=is_alone))
         while going := [c for c in chains if c.token_ids and not c.is_over]:
+            if self._has_failed:  # slots that others share may be spoilt
+                break
             self._step([_Work(chain, 1, self._num_rounds(chain)) for chain in going])
 
     def _catch_up(self, chains: Sequence[_Chain], *, is_alone: bool) -> list[_Work]:
@@ -247,7 +252,8 @@ class ChainProposer:
             chain.is_over = not token_ids
             chain.follower.token_ids += token_ids
             chain.start += count + max(0, len(token_ids) - 1)
-            self._kv.finish(chain.request, chain.follower.token_ids, chain.start)
+            if not output.errors:  # whoever fails may have spoilt what another shares with it
+                self._kv.finish(chain.request, chain.follower.token_ids, chain.start)
             self._failures.pop(request_id, None)
             self._take(chain, token_ids, output.logprobs.get(request_id, []))
 
@@ -259,7 +265,9 @@ class ChainProposer:
         for token_id, entry in zip(token_ids, logprobs, strict=True):
             probability = math.exp(entry.logprob)
             chain.chance *= self.confidence.chance(probability, is_greedy=chain.is_greedy)
-            if chain.chance < limits.min_probability or token_id >= limits.vocab_size:
+            # The first is there anyhow, and what comes of it is how the next ones are judged.
+            is_unlikely = chain.token_ids and chain.chance < limits.min_probability
+            if is_unlikely or token_id >= limits.vocab_size:
                 chain.is_over = True
                 return
             chain.token_ids.append(token_id)
@@ -270,6 +278,7 @@ class ChainProposer:
                 return
 
     def _note_failure(self, request: Request, reason: str) -> None:
+        self._has_failed = True
         self._failures[request.request_id] += 1
         if self._failures[request.request_id] < _MAX_FAILURES:
             return

@@ -1,9 +1,9 @@
 """What a drafting model's own probability of a token says of the chance that it is right.
 
-Some models are too sure of themselves (an early exit), and others say less than they know: where a
-token is sampled with the random number that the target will use, both may agree on one that neither
-thinks likely. So it is counted how often tokens of a probability were right, greedy and sampled
-ones apart.
+Some models are too sure of themselves, and others know better than they say: a copy of the target in
+fewer bits agrees with it on a token that both hold for one of many, and where tokens are sampled
+with the same random number, on one that both think unlikely. So it is counted how often tokens of a
+probability were right, greedy and sampled ones apart.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 
 _BOUNDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-# The probability itself counts as so many tokens, and no more than so many are remembered: what is
-# drafted changes with the text.
-_PRIOR_TOKENS = 4.0
+# Before anything is known, a token is believed: what is never tried is never learned. That counts as
+# so many tokens; and no more than so many are remembered, as texts change.
+_PRIOR = 0.9
+_PRIOR_TOKENS = 2.0
 _MAX_TOKENS = 400.0
 
 
@@ -29,7 +30,8 @@ class Confidence:
     def chance(self, probability: float, *, is_greedy: bool) -> float:
         """That a token is right if all before it are, between 0 and 1."""
         tried, right = self._counts[is_greedy][bisect_right(_BOUNDS, probability)]
-        return (right + _PRIOR_TOKENS * probability) / (tried + _PRIOR_TOKENS)
+        prior = max(probability, _PRIOR)
+        return (right + _PRIOR_TOKENS * prior) / (tried + _PRIOR_TOKENS)
 
     def learn(self, probability: float, *, is_greedy: bool, is_right: bool) -> None:
         """A token was verified whose predecessors were right."""

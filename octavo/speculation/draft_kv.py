@@ -39,6 +39,10 @@ class KnownKV(Protocol):
         """Its block table is no longer what it was."""
         ...
 
+    def abandon(self) -> None:
+        """What was begun failed: nobody knows what is in its slots, which others may share."""
+        ...
+
 
 class TargetKV:
     """Of a model whose keys and values are the target's own: the target computes them."""
@@ -53,6 +57,9 @@ class TargetKV:
         pass
 
     def forget(self, request: Request) -> None:
+        pass
+
+    def abandon(self) -> None:
         pass
 
 
@@ -124,6 +131,9 @@ class DraftKV:
 
     def forget(self, request: Request) -> None:
         self._sequences.pop(request.request_id, None)
+
+    def abandon(self) -> None:
+        self._sequences.clear()  # so that all are looked up by what is known of the blocks
 
     def _drop_wrong_guesses(self, sequence: _Sequence, token_ids: Sequence[int]) -> None:
         computed = sequence.token_ids

@@ -18,8 +18,8 @@ from octavo.speculation.drafters import Target
 from octavo.speculation.vocabulary import check_same_vocabulary
 
 # Where the config says nothing.
-_NUM_TOKENS = 4
-_MIN_PROBABILITY = 0.3
+_NUM_TOKENS = 8
+_MIN_PROBABILITY = 0.5
 
 
 class DraftModel:
