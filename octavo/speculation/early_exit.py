@@ -83,13 +83,14 @@ class EarlyExit:
             _MEASURED_TOKENS, limits.max_model_len, limits.max_num_batched_tokens, pool_tokens
         )
         prompt = self._target.tokenizer.encode(_OPENING_TEXT)[: num_tokens // 2] or [0]
-        whole = Rehearsal(forward.exit_after(num_layers), limits.num_blocks)
+        num_blocks = -(-num_tokens // self._target.spec.block_size)
+        whole = Rehearsal(forward.exit_after(num_layers), num_blocks)
         text = whole.text(prompt, num_tokens)
         best = max(
             (
                 measure_exit(
                     layer,
-                    Rehearsal(forward.exit_after(layer), limits.num_blocks),
+                    Rehearsal(forward.exit_after(layer), num_blocks),
                     whole,
                     text,
                     len(prompt),
@@ -159,7 +160,7 @@ def _report(best: Exit, num_layers: int) -> None:
 
 
 class Rehearsal:
-    """A forward that is alone with the KV pool, before there are requests."""
+    """A forward that is alone with the first blocks of the KV pool, before there are requests."""
 
     def __init__(self, forward: Forward, num_blocks: int):
         self._forward = forward
