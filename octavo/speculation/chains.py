@@ -22,6 +22,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.sampling_row import GREEDY_TEMPERATURE
 from octavo.speculation.confidence import Confidence
 from octavo.speculation.draft_kv import KnownKV
+from octavo.speculation.vocabulary import Translation
 
 _log = logging.getLogger("octavo")
 
@@ -41,10 +42,11 @@ class ChainLimits:
         max_tokens: of a chain.
         min_probability: a chain ends before the token with which the chance that all of it is right
             falls below this; but not before the first.
-        vocab_size: ids from here on mean nothing to the target, or to the model.
+        vocab_size: of the target's ids, those from here on mean nothing to the model.
         follows_masks: masks, whose bits are the target's, reach over all ids of the model.
         max_position: tokens that the model can have before it.
         max_step_tokens: that it computes in one step.
+        translation: of the model's vocabulary, if it is another one.
     """
 
     max_tokens: int
@@ -53,6 +55,7 @@ class ChainLimits:
     follows_masks: bool
     max_position: int
     max_step_tokens: int
+    translation: Translation | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class _Chain:
     follower: Request
     room: int
     start: int  # the first position that the model has not computed
+    text: list[int]  # the request's tokens, and what the model has said: -1 what means nothing
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     chance: float = 1.0  # that all of them are right
@@ -167,7 +171,7 @@ class ChainProposer:
         if max(request.token_ids[start:]) >= limits.vocab_size:
             self._failures[request.request_id] = _MAX_FAILURES  # no word of the model's
             return None
-        return _Chain(request, self._follow(request), room, start)
+        return _Chain(request, self._follow(request), room, start, request.token_ids.copy())
 
     def _follow(self, request: Request) -> Request:
         """The request as the model sees it: as it is now, and free to go on."""
@@ -175,14 +179,14 @@ class ChainProposer:
         if follower is None:
             follower = Request(
                 request.request_id,
-                request.prompt_token_ids,
+                self._translate(request.prompt_token_ids),
                 self._params(request),
                 request.arrival_time,
                 seed=request.seed,
                 sample_index=request.sample_index,
             )
             self._followers[request.request_id] = follower
-        follower.token_ids = request.token_ids.copy()
+        follower.token_ids = self._translate(request.token_ids)
         follower.block_ids = request.block_ids
         follower.mask = None
         if self._limits.follows_masks and request.is_masked:
@@ -194,8 +198,23 @@ class ChainProposer:
         """As the request has them: with the same random numbers, two distributions that are alike
         give the same token more often than any other choice of one would."""
         params, vocab_size = request.params, self._limits.vocab_size
-        bias = {i: by for i, by in (params.logit_bias or {}).items() if i < vocab_size}
+        known = {i: by for i, by in (params.logit_bias or {}).items() if i < vocab_size}
+        bias = dict(zip(self._translate([*known]), known.values(), strict=True))
         return replace(params, logprobs=0, prompt_logprobs=None, logit_bias=bias or None)
+
+    def _translate(self, token_ids: Sequence[int]) -> list[int]:
+        """As the model calls them."""
+        translation = self._limits.translation
+        if translation is None:
+            return [*token_ids]
+        return [*map(translation.to_draft.__getitem__, token_ids)]
+
+    def _understand(self, token_id: int) -> int:
+        """As the target calls it, -1 if it does not."""
+        translation = self._limits.translation
+        if translation is not None:
+            return translation.drafted(token_id)
+        return token_id if token_id < self._limits.vocab_size else -1
 
     def _draw(self, chains: list[_Chain], *, is_alone: bool) -> None:
         self._step(self._catch_up(chains, is_alone=is_alone))
@@ -251,9 +270,10 @@ class ChainProposer:
             token_ids = output.token_ids.get(request_id, []) if num_sampled else []
             chain.is_over = not token_ids
             chain.follower.token_ids += token_ids
+            chain.text += map(self._understand, token_ids)
             chain.start += count + max(0, len(token_ids) - 1)
             if not output.errors:  # whoever fails may have spoilt what another shares with it
-                self._kv.finish(chain.request, chain.follower.token_ids, chain.start)
+                self._kv.finish(chain.request, chain.text, chain.start)
             self._failures.pop(request_id, None)
             self._take(chain, token_ids, output.logprobs.get(request_id, []))
 
@@ -262,12 +282,13 @@ class ChainProposer:
     ) -> None:
         """Of what was sampled, all that is likely enough to be right."""
         limits, params = self._limits, chain.request.params
-        for token_id, entry in zip(token_ids, logprobs, strict=True):
+        for said, entry in zip(token_ids, logprobs, strict=True):
+            token_id = self._understand(said)
             probability = math.exp(entry.logprob)
             chain.chance *= self.confidence.chance(probability, is_greedy=chain.is_greedy)
             # The first is there anyhow, and what comes of it is how the next ones are judged.
             is_unlikely = chain.token_ids and chain.chance < limits.min_probability
-            if is_unlikely or token_id >= limits.vocab_size:
+            if is_unlikely or token_id < 0:
                 chain.is_over = True
                 return
             chain.token_ids.append(token_id)

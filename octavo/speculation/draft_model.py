@@ -15,7 +15,7 @@ from octavo.speculation.chains import ChainLimits, ChainProposer
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.draft_kv import DraftKV
 from octavo.speculation.drafters import Target
-from octavo.speculation.vocabulary import check_same_vocabulary
+from octavo.speculation.vocabulary import Translation, check_same_vocabulary
 
 # Where the config says nothing.
 _NUM_TOKENS = 8
@@ -27,7 +27,7 @@ class DraftModel:
 
     Raises:
         ModelError: it cannot be found or read. ConfigError: it cannot be run as the target is, or
-            has another vocabulary.
+            has another vocabulary, and nobody said that it may.
     """
 
     def __init__(self, config: SpeculativeConfig, target: Target):
@@ -37,7 +37,11 @@ class DraftModel:
         self._model_config = source.config()
         tokenizer = source.tokenizer()
         self._model_config.check_tokenizer(tokenizer.vocab_size, source.path)
-        check_same_vocabulary(target.tokenizer, tokenizer, config.model)
+        self._translation = None
+        if config.use_heterogeneous_vocab:
+            self._translation = Translation.between(target.tokenizer, tokenizer)
+        else:
+            check_same_vocabulary(target.tokenizer, tokenizer, config.model)
         # Threads of its own would spin beside the target's, waiting for work.
         spec = replace(target.spec, path=source.path, pool=target.rank.pool)
         self._rank = source.load_rank(spec)
@@ -50,6 +54,7 @@ class DraftModel:
         self._rank.start(limits)
         config = self._config
         sizes = self._model_config.vocab_size, self._target.model_config.vocab_size
+        translation = self._translation
         return ChainProposer(
             self._rank.run,
             DraftKV(limits.num_blocks, self._target.spec.block_size),
@@ -58,9 +63,10 @@ class DraftModel:
                 min_probability=(
                     _MIN_PROBABILITY if config.min_probability is None else config.min_probability
                 ),
-                vocab_size=min(sizes),
-                follows_masks=sizes[0] <= sizes[1],
+                vocab_size=len(translation.to_draft) if translation else min(sizes),
+                follows_masks=translation is None and sizes[0] <= sizes[1],
                 max_position=self._model_config.max_position,
                 max_step_tokens=limits.max_num_batched_tokens,
+                translation=translation,
             ),
         )

@@ -30,7 +30,7 @@ _log = logging.getLogger("octavo")
 _NUM_CANDIDATES = 7  # exits that are tried, as far apart from each other as from the ends
 _MEASURED_TOKENS = 64
 _MEASURED_ROWS = 4  # of a step that verifies, after the first
-_REPEATS = 3
+_REPEATS = 5
 _MAX_TOKENS = 8  # of a chain
 # Of an exit that was not measured.
 _NUM_TOKENS = 3
@@ -184,13 +184,10 @@ class Rehearsal:
         return self._forward.run(Batch(0, (item,))).tokens[0]
 
     def seconds(self, text: Sequence[int], num_tokens: int) -> float:
-        """That a step of the last so many tokens of a text takes: of some, the shortest."""
-        found = []
-        for _ in range(_REPEATS):
-            begin = self._forward.kernel_seconds
-            self.next_tokens(text, len(text) - num_tokens)
-            found.append(self._forward.kernel_seconds - begin)
-        return max(min(found), 1e-9)  # a coarse clock may have stood still
+        """That a step of the last so many tokens of a text takes."""
+        begin = self._forward.kernel_seconds
+        self.next_tokens(text, len(text) - num_tokens)
+        return self._forward.kernel_seconds - begin
 
 
 def measure_exit(
@@ -201,7 +198,12 @@ def measure_exit(
     truth = text[num_prompt:]
     right = sum(one == other for one, other in zip(said, truth, strict=True))
     whole.next_tokens(text, 0)  # so that what is timed reads what it would
-    step = whole.seconds(text, 1)
     rows = min(_MEASURED_ROWS, len(text) - 1)
-    row_cost = max(0.0, whole.seconds(text, 1 + rows) / step - 1) / rows
-    return Exit(layer, right / len(truth), exit.seconds(text, 1) / step, row_cost)
+    # In turns, and of each the shortest: others may use the machine meanwhile.
+    seconds = [
+        (whole.seconds(text, 1), whole.seconds(text, 1 + rows), exit.seconds(text, 1))
+        for _ in range(_REPEATS)
+    ]
+    step, verifying, drafting = (max(min(each), 1e-9) for each in zip(*seconds, strict=True))
+    row_cost = max(0.0, verifying / step - 1) / rows
+    return Exit(layer, right / len(truth), drafting / step, row_cost)

@@ -90,14 +90,15 @@ class Bench:
         self._path, self._tokenizer, self._kernels = path, tokenizer, kernels
         self._model, self.config = load_model(path)
 
-    def engine(self, draft: Path | None, num_blocks: int = 64, **limits):
+    def engine(self, draft: Path | None, num_blocks: int = 64, speculative=None, **limits):
         limits = {"max_model_len": 96, "max_num_seqs": 16, **limits}
         scheduler = SchedulerConfig(**limits)
         spec = RankSpec(self._path, kernels=self._kernels, threads=1)
         rank = Rank.of_model(spec, self._model, self.config)
         drafter = None
         if draft is not None:
-            config = SpeculativeConfig(method="draft_model", model=str(draft))
+            said = {"method": "draft_model", "model": str(draft), **(speculative or {})}
+            config = SpeculativeConfig(**said)
             drafter = open_drafter(config, Target(rank, spec, self.config, self._tokenizer))
             assert drafter.kv_bytes_per_token == rank.capacity.kv_bytes_per_token
         sizes = RankLimits(
@@ -253,8 +254,33 @@ def test_padding_is_no_difference(bench, plain, tiny_model, tmp_path):
     padded = changed(tiny_model, tmp_path / "padded", vocab_size=288)
     tensors = load_file(padded / "model.safetensors")
     rows = tensors["model.embed_tokens.weight"]
-    tensors["model.embed_tokens.weight"] = torch.cat([rows, 3.0 * rows[:28]])
+    tensors["model.embed_tokens.weight"] = torch.cat([rows, 0.9 * rows[:28]])
     save_file(tensors, padded / "model.safetensors")
     engine = bench.engine(padded)
     assert run_all(engine, make_requests()) == plain
     assert engine.scheduler.drafts.num_accepted > 0
+
+
+def test_a_draft_may_call_tokens_by_other_ids(bench, plain, tiny_model, tmp_path):
+    """The same model, with its vocabulary shuffled: greedy guesses are all right."""
+    other = changed(tiny_model, tmp_path / "shuffled")
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    tensors = load_file(other / "model.safetensors")
+    rows = tensors["model.embed_tokens.weight"]
+    tensors["model.embed_tokens.weight"] = rows.clone()
+    tensors["model.embed_tokens.weight"][order] = rows[:256]
+    save_file(tensors, other / "model.safetensors")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    shuffled = {token: int(order[i]) if i < 256 else i for token, i in vocab.items()}
+    tokenizer["model"]["vocab"] = dict(sorted(shuffled.items(), key=lambda item: item[1]))
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="use_heterogeneous_vocab"):
+        bench.engine(other)
+    engine = bench.engine(other, speculative={"use_heterogeneous_vocab": True})
+    assert run_all(engine, make_requests()) == plain
+    engine = bench.engine(other, speculative={"use_heterogeneous_vocab": True})
+    greedy = [request for request in make_requests() if request.params.temperature == 0][:2]
+    assert len(run_all(engine, greedy)) == 2
+    drafts = engine.scheduler.drafts
+    assert drafts.num_tokens > 10 and drafts.acceptance_rate > 0.95
