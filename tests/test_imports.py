@@ -41,7 +41,7 @@ ALLOWED = {
     "speculation.config": {"core"},
     "speculation": {
         *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
-        *("quantization", "runtime", "text"),
+        *("open_model", "quantization", "runtime", "text"),
     },
     "hub": {"model_files"},
     "model_source": {"config", "models", "runtime", "text"},

@@ -136,6 +136,11 @@ class BlockManager:
         while len(table) > needed:
             self._release(table.pop())
 
+    @property
+    def has_due_copies(self) -> bool:
+        """Whether blocks are still to be copied before the next step."""
+        return bool(self._copies)
+
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The (source, destination) copies since the last call, to be done in this order."""
         copies = tuple(self._copies)

@@ -17,10 +17,10 @@ Whatever the way, what is sampled is what single steps would have sampled.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from octavo.core.batch import ScheduledRequest
+from octavo.core.batch import Draft, ScheduledRequest
 from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftProposer, Opening
 from octavo.core.request import Request
@@ -111,7 +111,11 @@ class Lookahead:
                     openings.append(Opening(request, room))
         if not openings:
             return items
-        drafts = proposer.propose(openings, sum(item.num_tokens for item in items))
+        # Who drafts with the model's own layers writes to slots before the step does. Those may be
+        # of a block that has to be copied first.
+        drafts: Mapping[str, Draft] = {}
+        if not self.block_manager.has_due_copies:
+            drafts = proposer.propose(openings, sum(item.num_tokens for item in items))
         rooms = {opening.request.request_id: opening.room for opening in openings}
         planned = list(items)
         for index, item in enumerate(items):

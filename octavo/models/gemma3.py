@@ -7,6 +7,7 @@ stored less one (but not in GGUF files); embeddings are scaled up by the root of
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -106,6 +107,13 @@ class Gemma3ForCausalLM(Module):
         logits = self.lm_head(hidden, ctx)
         cap = self.config.logit_softcap
         return logits if cap is None else ctx.ops.softcap(logits, cap)
+
+    def exit_after(self, num_layers: int) -> Gemma3ForCausalLM:
+        changed = copy.copy(self)
+        changed.model = copy.copy(self.model)
+        changed.model.layers = self.model.layers[:num_layers]
+        changed.model.layer_windows = self.model.layer_windows[:num_layers]
+        return changed
 
     @staticmethod
     def hf_name(name: str) -> str | None:

@@ -6,6 +6,7 @@ One architecture with switches: biases of the projections (Qwen 2), norms of que
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -98,6 +99,12 @@ class LlamaForCausalLM(Module):
         logits = self.lm_head(hidden, ctx)
         cap = self.config.logit_softcap
         return logits if cap is None else ctx.ops.softcap(logits, cap)
+
+    def exit_after(self, num_layers: int) -> LlamaForCausalLM:
+        changed = copy.copy(self)
+        changed.model = copy.copy(self.model)
+        changed.model.layers = self.model.layers[:num_layers]
+        return changed
 
     @staticmethod
     def hf_name(name: str) -> str | None:

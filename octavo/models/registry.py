@@ -41,6 +41,10 @@ class CausalLM(Protocol):
         """Hidden states [R, hidden_size] to logits, float32 [R, vocab_size]."""
         ...
 
+    def exit_after(self, num_layers: int) -> CausalLM:
+        """The model of the first layers, with the same last norm and head, and the same weights."""
+        ...
+
 
 def resolve_architecture(name: str, where: str) -> str:
     """The key of ARCHITECTURES for a name; UnsupportedModelError, naming ``where``, if none."""

@@ -45,6 +45,10 @@ class Backend(Protocol):
     def isa(self) -> str | None: ...
     @property
     def weights_bytes(self) -> int: ...
+    @property
+    def pool(self) -> Pool | None:
+        """Its threads, if they are our own."""
+        ...
 
     def create_forward(self, limits: RankLimits) -> Forward: ...
 
@@ -116,8 +120,8 @@ class NativeBackend:
         self._spec, self._model_config = spec, model_config
         self._library = library.load()
         self.isa = self._library.isa
-        self._pool = Pool(self._library, spec.threads or library.usable_threads())
-        self._model = prepare(self._library, self._pool)
+        self.pool = spec.pool or Pool(self._library, spec.threads or library.usable_threads())
+        self._model = prepare(self._library, self.pool)
         self.weights_bytes = self._model.weights_bytes
 
     def create_forward(self, limits: RankLimits) -> NativeForward:
@@ -141,7 +145,7 @@ class NativeBackend:
             kv_cache.layer_addresses(),
         )
         program = self._model.create_program(
-            self._library, self._pool, layout, limits.max_num_batched_tokens
+            self._library, self.pool, layout, limits.max_num_batched_tokens
         )
         return NativeForward(
             program,

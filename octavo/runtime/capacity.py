@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.core.lookahead import MAX_ROUNDS
 
 if TYPE_CHECKING:
+    from octavo.kernels.cpu.library import Pool
     from octavo.models.config import ModelConfig
 
 # What results call the types of cached keys and values; those that are not here have one name.
@@ -26,6 +27,7 @@ class RankSpec:
         packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
             beside the model. None keeps none.
         memory_utilization: share of a GPU's memory that this rank may have.
+        pool: threads of another rank, which never runs when this one does; None makes its own.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class RankSpec:
     threads: int | None = None
     packed_folder: Path | None = None
     memory_utilization: float = 0.9
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True, slots=True)

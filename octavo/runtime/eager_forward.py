@@ -69,12 +69,18 @@ class EagerForward:
         self.kv_cache = kv_cache
         self._ops = ops
         self._device = device
+        self._limits = max_num_seqs, max_model_len
         self.kernel_seconds = 0.0
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
         self._hidden: torch.Tensor
         self._context: EagerContext
         self._rope_tables = RopeTables()
+
+    def exit_after(self, num_layers: int) -> EagerForward:
+        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        model = self.model.exit_after(num_layers)
+        return EagerForward(model, self.kv_cache, self._ops, self._device, *self._limits)
 
     @torch.inference_mode()
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:

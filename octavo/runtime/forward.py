@@ -142,6 +142,11 @@ class Forward(Protocol):
         """Time spent in the model so far."""
         ...
 
+    def exit_after(self, num_layers: int) -> Forward:
+        """A forward of the first layers, whose output goes to the last norm and the head, on the
+        same KV cache. ConfigError if the model cannot be ended there."""
+        ...
+
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
         """Compute a batch. What it leaves is valid until ``run`` is called again.
 

@@ -17,7 +17,9 @@ import numpy as np
 
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
+from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.program import Program
 from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, flatten
@@ -40,6 +42,7 @@ class NativeForward:
     ):
         self.kv_cache = kv_cache
         self.program = program
+        self._limits = max_num_seqs, max_model_len, max_tokens
         self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
@@ -86,13 +89,23 @@ class NativeForward:
     def kernel_seconds(self) -> float:
         return self.program.seconds
 
+    def exit_after(self, num_layers: int) -> NativeForward:
+        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        try:
+            program = self.program.exit_after(num_layers)
+        except CannotFuse as error:
+            raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
+        return NativeForward(program, self.kv_cache, *self._limits)
+
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
 
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
         num_tokens, longest = self._write_sequences(batch)
-        if num_tokens == 1 and (most := batch.items[0].num_sampled) > 1:
-            return self._run_rounds(batch, most, longest)
+        if num_tokens == batch.num_seqs:  # one token each, so there are no drafts
+            most = min(item.num_sampled for item in batch.items)
+            if most > 1:
+                return self._run_rounds(batch, most, longest)
         sampling = SampledRows(batch, self._query_start, weighed)
         self._write_sampling(sampling)
         self._arguments.num_rounds = 1
@@ -113,31 +126,45 @@ class NativeForward:
         return rows
 
     def _run_rounds(self, batch: Batch, most: int, longest: int) -> Rows:
-        """Several rounds of the only request, in one call."""
-        rounds = rounds_in_time(most, self._round_seconds)
-        request = batch.items[0].request
-        if request.params.has_penalties or request.is_masked:  # every token counts, here
-            rounds = 1
+        """Several rounds of requests that decode, in one call: each goes on from its own token."""
+        requests = [item.request for item in batch.items]
+        count = len(requests)
+        rounds = rounds_in_time(min(most, len(self._tokens) // count), self._round_seconds)
+        if any(request.params.has_penalties or request.is_masked for request in requests):
+            rounds = 1  # every token counts, here
         self._write_sampling(SampledRows(batch, self._query_start))
         self._arguments.num_rounds = rounds
-        num_top = request.params.logprobs
-        self._arguments.logprobs = self._logprobs.ask([num_top] * rounds)
+        asked = [request.params.logprobs for request in requests]
+        self._arguments.logprobs = self._logprobs.ask(asked * rounds)
         before = self.kernel_seconds
         self.program.step(self._arguments, longest + rounds - 1)
         # A coarse clock may have stood still.
         self._round_seconds = max((self.kernel_seconds - before) / rounds, 1e-6)
-        status, tokens = self._status[:rounds].tolist(), self._tokens[:rounds].tolist()
-        rows = Rows(self._query_start, self._damaged(1), [tokens])
-        if status[0]:
-            rows.reasons[0] = _reasons(status[:1])
-        # A failure in a later round is for the next step, which meets it in its first.
-        for index, code in enumerate(status):
-            if code or not self._row_finite[index]:
-                del tokens[index:]
-                break
-        if num_top is not None:
-            rows.logprobs[0] = [self._logprobs.entry(index, t) for index, t in enumerate(tokens)]
+        rows = Rows(self._query_start, self._damaged(count))
+        for place, num_top in enumerate(asked):
+            taken = self._tokens_of_rounds(place, count, rounds, rows)
+            if num_top is not None:
+                rows.logprobs[place] = [
+                    self._logprobs.entry(index * count + place, token_id)
+                    for index, token_id in enumerate(taken)
+                ]
         return rows
+
+    def _tokens_of_rounds(self, place: int, count: int, rounds: int, rows: Rows) -> list[int]:
+        """Hand out those of one of ``count`` requests. A failure in a later round is for the next
+        step, which meets it in its first."""
+        of_all = slice(place, count * rounds, count)
+        status, token_ids = self._status[of_all].tolist(), self._tokens[of_all].tolist()
+        if status[0]:
+            rows.reasons[place] = _reasons(status[:1])
+        for index, (code, is_finite) in enumerate(
+            zip(status, self._row_finite[of_all], strict=True)
+        ):
+            if code or not is_finite:
+                del token_ids[index:]
+                break
+        rows.tokens.append(token_ids)
+        return token_ids
 
     def _damaged(self, num_rows: int) -> list[int]:
         if self._row_finite.find(0, 0, num_rows) < 0:

@@ -21,6 +21,7 @@ from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
+from octavo.runtime.forward import Forward
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
@@ -35,13 +36,14 @@ _CPU_KV_BYTES = 4 << 30
 
 
 class Rank:
-    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by."""
+    """A loaded model on one device. ``kernels`` and ``isa`` say what it is run by, ``pool`` has its
+    threads where they are our own."""
 
     def __init__(self, spec: RankSpec, model_config: ModelConfig, backend: Backend):
         self.spec = spec
         self.model_config = model_config
         self.weights_bytes = backend.weights_bytes
-        self.kernels, self.isa = backend.name, backend.isa
+        self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self.runner: Runner | None = None
 
@@ -111,6 +113,11 @@ class Rank:
         self._backend = None  # with what only the start needs: weights that have been packed
 
     @property
+    def forward(self) -> Forward:
+        """What runs the model, once it is started."""
+        return self._started.forward
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV pool, once it is started."""
         return self._started.forward.kv_cache.num_blocks
@@ -123,7 +130,7 @@ class Rank:
 
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""
-        self.runner = None
+        self.runner = self.pool = None
 
     @property
     def _started(self) -> Runner:

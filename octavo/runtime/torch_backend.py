@@ -36,6 +36,7 @@ class TorchBackend:
     """The reference ops, one call each."""
 
     isa = None
+    pool = None
 
     def __init__(
         self,

@@ -125,6 +125,14 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
                     config.num_speculative_tokens,
                 )
             )
+        case "draft_model":
+            from octavo.speculation.draft_model import DraftModel
+
+            return DraftModel(config, target)
+        case "early_exit":
+            from octavo.speculation.early_exit import EarlyExit
+
+            return EarlyExit(config, target)
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")
 

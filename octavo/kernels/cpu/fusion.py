@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -419,3 +419,51 @@ def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
 
 def _product(phase: Phase) -> Value | None:
     return phase.segments[0].out.source if isinstance(phase, Linear) else None
+
+
+def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
+    """The phases of a model that ends after its first ``num_layers`` layers: what the next one
+    would begin with goes through the last norm to the head. CannotFuse if that is not known."""
+    head = phases[-1]
+    assert isinstance(head, Head)
+    if num_layers == sum(isinstance(phase, Attention) for phase in phases):
+        return list(phases)
+    index = _first_of_layer(phases, num_layers)
+    entry = phases[index]
+    if not isinstance(entry, Linear) or entry.norm is None:
+        raise CannotFuse(f"layer {num_layers} does not begin with a norm")
+    kept = list(phases[:index])
+    stream = entry.source
+    if entry.added is not None:
+        added = entry.added
+        if entry.added_norm is not None:
+            normed = _like(added)
+            kept.append(Rows("norm", added, normed, norm=entry.added_norm))
+            added = normed
+        stream = _like(entry.source)
+        kept.append(Rows("add", entry.source, stream, b=added))
+    return [*kept, Check(stream), replace(head, source=stream)]
+
+
+def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:
+    """The place of the linear that reads what the layers before ``layer`` leave."""
+    attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, Attention)}
+    if layer not in attentions or layer - 1 not in attentions:
+        raise CannotFuse(f"nothing ends after {layer} of {len(attentions)} layers")
+    wanted = set(reads(phases[attentions[layer]]))
+    first = attentions[layer]
+    for index in range(attentions[layer] - 1, attentions[layer - 1], -1):
+        phase = phases[index]
+        if wanted.isdisjoint(writes(phase)):
+            continue
+        first = index
+        if isinstance(phase, Linear):  # the way from here on leads through the residual stream
+            wanted.difference_update(writes(phase))
+        else:
+            wanted.update(reads(phase))
+    return first
+
+
+def _like(value: Value) -> Value:
+    """Another value of the same shape."""
+    return Value(value.tape, None, value.shape)

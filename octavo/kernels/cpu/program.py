@@ -65,6 +65,7 @@ class Program:
         max_tokens: int,
     ):
         self.library, self.pool = library, pool
+        self.phases, self.max_tokens = phases, max_tokens
         self.num_phases = len(phases)
         head = phases[-1]
         assert isinstance(head, fusion.Head)
@@ -84,6 +85,11 @@ class Program:
             node.args = ctypes.addressof(arguments)
         self._struct = abi.Program(nodes, len(phases), 1, self.vocab_size, max_tokens)
         self._kept.append(nodes)
+
+    def exit_after(self, num_layers: int) -> Program:
+        """The program of the first layers and the head: of the same weights, keys and values."""
+        phases = fusion.exit_after(self.phases, num_layers)
+        return Program(phases, self.library, self.pool, self.kv, self._packed, self.max_tokens)
 
     def step(self, batch: abi.Batch, max_seq_len: int) -> None:
         """Run a batch whose longest sequence has ``max_seq_len`` positions."""

@@ -1,0 +1,72 @@
+"""A smaller model that guesses what a larger one will say (Leviathan et al., ICML 2023).
+
+It is loaded as any other, and runs between the steps of the target, on the same threads. Its keys
+and values lie in a pool of its own with the blocks of the target's (``draft_kv.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo import hub
+from octavo.open_model import open_source
+from octavo.runtime.capacity import RankLimits
+from octavo.speculation.chains import ChainLimits, ChainProposer
+from octavo.speculation.config import SpeculativeConfig
+from octavo.speculation.draft_kv import DraftKV
+from octavo.speculation.drafters import Target
+from octavo.speculation.vocabulary import Translation, check_same_vocabulary
+
+# Where the config says nothing.
+_NUM_TOKENS = 8
+_MIN_PROBABILITY = 0.5
+
+
+class DraftModel:
+    """A ``Drafter``: loads ``config.model``.
+
+    Raises:
+        ModelError: it cannot be found or read. ConfigError: it cannot be run as the target is, or
+            has another vocabulary, and nobody said that it may.
+    """
+
+    def __init__(self, config: SpeculativeConfig, target: Target):
+        assert config.model is not None, "the config has checked that"
+        self._config, self._target = config, target
+        source = open_source(hub.resolve(config.model))
+        self._model_config = source.config()
+        tokenizer = source.tokenizer()
+        self._model_config.check_tokenizer(tokenizer.vocab_size, source.path)
+        self._translation = None
+        if config.use_heterogeneous_vocab:
+            self._translation = Translation.between(target.tokenizer, tokenizer)
+        else:
+            check_same_vocabulary(target.tokenizer, tokenizer, config.model)
+        # Threads of its own would spin beside the target's, waiting for work.
+        spec = replace(target.spec, path=source.path, pool=target.rank.pool)
+        self._rank = source.load_rank(spec)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._rank.capacity.kv_bytes_per_token
+
+    def start(self, limits: RankLimits) -> ChainProposer:
+        self._rank.start(limits)
+        config = self._config
+        sizes = self._model_config.vocab_size, self._target.model_config.vocab_size
+        translation = self._translation
+        return ChainProposer(
+            self._rank.run,
+            DraftKV(limits.num_blocks, self._target.spec.block_size),
+            ChainLimits(
+                max_tokens=config.num_speculative_tokens or _NUM_TOKENS,
+                min_probability=(
+                    _MIN_PROBABILITY if config.min_probability is None else config.min_probability
+                ),
+                vocab_size=len(translation.to_draft) if translation else min(sizes),
+                follows_masks=translation is None and sizes[0] <= sizes[1],
+                max_position=self._model_config.max_position,
+                max_step_tokens=limits.max_num_batched_tokens,
+                translation=translation,
+            ),
+        )

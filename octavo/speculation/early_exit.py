@@ -1,0 +1,209 @@
+"""The target's own first layers guess what all of them will say (LayerSkip; Elhoushi et al., ACL
+2024): after layer n, the last norm and the head.
+
+They share the target's weights and its keys and values: those that the first layers write for a
+guess lie where the verifying step writes the same again. Models that were not trained for it have
+little to say before their last layers; so the layer is chosen by measuring, and what it is worth is
+said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.batch import Batch, Draft, ScheduledRequest
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError
+from octavo.runtime.capacity import RankLimits
+from octavo.runtime.forward import Forward
+from octavo.runtime.runner import Runner
+from octavo.speculation.chains import ChainLimits, ChainProposer
+from octavo.speculation.config import SpeculativeConfig
+from octavo.speculation.draft_kv import TargetKV
+from octavo.speculation.drafters import Target
+
+_log = logging.getLogger("octavo")
+
+_NUM_CANDIDATES = 7  # exits that are tried, as far apart from each other as from the ends
+_MEASURED_TOKENS = 64
+_MEASURED_ROWS = 4  # of a step that verifies, after the first
+_REPEATS = 5
+_MAX_TOKENS = 8  # of a chain
+# Of an exit that was not measured.
+_NUM_TOKENS = 3
+_MIN_PROBABILITY = 0.4
+_OPENING_TEXT = "In the morning they went down to the river, because"
+
+
+class EarlyExit:
+    """A ``Drafter``. ConfigError if ``config.exit_layer`` is not one of the model's."""
+
+    kv_bytes_per_token = 0
+
+    def __init__(self, config: SpeculativeConfig, target: Target):
+        self._config, self._target = config, target
+        num_layers = target.model_config.num_layers
+        if num_layers < 2:
+            raise ConfigError("speculative_config: a model of one layer has no early exit")
+        if config.exit_layer is not None and config.exit_layer >= num_layers:
+            raise ConfigError(
+                f"speculative_config: exit_layer {config.exit_layer} must be less than the "
+                f"{num_layers} layers of the model"
+            )
+
+    def start(self, limits: RankLimits) -> ChainProposer:
+        config, model = self._config, self._target.model_config
+        forward = self._target.rank.forward
+        layer, num_tokens, least = config.exit_layer, _NUM_TOKENS, _MIN_PROBABILITY
+        if layer is None:
+            best = self._best_exit(forward, limits)
+            layer, num_tokens, least = best.layer, best.num_tokens, best.least_probability
+        return ChainProposer(
+            Runner(forward.exit_after(layer)).run,
+            TargetKV(),
+            ChainLimits(
+                max_tokens=config.num_speculative_tokens or num_tokens,
+                min_probability=(
+                    least if config.min_probability is None else config.min_probability
+                ),
+                vocab_size=model.vocab_size,
+                follows_masks=True,
+                max_position=limits.max_model_len,
+                max_step_tokens=limits.max_num_batched_tokens,
+            ),
+        )
+
+    def _best_exit(self, forward: Forward, limits: RankLimits) -> Exit:
+        num_layers = self._target.model_config.num_layers
+        pool_tokens = limits.num_blocks * self._target.spec.block_size
+        num_tokens = min(
+            _MEASURED_TOKENS, limits.max_model_len, limits.max_num_batched_tokens, pool_tokens
+        )
+        prompt = self._target.tokenizer.encode(_OPENING_TEXT)[: num_tokens // 2] or [0]
+        num_blocks = -(-num_tokens // self._target.spec.block_size)
+        whole = Rehearsal(forward.exit_after(num_layers), num_blocks)
+        text = whole.text(prompt, num_tokens)
+        best = max(
+            (
+                measure_exit(
+                    layer,
+                    Rehearsal(forward.exit_after(layer), num_blocks),
+                    whole,
+                    text,
+                    len(prompt),
+                )
+                for layer in candidates(num_layers)
+            ),
+            key=lambda each: each.speedup,
+        )
+        _report(best, num_layers)
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What an exit is worth.
+
+    Args:
+        agreement: the share of tokens in which it says what the whole model says.
+        cost: of a token, in steps of the whole model.
+        row_cost: of a further token that a step verifies.
+    """
+
+    layer: int
+    agreement: float
+    cost: float
+    row_cost: float
+
+    def speedup_of(self, num_tokens: int) -> float:
+        """Of chains of this length, if tokens are right independently of each other."""
+        expected = sum(self.agreement**i for i in range(num_tokens + 1))
+        return expected / (1 + num_tokens * (self.cost + self.row_cost))
+
+    @property
+    def num_tokens(self) -> int:
+        """The best length of a chain."""
+        return max(range(1, _MAX_TOKENS + 1), key=self.speedup_of)
+
+    @property
+    def speedup(self) -> float:
+        return self.speedup_of(self.num_tokens)
+
+    @property
+    def least_probability(self) -> float:
+        """A token that is less likely to be right is not worth what it costs."""
+        return min(0.9, self.cost + self.row_cost)
+
+
+def candidates(num_layers: int) -> list[int]:
+    """Layers after which an exit is tried."""
+    steps = _NUM_CANDIDATES + 1
+    return sorted({max(1, num_layers * i // steps) for i in range(1, steps)} - {num_layers})
+
+
+def _report(best: Exit, num_layers: int) -> None:
+    """Say what was chosen: as a warning, if nothing is worth its time."""
+    is_worth_it = best.speedup > 1
+    _log.log(
+        logging.INFO if is_worth_it else logging.WARNING,
+        "early exit after layer %d of %d: right in %.0f %% of the tokens of a text of the model's, "
+        "for %.2f of a step each; %s",
+        best.layer,
+        num_layers,
+        100 * best.agreement,
+        best.cost,
+        "faster, if others are alike" if is_worth_it else "that is the best of them, and slower",
+    )
+
+
+class Rehearsal:
+    """A forward that is alone with the first blocks of the KV pool, before there are requests."""
+
+    def __init__(self, forward: Forward, num_blocks: int):
+        self._forward = forward
+        self._request = Request("rehearsal", [], SamplingParams(temperature=0.0), 0.0)
+        self._request.block_ids = list(range(num_blocks))
+
+    def text(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """A prompt and what follows it, greedily."""
+        text, start = list(prompt), 0
+        while len(text) < num_tokens:
+            text.append(self.next_tokens(text, start)[-1])
+            start = len(text) - 1
+        return text
+
+    def next_tokens(self, text: Sequence[int], start: int) -> list[int]:
+        """The token that follows each of a text, from ``start`` on."""
+        count = len(text) - start
+        self._request.token_ids = [*text[: start + 1]]
+        draft = Draft.chain(text[start + 1 :]) if count > 1 else None
+        item = ScheduledRequest(self._request, start, count, count, draft)
+        return self._forward.run(Batch(0, (item,))).tokens[0]
+
+    def seconds(self, text: Sequence[int], num_tokens: int) -> float:
+        """That a step of the last so many tokens of a text takes."""
+        begin = self._forward.kernel_seconds
+        self.next_tokens(text, len(text) - num_tokens)
+        return self._forward.kernel_seconds - begin
+
+
+def measure_exit(
+    layer: int, exit: Rehearsal, whole: Rehearsal, text: Sequence[int], num_prompt: int
+) -> Exit:
+    """An exit on a text of the whole model's, which has begun after ``num_prompt`` tokens."""
+    said = exit.next_tokens(text[:-1], 0)[num_prompt - 1 :]
+    truth = text[num_prompt:]
+    right = sum(one == other for one, other in zip(said, truth, strict=True))
+    whole.next_tokens(text, 0)  # so that what is timed reads what it would
+    rows = min(_MEASURED_ROWS, len(text) - 1)
+    # In turns, and of each the shortest: others may use the machine meanwhile.
+    seconds = [
+        (whole.seconds(text, 1), whole.seconds(text, 1 + rows), exit.seconds(text, 1))
+        for _ in range(_REPEATS)
+    ]
+    step, verifying, drafting = (max(min(each), 1e-9) for each in zip(*seconds, strict=True))
+    row_cost = max(0.0, verifying / step - 1) / rows
+    return Exit(layer, right / len(truth), drafting / step, row_cost)
