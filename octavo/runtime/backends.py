@@ -8,7 +8,7 @@ model leaves; then it makes the forward pass over a KV cache of its own kind.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,7 +46,9 @@ class Backend(Protocol):
     @property
     def weights_bytes(self) -> int: ...
 
-    def create_forward(self, limits: RankLimits) -> Forward: ...
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
+        """``depths``: of the hidden states that are to be kept. ConfigError if one cannot be."""
+        ...
 
 
 def choose_backend(
@@ -114,17 +116,17 @@ class NativeBackend:
         prepare: Callable[[Library, Pool], NativeModel],
     ):
         self._spec, self._model_config = spec, model_config
-        self._library = library.load()
-        self.isa = self._library.isa
-        self._pool = Pool(self._library, spec.threads or library.usable_threads())
-        self._model = prepare(self._library, self._pool)
-        self.weights_bytes = self._model.weights_bytes
+        self.library = library.load()
+        self.isa = self.library.isa
+        self.pool = Pool(self.library, spec.threads or library.usable_threads())
+        self.model = prepare(self.library, self.pool)
+        self.weights_bytes = self.model.weights_bytes
 
-    def create_forward(self, limits: RankLimits) -> NativeForward:
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
-        chunk_bytes = self._library.check(
-            self._library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
+        chunk_bytes = self.library.check(
+            self.library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
         )
         kv_cache = NativeKVCache(
             model.num_layers,
@@ -141,8 +143,12 @@ class NativeBackend:
             kv_cache.block_bytes,
             kv_cache.layer_addresses(),
         )
-        program = self._model.create_program(
-            self._library, self._pool, layout, limits.max_num_batched_tokens
+        try:
+            streams = self.model.plan.streams(depths)
+        except CannotFuse as error:
+            raise ConfigError(f"hidden states of {model.name}: {error}") from error
+        program = self.model.create_program(
+            self.library, self.pool, layout, limits.max_num_batched_tokens, streams.values()
         )
         return NativeForward(
             program,
@@ -150,6 +156,7 @@ class NativeBackend:
             limits.max_num_seqs,
             limits.max_model_len,
             limits.max_num_batched_tokens,
+            streams,
         )
 
 

@@ -10,7 +10,7 @@ What wires an engine is in ``build.py``, and knows nothing of what is in here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
+from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Rank:
         self.kernels, self.isa = backend.name, backend.isa
         self._backend: Backend | None = backend
         self.runner: Runner | None = None
+        self._depths: set[int] = set()
 
     @classmethod
     def load(
@@ -103,8 +105,24 @@ class Rank:
     def start(self, limits: RankLimits) -> None:
         """Make the KV pool and room for steps; batches may come, up to these limits. Once."""
         assert self._backend is not None, "a rank is started once"
-        self.runner = Runner(self._backend.create_forward(limits))
+        self.runner = Runner(self._backend.create_forward(limits, sorted(self._depths)))
         self._backend = None  # with what only the start needs: weights that have been packed
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model, for those who share it: before the start."""
+        assert self._backend is not None, "a rank that has started has let go of it"
+        return self._backend
+
+    def keep_hidden_states(self, depths: Iterable[int]) -> None:
+        """Have steps keep the hidden states of these depths, for a follower (``hidden_states.py``):
+        before the start."""
+        assert self._backend is not None, "what steps keep is settled by the start"
+        self._depths.update(depths)
+
+    def follow(self, follower: StepFollower) -> None:
+        """Show every step to ``follower`` after it has been run."""
+        self._started.follower = follower
 
     @property
     def num_blocks(self) -> int:

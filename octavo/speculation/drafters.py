@@ -65,5 +65,9 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     """
     # Each is imported where it is used: a start pays for no other.
     match config.method:
+        case "medusa" | "eagle" | "mtp" | "recurrent":
+            from octavo.speculation.heads import open_heads
+
+            return open_heads(config, target)
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")

@@ -1,0 +1,21 @@
+"""Drafters that go on from the target's hidden states, by method."""
+
+from __future__ import annotations
+
+from octavo import hub
+from octavo.speculation.config import SpeculativeConfig
+from octavo.speculation.drafters import Drafter, Target
+from octavo.speculation.head_folder import HeadFolder
+
+
+def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
+    """The drafter of ``config.method``. Errors as of ``open_drafter``."""
+    assert config.model is not None
+    folder = HeadFolder(hub.resolve(config.model))
+    match config.method:
+        case "medusa":
+            from octavo.speculation.medusa import MedusaDrafter
+
+            return MedusaDrafter(config, target, folder)
+        case _:
+            raise AssertionError(config.method)
