@@ -17,11 +17,17 @@ MIN_PROBABILITY = 0.25
 class Chain:
     """A draft under way, for an opening."""
 
-    def __init__(self, opening: Opening, min_probability: float):
+    def __init__(self, opening: Opening, min_probability: float, max_tokens: int):
         self.opening = opening
+        self._most = min(opening.room, max_tokens)
         self.token_ids: list[int] = []
         self._least = math.log(min_probability) if min_probability > 0 else -math.inf
         self._logprob = 0.0
+
+    @property
+    def last_token_id(self) -> int:
+        """What the next one follows: of the draft, or known."""
+        return (self.token_ids or self.opening.request.token_ids)[-1]
 
     def extend(self, token_id: int, logprob: float) -> bool:
         """Take a token in, and say whether there is to be another. It is left out where the whole
@@ -30,7 +36,7 @@ class Chain:
         if not self._logprob >= self._least:  # nor is a NaN
             return False
         self.token_ids.append(token_id)
-        return len(self.token_ids) < self.opening.room
+        return len(self.token_ids) < self._most
 
 
 def drafts_of(chains: Sequence[Chain]) -> dict[str, Draft]:

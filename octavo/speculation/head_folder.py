@@ -22,7 +22,7 @@ from octavo.layers.parameter import Parameter, ShapeMismatch
 from octavo.model_files import ModelFolder
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors import SafetensorsFile
-from octavo.quantization.base import StoredWeight, Weight
+from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import FLOAT_TYPES
 
 _FLOATS = {type.name: type for type in FLOAT_TYPES}
@@ -96,7 +96,15 @@ class HeadFolder:
         except ShapeMismatch as error:
             raise ModelFileError(self._file.path, f"{error}", field=name) from None
 
-    def weight(self, name: str) -> Weight:
+    def matrix(self, name: str, rows: int, columns: int) -> StoredWeight:
+        """A tensor of floats of this shape."""
+        weight = self.weight(name)
+        if weight.shape != (rows, columns):
+            reason = f"the shape is {list(weight.shape)}, not {[rows, columns]}"
+            raise ModelFileError(self._file.path, reason, field=name)
+        return weight
+
+    def weight(self, name: str) -> StoredWeight:
         """A tensor of floats."""
         dtype, shape = self._take(name)
         if dtype not in _FLOATS:

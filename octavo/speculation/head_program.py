@@ -19,13 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.kernels.cpu import abi, fusion
-from octavo.kernels.cpu.activations import round_activations
+from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
 from octavo.kernels.cpu.fusion import Matrix
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, create_ops
 from octavo.kernels.recorder import Tape, Value
+from octavo.layers.linear import Linear
 from octavo.layers.module import Module
 from octavo.quantization.base import StoredWeight
 from octavo.runtime.native_sampling import LogprobArray
@@ -180,6 +181,31 @@ class HeadProgram:
             block_size=self._block_size,
         )
         return sequences, int(lengths.max()), (starts, lengths, tables)
+
+
+class Projection:
+    """A linear alone, of rows that are no input of a program."""
+
+    def __init__(self, linear: Linear, library: Library, pool: Pool):
+        self._library, self._pool = library, pool
+        self._weight = pack_head(linear.weight.value, library, pool)
+
+    def run(self, x: np.ndarray, out: np.ndarray) -> None:
+        """float32 [rows, in_features], contiguous, to [rows, out_features]."""
+        assert x.dtype == out.dtype == np.float32 and x.flags.c_contiguous
+        arguments = abi.LinearArgs(
+            rows=len(x),
+            k=x.shape[1],
+            ldin=x.shape[1],
+            remainder_above=ACTIVATIONS[DEFAULT].other,
+            epilogue=abi.OCT_EPI_NONE,
+            num_segments=1,
+        )
+        setattr(arguments, "in", x.ctypes.data)
+        segment = arguments.segments[0]
+        segment.weight = self._weight.as_struct()
+        segment.y, segment.ldy = out.ctypes.data, out.strides[0] // 4
+        self._library.check(self._library.lib.oct_linear(self._pool, ctypes.byref(arguments)))
 
 
 def _record(head: Head) -> tuple[list[fusion.Phase], dict[str, Value]]:

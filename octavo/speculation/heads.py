@@ -17,5 +17,13 @@ def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
             from octavo.speculation.medusa import MedusaDrafter
 
             return MedusaDrafter(config, target, folder)
+        case "recurrent":
+            from octavo.speculation.recurrent import RecurrentDrafter
+
+            return RecurrentDrafter(config, target, folder)
+        case "eagle":
+            from octavo.speculation.eagle import EagleDrafter
+
+            return EagleDrafter(config, target, folder)
         case _:
             raise AssertionError(config.method)

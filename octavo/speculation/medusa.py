@@ -131,7 +131,7 @@ class MedusaProposer(StateProposer):
     def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
         if self._tree:
             return self._trees(openings, states)
-        chains = [Chain(opening, self.min_probability) for opening in openings]
+        chains = [Chain(opening, self.min_probability, self.max_tokens) for opening in openings]
         alive = list(range(len(chains)))
         for program in self._programs[: self.max_tokens]:
             guesses = self._guess(program, states[alive], 1)

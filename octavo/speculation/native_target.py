@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, fusion
@@ -51,6 +54,18 @@ class NativeTarget:
     def depth(self) -> int:
         """Of what the last norm reads."""
         return self.config.num_layers
+
+    def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The last norm as a function of one hidden state, float32 [hidden_size]; a new one."""
+        _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
+
+        def normed(x: np.ndarray) -> np.ndarray:
+            with np.errstate(all="ignore"):  # of a request that is about to end
+                scale = 1 / np.sqrt(np.dot(x, x) / np.float32(len(x)) + np.float32(norm.eps))
+                y: np.ndarray = x * scale * norm.weight
+            return y
+
+        return normed
 
     def share_norm(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the weight of the last norm."""

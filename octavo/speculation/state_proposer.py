@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,10 +14,14 @@ from octavo.runtime.hidden_states import Computed, States
 
 
 class LastStates:
-    """Follows steps, and keeps of each request one hidden state, at one depth."""
+    """Follows steps, and keeps of each request one hidden state, at one depth.
 
-    def __init__(self, depth: int):
+    ``norm``: what is made of it, of a float32 [hidden_size]; nothing without.
+    """
+
+    def __init__(self, depth: int, norm: Callable[[np.ndarray], np.ndarray] = np.copy):
         self._depth = depth
+        self._norm = norm
         self._kept: dict[str, tuple[int, np.ndarray]] = {}  # position, state
 
     def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
@@ -26,7 +30,10 @@ class LastStates:
         if ends:
             of_step = states(self._depth)
             for each in ends:
-                self._kept[each.request.request_id] = each.end - 1, of_step[each.rows[-1]].copy()
+                self._kept[each.request.request_id] = (
+                    each.end - 1,
+                    self._norm(of_step[each.rows[-1]]),
+                )
 
     def of(self, request: Request) -> np.ndarray | None:
         """float32 [hidden_size] of the last token but one, which the last one was sampled from;

@@ -1,4 +1,4 @@
-"""Hidden states of steps: every position once, in both forwards, and only what was right of drafts."""
+"""Hidden states of steps: every position once, in both forwards; of drafts what was right."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from tiny_heads import TARGET, VOCAB, true_states
 
-from tests.conftest import write_tiny_model
-
 from octavo.build import build_engine
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.batch import Draft
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
-from octavo.errors import ConfigError
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cpu import fusion, library
@@ -24,6 +21,7 @@ from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
 from octavo.runtime.rank import Rank
+from tests.conftest import write_tiny_model
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
 DEPTHS = [0, 2, 3, 4]

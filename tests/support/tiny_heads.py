@@ -17,6 +17,7 @@ from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.engine import Engine
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 
@@ -123,3 +124,51 @@ def silu(x: np.ndarray) -> np.ndarray:
 def is_likely(logits: np.ndarray, row: int, slack: float = 0.05) -> bool:
     """Whether a row has the greatest logit, but for what 8 bits lose."""
     return bool(logits[row] >= logits.max() - slack * logits.std())
+
+
+def embedding_of(path: Path) -> np.ndarray:
+    """float32 [vocab_size, hidden_size] of a tiny model."""
+    weights: np.ndarray = load_model(path).model.model.embed_tokens.weight.value.floats()
+    return weights
+
+
+def last_norm_of(path: Path) -> np.ndarray:
+    weight: np.ndarray = load_model(path).model.model.norm.weight.value
+    return weight
+
+
+def decoder_layer(
+    x: np.ndarray,
+    residual: np.ndarray,
+    tensors: dict[str, np.ndarray],
+    prefix: str,
+    num_heads: int,
+    head_dim: int,
+) -> np.ndarray:
+    """A layer as Llama has it, over a whole text: ``x`` [T, inputs] goes into the attention."""
+
+    def project(name: str, y: np.ndarray) -> np.ndarray:
+        return y @ tensors[f"{prefix}{name}.weight"].T
+
+    count = len(x)
+    q, k, v = (project(f"self_attn.{n}_proj", x).reshape(count, -1, head_dim) for n in "qkv")
+    q, k = rotated(q), rotated(k)
+    k, v = (np.repeat(y, num_heads // y.shape[1], axis=1) for y in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim)
+    scores = np.where(np.tri(count, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attended = np.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
+    y = residual + project("self_attn.o_proj", attended)
+    normed = rms(y, tensors[f"{prefix}post_attention_layernorm.weight"])
+    inner = silu(project("mlp.gate_proj", normed)) * project("mlp.up_proj", normed)
+    return y + project("mlp.down_proj", inner)
+
+
+def rotated(x: np.ndarray, theta: float = 10000.0) -> np.ndarray:
+    """Rope of [T, heads, head_dim], at the positions from 0 on."""
+    half = x.shape[-1] // 2
+    angles = np.arange(len(x))[:, None, None] * theta ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
