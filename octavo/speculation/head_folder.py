@@ -15,21 +15,66 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.errors import ConfigError, ModelFileError
+from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.fields import Fields
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import Parameter, ShapeMismatch
 from octavo.model_files import ModelFolder
+from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.safetensors import SafetensorsFile
-from octavo.quantization.base import StoredWeight
+from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import FLOAT_TYPES
 
 _FLOATS = {type.name: type for type in FLOAT_TYPES}
 _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 
 
-class HeadFolder:
+class Tensors:
+    """Tensors by name, for parameters."""
+
+    def __init__(self, path: Path):
+        self._path = path  # that errors name
+
+    def weight(self, name: str) -> Weight:
+        """ModelFileError if there is no such tensor."""
+        raise NotImplementedError
+
+    def fill(self, parameter: Parameter, name: str) -> None:
+        """Have a parameter hold the tensor ``name``."""
+        try:
+            parameter.load(self.weight(name))
+        except ShapeMismatch as error:
+            raise ModelFileError(self._path, f"{error}", field=name) from None
+
+    def matrix(self, name: str, rows: int, columns: int) -> StoredWeight:
+        """A tensor of floats of this shape."""
+        weight = self.weight(name)
+        if weight.shape != (rows, columns):
+            reason = f"the shape is {list(weight.shape)}, not {[rows, columns]}"
+            raise ModelFileError(self._path, reason, field=name)
+        if weight.is_quantized or not isinstance(weight, StoredWeight):
+            raise UnsupportedModelError(
+                f"{self._path} ({name}): is quantized ({weight.format}), and only a matrix of "
+                "floats can be cut in two here"
+            )
+        return weight
+
+
+class CheckpointTensors(Tensors):
+    """Those of a whole model."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint.path)
+        self._checkpoint = checkpoint
+
+    def weight(self, name: str) -> Weight:
+        if name not in self._checkpoint.tensors:
+            raise ModelFileError(self._path, "the tensor is missing", field=name)
+        return self._checkpoint.read(name)
+
+
+class HeadFolder(Tensors):
     """An open folder. ModelFileError if there is no config, or no sound file of tensors."""
 
     def __init__(self, path: Path):
@@ -45,6 +90,7 @@ class HeadFolder:
                 path, "the folder has no model.safetensors; heads in other files are not read"
             )
         self._file = SafetensorsFile(weights)
+        super().__init__(weights)
         self._used: set[str] = set()
 
     @property
@@ -87,30 +133,14 @@ class HeadFolder:
         left = sorted(set(self.tensors) - self._used - set(ignored))
         if left:
             raise ModelFileError(
-                self._file.path, f"tensors that no such head has: {', '.join(left[:5])}"
+                self._path, f"tensors that no such head has: {', '.join(left[:5])}"
             )
-
-    def fill(self, parameter: Parameter, name: str) -> None:
-        try:
-            parameter.load(self.weight(name))
-        except ShapeMismatch as error:
-            raise ModelFileError(self._file.path, f"{error}", field=name) from None
-
-    def matrix(self, name: str, rows: int, columns: int) -> StoredWeight:
-        """A tensor of floats of this shape."""
-        weight = self.weight(name)
-        if weight.shape != (rows, columns):
-            reason = f"the shape is {list(weight.shape)}, not {[rows, columns]}"
-            raise ModelFileError(self._file.path, reason, field=name)
-        return weight
 
     def weight(self, name: str) -> StoredWeight:
         """A tensor of floats."""
         dtype, shape = self._take(name)
         if dtype not in _FLOATS:
-            raise ModelFileError(
-                self._file.path, f"{dtype} is none of {', '.join(_FLOATS)}", field=name
-            )
+            raise ModelFileError(self._path, f"{dtype} is none of {', '.join(_FLOATS)}", field=name)
         return StoredWeight(_FLOATS[dtype], self._file.data(name), shape)
 
     def integers(self, name: str) -> np.ndarray:
@@ -118,7 +148,7 @@ class HeadFolder:
         dtype, shape = self._take(name)
         if dtype not in _INTEGERS or len(shape) != 1:
             raise ModelFileError(
-                self._file.path, f"{dtype} {list(shape)} is no list of whole numbers", field=name
+                self._path, f"{dtype} {list(shape)} is no list of whole numbers", field=name
             )
         return np.frombuffer(self._file.data(name).tobytes(), _INTEGERS[dtype]).astype(np.int64)
 
@@ -132,16 +162,16 @@ class HeadFolder:
             ids = ids + np.arange(len(ids))
         if len(ids) != count or len(np.unique(ids)) != count:
             raise ModelFileError(
-                self._file.path, f"has {len(ids)} tokens for {count} rows, or one twice", field=name
+                self._path, f"has {len(ids)} tokens for {count} rows, or one twice", field=name
             )
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ModelFileError(
-                self._file.path, f"a token is outside of a vocabulary of {vocab_size}", field=name
+                self._path, f"a token is outside of a vocabulary of {vocab_size}", field=name
             )
         return ids
 
     def _take(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name not in self._file.tensors:
-            raise ModelFileError(self._file.path, "the tensor is missing", field=name)
+            raise ModelFileError(self._path, "the tensor is missing", field=name)
         self._used.add(name)
         return self._file.tensors[name]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from octavo.kernels.dispatch import CANDIDATES, create_ops
 from octavo.kernels.recorder import Tape, Value
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module
-from octavo.quantization.base import StoredWeight
+from octavo.quantization.base import Weight
 from octavo.runtime.native_sampling import LogprobArray
 from octavo.runtime.op_program import RecordingContext
 from octavo.speculation.native_target import NativeTarget, SharedMatrix
@@ -190,9 +190,10 @@ class Projection:
         self._library, self._pool = library, pool
         self._weight = pack_head(linear.weight.value, library, pool)
 
-    def run(self, x: np.ndarray, out: np.ndarray) -> None:
+    def run(self, x: np.ndarray) -> np.ndarray:
         """float32 [rows, in_features], contiguous, to [rows, out_features]."""
-        assert x.dtype == out.dtype == np.float32 and x.flags.c_contiguous
+        assert x.dtype == np.float32 and x.flags.c_contiguous
+        out = np.empty((len(x), self._weight.shape[0]), dtype=np.float32)
         arguments = abi.LinearArgs(
             rows=len(x),
             k=x.shape[1],
@@ -204,8 +205,9 @@ class Projection:
         setattr(arguments, "in", x.ctypes.data)
         segment = arguments.segments[0]
         segment.weight = self._weight.as_struct()
-        segment.y, segment.ldy = out.ctypes.data, out.strides[0] // 4
+        segment.y, segment.ldy = out.ctypes.data, out.shape[1]
         self._library.check(self._library.lib.oct_linear(self._pool, ctypes.byref(arguments)))
+        return out
 
 
 def _record(head: Head) -> tuple[list[fusion.Phase], dict[str, Value]]:
@@ -233,14 +235,18 @@ class _Packed:
         if isinstance(matrix, SharedMatrix):
             return matrix.struct
         if id(matrix) not in self._made:
-            assert isinstance(matrix, StoredWeight), matrix
-            self._made[id(matrix)] = matrix, pack_head(matrix, self._library, self._pool)
+            self._made[id(matrix)] = (
+                matrix,
+                pack_head(cast(Weight, matrix), self._library, self._pool),
+            )
         return self._made[id(matrix)][1].as_struct()
 
 
-def pack_head(weight: StoredWeight, library: Library, pool: Pool) -> PackedWeight:
-    """A matrix of floats in 8 bits, a scale for each 32 inputs; as it is where inputs are no
-    multiple of that, or a number is none."""
+def pack_head(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
+    """A matrix of floats in 8 bits, a scale for each 32 inputs; as it is where it is quantized,
+    where inputs are no multiple of that, or a number is none."""
+    if weight.is_quantized:
+        return pack(weight, library, pool)
     n, k = weight.shape
     values = weight.floats()
     if k % _GROUP or not np.isfinite(values).all():

@@ -10,7 +10,11 @@ from octavo.speculation.head_folder import HeadFolder
 
 def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
     """The drafter of ``config.method``. Errors as of ``open_drafter``."""
-    assert config.model is not None
+    if config.method == "mtp":
+        from octavo.speculation.mtp import MTPDrafter
+
+        return MTPDrafter(config, target)
+    assert config.model is not None  # as of all methods whose heads are in a folder
     folder = HeadFolder(hub.resolve(config.model))
     match config.method:
         case "medusa":
@@ -25,5 +29,4 @@ def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
             from octavo.speculation.eagle import EagleDrafter
 
             return EagleDrafter(config, target, folder)
-        case _:
-            raise AssertionError(config.method)
+    raise AssertionError(config.method)

@@ -32,8 +32,8 @@ from octavo.speculation.native_target import NativeTarget
 FEATURE = "feature"  # the name of the one input of such a head
 _KV_DTYPE = "bfloat16"
 
-# Float32 [rows, width] to the features of rows, into the second.
-MakeFeatures = Callable[[np.ndarray, np.ndarray], None]
+# Float32 [rows, ...] to the features of those rows, float32 [rows, width].
+MakeFeatures = Callable[[np.ndarray], np.ndarray]
 
 
 def kv_bytes_per_token(layer: ModelConfig) -> int:
@@ -77,9 +77,9 @@ class LayerProposer:
     Args:
         head: with one input, ``feature``.
         depths: of the hidden states that features are made of, side by side.
-        make_features: from those of some rows, float32 [rows, len(depths) * hidden_size], to the
-            input of the program, float32 [rows, width].
+        make_features: of those, float32 [rows, len(depths) * hidden_size].
         token_ids: int64, of the target, by the row of the head.
+        go_on: what is made of the head's own hidden states to stand for features; nothing without.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class LayerProposer:
         token_ids: np.ndarray,
         max_tokens: int,
         min_probability: float,
+        go_on: MakeFeatures | None = None,
     ):
         self.max_tokens = max_tokens
         self.min_probability = min_probability
@@ -103,6 +104,7 @@ class LayerProposer:
         )
         self._depths = depths
         self._make_features = make_features
+        self._go_on_from = go_on or (lambda hidden: hidden)
         self._token_ids = token_ids
         self._guessed: dict[str, _Guessed] = {}
 
@@ -119,7 +121,7 @@ class LayerProposer:
     def _run_over(self, computed: Sequence[Computed], states: States) -> None:
         rows = [row for each in computed for row in each.rows]
         features = np.concatenate([states(depth)[rows] for depth in self._depths], axis=1)
-        self._make_features(features, self._program.input(FEATURE)[: len(rows)])
+        self._program.input(FEATURE)[: len(rows)] = self._make_features(features)
         ends = np.cumsum([len(each.rows) for each in computed]) - 1
         asking = [
             (each, end) for each, end in zip(computed, ends.tolist(), strict=True) if each.samples
@@ -167,7 +169,7 @@ class LayerProposer:
         """Extend chains by what the head makes of its own hidden states."""
         while alive:
             count = len(alive)
-            self._program.input(FEATURE)[:count] = states
+            self._program.input(FEATURE)[:count] = self._go_on_from(states)
             found = self._program.run(
                 count,
                 range(count),

@@ -30,6 +30,18 @@ class SharedMatrix:
     struct: abi.Weight
 
 
+def normalized(weight: np.ndarray, eps: float) -> Callable[[np.ndarray], np.ndarray]:
+    """An rmsnorm as a function of float32 [..., width]."""
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):  # numbers that are none give others that are none
+            scale = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
+            y: np.ndarray = x * scale * weight
+        return y
+
+    return norm
+
+
 class NativeTarget:
     """A model that the native kernels run, loaded and not started.
 
@@ -56,16 +68,9 @@ class NativeTarget:
         return self.config.num_layers
 
     def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The last norm as a function of one hidden state, float32 [hidden_size]; a new one."""
+        """The last norm as a function of hidden states, float32 [..., hidden_size]."""
         _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
-
-        def normed(x: np.ndarray) -> np.ndarray:
-            with np.errstate(all="ignore"):  # of a request that is about to end
-                scale = 1 / np.sqrt(np.dot(x, x) / np.float32(len(x)) + np.float32(norm.eps))
-                y: np.ndarray = x * scale * norm.weight
-            return y
-
-        return normed
+        return normalized(norm.weight, norm.eps)
 
     def share_norm(self, parameter: Parameter) -> Parameter:
         """A parameter in place of this one: the weight of the last norm."""

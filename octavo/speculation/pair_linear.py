@@ -7,7 +7,7 @@ from octavo.layers.linear import Linear
 from octavo.layers.module import Module
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import row_bytes
-from octavo.speculation.head_folder import HeadFolder
+from octavo.speculation.head_folder import Tensors
 
 
 class PairLinear(Module):
@@ -21,10 +21,10 @@ class PairLinear(Module):
         a, b = pair
         return ctx.ops.add(self.first(a, ctx), self.second(b, ctx))
 
-    def load(self, folder: HeadFolder, name: str) -> None:
+    def load(self, tensors: Tensors, name: str) -> None:
         """Take both halves from one tensor. ModelFileError if it is not of their shapes."""
         (rows, split), (_, rest) = self.first.weight.shape, self.second.weight.shape
-        weight = folder.matrix(name, rows, split + rest)
+        weight = tensors.matrix(name, rows, split + rest)
         self.first.weight.load(columns(weight, 0, split))
         self.second.weight.load(columns(weight, split, split + rest))
 

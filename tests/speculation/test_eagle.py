@@ -123,7 +123,9 @@ def test_answers_are_those_without(model, heads, plain, settings):
 
 @pytest.mark.parametrize(("before", "embedding"), [(False, False), (True, True)])
 @pytest.mark.parametrize("budget", [11, 64])
-def test_drafts_are_what_the_head_says_of_the_true_states(model, tmp_path, before, embedding, budget):
+def test_drafts_are_what_the_head_says_of_the_true_states(
+    model, tmp_path, before, embedding, budget
+):
     made = tensors(embedding=embedding)
     folder = save_head(tmp_path / "heads", CONFIG | {"norm_before_residual": before}, made)
     settings = {"kv_cache_dtype": "f32", "enable_prefix_caching": False}

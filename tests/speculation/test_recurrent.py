@@ -84,7 +84,9 @@ def reference_logits(model, known: list[int], drafted: tuple[int, ...]) -> list[
         for layer in (0, 1):
             x = rms(state, made[f"layers.{layer}.input_norm.weight"], EPS)
             x = np.concatenate([x, e]) if layer == 0 else x
-            gate, up, down = (made[f"layers.{layer}.{n}_proj.weight"] for n in ("gate", "up", "down"))
+            gate, up, down = (
+                made[f"layers.{layer}.{n}_proj.weight"] for n in ("gate", "up", "down")
+            )
             state = state + down @ (silu(gate @ x) * (up @ x))
         logits.append(made["lm_head.weight"] @ state)
     return logits

@@ -121,8 +121,8 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
-def is_likely(logits: np.ndarray, row: int, slack: float = 0.05) -> bool:
-    """Whether a row has the greatest logit, but for what 8 bits lose."""
+def is_likely(logits: np.ndarray, row: int, slack: float = 0.25) -> bool:
+    """Whether a row has the greatest logit, but for what 8 bits of weights and activations lose."""
     return bool(logits[row] >= logits.max() - slack * logits.std())
 
 
