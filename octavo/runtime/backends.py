@@ -116,17 +116,22 @@ class NativeBackend:
         prepare: Callable[[Library, Pool], NativeModel],
     ):
         self._spec, self._model_config = spec, model_config
-        self.library = library.load()
-        self.isa = self.library.isa
-        self.pool = Pool(self.library, spec.threads or library.usable_threads())
-        self.model = prepare(self.library, self.pool)
-        self.weights_bytes = self.model.weights_bytes
+        self._library = library.load()
+        self.isa = self._library.isa
+        self._pool = Pool(self._library, spec.threads or library.usable_threads())
+        self._model = prepare(self._library, self._pool)
+        self.weights_bytes = self._model.weights_bytes
+
+    @property
+    def shared(self) -> tuple[NativeModel, Library, Pool]:
+        """The model, and what runs it, for heads that go on from its hidden states."""
+        return self._model, self._library, self._pool
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
-        chunk_bytes = self.library.check(
-            self.library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
+        chunk_bytes = self._library.check(
+            self._library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
         )
         kv_cache = NativeKVCache(
             model.num_layers,
@@ -144,11 +149,11 @@ class NativeBackend:
             kv_cache.layer_addresses(),
         )
         try:
-            streams = self.model.plan.streams(depths)
+            streams = self._model.plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {model.name}: {error}") from error
-        program = self.model.create_program(
-            self.library, self.pool, layout, limits.max_num_batched_tokens, streams.values()
+        program = self._model.create_program(
+            self._library, self._pool, layout, limits.max_num_batched_tokens, streams.values()
         )
         return NativeForward(
             program,

@@ -25,7 +25,7 @@ from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import NativeKVCache
-from octavo.speculation.chains import Chain, drafts_of
+from octavo.speculation.head_chains import Chain, drafts_of
 from octavo.speculation.head_program import Guess, Head, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 

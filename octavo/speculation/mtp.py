@@ -7,8 +7,8 @@ token p + 1 (DeepSeek-V3, arXiv 2412.19437, section 2.2)::
     logits = head(norm(x))                              the target's head
 
 and is run again on its own x for the tokens after that. Embedding and head are the target's, of
-which some checkpoints have a copy. Tensors go by one of two layouts, and of several modules the first is
-used:
+which some checkpoints have a copy. Tensors go by one of two layouts; of several modules the first
+is used:
 
 - DeepSeek's: ``model.layers.{n}.{enorm,hnorm,eh_proj,shared_head.norm}``, n being the number of
   layers, and the layer's own names beside these;
@@ -37,7 +37,7 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.llama import LlamaDecoderLayer
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.chains import min_probability_of
+from octavo.speculation.head_chains import min_probability_of
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_folder import CheckpointTensors

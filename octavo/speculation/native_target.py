@@ -58,9 +58,10 @@ class NativeTarget:
             )
         self.config: ModelConfig = target.model_config
         self.block_size: int = target.spec.block_size
-        self.library: Library = backend.library
-        self.pool: Pool = backend.pool
-        self._model: NativeModel = backend.model
+        self._model: NativeModel
+        self.library: Library
+        self.pool: Pool
+        self._model, self.library, self.pool = backend.shared
 
     @property
     def depth(self) -> int:
