@@ -29,9 +29,9 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.head_chains import min_probability_of
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
+from octavo.speculation.head_chains import min_probability_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Head, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token

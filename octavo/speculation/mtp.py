@@ -37,9 +37,9 @@ from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.llama import LlamaDecoderLayer
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.head_chains import min_probability_of
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
+from octavo.speculation.head_chains import min_probability_of
 from octavo.speculation.head_folder import CheckpointTensors
 from octavo.speculation.head_program import Head
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token

@@ -26,9 +26,9 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
-from octavo.speculation.head_chains import Chain, drafts_of, min_probability_of
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
+from octavo.speculation.head_chains import Chain, drafts_of, min_probability_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Head, HeadProgram
 from octavo.speculation.native_target import NativeTarget
