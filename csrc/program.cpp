@@ -180,12 +180,20 @@ int32_t check_batch(const oct_program& program, const oct_batch& batch) {
                   batch.out_rows[r], tokens);
     }
   }
-  if (batch.head_only) return OCT_OK;
-  for (int32_t t = 0; t < tokens; t++) {
-    if (batch.token_ids[t] < 0 || batch.token_ids[t] >= program.vocab) {
+  return OCT_OK;
+}
+
+// A head may have another vocabulary than the table, but not one that rounds could not go on from.
+int32_t check_embed(const oct_embed_args& args, const oct_program& program, const oct_batch& batch) {
+  for (int32_t t = 0; t < batch.seqs.num_tokens; t++) {
+    if (batch.token_ids[t] < 0 || batch.token_ids[t] >= args.table.n) {
       return fail(OCT_ERR_ARGUMENT, "token %d of the step has the id %d, outside of a vocabulary of %d",
-                  t, batch.token_ids[t], program.vocab);
+                  t, batch.token_ids[t], args.table.n);
     }
+  }
+  if (batch.num_rounds > 1 && program.vocab > args.table.n) {
+    return fail(OCT_ERR_ARGUMENT, "rounds of a head of %d tokens, and a table of %d", program.vocab,
+                args.table.n);
   }
   return OCT_OK;
 }
@@ -233,7 +241,7 @@ int32_t check_asked(const oct_program& program, const oct_batch& batch) {
   return OCT_OK;
 }
 
-int32_t check_node(const oct_node& node, const oct_batch& batch) {
+int32_t check_node(const oct_node& node, const oct_program& program, const oct_batch& batch) {
   switch (node.op) {
     case OCT_OP_LINEAR: {
       oct_linear_args args = *static_cast<const oct_linear_args*>(node.args);
@@ -243,6 +251,7 @@ int32_t check_node(const oct_node& node, const oct_batch& batch) {
     case OCT_OP_ATTENTION:
       return check_attention(*static_cast<const oct_attention_args*>(node.args), batch.seqs);
     case OCT_OP_EMBED:
+      return check_embed(*static_cast<const oct_embed_args*>(node.args), program, batch);
     case OCT_OP_ROWS:
     case OCT_OP_CHECK:
     case OCT_OP_HEAD:
@@ -254,7 +263,7 @@ int32_t check_node(const oct_node& node, const oct_batch& batch) {
 int32_t check_step(const oct_program& program, const oct_batch& batch, int32_t begin) {
   int32_t code = check_batch(program, batch);
   for (int32_t i = begin; i < program.num_nodes && code == OCT_OK; i++) {
-    code = check_node(program.nodes[i], batch);
+    code = check_node(program.nodes[i], program, batch);
   }
   if (code == OCT_OK) code = check_rounds(program, batch);
   return code == OCT_OK ? check_asked(program, batch) : code;

@@ -23,6 +23,8 @@ from octavo.core.executor import Executor, ExecutorAround, Probe, StepHandle
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo.runtime.forward import Blocks, Forward, Logits, Observed, Rows
 
 # Says whether a fault happens this time.
@@ -170,6 +172,9 @@ class FaultyForward:
 
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return self._forward.logprobs(rows, token_ids, num_top)
+
+    def hidden_states(self, depth: int) -> np.ndarray:
+        return self._forward.hidden_states(depth)
 
     def probe(self, runner: Observed) -> Probe:
         return self._forward.probe(runner)

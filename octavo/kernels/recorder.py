@@ -30,9 +30,19 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Tape:
-    """The ops of a forward pass, in the order in which they were called."""
+    """The ops of a forward pass, in the order in which they were called.
+
+    ``inputs`` are activations that are there before the first of them: whoever runs it fills them.
+    """
 
     calls: list[Call] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+
+    def input(self, *shape: int) -> Value:
+        """Activations of this shape, for each token, that no op makes."""
+        value = Value(self, None, shape)
+        self.inputs.append(value)
+        return value
 
     def record(
         self, name: str, inputs: tuple[Value, ...], widths: tuple[int, ...], **arguments: Any
@@ -55,7 +65,7 @@ class Value:
         self, tape: Tape, producer: Call | None, shape: tuple[int, ...], source: Value | None = None
     ):
         self.tape = tape
-        self.producer = producer  # None: token ids
+        self.producer = producer  # None: token ids, or an input
         self.shape = shape
         self.source: Value = source or self  # what it is a view of
 

@@ -38,9 +38,9 @@ class Attention(Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale, self.window, self.softcap = scale, window, softcap
         self.interleaved_rope = interleaved_rope
-        self.q_proj = Linear(hidden_size, num_heads * head_dim, bias)
-        self.k_proj = Linear(hidden_size, num_kv_heads * head_dim, bias)
-        self.v_proj = Linear(hidden_size, num_kv_heads * head_dim, bias)
+        self.q_proj: Module = Linear(hidden_size, num_heads * head_dim, bias)
+        self.k_proj: Module = Linear(hidden_size, num_kv_heads * head_dim, bias)
+        self.v_proj: Module = Linear(hidden_size, num_kv_heads * head_dim, bias)
         self.o_proj = Linear(num_heads * head_dim, hidden_size, output_bias)
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:

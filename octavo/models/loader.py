@@ -106,8 +106,23 @@ def _load_parameters(
 def parameter_names(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, str | None]:
     """The parameter that each tensor of a checkpoint is for, None for no one."""
     rename = checkpoint.rename(model_class(config.architecture))
-    names = {source: rename(source) for source in checkpoint.tensors}
+    extra = _next_token_modules(checkpoint, config)
+    names = {
+        source: None if source.startswith(extra) else rename(source)
+        for source in checkpoint.tensors
+    }
     return _untangle_tied(names) if config.tie_embeddings else names
+
+
+def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
+    """How names of tensors begin that are modules for drafting (``speculation/mtp.py``), which
+    follow the layers and are no part of the model itself."""
+    found = ["mtp."] if "mtp.fc.weight" in checkpoint.tensors else []
+    index = config.num_layers
+    while (prefix := f"model.layers.{index}.") + "eh_proj.weight" in checkpoint.tensors:
+        found.append(prefix)
+        index += 1
+    return tuple(found)
 
 
 def _stream(

@@ -8,7 +8,7 @@ model leaves; then it makes the forward pass over a KV cache of its own kind.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +50,9 @@ class Backend(Protocol):
         """Its threads, if they are our own."""
         ...
 
-    def create_forward(self, limits: RankLimits) -> Forward: ...
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
+        """``depths``: of the hidden states that are to be kept. ConfigError if one cannot be."""
+        ...
 
 
 def choose_backend(
@@ -124,7 +126,12 @@ class NativeBackend:
         self._model = prepare(self._library, self.pool)
         self.weights_bytes = self._model.weights_bytes
 
-    def create_forward(self, limits: RankLimits) -> NativeForward:
+    @property
+    def shared(self) -> tuple[NativeModel, Library, Pool]:
+        """The model, and what runs it, for heads that go on from its hidden states."""
+        return self._model, self._library, self.pool
+
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
         kv_cache = NativeKVCache(
@@ -144,8 +151,12 @@ class NativeBackend:
             kv_cache.block_bytes,
             kv_cache.layer_addresses(),
         )
+        try:
+            streams = self._model.plan.streams(depths)
+        except CannotFuse as error:
+            raise ConfigError(f"hidden states of {model.name}: {error}") from error
         program = self._model.create_program(
-            self._library, self.pool, layout, limits.max_num_batched_tokens
+            self._library, self.pool, layout, limits.max_num_batched_tokens, streams.values()
         )
         return NativeForward(
             program,
@@ -153,6 +164,7 @@ class NativeBackend:
             limits.max_num_seqs,
             limits.max_model_len,
             limits.max_num_batched_tokens,
+            streams,
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.kernels.dispatch import Ops
 from octavo.layers.context import LayerCaches
+from octavo.layers.taps import with_taps
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs
@@ -64,8 +65,10 @@ class EagerForward:
         device: torch.device,
         max_num_seqs: int,
         max_model_len: int,
+        depths: Collection[int] = (),
     ):
-        self.model = model
+        self._streams: dict[int, torch.Tensor] = {}  # hidden states of the last run, by depth
+        self.model = with_taps(model, depths, self._streams.__setitem__) if depths else model
         self.kv_cache = kv_cache
         self._ops = ops
         self._device = device
@@ -107,6 +110,9 @@ class EagerForward:
     @torch.inference_mode()
     def logits(self, rows: range) -> torch.Tensor:
         return self._compute_logits(self._hidden[rows.start : rows.stop])
+
+    def hidden_states(self, depth: int) -> np.ndarray:
+        return self._streams[depth].float().cpu().numpy()
 
     @torch.inference_mode()
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:

@@ -163,4 +163,9 @@ class Forward(Protocol):
         """What those logits say of a token each, and their ``num_top`` most likely ones."""
         ...
 
+    def hidden_states(self, depth: int) -> np.ndarray:
+        """Float32 [T, hidden_size] of the last batch, after so many layers, where the forward was
+        made to keep them (``hidden_states.py``). Valid until the next run."""
+        ...
+
     def probe(self, runner: Observed) -> Probe: ...

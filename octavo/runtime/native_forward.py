@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from operator import add
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.program import Program
+from octavo.kernels.recorder import Value
 from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.native_kv_cache import NativeKVCache
@@ -39,10 +41,12 @@ class NativeForward:
         max_num_seqs: int,
         max_model_len: int,
         max_tokens: int,
+        streams: Mapping[int, Value] = MappingProxyType({}),
     ):
         self.kv_cache = kv_cache
         self.program = program
         self._limits = max_num_seqs, max_model_len, max_tokens
+        self._streams = streams  # the values that the program keeps, by their depth
         self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
@@ -228,6 +232,9 @@ class NativeForward:
         self._arguments.num_rounds = 1
         self.program.step(self._arguments, 0)
         return self._logits[:count]
+
+    def hidden_states(self, depth: int) -> np.ndarray:
+        return self.program.buffer(self._streams[depth])[: self._arguments.seqs.num_tokens]
 
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         count = len(self.logits(rows))

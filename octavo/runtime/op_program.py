@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ class _RecordedCaches:
         return LayerKV(index), LayerKV(index)
 
 
-class _RecordingContext:
+class RecordingContext:
     """A ``ForwardContext`` of no step in particular."""
 
     def __init__(self, ops: Ops, token_ids: Value):
@@ -45,7 +45,7 @@ def record(model: CausalLM, ops: Ops) -> Tape:
     """Call ``model``, from token ids to logits, with the ops of ``kernels/recorder.py``."""
     tape = Tape()
     token_ids = Value(tape, None, ())
-    context = _RecordingContext(ops, token_ids)
+    context = RecordingContext(ops, token_ids)
     model.compute_logits(model(token_ids, context), context)
     return tape
 
@@ -60,6 +60,10 @@ class StepPlan:
 
     phases: Sequence[fusion.Phase]
     name_of: Callable[[Matrix], str]
+
+    def streams(self, depths: Iterable[int]) -> dict[int, Value]:
+        """The values that are the hidden states of these depths. CannotFuse if there is none."""
+        return {depth: fusion.residual_stream(self.phases, depth)[0] for depth in depths}
 
     def matrices(self) -> Iterator[Matrix]:
         """Those of all phases, in their order; one that several phases use, as often."""
@@ -113,11 +117,16 @@ class NativeModel:
     weights_bytes: int
 
     def create_program(
-        self, library: Library, pool: Pool, kv: KVLayout, max_tokens: int
+        self,
+        library: Library,
+        pool: Pool,
+        kv: KVLayout,
+        max_tokens: int,
+        kept: Collection[Value] = (),
     ) -> Program:
-        """The program of a step, which reads this model's memory."""
+        """The program of a step, which reads this model's memory, and keeps some values."""
 
         def struct(matrix: Matrix) -> abi.Weight:
             return self.packed.struct(self.plan.name_of(matrix))
 
-        return Program(self.plan.phases, library, pool, kv, struct, max_tokens)
+        return Program(self.plan.phases, library, pool, kv, struct, max_tokens, kept)

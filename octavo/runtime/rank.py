@@ -10,7 +10,7 @@ What wires an engine is in ``build.py``, and knows nothing of what is in here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
 from octavo.runtime.forward import Forward
+from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
@@ -46,6 +47,7 @@ class Rank:
         self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self.runner: Runner | None = None
+        self._depths: set[int] = set()
 
     @classmethod
     def load(
@@ -109,13 +111,29 @@ class Rank:
         ``acceptance``: which drafted tokens are right; by default, those that are sampled.
         """
         assert self._backend is not None, "a rank is started once"
-        self.runner = Runner(self._backend.create_forward(limits), acceptance)
+        self.runner = Runner(self._backend.create_forward(limits, sorted(self._depths)), acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
 
     @property
     def forward(self) -> Forward:
         """What runs the model, once it is started."""
         return self._started.forward
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model, for those who share it: before the start."""
+        assert self._backend is not None, "a rank that has started has let go of it"
+        return self._backend
+
+    def keep_hidden_states(self, depths: Iterable[int]) -> None:
+        """Have steps keep the hidden states of these depths, for a follower (``hidden_states.py``):
+        before the start."""
+        assert self._backend is not None, "what steps keep is settled by the start"
+        self._depths.update(depths)
+
+    def follow(self, follower: StepFollower) -> None:
+        """Show every step to ``follower`` after it has been run."""
+        self._started.follower = follower
 
     @property
     def num_blocks(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
 from octavo.runtime.forward import Forward, Rows
+from octavo.runtime.hidden_states import StepFollower, computed_of
 from octavo.runtime.prompt_logits import judge_prompt
 from octavo.runtime.verification import Acceptance, Exact, Guess, Verified
 
@@ -27,6 +28,7 @@ class Runner:
         self.forward = forward
         self.acceptance: Acceptance = acceptance or Exact()
         self.logits_observer: LogitsObserver | None = None
+        self.follower: StepFollower | None = None
 
     @property
     def kernel_seconds(self) -> float:
@@ -43,14 +45,21 @@ class Runner:
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
-        self._take_tokens(batch, rows, output)
+        paths = self._take_tokens(batch, rows, output)
+        if self.follower is not None:
+            computed = computed_of(batch, rows, output, paths)
+            self.follower.follow(batch, computed, self.forward.hidden_states)
         observer = self.logits_observer
         for index, item in enumerate(batch.items):
             if observer is not None or item.request.params.prompt_logprobs is not None:
                 self._judge_prompt(item, int(rows.starts[index]), output)
         return output
 
-    def _take_tokens(self, batch: Batch, rows: Rows, output: StepOutput) -> None:
+    def _take_tokens(
+        self, batch: Batch, rows: Rows, output: StepOutput
+    ) -> dict[int, Sequence[int]]:
+        """Into ``output``. Returns what of drafts was right, by the index of their items."""
+        paths: dict[int, Sequence[int]] = {}
         sampling = ((index, item) for index, item in enumerate(batch.items) if item.samples)
         for place, (index, item) in enumerate(sampling):
             request_id = item.request.request_id
@@ -68,6 +77,7 @@ class Runner:
                 verified = self.acceptance.verify(
                     Guess(item.request, item.draft, token_ids, unsound, weighed)
                 )
+                paths[index] = verified.path
                 self._keep(item, verified.path)
                 token_ids = verified.token_ids
                 if logprobs is not None:
@@ -75,6 +85,7 @@ class Runner:
             output.token_ids[request_id] = token_ids
             if logprobs is not None:
                 output.logprobs[request_id] = [entry for entry in logprobs if entry is not None]
+        return paths
 
     def _keep(self, item: ScheduledRequest, path: Sequence[int]) -> None:
         """Have the keys and values of a path lie where its positions are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -61,7 +61,7 @@ class TorchBackend:
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
         )
 
-    def create_forward(self, limits: RankLimits) -> EagerForward:
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> EagerForward:
         model = self._model_config
         kv_cache = KVCache(
             model.num_layers,
@@ -79,4 +79,5 @@ class TorchBackend:
             self._device,
             limits.max_num_seqs,
             limits.max_model_len,
+            depths,
         )

@@ -11,7 +11,10 @@ from typing import Any
 from octavo.core.sampling_params import MAX_DRAFT_TOKENS
 from octavo.errors import ConfigError
 
-METHODS = ("auto", "ngram", "suffix", "draft_model", "early_exit", "medusa", "eagle", "mtp")
+METHODS = (
+    *("auto", "ngram", "suffix", "draft_model", "early_exit"),
+    *("medusa", "eagle", "recurrent", "mtp"),
+)
 ACCEPTANCES = ("exact", "rejection", "typical")
 # Other names of the same things.
 _METHOD_ALIASES = {"eagle3": "eagle", "draft": "draft_model", "[ngram]": "ngram", "off": None}
@@ -19,7 +22,7 @@ _FIELD_ALIASES = {
     "rejection_sample_method": "acceptance",
     "max_matching_ngram_size": "prompt_lookup_max",
 }
-_NEEDS_MODEL = ("draft_model", "medusa", "eagle")
+_NEEDS_MODEL = ("draft_model", "medusa", "eagle", "recurrent")
 
 
 @dataclass(frozen=True, slots=True)

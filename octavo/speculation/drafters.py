@@ -133,6 +133,10 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
             from octavo.speculation.early_exit import EarlyExit
 
             return EarlyExit(config, target)
+        case "medusa" | "eagle" | "mtp" | "recurrent":
+            from octavo.speculation.heads import open_heads
+
+            return open_heads(config, target)
         case _:
             raise ConfigError(f"speculative_config: method {config.method} is not there yet")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -147,6 +147,7 @@ class _Fusion:
     taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
 
     def run(self) -> list[Phase]:
+        self.made.update(self.tape.inputs)
         for call in self.tape.calls:
             for value in call.inputs:
                 self.readers[value.source].append(call)
@@ -380,18 +381,51 @@ def writes(phase: Phase) -> Iterator[Value]:
     return (value.source for value in values if value is not None)
 
 
+def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, Norm]:
+    """The activations that ``num_layers`` layers have made, and the norm that reads them next: that
+    of the layer which follows, or after all layers that of the head.
+
+    CannotFuse if no norm stands there.
+    """
+    reader = next(
+        (p for p in phases if isinstance(p, Attention) and p.layer == num_layers),
+        phases[-1],
+    )
+    if isinstance(reader, Attention):
+        made = reader.q.source
+        reader = next(p for p in phases if isinstance(p, Linear | Rows) and made in writes(p))
+    if not isinstance(reader, Linear | Head) or reader.norm is None:
+        raise CannotFuse(f"no norm reads what {num_layers} layers make")
+    if isinstance(reader, Linear) and reader.sum_out is not None:
+        return reader.sum_out.source, reader.norm
+    return reader.source.source, reader.norm
+
+
 def place(
-    phases: Sequence[Phase], allocate: Callable[[Value], int], free: Callable[[int], None]
+    phases: Sequence[Phase],
+    allocate: Callable[[Value], int],
+    free: Callable[[int], None],
+    kept: Collection[Value] = (),
 ) -> dict[Value, int]:
     """A place for every value, reused once its last reader is done.
 
     What a phase writes never lies where the same phase reads, since threads do not finish rows
-    together; but for a residual, of which a thread only reads what it is about to write.
+    together; but for a residual, of which a thread only reads what it is about to write. Values in
+    ``kept`` are there when the last phase has ended, and so are inputs, which no phase writes.
     """
     last_read = {value: i for i, phase in enumerate(phases) for value in reads(phase)}
-    places: dict[Value, int] = {}
+    inputs = dict.fromkeys(last_read)
+    for phase in phases:
+        for value in writes(phase):
+            inputs.pop(value, None)
+    places = {value: allocate(value) for value in inputs}
+    stays = {*kept, *inputs}
     for i, phase in enumerate(phases):
-        ending = [value for value in dict.fromkeys(reads(phase)) if last_read[value] == i]
+        ending = [
+            value
+            for value in dict.fromkeys(reads(phase))
+            if last_read[value] == i and value not in stays
+        ]
         overwritten = _overwritten(phase, ending)
         for value in writes(phase):
             if overwritten is not None and value is _product(phase):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,8 @@ class Program:
     """A model's step, for the kernels of one library.
 
     ``packed(weight)`` gives the struct of a weight that was packed before; it must stay valid as
-    long as the program.
+    long as the program. ``kept`` are values that :meth:`buffer` shows when a step has ended, beside
+    those of the head and of inputs, which it always does.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Program:
         kv: KVLayout,
         packed: Callable[[Matrix], abi.Weight],
         max_tokens: int,
+        kept: Collection[Value] = (),
     ):
         self.library, self.pool = library, pool
         self.phases, self.max_tokens = phases, max_tokens
         self.num_phases = len(phases)
+        self.max_tokens = max_tokens
         head = phases[-1]
         assert isinstance(head, fusion.Head)
         self.vocab_size = head.weight.shape[0]
@@ -77,7 +80,7 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
-        self._buffers = _Arena(phases, max_tokens)
+        self._buffers = _Arena(phases, max_tokens, kept)
         nodes = (abi.Node * len(phases))()
         for node, phase in zip(nodes, phases, strict=True):
             node.op, arguments = self._arguments(phase)
@@ -121,7 +124,8 @@ class Program:
                     yield node.op, segment.weight
 
     def buffer(self, value: Value) -> np.ndarray:
-        """The activations of a value, [max_tokens, width]: for tests."""
+        """The activations of a value, float32 [max_tokens, width], as the last step left them; or
+        those of an input, as the next is to find them."""
         return self._buffers.array(value)
 
     def _extend_tables(self, num_positions: int) -> None:
@@ -261,7 +265,7 @@ class _Arena:
     It counts as memory only as far as steps have used it.
     """
 
-    def __init__(self, phases: Sequence[Phase], max_tokens: int):
+    def __init__(self, phases: Sequence[Phase], max_tokens: int, kept: Collection[Value]):
         self._max_tokens = max_tokens
         offsets: list[int] = []
         free: dict[int, list[int]] = defaultdict(list)  # places by the width they were made for
@@ -278,7 +282,7 @@ class _Arena:
             size += -(-max_tokens * value.width * 4 // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
             return len(offsets) - 1
 
-        self._places = fusion.place(phases, allocate, lambda p: free[widths[p]].append(p))
+        self._places = fusion.place(phases, allocate, lambda p: free[widths[p]].append(p), kept)
         self._offsets = offsets
         self._memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
         self._base = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,171 @@
+"""EAGLE-3: one decoder layer over features of three layers of the target, chained.
+
+The feature f of position p is W [h_a, h_b, h_c], the residual stream after a, b and c layers; the
+layer reads it beside the embedding e of the token p + 1 (Li et al. 2025, arXiv 2503.01840)::
+
+    q, k, v = W_q [norm(e), norm(f)], ...        everything else is a layer as Llama has it
+    logits  = lm_head(norm(x))                   over a part of the target's vocabulary
+
+and its output x is the feature that the next token is drafted from. A folder is as published:
+``fc``, ``midlayer.*``, ``norm``, ``lm_head``, ``d2t`` (how far a token of the target is from the
+row of the head), ``t2d``, and maybe ``embed_tokens``, else the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.fields import Fields
+from octavo.layers.attention import Attention
+from octavo.layers.context import Activations, ForwardContext
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear, LMHead
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.module import Module
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import RotaryEmbedding
+from octavo.models.config import ModelConfig
+from octavo.runtime.capacity import RankLimits
+from octavo.speculation.config import SpeculativeConfig
+from octavo.speculation.drafters import Target
+from octavo.speculation.head_chains import min_probability_of
+from octavo.speculation.head_folder import HeadFolder
+from octavo.speculation.head_program import Head, Projection
+from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
+from octavo.speculation.native_target import NativeTarget
+from octavo.speculation.pair_linear import PairLinear
+
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_NUM_TOKENS = 3  # each is accepted less often than the one before
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class EagleLayer(Module):
+    def __init__(self, layer: ModelConfig, *, norm_before_residual: bool):
+        size, heads, dim = layer.hidden_size, layer.num_heads, layer.head_dim
+        self.norm_before_residual = norm_before_residual
+        self.input_layernorm = RMSNorm(size, layer.norm_eps)
+        self.hidden_norm = RMSNorm(size, layer.norm_eps)
+        self.self_attn = Attention(
+            0, size, heads, layer.num_kv_heads, dim, scale=layer.attention_scale
+        )
+        self.self_attn.q_proj = PairLinear(size, size, heads * dim)
+        self.self_attn.k_proj = PairLinear(size, size, layer.num_kv_heads * dim)
+        self.self_attn.v_proj = PairLinear(size, size, layer.num_kv_heads * dim)
+        self.post_attention_layernorm = RMSNorm(size, layer.norm_eps)
+        self.mlp = GatedMLP(size, layer.intermediate_size, layer.activation)
+
+    def forward(
+        self, e: Activations, f: Activations, cos_sin: Activations, ctx: ForwardContext
+    ) -> Activations:
+        normed = self.hidden_norm(f, ctx)
+        attended = self.self_attn((self.input_layernorm(e, ctx), normed), cos_sin, ctx)
+        x = ctx.ops.add(normed if self.norm_before_residual else f, attended)
+        return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
+
+
+class EagleHead(Head):
+    """A step of drafting, from the feature and the token after it."""
+
+    def __init__(self, layer: ModelConfig, rows: int, *, norm_before_residual: bool):
+        self.inputs = {FEATURE: layer.hidden_size}
+        self.embed_tokens = Embedding(layer.vocab_size, layer.hidden_size)
+        self.rotary_emb = RotaryEmbedding(layer.rope)
+        self.midlayer = EagleLayer(layer, norm_before_residual=norm_before_residual)
+        self.norm = RMSNorm(layer.hidden_size, layer.norm_eps)
+        self.lm_head = LMHead(layer.hidden_size, rows)
+
+    def forward(
+        self, inputs: Mapping[str, Activations], token_ids: Activations, ctx: ForwardContext
+    ) -> Activations:
+        e = self.embed_tokens(token_ids, ctx)
+        x = self.midlayer(e, inputs[FEATURE], self.rotary_emb(ctx), ctx)
+        return self.lm_head(self.norm(x, ctx), ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    head: EagleHead
+    fc: Linear
+    layer: ModelConfig
+    depths: tuple[int, ...]
+    token_ids: np.ndarray  # of the target, by the row of the head
+
+
+class EagleDrafter:
+    """The head of a folder, for one target. Errors as of ``open_drafter``."""
+
+    def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
+        folder.check(ARCHITECTURES, "eagle")
+        self._config = config
+        self._rank = target.rank
+        self._native = NativeTarget(target, "eagle")
+        self._loaded = _load(folder, self._native)
+        self._rank.keep_hidden_states(self._loaded.depths)
+        self.kv_bytes_per_token = kv_bytes_per_token(self._loaded.layer)
+
+    def start(self, limits: RankLimits) -> LayerProposer:
+        loaded, native = self._loaded, self._native
+        projection = Projection(loaded.fc, native.library, native.pool)
+        proposer = LayerProposer(
+            loaded.head,
+            loaded.layer,
+            native,
+            limits,
+            loaded.depths,
+            projection.run,
+            loaded.token_ids,
+            self._config.num_speculative_tokens or _NUM_TOKENS,
+            min_probability_of(self._config),
+        )
+        self._rank.follow(proposer)
+        return proposer
+
+
+def _load(folder: HeadFolder, native: NativeTarget) -> _Loaded:
+    fields = folder.config
+    layer = layer_config(fields)
+    folder.check_fits("hidden_size", layer.hidden_size, native.config)
+    folder.check_fits("vocab_size", layer.vocab_size, native.config)
+    rows = fields.integer("draft_vocab_size", layer.vocab_size)
+    before = fields.boolean("norm_before_residual", False)
+    head = EagleHead(layer, rows, norm_before_residual=before)
+    if "embed_tokens.weight" not in folder.tensors:
+        head.embed_tokens.weight, head.embed_tokens.scale = native.share_embedding(
+            head.embed_tokens.weight
+        )
+    for name in _PROJECTIONS:
+        pair = getattr(head.midlayer.self_attn, name)
+        pair.load(folder, f"midlayer.self_attn.{name}.weight")
+    depths = _depths(fields, native.config.num_layers)
+    fc = Linear(len(depths) * layer.hidden_size, layer.hidden_size)
+    folder.fill(fc.weight, "fc.weight")
+    token_ids = np.arange(rows)
+    if rows < layer.vocab_size or "d2t" in folder.tensors:
+        token_ids = folder.token_ids("d2t", rows, layer.vocab_size, offsets=True)
+    folder.load(head, ignored=["t2d"])  # which says no more than d2t
+    return _Loaded(head, fc, layer, depths, token_ids)
+
+
+def layer_config(fields: Fields) -> ModelConfig:
+    """The one layer of a head as that of a Llama: sizes, rope, epsilon."""
+    values = {name: fields.raw(name) for name in fields}
+    values |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    return ModelConfig.from_hf(values, path=fields.path)
+
+
+def _depths(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    """After how many layers of the target features are taken; by default those of the paper's
+    implementation. Elsewhere these are said as the layers that read them."""
+    if "eagle_aux_hidden_state_layer_ids" not in fields:
+        return 2, num_layers // 2, num_layers - 3
+    ids = fields.each(
+        "eagle_aux_hidden_state_layer_ids",
+        lambda f, name: f.integer(name, minimum=0, maximum=num_layers),
+    )
+    if not ids:
+        raise fields.error("eagle_aux_hidden_state_layer_ids", "names no layer")
+    return tuple(ids)

@@ -1,0 +1,267 @@
+"""A head as one native call: recorded and fused as a model's step is, and fed hidden states.
+
+    program = HeadProgram(module, target, max_rows)
+    program.input("hidden")[:2] = ...       of the rows to come
+    program.run(2, ...)                     the most likely tokens of rows, with their probabilities
+    program.hidden[:2]                      what the head's own norm read: for a next round
+
+Matrices of floats are packed with 8 bits, where the target has none of its own to share: a head is
+bound by memory as a model is, and what rounding changes is a guess.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from octavo.kernels.cpu import abi, fusion
+from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
+from octavo.kernels.cpu.fusion import Matrix
+from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
+from octavo.kernels.cpu.program import KVLayout, Program
+from octavo.kernels.dispatch import CANDIDATES, create_ops
+from octavo.kernels.recorder import Tape, Value
+from octavo.layers.linear import Linear
+from octavo.layers.module import Module
+from octavo.quantization.base import Weight
+from octavo.runtime.native_sampling import LogprobArray
+from octavo.runtime.op_program import RecordingContext
+from octavo.speculation.native_target import NativeTarget, SharedMatrix
+
+NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [])
+_GROUP = 32  # inputs that share a scale
+
+
+class Head(Module):
+    """A module that makes logits, as ``lm_head`` gives them, of token ids and of hidden states.
+
+    Its ``forward`` takes these by name, the token ids, and a ``ForwardContext``.
+    """
+
+    inputs: Mapping[str, int]  # the names and widths of its hidden states
+
+
+class Guess(NamedTuple):
+    """A row of a head's vocabulary, and the logarithm of the probability that the head gives it."""
+
+    row: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows of a head with attention, one run of them after the other, each of one request.
+
+    Args:
+        counts: rows of each run.
+        ends: the position after the last row of each.
+        tables: the blocks of each.
+    """
+
+    counts: list[int]
+    ends: list[int]
+    tables: list[list[int]]
+
+
+class HeadProgram:
+    """Runs one head, for up to ``max_rows`` rows at once."""
+
+    def __init__(
+        self,
+        head: Head,
+        target: NativeTarget,
+        max_rows: int,
+        kv: KVLayout = NO_KV,
+        block_size: int = 16,
+    ):
+        phases, inputs = _record(head)
+        packed = _Packed(target.library, target.pool)
+        self._program = Program(phases, target.library, target.pool, kv, packed.struct, max_rows)
+        self._target = target  # whose memory is shared
+        self._packed = packed
+        self._inputs = inputs
+        self._block_size = block_size
+        last = phases[-1]
+        assert isinstance(last, fusion.Head), last
+        self._hidden = last.source
+        self._samples = _greedy(max_rows)
+        self._logprobs = LogprobArray(max_rows, self._program.vocab_size)
+        self._logits = np.zeros(max_rows, dtype=np.uint64)  # NULL: nobody reads them
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its own weights."""
+        return self._packed.num_bytes
+
+    @property
+    def vocab_size(self) -> int:
+        return self._program.vocab_size
+
+    @property
+    def max_rows(self) -> int:
+        return self._program.max_tokens
+
+    def input(self, name: str) -> np.ndarray:
+        """float32 [max_rows, width]: whoever runs the program writes its rows before."""
+        return self._program.buffer(self._inputs[name])
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """float32 [max_rows, width]: what the last norm of the head has read."""
+        return self._program.buffer(self._hidden)
+
+    def run(
+        self,
+        num_rows: int,
+        rows: Sequence[int] | np.ndarray,
+        num_top: int = 1,
+        token_ids: Sequence[int] | np.ndarray | None = None,
+        runs: Runs | None = None,
+    ) -> list[list[Guess]]:
+        """Run over ``num_rows`` rows, and say of some the ``num_top`` first guesses, best first.
+
+        There are none of a row whose numbers are none. ``token_ids`` are those that a head embeds,
+        ``runs`` what its attention needs.
+        """
+        count = len(rows)
+        ids = np.zeros(num_rows, np.int32) if token_ids is None else np.array(token_ids, np.int32)
+        out, tokens, status = (
+            np.array(rows, np.int32),
+            np.zeros(count, np.int32),
+            np.zeros(count, np.int32),
+        )
+        finite = np.zeros(num_rows, np.uint8)
+        sequences, longest, kept = self._sequences(num_rows, runs)
+        batch = abi.Batch(
+            seqs=sequences,
+            token_ids=ids.ctypes.data,
+            num_rounds=1,
+            num_out=count,
+            out_rows=out.ctypes.data,
+            logits=self._logits.ctypes.data,
+            samples=self._samples,
+            logprobs=self._logprobs.ask([min(num_top, self.vocab_size)] * count),
+            tokens=tokens.ctypes.data,
+            status=status.ctypes.data,
+            row_finite=finite.ctypes.data,
+        )
+        self._program.step(batch, longest)
+        del kept  # arrays that the call has read
+        return [
+            self._guesses(index) if status[index] == abi.OCT_TOKEN_OK and finite[row] else []
+            for index, row in enumerate(rows)
+        ]
+
+    def _guesses(self, index: int) -> list[Guess]:
+        return [Guess(*pair) for pair in self._logprobs.entry(index, 0).top]
+
+    def _sequences(
+        self, num_rows: int, runs: Runs | None
+    ) -> tuple[abi.Sequences, int, Iterable[np.ndarray]]:
+        """With the longest of them, and the arrays that they point to."""
+        if runs is None:
+            return abi.Sequences(num_tokens=num_rows), 0, ()
+        starts = np.cumsum([0, *runs.counts], dtype=np.int32)
+        lengths = np.array(runs.ends, dtype=np.int32)
+        tables = np.zeros((len(runs.tables), max(map(len, runs.tables))), dtype=np.int32)
+        for row, table in zip(tables, runs.tables, strict=True):
+            row[: len(table)] = table
+        sequences = abi.Sequences(
+            num_seqs=len(runs.counts),
+            num_tokens=num_rows,
+            q_start=starts.ctypes.data,
+            kv_len=lengths.ctypes.data,
+            block_table=tables.ctypes.data,
+            table_stride=tables.shape[1],
+            block_size=self._block_size,
+        )
+        return sequences, int(lengths.max()), (starts, lengths, tables)
+
+
+class Projection:
+    """A linear alone, of rows that are no input of a program."""
+
+    def __init__(self, linear: Linear, library: Library, pool: Pool):
+        self._library, self._pool = library, pool
+        self._weight = pack_head(linear.weight.value, library, pool)
+
+    def run(self, x: np.ndarray) -> np.ndarray:
+        """float32 [rows, in_features], contiguous, to [rows, out_features]."""
+        assert x.dtype == np.float32 and x.flags.c_contiguous
+        out = np.empty((len(x), self._weight.shape[0]), dtype=np.float32)
+        arguments = abi.LinearArgs(
+            rows=len(x),
+            k=x.shape[1],
+            ldin=x.shape[1],
+            remainder_above=ACTIVATIONS[DEFAULT].other,
+            epilogue=abi.OCT_EPI_NONE,
+            num_segments=1,
+        )
+        setattr(arguments, "in", x.ctypes.data)
+        segment = arguments.segments[0]
+        segment.weight = self._weight.as_struct()
+        segment.y, segment.ldy = out.ctypes.data, out.shape[1]
+        self._library.check(self._library.lib.oct_linear(self._pool, ctypes.byref(arguments)))
+        return out
+
+
+def _record(head: Head) -> tuple[list[fusion.Phase], dict[str, Value]]:
+    tape = Tape()
+    token_ids = Value(tape, None, ())
+    inputs = {name: tape.input(width) for name, width in head.inputs.items()}
+    head(inputs, token_ids, RecordingContext(create_ops("cpu", candidates=CANDIDATES), token_ids))
+    phases = fusion.fuse(tape)
+    round_activations(phases, "auto")
+    return phases, inputs
+
+
+class _Packed:
+    """The matrices of a head, each packed once, when it is first asked for."""
+
+    def __init__(self, library: Library, pool: Pool):
+        self._library, self._pool = library, pool
+        self._made: dict[int, tuple[Matrix, PackedWeight]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(packed.nbytes for _, packed in self._made.values())
+
+    def struct(self, matrix: Matrix) -> abi.Weight:
+        if isinstance(matrix, SharedMatrix):
+            return matrix.struct
+        if id(matrix) not in self._made:
+            self._made[id(matrix)] = (
+                matrix,
+                pack_head(cast(Weight, matrix), self._library, self._pool),
+            )
+        return self._made[id(matrix)][1].as_struct()
+
+
+def pack_head(weight: Weight, library: Library, pool: Pool) -> PackedWeight:
+    """A matrix of floats in 8 bits, a scale for each 32 inputs; as it is where it is quantized,
+    where inputs are no multiple of that, or a number is none."""
+    if weight.is_quantized:
+        return pack(weight, library, pool)
+    n, k = weight.shape
+    values = weight.floats()
+    if k % _GROUP or not np.isfinite(values).all():
+        return pack(weight, library, pool)
+    groups = values.reshape(n, k // _GROUP, _GROUP)
+    scales = np.abs(groups).max(axis=2) / 127
+    scales = np.maximum(scales, 2.0**-24).astype(np.float16)  # the least that float16 has
+    codes = np.rint(groups / scales.astype(np.float32)[:, :, None]).clip(-127, 127)
+    spec = plain_format(abi.OCT_W8S, n, k, _GROUP, library)
+    q = (codes + 128).astype(np.uint8).reshape(n, k)
+    return pack_integers(spec, q, scales, None, library, pool)
+
+
+def _greedy(count: int) -> ctypes.Array[abi.Sample]:
+    samples = (abi.Sample * count)()
+    for sample in samples:
+        sample.repetition_penalty = sample.top_p = sample.typical_p = 1.0
+    return samples

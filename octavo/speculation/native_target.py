@@ -1,0 +1,95 @@
+"""What heads share with the model whose tokens they guess: packed matrices, a norm, the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from octavo.errors import ConfigError
+from octavo.kernels.cpu import abi, fusion
+from octavo.kernels.cpu.library import Library, Pool
+from octavo.layers.parameter import Parameter
+from octavo.runtime.backends import NativeBackend
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+    from octavo.runtime.op_program import NativeModel
+    from octavo.speculation.drafters import Target
+
+P = TypeVar("P", bound=fusion.Phase)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedMatrix:
+    """A matrix of the target's, packed already. It is no copy."""
+
+    shape: tuple[int, ...]
+    struct: abi.Weight
+
+
+def normalized(weight: np.ndarray, eps: float) -> Callable[[np.ndarray], np.ndarray]:
+    """An rmsnorm as a function of float32 [..., width]."""
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):  # numbers that are none give others that are none
+            scale = 1 / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
+            y: np.ndarray = x * scale * weight
+        return y
+
+    return norm
+
+
+class NativeTarget:
+    """A model that the native kernels run, loaded and not started.
+
+    ConfigError, naming the ``method``, if it is run by anything else: its heads have to read what
+    its layers leave, and share its matrices.
+    """
+
+    def __init__(self, target: Target, method: str):
+        backend = target.rank.backend
+        if not isinstance(backend, NativeBackend):
+            raise ConfigError(
+                f"speculative_config: method {method} needs the native CPU kernels, and "
+                f"{target.model_config.name} is run by {target.rank.kernels} ops"
+            )
+        self.config: ModelConfig = target.model_config
+        self.block_size: int = target.spec.block_size
+        self._model: NativeModel
+        self.library: Library
+        self.pool: Pool
+        self._model, self.library, self.pool = backend.shared
+
+    @property
+    def depth(self) -> int:
+        """Of what the last norm reads."""
+        return self.config.num_layers
+
+    def last_norm(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The last norm as a function of hidden states, float32 [..., hidden_size]."""
+        _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
+        return normalized(norm.weight, norm.eps)
+
+    def share_norm(self, parameter: Parameter) -> Parameter:
+        """A parameter in place of this one: the weight of the last norm."""
+        _, norm = fusion.residual_stream(self._model.plan.phases, self.depth)
+        return parameter.holding(norm.weight)
+
+    def share_embedding(self, parameter: Parameter) -> tuple[Parameter, float]:
+        """The same for the embedding, with what its rows are multiplied by."""
+        embed = self._phase(fusion.Embed)
+        return parameter.holding(self._shared(embed.weight)), embed.scale
+
+    def share_head(self, parameter: Parameter) -> Parameter:
+        """A parameter in place of this one: the matrix of the logits."""
+        return parameter.holding(self._shared(self._phase(fusion.Head).weight))
+
+    def _shared(self, matrix: fusion.Matrix) -> SharedMatrix:
+        struct = self._model.packed.struct(self._model.plan.name_of(matrix))
+        return SharedMatrix(tuple(matrix.shape), struct)
+
+    def _phase(self, kind: type[P]) -> P:
+        return next(phase for phase in self._model.plan.phases if isinstance(phase, kind))

@@ -1,0 +1,82 @@
+"""Heads without attention: all that they go on from is one hidden state of a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from octavo.core.batch import Batch, Draft
+from octavo.core.drafting import Opening
+from octavo.core.request import Request
+from octavo.runtime.hidden_states import Computed, States
+
+
+class LastStates:
+    """Follows steps, and keeps of each request one hidden state, at one depth.
+
+    ``norm``: what is made of it, of a float32 [hidden_size]; nothing without.
+    """
+
+    def __init__(self, depth: int, norm: Callable[[np.ndarray], np.ndarray] = np.copy):
+        self._depth = depth
+        self._norm = norm
+        self._kept: dict[str, tuple[int, np.ndarray]] = {}  # position, state
+
+    def follow(self, batch: Batch, computed: Sequence[Computed], states: States) -> None:
+        """As of ``StepFollower``."""
+        ends = [each for each in computed if each.samples]
+        if ends:
+            of_step = states(self._depth)
+            for each in ends:
+                self._kept[each.request.request_id] = (
+                    each.end - 1,
+                    self._norm(of_step[each.rows[-1]]),
+                )
+
+    def of(self, request: Request) -> np.ndarray | None:
+        """float32 [hidden_size] of the last token but one, which the last one was sampled from;
+        None if it was not seen."""
+        position, state = self._kept.get(request.request_id, (-1, None))
+        return state if position == len(request.token_ids) - 2 else None
+
+    def forget(self, request: Request) -> None:
+        self._kept.pop(request.request_id, None)
+
+
+class StateProposer:
+    """A ``DraftProposer`` of the states that ``LastStates`` keeps. What remains to be said is
+    :meth:`draft`."""
+
+    def __init__(self, states: LastStates, max_tokens: int, min_probability: float):
+        self.max_tokens = max_tokens
+        self.min_probability = min_probability
+        self.seconds = 0.0
+        self._states = states
+
+    def wants(self, request: Request) -> bool:
+        return True
+
+    def propose(self, openings: Sequence[Opening], batch_tokens: int) -> dict[str, Draft]:
+        begin = time.perf_counter()
+        found = [(opening, self._states.of(opening.request)) for opening in openings]
+        seen = [(opening, state) for opening, state in found if state is not None]
+        drafts: dict[str, Draft] = {}
+        if seen:
+            drafts = self.draft([o for o, _ in seen], np.stack([state for _, state in seen]))
+        self.seconds += time.perf_counter() - begin
+        return drafts
+
+    def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
+        """Drafts by request id; ``states`` are float32 [openings, hidden_size]."""
+        raise NotImplementedError
+
+    def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        pass
+
+    def observe_step(self, batch: Batch, seconds: float) -> None:
+        pass
+
+    def forget(self, request: Request) -> None:
+        self._states.forget(request)
