@@ -48,7 +48,8 @@ class SpeculativeConfig:
         disable_by_batch_size: with so many requests in a step, or more, nothing is guessed.
         use_heterogeneous_vocab: the draft model may have another vocabulary.
         synthetic_acceptance_rates: for load tests: guesses are accepted at random, at these rates,
-            by position. Answers are then meaningless.
+            by position, each given that those before it are; whatever ``acceptance`` says. ``auto``
+            then makes guesses that cost nothing. Answers are meaningless.
 
     Raises:
         ConfigError: names the field that is wrong.
