@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_attention import FORMATS, Cache, Layer, Sequence, Step, attend, attend_all, make_sequence
+from native_attention import (
+    FORMATS,
+    Cache,
+    Layer,
+    Sequence,
+    Step,
+    attend,
+    attend_all,
+    make_sequence,
+)
 
 from octavo.errors import EngineError
 from octavo.kernels.cpu import abi
