@@ -57,7 +57,7 @@ class Linear {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout, args.segments[s].weight.columns);
     }
-    num_blocks_ = args.rows <= kMaxLoneRows ? 1 : (args.rows + kMaxRows - 1) / kMaxRows;
+    num_blocks_ = args.rows <= most_lone_rows() ? 1 : (args.rows + kMaxRows - 1) / kMaxRows;
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     // A gated segment is walked together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
@@ -88,6 +88,12 @@ class Linear {
     int segment, tile, tiles;
   };
 
+  int most_lone_rows() const {
+    for (int s = 0; s < args_.num_segments; s++) {
+      if (!is_quantized(segments_[s].layout.format)) return kMaxLoneFloats;
+    }
+    return kMaxLoneRows;
+  }
   // Blocks differ by one row at most: the first ones have one more.
   int block_rows(int b) const { return args_.rows / num_blocks_ + (b < args_.rows % num_blocks_); }
   int first_row(int b) const {

@@ -26,8 +26,10 @@ namespace octavo {
 // Rows of a block. A kernel's accumulators are rows x tiles, and have to stay in registers.
 constexpr int kMaxRows = simd::kNumRegisters >= 32 ? 6 : simd::kNumRegisters >= 8 ? 4 : 2;
 constexpr int kMaxTiles = simd::kNumRegisters >= 32 ? 2 : 1;
-// Of a block that is alone, whose weights come from memory, tile by tile.
-constexpr int kMaxLoneRows = simd::kNumRegisters >= 32 ? 8 : kMaxRows;
+// Of a block that is alone, whose weights come from memory, tile by tile: of floats (and codes of
+// floats), and of integers, of which few registers take rows in parts, group by group.
+constexpr int kMaxLoneFloats = simd::kNumRegisters >= 32 ? 8 : kMaxRows;
+constexpr int kMaxLoneRows = simd::kShortSums ? 8 : kMaxLoneFloats;
 
 // The encodings of activations; those of int8 are told apart by group as well.
 struct Encoding {
@@ -100,7 +102,8 @@ struct RowVectors {
 
 // Products of one block of activations and a panel: float32 [rows][tiles][16].
 using TileKernel = void (*)(const Panel& panel, const uint8_t* block, float* out);
-// `rows` in 1..kMaxRows, of one tile in 1..kMaxLoneRows; `tiles` in 1..kMaxTiles.
+// `rows` in 1..kMaxRows, of one tile in 1..kMaxLoneRows (floats: kMaxLoneFloats); `tiles` in
+// 1..kMaxTiles.
 TileKernel int8_kernel(const Layout& layout, int rows, int tiles);
 TileKernel float_kernel(const Layout& layout, int rows, int tiles);
 TileKernel coded_kernel(const Layout& layout, int rows, int tiles);

@@ -141,7 +141,7 @@ TileKernel with_tiles(int tiles) {
   return FloatKernel<kFormat, kRows, 1>::run;
 }
 
-template <int kFormat, int kRows = kMaxLoneRows>
+template <int kFormat, int kRows = kMaxLoneFloats>
 TileKernel with_rows(int rows, int tiles) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return with_rows<kFormat, kRows - 1>(rows, tiles);

@@ -12,6 +12,9 @@
 // the sum starts at -zero * (sum of a), or at what simd::centre makes of 128. Asymmetric formats of 8
 // bits take that back, as some instruction sets can only multiply signed weights.
 //
+// Where there are few registers, more than kAtOnce rows go through a group in parts. Its weights are
+// unpacked for each, out of the L1 cache.
+//
 // Where instructions multiply matrices, rows go by twos, and all of the above happens in lanes of
 // which every other one is of the same row (simd.h). The numbers are the same.
 #include <utility>
@@ -52,8 +55,12 @@ OCT_INLINE U8 quad_of(const uint8_t* unit) {
   return value;
 }
 
+// Compilers would keep what two passes over a group both read, and have no registers for it.
+OCT_INLINE void read_anew() { asm volatile("" ::: "memory"); }
+
 // How products of a format are summed up over a unit, or a group if that is less.
-enum class Integers { kNibbles, kSmall, kCentred };  // below 16, below 128, 128 is zero
+enum class Integers { kNibbles, kSmall, kCentred };  // below 16, below 64, 128 is zero
+enum class Plane { kAll, kLow, kHigh };              // nibbles of a byte
 
 template <Integers kIntegers>
 struct Sum;
@@ -98,18 +105,35 @@ struct Int8Kernel {
   using Vectors = RowVectors<kRows, kTwo>;
   static constexpr int kVectors = Vectors::kCount;
 
+  // Bytes as two nibbles each. One row has them from memory, and not the time to take them apart.
+  static constexpr bool kPlanes = simd::kShortSums && kBits == 8 && kRows > 1;
+  static constexpr bool kTwice = simd::kShortSums && kIntegers == Integers::kSmall;
+  // Rows whose sums of a group are in registers at once.
+  static constexpr int kAtOnce = !simd::kShortSums                              ? kRows
+                                 : kPlanes || kIntegers == Integers::kNibbles ? 6
+                                                                                : 4;
+  static constexpr int kParts = (kRows + kAtOnce - 1) / kAtOnce;
+  static_assert(kParts <= 2);
+  // Where parts begin and end; they differ by one row at most, as blocks do.
+  template <int kPart>
+  static constexpr int kBegin = kPart == 0 ? 0 : (kRows + 1) / 2;
+  template <int kPart>
+  static constexpr int kEnd = kPart + 1 == kParts ? kVectors : (kRows + 1) / 2;
+
   using Acc = F32[kTiles][kVectors];
   using Dot = I32[kTiles][kVectors];
   using Scales = F32[kTiles][Vectors::kHalves];
 
   static OCT_INLINE int32_t start_at(const uint8_t* scalars, int row) {
     const int32_t sum = scalar<int32_t>(scalars, 2, row);
+    if (kPlanes) return kMin ? 0 : -128 * sum;
     if (kIntegers != Integers::kCentred) return -kTraits.zero * sum;
     return simd::centre(sum) + (kMin ? 128 * sum : 0);
   }
+  template <int kPart = 0>
   static OCT_INLINE void start(const uint8_t* scalars, Dot& dot) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = kBegin<kPart>; v < kEnd<kPart>; v++) {
       const int32_t first = start_at(scalars, Vectors::row(v));
       I32 value;
       if constexpr (kTwo) {
@@ -122,24 +146,69 @@ struct Int8Kernel {
     }
   }
 
-  // Quads of a unit of all tiles from kFirst on, as many as lie together, onto the sums so far.
-  template <int kFirst>
+  // Quads of a unit of all tiles from kFirst on, as many as lie together, onto the sums of a part
+  // of the rows so far.
+  template <int kFirst, int kPart = 0>
   static OCT_INLINE_VECTORS void products(const Panel& panel, const uint8_t* unit,
                                           const uint8_t* block, Dot& dot) {
     if constexpr (kTwo) {
       pairs<kFirst>(panel, unit, block, dot, std::make_integer_sequence<int, kGroupQuads / 2>());
+    } else if constexpr (kTwice) {
+      twos<kFirst, kPart>(panel, unit, block, dot,
+                          std::make_integer_sequence<int, kGroupQuads / 2>());
+    } else if constexpr (kPlanes) {
+      sums<kFirst, kPart, Plane::kLow>(panel, unit, block, dot);
+      read_anew();
+      sums<kFirst, kPart, Plane::kHigh>(panel, unit, block, dot);
     } else {
-      Sum<kIntegers> part[kTiles][kRows];
+      sums<kFirst, kPart, Plane::kAll>(panel, unit, block, dot);
+    }
+  }
+  template <int kFirst, int kPart, Plane kPlane>
+  static OCT_INLINE void sums(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                              Dot& dot) {
+    Sum<kPlanes ? Integers::kNibbles : kIntegers> part[kTiles][kRows];
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) {
+    for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; r++) part[t][r].begin(dot[t][r]);
+      for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) part[t][r].begin(dot[t][r]);
+    }
+    quads<kFirst, kPart, kPlane>(panel, unit, block, part,
+                                 std::make_integer_sequence<int, kGroupQuads>());
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+#pragma GCC unroll 8
+      for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) {
+        if constexpr (kPlane == Plane::kHigh) {
+          dot[t][r] = simd::end_high_nibbles(dot[t][r], part[t][r].value);
+        } else {
+          dot[t][r] = part[t][r].end(dot[t][r]);
+        }
       }
-      quads<kFirst>(panel, unit, block, part, std::make_integer_sequence<int, kGroupQuads>());
+    }
+  }
+  template <int kFirst, int kPart, int... i>
+  static OCT_INLINE void twos(const Panel& panel, const uint8_t* unit, const uint8_t* block,
+                              Dot& dot, std::integer_sequence<int, i...>) {
+    (two_quads<kFirst + 2 * i, kPart>(panel, unit, block + i * 8, dot), ...);
+  }
+  // Quads j and j + 1, for a row at a time.
+  template <int j, int kPart>
+  static OCT_INLINE void two_quads(const Panel& panel, const uint8_t* unit,
+                                   const uint8_t* activations, Dot& dot) {
+    U8 v[kTiles], w[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      v[t] = weights<j>(unit + t * panel.tile_bytes);
+      w[t] = weights<j + 1>(unit + t * panel.tile_bytes);
+    }
+#pragma GCC unroll 8
+    for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) {
+      const auto* at = reinterpret_cast<const int8_t*>(activations + r * kGroupQuads * 4);
+      const I32 a = simd::set1_quad(at), b = simd::set1_quad(at + 4);
 #pragma GCC unroll 4
       for (int t = 0; t < kTiles; t++) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; r++) dot[t][r] = part[t][r].end(dot[t][r]);
+        dot[t][r] = simd::dot4_twice(dot[t][r], v[t], a, w[t], b);
       }
     }
   }
@@ -169,20 +238,23 @@ struct Int8Kernel {
       }
     }
   }
-  template <int kFirst, int... j>
+  template <int kFirst, int kPart, Plane kPlane, class Sums, int... j>
   static OCT_INLINE void quads(const Panel& panel, const uint8_t* unit, const uint8_t* block,
-                               Sum<kIntegers> (&part)[kTiles][kRows],
-                               std::integer_sequence<int, j...>) {
-    (quad<kFirst + j>(panel, unit, block + j * 4, part), ...);
+                               Sums& part, std::integer_sequence<int, j...>) {
+    (quad<kFirst + j, kPart, kPlane>(panel, unit, block + j * 4, part), ...);
   }
-  template <int j>
+  template <int j, int kPart, Plane kPlane, class Sums>
   static OCT_INLINE void quad(const Panel& panel, const uint8_t* unit, const uint8_t* activations,
-                              Sum<kIntegers> (&part)[kTiles][kRows]) {
+                              Sums& part) {
     U8 w[kTiles];
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) w[t] = weights<j>(unit + t * panel.tile_bytes);
+    for (int t = 0; t < kTiles; t++) {
+      w[t] = weights<j>(unit + t * panel.tile_bytes);
+      if constexpr (kPlane == Plane::kLow) w[t] = simd::low_nibbles(w[t]);
+      if constexpr (kPlane == Plane::kHigh) w[t] = simd::high_nibbles(w[t]);
+    }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
+    for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) {
       const I32 a = simd::set1_quad(
           reinterpret_cast<const int8_t*>(activations + r * kGroupQuads * 4));
 #pragma GCC unroll 4
@@ -213,12 +285,13 @@ struct Int8Kernel {
   }
 
   // Sums of a group, with the scales of the weights and the rows, onto the outputs so far.
+  template <int kPart = 0>
   static OCT_INLINE void finish(const Scales& d, const Scales& m, const uint8_t* scalars,
                                 const Dot& dot, Acc& acc) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v++) {
+      for (int v = kBegin<kPart>; v < kEnd<kPart>; v++) {
         const int half = Vectors::half(v);
         const F32 step = simd::mul(d[t][half], scalars_of(scalars, 0, v));
         acc[t][v] = simd::fma(simd::to_float(dot[t][v]), step, acc[t][v]);
@@ -255,19 +328,23 @@ struct Int8Kernel {
 
   // A group of a W format: its integers, from quad kFirst on, and scales in the first tile. Returns
   // what follows in the block of activations.
-  template <int kFirst = 0>
+  template <int kFirst = 0, int kPart = 0>
   static OCT_INLINE const uint8_t* group(const Panel& panel, const uint8_t* units,
                                          const uint8_t* halves, const uint8_t* block, Acc& acc) {
     const int count = kGroup != 0 ? 1 : panel.units;
     const uint8_t* scalars = block + static_cast<size_t>(count) * kChunkBytes;
     Dot dot;
-    start(scalars, dot);
+    start<kPart>(scalars, dot);
     for (int u = 0; u < count; u++) {
-      products<kFirst>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
+      products<kFirst, kPart>(panel, units + u * kUnitBytes, block + u * kChunkBytes, dot);
     }
     Scales d, m;
     scales(panel, halves, d, m);
-    finish(d, m, scalars, dot, acc);
+    finish<kPart>(d, m, scalars, dot, acc);
+    if constexpr (kPart + 1 < kParts) {
+      read_anew();
+      return group<kFirst, kPart + 1>(panel, units, halves, block, acc);
+    }
     return scalars + kScalars * 4 * kRows;
   }
   static OCT_INLINE void scales(const Panel& panel, const uint8_t* halves, Scales& d, Scales& m) {
@@ -328,17 +405,21 @@ struct Int8Kernel {
   }
 
   // A group of a K format: quads of a unit from kFirst on. `halves` and `scale` in the first tile.
-  template <int kFirst>
+  template <int kFirst, int kPart = 0>
   static OCT_INLINE const uint8_t* nested_group(const Panel& panel, const uint8_t* unit,
                                                 const uint8_t* halves, const uint8_t* scale,
                                                 const uint8_t* block, Acc& acc) {
     const uint8_t* scalars = block + kChunkBytes;
     Dot dot;
-    start(scalars, dot);
-    products<kFirst>(panel, unit, block, dot);
+    start<kPart>(scalars, dot);
+    products<kFirst, kPart>(panel, unit, block, dot);
     Scales d, m;
     nested_scales(panel, halves, scale, d, m);
-    finish(d, m, scalars, dot, acc);
+    finish<kPart>(d, m, scalars, dot, acc);
+    if constexpr (kPart + 1 < kParts) {
+      read_anew();
+      return nested_group<kFirst, kPart + 1>(panel, unit, halves, scale, block, acc);
+    }
     return scalars + kScalars * 4 * kRows;
   }
   static OCT_INLINE void nested_scales(const Panel& panel, const uint8_t* halves,
