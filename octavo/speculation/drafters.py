@@ -145,7 +145,9 @@ def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
     """Who guesses with ``config.model``, which may be heads or a model; None without one."""
     if config.model is None:
         return None
-    return open_drafter(replace(config, method="draft_model"), target)
+    from octavo.speculation.heads import method_of
+
+    return open_drafter(replace(config, method=method_of(config.model)), target)
 
 
 def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from octavo import hub
+from octavo.model_files import ModelFolder
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Drafter, Target
 from octavo.speculation.head_folder import HeadFolder
+
+
+def method_of(model: str) -> str:
+    """The method that a model argument is for: that of the heads in a folder, or ``draft_model``."""
+    from octavo.speculation import eagle, medusa, recurrent
+
+    methods = {
+        medusa.ARCHITECTURE: "medusa",
+        recurrent.ARCHITECTURE: "recurrent",
+        **dict.fromkeys(eagle.ARCHITECTURES, "eagle"),
+    }
+    path = hub.resolve(model)
+    config = ModelFolder(path).read_json("config.json") if path.is_dir() else None
+    names = (config or {}).get("architectures")
+    known = [methods[name] for name in names or () if name in methods]
+    return known[0] if known else "draft_model"
 
 
 def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
