@@ -10,7 +10,7 @@ from octavo.speculation.head_folder import HeadFolder
 
 
 def method_of(model: str) -> str:
-    """The method that a model argument is for: that of the heads in a folder, or ``draft_model``."""
+    """The method that a model argument is for: that of a folder's heads, or ``draft_model``."""
     from octavo.speculation import eagle, medusa, recurrent
 
     methods = {
@@ -21,8 +21,8 @@ def method_of(model: str) -> str:
     path = hub.resolve(model)
     config = ModelFolder(path).read_json("config.json") if path.is_dir() else None
     names = (config or {}).get("architectures")
-    known = [methods[name] for name in names or () if name in methods]
-    return known[0] if known else "draft_model"
+    first = names[0] if isinstance(names, list) and names else None
+    return methods.get(str(first), "draft_model")
 
 
 def open_heads(config: SpeculativeConfig, target: Target) -> Drafter:
