@@ -329,9 +329,11 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
                  const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
   const int dim = scoring.head_dim;
   positions += first;
-  const auto [lowest, highest] = std::minmax_element(positions, positions + R);
-  const int first_key = first_seen(scoring.window, *lowest) - tile.first_key;
-  const int last_key = *highest - tile.first_key;
+  // Positions ascend, but for those in trees; and these lie behind all tiles that tokens share.
+  const int lowest =
+      scoring.window > 0 ? *std::min_element(positions, positions + R) : positions[0];
+  const int first_key = first_seen(scoring.window, lowest) - tile.first_key;
+  const int last_key = positions[R - 1] - tile.first_key;
   const int begin = first_key > tile.begin * kChunk ? first_key / kChunk : tile.begin;
   const int end = last_key < tile.end * kChunk ? last_key / kChunk + 1 : tile.end;
   if (last_key < 0 || begin >= end) return;
