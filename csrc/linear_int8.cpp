@@ -60,7 +60,6 @@ OCT_INLINE void read_anew() { asm volatile("" ::: "memory"); }
 
 // How products of a format are summed up over a unit, or a group if that is less.
 enum class Integers { kNibbles, kSmall, kCentred };  // below 16, below 64, 128 is zero
-enum class Plane { kAll, kLow, kHigh };              // nibbles of a byte
 
 template <Integers kIntegers>
 struct Sum;
@@ -105,13 +104,11 @@ struct Int8Kernel {
   using Vectors = RowVectors<kRows, kTwo>;
   static constexpr int kVectors = Vectors::kCount;
 
-  // Bytes as two nibbles each. One row has them from memory, and not the time to take them apart.
-  static constexpr bool kPlanes = simd::kShortSums && kBits == 8 && kRows > 1;
   static constexpr bool kTwice = simd::kShortSums && kIntegers == Integers::kSmall;
   // Rows whose sums of a group are in registers at once.
-  static constexpr int kAtOnce = !simd::kShortSums                              ? kRows
-                                 : kPlanes || kIntegers == Integers::kNibbles ? 6
-                                                                                : 4;
+  static constexpr int kAtOnce = !simd::kShortSums                   ? kRows
+                                 : kIntegers == Integers::kNibbles ? 6
+                                                                     : 4;
   static constexpr int kParts = (kRows + kAtOnce - 1) / kAtOnce;
   static_assert(kParts <= 2);
   // Where parts begin and end; they differ by one row at most, as blocks do.
@@ -126,7 +123,6 @@ struct Int8Kernel {
 
   static OCT_INLINE int32_t start_at(const uint8_t* scalars, int row) {
     const int32_t sum = scalar<int32_t>(scalars, 2, row);
-    if (kPlanes) return kMin ? 0 : -128 * sum;
     if (kIntegers != Integers::kCentred) return -kTraits.zero * sum;
     return simd::centre(sum) + (kMin ? 128 * sum : 0);
   }
@@ -156,35 +152,24 @@ struct Int8Kernel {
     } else if constexpr (kTwice) {
       twos<kFirst, kPart>(panel, unit, block, dot,
                           std::make_integer_sequence<int, kGroupQuads / 2>());
-    } else if constexpr (kPlanes) {
-      sums<kFirst, kPart, Plane::kLow>(panel, unit, block, dot);
-      read_anew();
-      sums<kFirst, kPart, Plane::kHigh>(panel, unit, block, dot);
     } else {
-      sums<kFirst, kPart, Plane::kAll>(panel, unit, block, dot);
+      sums<kFirst, kPart>(panel, unit, block, dot);
     }
   }
-  template <int kFirst, int kPart, Plane kPlane>
+  template <int kFirst, int kPart>
   static OCT_INLINE void sums(const Panel& panel, const uint8_t* unit, const uint8_t* block,
                               Dot& dot) {
-    Sum<kPlanes ? Integers::kNibbles : kIntegers> part[kTiles][kRows];
+    Sum<kIntegers> part[kTiles][kRows];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
       for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) part[t][r].begin(dot[t][r]);
     }
-    quads<kFirst, kPart, kPlane>(panel, unit, block, part,
-                                 std::make_integer_sequence<int, kGroupQuads>());
+    quads<kFirst, kPart>(panel, unit, block, part, std::make_integer_sequence<int, kGroupQuads>());
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; t++) {
 #pragma GCC unroll 8
-      for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) {
-        if constexpr (kPlane == Plane::kHigh) {
-          dot[t][r] = simd::end_high_nibbles(dot[t][r], part[t][r].value);
-        } else {
-          dot[t][r] = part[t][r].end(dot[t][r]);
-        }
-      }
+      for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) dot[t][r] = part[t][r].end(dot[t][r]);
     }
   }
   template <int kFirst, int kPart, int... i>
@@ -238,21 +223,18 @@ struct Int8Kernel {
       }
     }
   }
-  template <int kFirst, int kPart, Plane kPlane, class Sums, int... j>
+  template <int kFirst, int kPart, int... j>
   static OCT_INLINE void quads(const Panel& panel, const uint8_t* unit, const uint8_t* block,
-                               Sums& part, std::integer_sequence<int, j...>) {
-    (quad<kFirst + j, kPart, kPlane>(panel, unit, block + j * 4, part), ...);
+                               Sum<kIntegers> (&part)[kTiles][kRows],
+                               std::integer_sequence<int, j...>) {
+    (quad<kFirst + j, kPart>(panel, unit, block + j * 4, part), ...);
   }
-  template <int j, int kPart, Plane kPlane, class Sums>
+  template <int j, int kPart>
   static OCT_INLINE void quad(const Panel& panel, const uint8_t* unit, const uint8_t* activations,
-                              Sums& part) {
+                              Sum<kIntegers> (&part)[kTiles][kRows]) {
     U8 w[kTiles];
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++) {
-      w[t] = weights<j>(unit + t * panel.tile_bytes);
-      if constexpr (kPlane == Plane::kLow) w[t] = simd::low_nibbles(w[t]);
-      if constexpr (kPlane == Plane::kHigh) w[t] = simd::high_nibbles(w[t]);
-    }
+    for (int t = 0; t < kTiles; t++) w[t] = weights<j>(unit + t * panel.tile_bytes);
 #pragma GCC unroll 8
     for (int r = kBegin<kPart>; r < kEnd<kPart>; r++) {
       const I32 a = simd::set1_quad(

@@ -35,19 +35,17 @@ namespace simd {
 
 // Sums of up to 8 dot4 of nibbles, where 16 bits for them are faster than 32:
 //     sum = begin_nibbles(acc);  sum = add_nibbles(sum, w, a) ...;  acc = end_nibbles(acc, sum)
-// There, bytes are multiplied as two nibbles, and integers below 64 by twos:
-//     acc = end_high_nibbles(acc, sum)      acc + 16 times the sum
-//     acc = dot4_twice(acc, v, a, w, b)     acc + v * a + w * b, v and w below 64
+// There, integers below 64 are multiplied by twos, too:
+//     acc = dot4_twice(acc, v, a, w, b)      dot4 of v and a, and of w and b
 #if defined(OCT_SHORT_NIBBLE_SUMS)
 constexpr bool kShortSums = true;
 #else
-constexpr bool kShortSums = false;  // kernels that would call the last two are not compiled
+constexpr bool kShortSums = false;
 using NibbleSum = I32;
 OCT_INLINE NibbleSum begin_nibbles(I32 acc) { return acc; }
 OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) { return dot4(sum, w, a); }
 OCT_INLINE I32 end_nibbles(I32, NibbleSum sum) { return sum; }
-I32 end_high_nibbles(I32 acc, NibbleSum sum);
-I32 dot4_twice(I32 acc, U8 v, I32 a, U8 w, I32 b);
+OCT_INLINE I32 dot4_twice(I32 acc, U8 v, I32 a, U8 w, I32 b) { return dot4(dot4(acc, v, a), w, b); }
 #endif
 
 // Products of two rows at once, where instructions multiply matrices. Sums of 16 outputs of two

@@ -327,13 +327,11 @@ OCT_INLINE NibbleSum add_nibbles(NibbleSum sum, U8 w, I32 a) {
   return {in_order(_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, a.lo))),
           in_order(_mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, a.hi)))};
 }
-OCT_INLINE I32 end_times(I32 acc, NibbleSum sum, int16_t factor) {
-  const __m256i factors = _mm256_set1_epi16(factor);
-  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(sum.lo, factors)),
-          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(sum.hi, factors))};
+OCT_INLINE I32 end_nibbles(I32 acc, NibbleSum sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(sum.lo, ones)),
+          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(sum.hi, ones))};
 }
-OCT_INLINE I32 end_nibbles(I32 acc, NibbleSum sum) { return end_times(acc, sum, 1); }
-OCT_INLINE I32 end_high_nibbles(I32 acc, NibbleSum sum) { return end_times(acc, sum, 16); }
 // 2 times 2 products of at most 63 * 127 fit 16 bits, too.
 OCT_INLINE __m256i dot4_twice_half(__m256i acc, __m256i v, __m256i a, __m256i w, __m256i b) {
   const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(v, a), _mm256_maddubs_epi16(w, b));

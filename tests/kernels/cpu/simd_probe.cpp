@@ -150,6 +150,8 @@ void apply(const Input& in) {
   auto sum = begin_nibbles(i);
   for (int step = 0; step < 8; step++) sum = add_nibbles(sum, low_nibbles(w), quad);
   put("add_nibbles", end_nibbles(i, sum));
+  const U8 upper = bits_of(shifted<2>(w), 63);
+  put("dot4_twice", dot4_twice(i, bits_of(w, 63), quad, upper, quad));
   const int sum_of_quad = in.quad[0] + in.quad[1] + in.quad[2] + in.quad[3];
   put("centred", dot4_centred(set1(centre(sum_of_quad)), w, quad));
 

@@ -286,6 +286,8 @@ class TestScalarIsWhatItSays:
             self.check(name, scalar, ((2 + row) * (5 + 2 * row + of_row)).astype(np.float32))
         total = records["i"] + 8 * ((bytes_ & 15) * quad).sum(-1)
         self.check("add_nibbles", scalar, total.astype(np.int32))
+        total = records["i"] + (((bytes_ & 63) + (bytes_ >> 2)) * quad).sum(-1)
+        self.check("dot4_twice", scalar, total.astype(np.int32))
 
     def test_the_first_lanes(self, scalar, records):
         inside = np.arange(16) < records["n"][:, None]
