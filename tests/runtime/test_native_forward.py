@@ -164,11 +164,14 @@ def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
     for index, request in enumerate(requests):
         request.block_ids = [2 * index, 2 * index + 1]
     items = [ScheduledRequest(r, 0, len(r.token_ids), 1) for r in requests]
-    found = [rank.run(Batch(0, tuple(items)))]
-    for request in requests:
-        request.token_ids += found[0].token_ids[request.request_id]
-    items = [ScheduledRequest(r, len(r.token_ids) - 1, 1, 8 + i) for i, r in enumerate(requests)]
-    found.append(rank.run(Batch(1, tuple(items))))
+    found = []
+    while items:
+        found.append(rank.run(Batch(0, tuple(items))))
+        for request in requests:
+            request.token_ids += found[-1].token_ids[request.request_id]
+        most = 9 - requests[0].num_output_tokens
+        items = [ScheduledRequest(r, len(r.token_ids) - 1, 1, most) for r in requests if most]
+    assert [len(step.token_ids["r0"]) for step in found] == [1, 1, 7]  # the second one is timed
     for request_id, (tokens, logprobs) in expected.items():
         assert sum((step.token_ids[request_id] for step in found), []) == tokens
         assert sum((step.logprobs.get(request_id, []) for step in found), []) == logprobs
