@@ -18,7 +18,7 @@ from octavo.speculation.drafters import Target
 from octavo.speculation.vocabulary import Translation, check_same_vocabulary
 
 # Where the config says nothing.
-_NUM_TOKENS = 8
+_NUM_TOKENS = 5
 _MIN_PROBABILITY = 0.5
 
 

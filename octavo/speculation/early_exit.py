@@ -29,6 +29,7 @@ _log = logging.getLogger("octavo")
 
 _NUM_CANDIDATES = 7  # exits that are tried, as far apart from each other as from the ends
 _MEASURED_TOKENS = 64
+_LEAST_TOKENS = 8
 _MEASURED_ROWS = 4  # of a step that verifies, after the first
 _REPEATS = 5
 _MAX_TOKENS = 8  # of a chain
@@ -39,7 +40,12 @@ _OPENING_TEXT = "In the morning they went down to the river, because"
 
 
 class EarlyExit:
-    """A ``Drafter``. ConfigError if ``config.exit_layer`` is not one of the model's."""
+    """A ``Drafter``.
+
+    Raises:
+        ConfigError: ``config.exit_layer`` is not one of the model's, or is not given where nothing
+            can be measured.
+    """
 
     kv_bytes_per_token = 0
 
@@ -82,6 +88,11 @@ class EarlyExit:
         num_tokens = min(
             _MEASURED_TOKENS, limits.max_model_len, limits.max_num_batched_tokens, pool_tokens
         )
+        if num_tokens < _LEAST_TOKENS:
+            raise ConfigError(
+                f"speculative_config: give exit_layer: steps and contexts of {num_tokens} tokens "
+                "are too short to measure which is best"
+            )
         prompt = self._target.tokenizer.encode(_OPENING_TEXT)[: num_tokens // 2] or [0]
         num_blocks = -(-num_tokens // self._target.spec.block_size)
         whole = Rehearsal(forward.exit_after(num_layers), num_blocks)

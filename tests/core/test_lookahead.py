@@ -157,6 +157,24 @@ def test_what_was_drafted_is_counted(make_engine, make_request, run):
     assert stats.num_drafts == 3 and stats.draft_accepted_by_position == (3, 3)
 
 
+def test_nothing_is_guessed_before_blocks_are_copied(make_engine, make_request, run):
+    """Who writes to slots while it guesses would write over what is to be copied."""
+    due: list[bool] = []
+
+    def propose(prompt, position):
+        due.append(engine.scheduler.block_manager.has_due_copies)
+        return None
+
+    engine = make_engine(propose=propose, prefix_caching=False)
+    first = make_request("a", [1, 2, 3, 4, 5, 6, 7], max_tokens=8)
+    engine.add(first)
+    engine.add(make_request("b", [1, 2, 3, 4, 5, 6, 7], max_tokens=8, fork_of=first))
+    copies = 0
+    while (step := engine.step()) is not None:
+        copies += len(step.batch.block_copies)
+    assert copies > 0 and due and not any(due)
+
+
 def test_nobody_is_preempted_for_a_guess(make_engine, make_request, run):
     propose = lambda prompt, at: Draft.chain([96] * 6)  # noqa: E731
     counts = []

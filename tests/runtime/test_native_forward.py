@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from octavo.core import lookahead
+from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
@@ -142,6 +143,38 @@ def test_a_lone_stream_decodes_in_rounds(bench, run_all, alone, monkeypatch):
         elif request.params.logprobs is not None:
             most_with_logprobs = max(most_with_logprobs, *mine)
     assert most_with_logprobs == lookahead.MAX_ROUNDS
+
+
+def test_several_requests_go_in_rounds_of_one_call(bench, run_all, monkeypatch):
+    """Each goes on from its own token, as it would in steps: the same tokens and logprobs."""
+    monkeypatch.setattr(lookahead, "ROUNDS_SECONDS", 3600.0)
+    params = [
+        SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True, logprobs=2),
+        SamplingParams(max_tokens=9, temperature=0.9, ignore_eos=True),
+        SamplingParams(max_tokens=9, temperature=0.9, top_k=9, ignore_eos=True, logprobs=0),
+    ]
+    prompts = [[5, 6, 7], [9] * 20, [3, 200]]
+
+    def make() -> list[Request]:
+        return [Request(f"r{i}", prompts[i], params[i], 0.0, seed=i) for i in range(3)]
+
+    expected, _ = run_all(bench.engine(kernels="native"), make())
+    rank = bench.engine(kernels="native").executor.rank
+    requests = make()
+    for index, request in enumerate(requests):
+        request.block_ids = [2 * index, 2 * index + 1]
+    items = [ScheduledRequest(r, 0, len(r.token_ids), 1) for r in requests]
+    found = []
+    while items:
+        found.append(rank.run(Batch(0, tuple(items))))
+        for request in requests:
+            request.token_ids += found[-1].token_ids[request.request_id]
+        most = 9 - requests[0].num_output_tokens
+        items = [ScheduledRequest(r, len(r.token_ids) - 1, 1, most) for r in requests if most]
+    assert [len(step.token_ids["r0"]) for step in found] == [1, 1, 7]  # the second one is timed
+    for request_id, (tokens, logprobs) in expected.items():
+        assert sum((step.token_ids[request_id] for step in found), []) == tokens
+        assert sum((step.logprobs.get(request_id, []) for step in found), []) == logprobs
 
 
 def test_a_round_takes_as_long_as_it_should(bench, run_all, monkeypatch):

@@ -144,6 +144,17 @@ def test_damage_costs_a_request_its_drafts_and_others_nothing(caplog):
     assert caplog.text.count("bad gets no more drafts: NaN") == 1
 
 
+def test_who_shares_blocks_with_damage_does_not_read_it():
+    bench = Bench()
+    good, bad = bench.request([1, 2, 3], "good"), bench.request([1, 2, 3], "bad")
+    bad.block_ids = good.block_ids
+    bench.drafts(good)
+    bench.double.breaks = lambda item: "NaN" if item.request.request_id == "bad" else None
+    assert bench.drafts(bad) == {}
+    good.token_ids.append(4)
+    assert bench.drafts(good) == {"good": [5, 6, 7, 8]}
+
+
 def test_a_model_that_raises_raises_nothing_here(caplog):
     bench = Bench()
 

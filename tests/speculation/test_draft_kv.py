@@ -100,6 +100,16 @@ def test_what_was_begun_and_failed_is_not_there():
     assert kv.num_computed(request) == 5
 
 
+def test_after_a_failure_all_are_looked_up_by_their_blocks():
+    kv = DraftKV(8, BLOCK)
+    one, other = a_request([*range(6)], [0, 1], "one"), a_request([*range(6)], [0, 1], "other")
+    compute(kv, one)
+    assert kv.num_computed(other) == 6
+    kv.begin(other, 2, 6)
+    kv.abandon()
+    assert kv.num_computed(one) == kv.num_computed(other) == 2
+
+
 @settings(max_examples=40)
 @given(
     num_blocks=st.integers(6, 24),

@@ -148,3 +148,13 @@ def test_answers_stay_what_they_are(tiny_model, kernels, exit_layer, caplog):
 def test_a_layer_that_is_not_there_is_refused(tiny_model):
     with pytest.raises(ConfigError, match="exit_layer 2 must be less than the 2 layers"):
         LLM(str(tiny_model), speculative_config={"method": "early_exit", "exit_layer": 2})
+
+
+def test_what_cannot_be_measured_has_to_be_said(tiny_model):
+    with pytest.raises(ConfigError, match="give exit_layer: steps and contexts of 4 tokens"):
+        LLM(
+            str(tiny_model),
+            speculative_config={"method": "early_exit"},
+            max_num_batched_tokens=4,
+            threads=1,
+        )
