@@ -26,7 +26,7 @@ from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.speculation.head_chains import Chain, drafts_of
-from octavo.speculation.head_program import Guess, Head, HeadProgram, Runs
+from octavo.speculation.head_program import Candidate, Head, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
@@ -66,7 +66,7 @@ class _Guessed:
     """What follows the last known token of a request, by the head's last run over its positions."""
 
     position: int  # of that token
-    guesses: list[Guess]
+    guesses: list[Candidate]
     hidden: np.ndarray  # float32 [hidden_size], to go on from
 
 
@@ -185,7 +185,7 @@ class LayerProposer:
             states = self._program.hidden[going]
             alive = [alive[row] for row in going]
 
-    def _extend(self, chain: Chain, guesses: Sequence[Guess]) -> bool:
+    def _extend(self, chain: Chain, guesses: Sequence[Candidate]) -> bool:
         return bool(guesses) and chain.extend(
             int(self._token_ids[guesses[0].row]), guesses[0].logprob
         )

@@ -31,7 +31,7 @@ from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
 from octavo.speculation.head_chains import Chain, drafts_of, min_probability_of
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Guess, Head, HeadProgram
+from octavo.speculation.head_program import Candidate, Head, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
@@ -162,7 +162,7 @@ class MedusaProposer(StateProposer):
         return drafts
 
     @staticmethod
-    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Guess]]:
+    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Candidate]]:
         program.input("hidden")[: len(states)] = states
         return program.run(len(states), range(len(states)), num_top)
 
