@@ -7,6 +7,9 @@
 //     merge           the splits of each tile of queries,   by ticket
 //                     if items were cut by splits
 //
+// Where a sequence ends in a tree, the tokens of an item go through the first tiles together, and
+// through those from the tree on one by one, each with chunks of its own (draft_tree.h).
+//
 // In a step of decodes, each item's worker prepares what the item needs, without the first barrier:
 // nobody else reads the new key and value.
 #include <algorithm>
@@ -14,6 +17,7 @@
 
 #include "attention_plan.h"
 #include "attention_tile.h"
+#include "draft_tree.h"
 #include "kernels.h"
 #include "kv_select.h"
 #include "kv_write.h"
@@ -123,8 +127,11 @@ class Attention {
     if (item.sees_nothing()) return worker_.ticket();
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     int following = 0;
-    for (int r = 0; r < num_rows(item); r++) positions_[r] = item.position + r / group_;
+    for (int r = 0; r < num_rows(item); r++) {
+      positions_[r] = position_of(seqs_, item.seq, item.first_token + r / group_);
+    }
     const Factor* queries = queries_of(item);
+    PathChunks<Kv> paths(args_, seqs_, item, worker_);
     Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
@@ -140,15 +147,32 @@ class Attention {
         following = worker_.ticket();
         if (!look_up_first(following, next)) tile.next = &tile;
       }
-      hide_unwritten(item, tile);
       const bool in_first_split = t / (kSplit / kTile) == first / (kSplit / kTile);
       Softmax& into = in_first_split ? total : split;
       if (!in_first_split && t % (kSplit / kTile) == 0) split.reset();
-      attend_tile<Kv>(scoring_, tile, positions_, queries, into);
+      if (t < paths.first_tile()) {
+        hide_unwritten(item, tile);
+        attend_tile<Kv>(scoring_, tile, positions_, queries, into);
+      } else {
+        attend_paths(item, paths, tile, queries, into);
+      }
       if (!in_first_split && (t == last || (t + 1) % (kSplit / kTile) == 0)) merge(total, split);
     }
     if (!plan_.cut_by_splits()) finish(item, total);
     return following;
+  }
+
+  // A tile in which each token of an item sees chunks of its own.
+  void attend_paths(const Item& item, PathChunks<Kv>& paths, KeyTile& tile, const Factor* queries,
+                    const Softmax& softmax) const {
+    paths.put_into(tile);
+    for (int i = 0; i < item.num_tokens; i++) {
+      const int row = i * group_;
+      paths.show(item.first_token + i);
+      attend_tile<Kv>(scoring_, tile, positions_ + row,
+                      queries + row * query_factors<typename Kv::Keys>(args_.head_dim),
+                      softmax.part(row, group_));
+    }
   }
 
   // ---- Put together
@@ -231,6 +255,22 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
                 length, end);
   }
   return check_blocks(args, seqs, s, end);
+}
+
+// Whether only the last rows of each sequence have parents, and these are among them or the row
+// before.
+int32_t check_trees(const oct_sequences& seqs) {
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    const int first = seqs.q_start[s], drafted = first_drafted(seqs, s);
+    for (int t = first; t < seqs.q_start[s + 1]; t++) {
+      const int parent = seqs.parents[t];
+      const int earliest = std::max(drafted - 1, first);
+      if (t < drafted ? parent == -1 : parent >= earliest && parent < t) continue;
+      return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has the rows %d to %d of the step, "
+                  "of which %d cannot follow %d", s, first, seqs.q_start[s + 1] - 1, t, parent);
+    }
+  }
+  return OCT_OK;
 }
 
 }  // namespace
@@ -317,7 +357,7 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
     return fail(OCT_ERR_ARGUMENT, "attention: the sequences have %d tokens, the step has %d",
                 seqs.q_start[seqs.num_seqs], seqs.num_tokens);
   }
-  return OCT_OK;
+  return seqs.parents ? check_trees(seqs) : OCT_OK;
 }
 
 void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker) {

@@ -30,7 +30,8 @@
 // three as they are, to the bit. So it does not matter which other queries go along, whether some
 // worker skips the tile, or whether splits are attended by different workers and merged later:
 // results do not depend on the batch, on the cutting of a prompt, on the number of threads, nor on
-// where blocks lie.
+// where blocks lie. Nor on what else was drafted: a row of a tree sees its path as if it were alone
+// (draft_tree.h).
 #pragma once
 
 #include <cstdint>
@@ -82,6 +83,26 @@ inline int first_seen(int window, int position) {
 // New tokens of a sequence.
 inline int num_new(const oct_sequences& seqs, int seq) {
   return seqs.q_start[seq + 1] - seqs.q_start[seq];
+}
+
+// The first row of a sequence's tree; the one after its last row if there is no tree.
+inline int first_drafted(const oct_sequences& seqs, int seq) {
+  int row = seqs.q_start[seq + 1];
+  if (!seqs.parents) return row;
+  while (row > seqs.q_start[seq] && seqs.parents[row - 1] >= 0) row--;
+  return row;
+}
+
+// Where a row's key and value are stored.
+inline int slot_of(const oct_sequences& seqs, int seq, int row) {
+  return seqs.kv_len[seq] - seqs.q_start[seq + 1] + row;
+}
+
+// Where a row stands: in a tree, after what it follows (draft_tree.h).
+inline int position_of(const oct_sequences& seqs, int seq, int row) {
+  int depth = 0;
+  for (; seqs.parents && seqs.parents[row] >= 0; row = seqs.parents[row]) depth++;
+  return slot_of(seqs, seq, row) + depth;
 }
 
 // The chunks of one sequence and head.

@@ -87,9 +87,18 @@ Item Plan::make_item(const Sequence& of, int tile, int head) const {
   item.head = head;
   item.num_tokens = std::min(tile_tokens_, length - first);
   item.first_token = seqs_.q_start[of.seq] + first;
-  item.position = seqs_.kv_len[of.seq] - length + first;
-  item.first_key = first_seen(args_.window, item.position);
-  item.last_key = item.position + item.num_tokens - 1;
+  item.position = position_of(seqs_, of.seq, item.first_token);
+  int lowest = item.position, highest = item.position + item.num_tokens - 1;
+  if (seqs_.parents) {
+    highest = lowest;
+    for (int row = item.first_token + 1; row < item.first_token + item.num_tokens; row++) {
+      const int position = position_of(seqs_, of.seq, row);
+      lowest = std::min(lowest, position);
+      highest = std::max(highest, position);
+    }
+  }
+  item.first_key = first_seen(args_.window, lowest);
+  item.last_key = highest;
   return item;
 }
 

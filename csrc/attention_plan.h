@@ -17,7 +17,7 @@ namespace octavo {
 struct Item {
   int seq, head;
   int first_token, num_tokens;  // rows of the step
-  int position;                 // of the first
+  int position;                 // of the first; in a tree others may have lower ones
   int first_key, last_key;      // that some query sees; in one split, if items are cut by splits
 
   bool sees_nothing() const { return first_key > last_key; }

@@ -49,6 +49,15 @@ struct Softmax {
         head_dim(dim) {}
   static int padded(int rows) { return (rows + 15) / 16 * 16; }
 
+  // That of some of the rows.
+  Softmax part(int first, int count) const {
+    Softmax part = *this;
+    part.top += first;
+    part.sum += int64_t{first} * 16;
+    part.acc += int64_t{first} * head_dim;
+    part.rows = count;
+    return part;
+  }
   void reset() {
     for (float* p = top; p < sum; p++) *p = -std::numeric_limits<float>::max();
     std::memset(sum, 0, sizeof(float) * rows * (16 + head_dim));
@@ -320,8 +329,9 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
                  const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
   const int dim = scoring.head_dim;
   positions += first;
-  const int first_key = first_seen(scoring.window, positions[0]) - tile.first_key;
-  const int last_key = positions[R - 1] - tile.first_key;
+  const auto [lowest, highest] = std::minmax_element(positions, positions + R);
+  const int first_key = first_seen(scoring.window, *lowest) - tile.first_key;
+  const int last_key = *highest - tile.first_key;
   const int begin = first_key > tile.begin * kChunk ? first_key / kChunk : tile.begin;
   const int end = last_key < tile.end * kChunk ? last_key / kChunk + 1 : tile.end;
   if (last_key < 0 || begin >= end) return;

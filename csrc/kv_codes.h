@@ -68,8 +68,23 @@ struct ByteCodes {
       value[d] = scale * Code::decode(half[(slot / 4 * dim + d) * 4 + slot % 4]);
     }
   }
+  static void copy_key(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    for (int d = 0; d < dim; d += 4) {
+      std::memmove(to + d * kChunk + to_slot * 4, half + d * kChunk + slot * 4, 4);
+    }
+    copy_scale(half, dim, slot, to, to_slot);
+  }
+  static void copy_value(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    const uint8_t* a = half + slot / 4 * 4 * dim + slot % 4;
+    uint8_t* b = to + to_slot / 4 * 4 * dim + to_slot % 4;
+    for (int d = 0; d < dim; d++) b[4 * d] = a[4 * d];
+    copy_scale(half, dim, slot, to, to_slot);
+  }
 
  private:
+  static void copy_scale(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    std::memmove(to + kChunk * dim + 4 * to_slot, half + kChunk * dim + 4 * slot, 4);
+  }
   static float scale_of(const uint8_t* half, int dim, int slot) {
     float scale;
     std::memcpy(&scale, half + kChunk * dim + 4 * slot, 4);
@@ -202,11 +217,35 @@ struct NibbleCodes {
       value[d] = decode(half, dim, slot, d, code);
     }
   }
+  static void copy_key(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    for (int at = 0; at < kChunk * dim / 2; at += 64) {
+      std::memmove(to + at + to_slot * 4, half + at + slot * 4, 4);
+    }
+    copy_scales(half, dim, slot, to, to_slot);
+  }
+  static void copy_value(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    const int from = shift_of(slot), shift = shift_of(to_slot), other = 0xf0 >> shift;
+    const uint8_t* a = half + slot / 8 * 4 * dim + slot % 4;
+    uint8_t* b = to + to_slot / 8 * 4 * dim + to_slot % 4;
+    for (int d = 0; d < dim; d++) {
+      const int code = a[4 * d] >> from & 15;
+      b[4 * d] = static_cast<uint8_t>((b[4 * d] & other) | code << shift);
+    }
+    copy_scales(half, dim, slot, to, to_slot);
+  }
 
  private:
   static int shift_of(int term) { return term % 8 / 4 * 4; }
   static OCT_INLINE uint16_t* scales_at(uint8_t* half, int dim, int group) {
     return reinterpret_cast<uint16_t*>(half + kChunk * dim / 2 + group * 64);
+  }
+  static void copy_scales(const uint8_t* half, int dim, int slot, uint8_t* to, int to_slot) {
+    for (int group = 0; group * kGroup < dim; group++) {
+      const uint16_t* a = scales_at(const_cast<uint8_t*>(half), dim, group);
+      uint16_t* b = scales_at(to, dim, group);
+      b[to_slot] = a[slot];
+      b[kChunk + to_slot] = a[kChunk + slot];
+    }
   }
   static float decode(const uint8_t* half, int dim, int slot, int d, int code) {
     const uint16_t* scales = scales_at(const_cast<uint8_t*>(half), dim, d / kGroup);

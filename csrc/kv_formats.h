@@ -13,7 +13,7 @@
 // the type that its multiplication wants. Sums are float32, one term after the other, or exact
 // integers. See attention.h for the order inside of a chunk.
 //
-// A format `Kv` has, beside `write` and `read`,
+// A format `Kv` has, beside `write`, `read` and `copy_token`,
 //
 //     Kv::Keys, Kv::Values   the two products
 //     Kv::kScaled            its vectors have scales, and any bytes stand for finite numbers
@@ -162,6 +162,13 @@ struct F32Kv : FloatKv<F32Product> {
     for (int d = 0; d < dim; d++) key[d] = k[d * kChunk];
     std::memcpy(value, k - slot + dim * kChunk + slot * dim, sizeof(float) * dim);
   }
+  // The key and value in a slot of one chunk to a slot of another one, or of the same.
+  static void copy_token(int dim, const uint8_t* from, int slot, uint8_t* to, int to_slot) {
+    const float* a = reinterpret_cast<const float*>(from);
+    float* b = reinterpret_cast<float*>(to);
+    for (int d = 0; d < dim; d++) b[d * kChunk + to_slot] = a[d * kChunk + slot];
+    std::memmove(b + (kChunk + to_slot) * dim, a + (kChunk + slot) * dim, sizeof(float) * dim);
+  }
   // A copy of a chunk's values with zeros for all tokens but the first `count`.
   static void copy_first(const uint8_t* values, int head_dim, int count, uint8_t* out) {
     const size_t bytes = sizeof(float) * count * head_dim;
@@ -204,6 +211,16 @@ struct Bf16Kv
       key[d] = simd::from_bf16(k[(d / 2 * kChunk + slot) * 2 + d % 2]);
       value[d] = simd::from_bf16(v[2 * d + slot % 2]);
     }
+  }
+  static void copy_token(int dim, const uint8_t* from, int slot, uint8_t* to, int to_slot) {
+    const uint16_t* a = reinterpret_cast<const uint16_t*>(from);
+    uint16_t* b = reinterpret_cast<uint16_t*>(to);
+    for (int d = 0; d < dim; d += 2) {
+      std::memmove(b + d * kChunk + 2 * to_slot, a + d * kChunk + 2 * slot, 4);
+    }
+    a += dim * (kChunk + slot / 2 * 2) + slot % 2;
+    b += dim * (kChunk + to_slot / 2 * 2) + to_slot % 2;
+    for (int d = 0; d < dim; d++) b[2 * d] = a[2 * d];
   }
   static void copy_first(const uint8_t* values, int head_dim, int count, uint8_t* out) {
     const size_t bytes = size_t{4} * head_dim * ((count + 1) / 2);

@@ -44,6 +44,11 @@ struct CodedKv {
     rotate_back(key, dim);
     ValueCodes::read_value(chunk + KeyCodes::bytes(dim), dim, slot, value);
   }
+  static void copy_token(int dim, const uint8_t* from, int slot, uint8_t* to, int to_slot) {
+    KeyCodes::copy_key(from, dim, slot, to, to_slot);
+    const int64_t values = KeyCodes::bytes(dim);
+    ValueCodes::copy_value(from + values, dim, slot, to + values, to_slot);
+  }
 };
 
 // The weights of a tile's chunks times the scales of the values that they are for, in `out`;

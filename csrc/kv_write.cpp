@@ -3,7 +3,7 @@
 // The work is cut into runs: the tokens of a sequence that fall into one chunk, for one key head
 // and the query heads that share it. A chunk belongs to one run, so nobody else writes to it.
 //
-//     positions   0 .. 15   16 .. 31   32 .. 47
+//     slots       0 .. 15   16 .. 31   32 .. 47
 //     new         .....|xx  xxxxxxxx   xxx|....      3 runs a head
 #include "kv_write.h"
 
@@ -89,8 +89,8 @@ void mark_if_damaged(int dim, float* key, float* value) {
 
 struct Run {
   int seq, head;
-  int token;     // the first, as a row of the step
-  int position;  // of that token
+  int token;  // the first, as a row of the step
+  int slot;   // of that token
   int count;
 };
 
@@ -118,19 +118,20 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
       fetch(k + (i + kAhead) * args.ldk, dim);
       fetch(v + (i + kAhead) * args.ldv, dim);
     }
+    const int position = position_of(seqs, run.seq, run.token + i);
     if (store) {
-      prepare_head(args, k + i * args.ldk, args.k_norm, run.position + i, keys + i * dim);
+      prepare_head(args, k + i * args.ldk, args.k_norm, position, keys + i * dim);
       std::copy_n(v + i * args.ldv, dim, values + i * dim);
       mark_if_damaged(dim, keys + i * dim, values + i * dim);
     }
     for (int g = 0; g < group; g++, queries += row) {
-      prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, run.position + i, query);
+      prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, position, query);
       Kv::store_query(query, factor, dim, queries);
     }
   }
   if (!store) return;
-  uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.position / kChunk);
-  Kv::write(args, chunk, run.position % kChunk, run.count, keys, values);
+  uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.slot / kChunk);
+  Kv::write(args, chunk, run.slot % kChunk, run.count, keys, values);
 }
 
 int num_runs(int first, int end) {
@@ -171,15 +172,15 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
   for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
     int token = seqs.q_start[s];
     const int end = seqs.kv_len[s];
-    for (int position = end - (seqs.q_start[s + 1] - token); position < end;) {
-      const int count = std::min(kChunk - position % kChunk, end - position);
+    for (int slot = end - (seqs.q_start[s + 1] - token); slot < end;) {
+      const int count = std::min(kChunk - slot % kChunk, end - slot);
       for (int head = 0; head < args.num_kv_heads; head++, index++) {
         if (index < mine.begin || index >= mine.end) continue;
-        prepare_run<Kv>(args, seqs, {s, head, token, position, count}, true,
+        prepare_run<Kv>(args, seqs, {s, head, token, slot, count}, true,
                         queries + (int64_t{head} * seqs.num_tokens + token) * token_factors);
       }
       token += count;
-      position += count;
+      slot += count;
     }
   }
 }

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 8
+#define OCT_ABI_VERSION 9
 
 #if defined(__cplusplus)
 extern "C" {
@@ -191,8 +191,13 @@ enum {
 int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error */
 
 /* The sequences of a step: sequence s has the rows q_start[s] .. q_start[s + 1] of the step's
- * tokens, the last ones of its kv_len[s] positions, and the blocks block_table[s * stride + i]. What a
- * sequence stores in this step, no other may need: it may be read before or after. */
+ * tokens, the last ones of its kv_len[s] slots, and the blocks block_table[s * stride + i]. What a
+ * sequence stores in this step, no other may need: it may be read before or after.
+ *
+ * A row stands at the position of its slot, and sees all before it. Or the last rows of a sequence are
+ * a tree of drafted tokens: then parents[t] is the row that row t follows, an earlier one of the
+ * tree, or the last one before the tree. Row t stands at the position after that, and sees itself,
+ * what it follows, what that follows, and so on; its slot is still the next in turn. */
 typedef struct oct_sequences {
   int32_t num_seqs, num_tokens;
   const int32_t* q_start;     /* [S + 1] */
@@ -200,6 +205,7 @@ typedef struct oct_sequences {
   const int32_t* block_table; /* [S, table_stride] */
   int32_t table_stride;
   int32_t block_size; /* a multiple of 16 */
+  const int32_t* parents; /* [T], -1 for rows of no tree; NULL: there is none */
 } oct_sequences;
 
 typedef struct oct_attention_args {
@@ -224,11 +230,26 @@ typedef struct oct_attention_args {
   int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
 } oct_attention_args;
 
-/* Norm and rotate q and k, store k and v at their positions, attend: in one go. */
+/* Norm and rotate q and k, store k and v in their slots, attend: in one go. */
 int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_sequences* seqs);
-/* Keys and values as float32 [kv_len, Hk, D] each, of one sequence: for tests. */
+/* Keys and values as float32 [kv_len, Hk, D] each, of one sequence, slot by slot: for tests. */
 int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
                     float* keys, float* values);
+
+/* KV of all layers: what block b has of layer l begins at kv + b * block_bytes + l * layer_bytes. */
+typedef struct oct_kv_memory {
+  int32_t kv_format, num_kv_heads, head_dim;
+  int32_t num_layers, num_blocks;
+  int32_t block_size; /* a multiple of 16 */
+  int64_t layer_bytes, block_bytes;
+  void* kv;
+} oct_kv_memory;
+
+/* Copy what a sequence of table_size blocks has in the slots sources[i], in all layers, to the slots
+ * target + i, where it is as if it had been written there. Sources ascend, and none lies before
+ * where it goes. */
+int32_t oct_kv_move(const oct_kv_memory* memory, const int32_t* block_table, int32_t table_size,
+                    const int32_t* sources, int32_t count, int32_t target);
 
 /* ---- Sampling ------------------------------------------------------------------------------ */
 

@@ -47,6 +47,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self) - 1))
+
     def first(self, count: int) -> Draft:
         """The first ``count`` tokens, which are a tree too."""
         return self if count >= len(self) else Draft(self.token_ids[:count], self.parents[:count])

@@ -17,6 +17,9 @@ for the company of longer ones does not matter.
 No slot is read that a query of the item does not see: positions beyond are replaced by the nearest
 visible one before they are looked up, and then masked. So what a stale or foreign block contains,
 NaN for instance, cannot leak.
+
+Drafted tokens that are a tree are items of their own, which see the slots of their ancestors at the
+positions of these: products and sums are those that the path alone would have, to the bit.
 """
 
 from __future__ import annotations
@@ -46,23 +49,31 @@ def plan_attention(
     max_query_len: int,
     max_seq_len: int,
     block_size: int,
+    parents: Tensor | None = None,
 ) -> AttentionPlan:
     """What :func:`paged_attention` needs to know of a step, computed once for all layers.
 
     ``block_tables`` int32 [S, longest table], ``query_start`` int32 [S + 1] and ``seq_lens`` int32
     [S]: request s has the rows query_start[s] to query_start[s + 1] of the step's tokens, which
-    are the last ones of its seq_lens[s] positions. The maxima are those of the step, as numbers.
+    are the last ones of its seq_lens[s] slots. The maxima are those of the step, as numbers.
+
+    A slot is that of a position, unless the last rows of a request are a tree of drafted tokens.
+    These have in ``parents`` int32 [T] the row that they follow, an earlier one of the tree or the
+    one before it, and stand at the next position; other rows have -1.
     """
     device = block_tables.device
-    tables, start, lengths = (t.cpu().numpy() for t in (block_tables, query_start, seq_lens))
+    tables, start, lengths = (
+        t.cpu().numpy().astype(np.int64) for t in (block_tables, query_start, seq_lens)
+    )
     return AttentionPlan(
-        tables.astype(np.int64),
-        start.astype(np.int64),
-        lengths.astype(np.int64),
+        tables,
+        start,
+        lengths,
         max_query_len,
         max_seq_len,
         block_size,
         device,
+        None if parents is None else _Trees(parents.cpu().numpy(), start, lengths),
     )
 
 
@@ -85,6 +96,36 @@ class _Group:
             yield start, min(start + step, self.num_tiles)
 
 
+class _Trees:
+    """The drafted tokens of a step that are of trees: R rows of it, in their order."""
+
+    def __init__(self, parents: np.ndarray, query_start: np.ndarray, seq_lens: np.ndarray):
+        self.rows = np.flatnonzero(parents >= 0)
+        self.request = np.searchsorted(query_start, self.rows, side="right") - 1
+        slots = self.rows - query_start[self.request + 1] + seq_lens[self.request]
+        paths: dict[int, list[int]] = {}
+        for row, slot in zip(self.rows.tolist(), slots.tolist(), strict=True):
+            paths[row] = [*paths.get(int(parents[row]), []), slot]
+        lengths = np.array([len(path) for path in paths.values()], dtype=np.int64)
+        drafted = self.num_rows(len(seq_lens))
+        self._num_known = (seq_lens - drafted)[self.request]
+        self.position = self._num_known + lengths - 1
+        # [R, longest path], where the tokens of each row's path are, itself the last.
+        self._paths = np.zeros((len(paths), lengths.max(initial=0)), dtype=np.int64)
+        for row, path in zip(self._paths, paths.values(), strict=True):
+            row[: len(path)] = path
+
+    def num_rows(self, num_requests: int) -> np.ndarray:
+        """Of each request."""
+        return np.bincount(self.request, minlength=num_requests)
+
+    def places(self, which: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where the positions [n, ...] that some rows see are in the slots of their sequences."""
+        num_known = self._num_known[which, None]
+        drafted = np.take_along_axis(self._paths[which], np.maximum(positions - num_known, 0), 1)
+        return np.where(positions < num_known, positions, drafted)
+
+
 class AttentionPlan:
     """The work items of a step. Immutable but for what it remembers between layers."""
 
@@ -97,6 +138,7 @@ class AttentionPlan:
         max_seq_len: int,
         block_size: int,
         device: torch.device,
+        trees: _Trees | None = None,
     ):
         self.max_query_len = max_query_len
         self.max_seq_len = max_seq_len
@@ -106,13 +148,21 @@ class AttentionPlan:
         self._groups: dict[tuple[int | None, int], tuple[_Group, ...]] = {}
 
         query_lens = np.diff(query_start)
-        items = -(-query_lens // QUERY_TILE)
+        known_lens = query_lens if trees is None else query_lens - trees.num_rows(len(query_lens))
+        items = -(-known_lens // QUERY_TILE)
         request = np.repeat(np.arange(len(items)), items)
         first = (np.arange(len(request)) - np.repeat(np.cumsum(items) - items, items)) * QUERY_TILE
         self._request = request
-        self._num_queries = np.minimum(query_lens[request] - first, QUERY_TILE)
+        self._num_queries = np.minimum(known_lens[request] - first, QUERY_TILE)
         self._token = query_start[request] + first
         self._position = seq_lens[request] - query_lens[request] + first  # of the first query
+        self._trees = trees
+        self._first_drafted = len(request)  # items from here on are those of trees
+        if trees is not None:
+            self._request = np.concatenate([request, trees.request])
+            self._num_queries = np.concatenate([self._num_queries, np.ones_like(trees.rows)])
+            self._token = np.concatenate([self._token, trees.rows])
+            self._position = np.concatenate([self._position, trees.position])
 
     def groups(self, window: int | None, num_kv_heads: int) -> Iterator[_Group]:
         """The work items in groups, with indices for caches of ``num_kv_heads`` heads."""
@@ -151,8 +201,9 @@ class AttentionPlan:
         num_tiles = int((last // KEY_TILE - first // KEY_TILE).max()) + 1
         key = (first // KEY_TILE * KEY_TILE)[:, None] + np.arange(num_tiles * KEY_TILE)
         seen = np.clip(key, first[:, None], last[:, None])
-        slot = self._tables[request, seen // self._block_size] * self._block_size
-        slot = (slot + seen % self._block_size).reshape(len(items), num_tiles, 1, KEY_TILE)
+        place = self._places(items, seen)
+        slot = self._tables[request, place // self._block_size] * self._block_size
+        slot = (slot + place % self._block_size).reshape(len(items), num_tiles, 1, KEY_TILE)
         cache_rows = slot * num_kv_heads + np.arange(num_kv_heads)[:, None]
 
         hidden = key[:, None, :] > query_position
@@ -169,6 +220,16 @@ class AttentionPlan:
             cache_rows=self._tensor(cache_rows.reshape(len(items), num_tiles, -1)),
             hidden=self._tensor(np.ascontiguousarray(hidden)[:, :, None, :, None, :]),
         )
+
+    def _places(self, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where positions [items, n] that items see are in the slots of their sequences."""
+        is_drafted = items >= self._first_drafted
+        if self._trees is None or not is_drafted.any():
+            return positions
+        places = positions.copy()
+        which = items[is_drafted] - self._first_drafted
+        places[is_drafted] = self._trees.places(which, positions[is_drafted])
+        return places
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

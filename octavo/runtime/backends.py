@@ -130,15 +130,14 @@ class NativeBackend:
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
-        chunk_bytes = self._library.check(
-            self._library.lib.oct_kv_chunk_bytes(kv_format, model.head_dim)
-        )
         kv_cache = NativeKVCache(
+            self._library,
             model.num_layers,
             limits.num_blocks,
             self._spec.block_size,
             model.num_kv_heads,
-            chunk_bytes,
+            model.head_dim,
+            kv_format,
         )
         layout = KVLayout(
             kv_format,

@@ -127,6 +127,7 @@ class EagerForward:
             int((inputs.query_start[1:] - inputs.query_start[:-1]).max()),
             int(inputs.seq_lens.max()),
             self.kv_cache.block_size,
+            None if inputs.parents is None else self._tensor(inputs.parents),
         )
         return EagerContext(
             positions=self._tensor(inputs.positions),

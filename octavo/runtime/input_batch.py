@@ -7,11 +7,21 @@ A step mixes prompt chunks and single tokens in one ragged batch, laid end to en
     positions    0 1 2 3 4 | 9 | 4 5 6     where each stands in its own sequence
     query_start  0           5   6     9   S + 1 offsets
     seq_lens     5          10   7         KV that exists once the step has run
+
+The KV of a request's tokens is written to slots in their order. That is the order of their
+positions, too, except in drafts that are trees::
+
+    token_ids    . . . . .                 a known token, and a draft
+    parents     -1 5 5 6 8                 the row that each of the draft follows
+    positions    9 10 10 11 12
+    slots        9 10 11 12 13             by the block table
+
+Rows of a tree are rows of the step: here, the known token is row 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +40,8 @@ class StepInputs:
     query_start: np.ndarray  # [S + 1] int32
     seq_lens: np.ndarray  # [S] int32
     block_tables: np.ndarray  # [S, longest table of the step] int32, padded with block 0
+    # [T] int32, the row that each row of a tree follows, -1 for others; None if there is no tree.
+    parents: np.ndarray | None
 
 
 class BlockTables:
@@ -77,6 +89,7 @@ class FlatBatch(NamedTuple):
     counts: list[int]
     rows: list[int]  # of the block tables
     num_blocks: int  # of the longest
+    parents: list[int]  # of all tokens if any of them is of a tree, else empty; see ``StepInputs``
 
 
 def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
@@ -89,11 +102,16 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     starts: list[int] = []
     counts: list[int] = []
     rows: list[int] = []
+    parents: list[int] = []
     num_blocks = 0
     for item in batch.items:
         request, start, count = item.request, item.start, item.num_tokens
         if item.draft is not None:
             token_ids += request.token_ids[start : item.end]
+            if not item.draft.is_chain:
+                first = len(token_ids)
+                parents += [-1] * (first - len(parents))
+                parents += [first + parent for parent in item.draft.parents]
             token_ids += item.draft.token_ids
         elif count == 1:
             token_ids.append(request.token_ids[start])
@@ -103,7 +121,9 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
         counts.append(count)
         rows.append(tables.row(request.request_id, request.block_ids))
         num_blocks = max(num_blocks, len(request.block_ids))
-    return FlatBatch(token_ids, starts, counts, rows, num_blocks)
+    if parents:
+        parents += [-1] * (len(token_ids) - len(parents))
+    return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents)
 
 
 class InputBatch:
@@ -115,7 +135,7 @@ class InputBatch:
 
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
-        token_ids, starts, counts, rows, num_blocks = flatten(batch, self._tables)
+        token_ids, starts, counts, rows, num_blocks, parents = flatten(batch, self._tables)
         size = self._block_size
         first = np.array(starts, dtype=np.int64)
         lengths = np.array(counts, dtype=np.int64)
@@ -123,17 +143,29 @@ class InputBatch:
         np.cumsum(lengths, out=query_start[1:])
         tables = self._tables.array[rows, :num_blocks]
         if len(token_ids) == len(counts):  # one token each: nothing to repeat
-            positions = first
+            places = first
             seq_of_token = np.arange(len(counts))
         else:
             seq_of_token = np.repeat(np.arange(len(counts)), lengths)
-            positions = np.arange(len(token_ids)) + (first - query_start[:-1])[seq_of_token]
-        slots = tables[seq_of_token, positions // size].astype(np.int64) * size + positions % size
+            places = np.arange(len(token_ids)) + (first - query_start[:-1])[seq_of_token]
+        slots = tables[seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
-            positions=positions,
+            positions=_positions(places, parents),
             slot_mapping=slots,
             query_start=query_start,
             seq_lens=(first + lengths).astype(np.int32),
             block_tables=tables,
+            parents=np.array(parents, dtype=np.int32) if parents else None,
         )
+
+
+def _positions(places: np.ndarray, parents: Sequence[int]) -> np.ndarray:
+    """Positions of tokens whose KV has these places in the slots of their sequence."""
+    if not parents:
+        return places
+    positions = places.copy()
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            positions[row] = positions[parent] + 1
+    return positions

@@ -54,6 +54,7 @@ class NativeForward:
         self._token_ids = _int32s(max_tokens)
         self._query_start = _int32s(max_num_seqs + 1)
         self._kv_len = _int32s(max_num_seqs)
+        self._parents = _int32s(max_tokens)
         self._out_rows = _int32s(rows)
         self._logits_at = array("Q", bytes(8 * rows))
         self._tokens = _int32s(rows)
@@ -145,7 +146,7 @@ class NativeForward:
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
         """Tokens, lengths and block tables of a batch; returns T and the longest length."""
-        token_ids, starts, counts, rows, num_blocks = flatten(batch, self._tables)
+        token_ids, starts, counts, rows, num_blocks, parents = flatten(batch, self._tables)
         kv_len = list(map(add, starts, counts))
         num_seqs, num_tokens = len(rows), len(token_ids)
         self._token_ids[:num_tokens] = array("i", token_ids)
@@ -153,6 +154,10 @@ class NativeForward:
         self._kv_len[:num_seqs] = array("i", kv_len)
         sequences = self._arguments.seqs
         sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
+        sequences.parents = None
+        if parents:
+            self._parents[:num_tokens] = array("i", parents)
+            sequences.parents = _address(self._parents)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
             sequences.block_table = self._table_address + rows[0] * self._table_stride * 4

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import KV_CHUNK
+from octavo.kernels.cpu.library import Library
 
 _LINE_BYTES = 64
 
@@ -14,22 +18,44 @@ _LINE_BYTES = 64
 class NativeKVCache:
     """Keys and values of all layers in the kernels' own order of bytes: [blocks, layers, bytes].
 
-    Of each layer a block holds, for each KV head, its tokens in chunks of 16 (``chunk_bytes``
-    each), keys and values together; ``oct_attention_args`` has the order inside. What a block has
-    of all layers lies together, so that the first token asks the system for one huge page, and
-    not for one of each layer.
+    Of each layer a block holds, for each KV head, its tokens in chunks of 16, keys and values
+    together; csrc/attention.h has the order inside. What a block has of all layers lies together,
+    so that the first token asks the system for one huge page, and not for one of each layer.
+
+    Args:
+        kv_format: OCT_KV_*.
     """
 
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, chunk_bytes: int
+        self,
+        library: Library,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        kv_format: int,
     ):
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._library = library
+        chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         self.block_bytes = num_layers * layer_bytes
         data = untouched_zeros(num_blocks * self.block_bytes)
         self._data = data.reshape(num_blocks, num_layers, layer_bytes)
+        self._memory = abi.KVMemory(
+            kv_format=kv_format,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            layer_bytes=layer_bytes,
+            block_bytes=self.block_bytes,
+            kv=data.ctypes.data,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +75,16 @@ class NativeKVCache:
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """As :meth:`octavo.runtime.forward.Blocks.move`."""
-        raise NotImplementedError("drafts are chains here")
+        table, slots = array("i", block_ids), array("i", sources)
+        code = self._library.lib.oct_kv_move(
+            ctypes.byref(self._memory),
+            table.buffer_info()[0],
+            len(table),
+            slots.buffer_info()[0],
+            len(slots),
+            target,
+        )
+        self._library.check(code)
 
 
 def untouched_zeros(num_bytes: int) -> np.ndarray:

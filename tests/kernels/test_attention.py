@@ -57,7 +57,7 @@ class Options:
         return self.scale, self.window, self.softcap, self.sinks
 
 
-def paged(sequences, block_size, options, seed=0, dtype=torch.float32):
+def paged(sequences, block_size, options, seed=0, dtype=torch.float32, parents=None):
     """The step's output for each sequence; blocks are shuffled, the rest is NaN."""
     device = sequences[0].q.device
     counts = [-(-len(s.k) // block_size) for s in sequences]
@@ -83,6 +83,7 @@ def paged(sequences, block_size, options, seed=0, dtype=torch.float32):
         max(new),
         max(len(s.k) for s in sequences),
         block_size,
+        None if parents is None else torch.tensor(parents, dtype=torch.int32, device=device),
     )
     q = torch.cat([s.q[len(s.q) - s.num_new :] for s in sequences]).to(dtype)
     out = paged_attention(q, k_cache, v_cache, plan, *options.arguments())
@@ -234,3 +235,44 @@ def test_float32_on_any_device(device):
     for options in (Options(), Options(window=30, softcap=5.0), Options(sinks=sinks)):
         for got, sequence in zip(paged(sequences, 16, options), sequences, strict=True):
             assert (got - dense(sequence, options)).abs().max() < 1e-5
+
+
+@st.composite
+def trees(draw):
+    """Sequences of known tokens and then a tree, or nothing, in the order of slots; and the parents
+    of each tree, -1 for the last known token."""
+    group, kv_heads, head_dim = draw(SHAPES)
+    sequences, drafts = [], []
+    for i, num_known in enumerate(draw(st.lists(st.integers(1, 150), min_size=1, max_size=4))):
+        count = draw(st.integers(0, 12))
+        num_new = draw(st.integers(1, min(num_known, 20))) + count
+        sequences.append(
+            Sequence.random(num_known + count, num_new, group * kv_heads, kv_heads, head_dim, i)
+        )
+        drafts.append([draw(st.integers(-1, index - 1)) for index in range(count)])
+    return sequences, drafts, draw(options_for(group * kv_heads))
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees(), st.sampled_from([1, 4, 16, 32]))
+def test_a_row_of_a_tree_sees_its_path_alone(step, block_size):
+    """To the bit."""
+    sequences, drafts, options = step
+    parents = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        parents += [-1] * (sequence.num_new - len(draft))
+        first = len(parents)
+        parents += [first + parent for parent in draft]
+    outs = paged(sequences, block_size, options, parents=parents)
+    for sequence, draft, out in zip(sequences, drafts, outs, strict=True):
+        num_known = len(sequence.k) - len(draft)
+        known = sequence.part(num_known, sequence.num_new - len(draft))
+        wanted = paged([known], block_size, options)[0]
+        assert torch.equal(out[: known.num_new], wanted)
+        paths = []
+        for index, parent in enumerate(draft):
+            paths.append([*(paths[parent] if parent >= 0 else ()), num_known + index])
+            slots = [*range(num_known), *paths[-1]]
+            alone = Sequence(sequence.q[slots], sequence.k[slots], sequence.v[slots], 1)
+            wanted = paged([alone], block_size, options)[0]
+            assert torch.equal(out[known.num_new + index], wanted[0])

@@ -10,6 +10,7 @@ import torch
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
+from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
@@ -38,6 +39,7 @@ class Bench:
         kernels: str = "reference",
         threads: int | None = 2,
         kv_cache_dtype: str = "auto",
+        proposer: DraftProposer | None = None,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -64,6 +66,7 @@ class Bench:
             scheduler_config,
             BlockManager(num_blocks, block_size, cache),
             StaticAdmission() if static else None,
+            proposer,
         )
         return Engine(scheduler, LocalExecutor(rank))
 

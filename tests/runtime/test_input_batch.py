@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.input_batch import InputBatch
@@ -33,6 +34,36 @@ def test_a_ragged_batch_is_laid_end_to_end():
     assert inputs.query_start.tolist() == [0, 5, 6, 8]
     assert inputs.seq_lens.tolist() == [5, 4, 3]
     assert inputs.block_tables[:, :2].tolist() == [[3, 7], [5, 6], [2, 4]]
+
+
+def with_draft(item: ScheduledRequest, draft: Draft) -> ScheduledRequest:
+    return replace(item, num_tokens=item.num_tokens + len(draft), draft=draft)
+
+
+def test_a_tree_has_slots_in_its_order_and_positions_by_depth():
+    tree = Draft((7, 8, 9, 7, 5), (-1, -1, 0, 1, 3))
+    chain = Draft.chain([3, 4])
+    inputs = InputBatch(4, 8, block_size=2).build(
+        Batch(
+            0,
+            (
+                make_item("a", [10, 11, 12], [3, 7], 1, 2),
+                with_draft(make_item("b", [20, 21, 22, 23], [5, 6, 0, 1, 2], 2, 2), tree),
+                with_draft(make_item("c", [30, 31], [2, 4], 1, 1), chain),
+            ),
+        )
+    )
+    assert inputs.token_ids.tolist() == [11, 12, 22, 23, 7, 8, 9, 7, 5, 31, 3, 4]
+    assert inputs.parents.tolist() == [-1, -1, -1, -1, 3, 3, 4, 5, 7, -1, -1, -1]
+    assert inputs.positions.tolist() == [1, 2, 2, 3, 4, 4, 5, 5, 6, 1, 2, 3]
+    assert inputs.slot_mapping.tolist() == [7, 14, 12, 13, 0, 1, 2, 3, 4, 5, 8, 9]
+    assert inputs.seq_lens.tolist() == [3, 9, 4]
+
+
+def test_a_batch_of_chains_has_no_parents():
+    item = with_draft(make_item("c", [30, 31], [2, 4], 1, 1), Draft.chain([3, 4]))
+    inputs = InputBatch(4, 8, block_size=2).build(Batch(0, (item,)))
+    assert inputs.parents is None and inputs.positions.tolist() == [1, 2, 3]
 
 
 def test_tables_follow_every_change_of_a_request():

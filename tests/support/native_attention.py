@@ -135,10 +135,16 @@ class Cache:
 class Step:
     """Arguments of a call in which sequence i goes from ``position`` on by ``count`` tokens.
 
-    ``q``, ``k`` and ``v`` lie side by side, as the output of one linear.
+    ``q``, ``k`` and ``v`` lie side by side, as the output of one linear. ``parents`` are of all
+    rows, as ``oct_sequences`` has them.
     """
 
-    def __init__(self, cache: Cache, chunks: list[tuple[int, int, int]]):
+    def __init__(
+        self,
+        cache: Cache,
+        chunks: list[tuple[int, int, int]],
+        parents: list[int] | None = None,
+    ):
         layer, sequences = cache.layer, cache.sequences
         heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
         rows = [
@@ -197,11 +203,19 @@ class Step:
             table_stride=self.table.shape[1],
             block_size=layer.block_size,
         )
+        if parents is not None:
+            self.parents = np.array(parents, np.int32)
+            self.seqs.parents = self.parents.ctypes.data
 
 
-def attend(cache: Cache, chunks: list[tuple[int, int, int]], pool=None) -> list[np.ndarray]:
+def attend(
+    cache: Cache,
+    chunks: list[tuple[int, int, int]],
+    pool=None,
+    parents: list[int] | None = None,
+) -> list[np.ndarray]:
     """Run a step; the output of each chunk."""
-    step = Step(cache, chunks)
+    step = Step(cache, chunks, parents)
     native = cache.native
     pool = native.pool if pool is None else pool
     native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))

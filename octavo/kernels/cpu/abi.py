@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 8
+OCT_ABI_VERSION = 9
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -157,6 +157,7 @@ class Sequences(Structure):
         ("block_table", c_void_p),
         ("table_stride", c_int32),
         ("block_size", c_int32),
+        ("parents", c_void_p),
     )
 
 
@@ -186,6 +187,20 @@ class AttentionArgs(Structure):
         ("kv_block_bytes", c_int64),
         ("out", c_void_p),
         ("num_blocks", c_int32),
+    )
+
+
+class KVMemory(Structure):
+    _fields_ = (
+        ("kv_format", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("num_layers", c_int32),
+        ("num_blocks", c_int32),
+        ("block_size", c_int32),
+        ("layer_bytes", c_int64),
+        ("block_bytes", c_int64),
+        ("kv", c_void_p),
     )
 
 
@@ -293,6 +308,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_linear_args": LinearArgs,
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
+    "oct_kv_memory": KVMemory,
     "oct_sample": Sample,
     "oct_logprobs": Logprobs,
     "oct_embed_args": EmbedArgs,
@@ -329,6 +345,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_kv_read": (
         c_int32,
         (POINTER(AttentionArgs), POINTER(Sequences), c_int32, c_void_p, c_void_p),
+    ),
+    "oct_kv_move": (
+        c_int32,
+        (POINTER(KVMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
     ),
     "oct_sample_rows": (
         c_int32,

@@ -232,6 +232,21 @@ void linears() {
   }
 }
 
+void move_tokens(int format, int dim, int kv_heads, int block, void* kv, int64_t bytes) {
+  oct_kv_memory memory{};
+  memory.kv_format = format;
+  memory.num_kv_heads = kv_heads;
+  memory.head_dim = dim;
+  memory.num_layers = 1;
+  memory.num_blocks = 4;
+  memory.block_size = block;
+  memory.layer_bytes = memory.block_bytes = bytes / 4;
+  memory.kv = kv;
+  const int32_t table[] = {1, 0}, sources[] = {42, 44, 45};
+  check(CALL(oct_kv_move)(&memory, table, 2, sources, 3, 41), "oct_kv_move");
+  report("kv.moved." + std::to_string(format), kv, bytes);
+}
+
 void attentions() {
   const int heads = 6, kv_heads = 2, dim = 64, block = 32, positions = 128;
   const int32_t q_start[] = {0, 40, 41, 44}, kv_len[] = {40, 1, 3}, table[] = {1, 0, 2, 0, 3, 0};
@@ -244,10 +259,15 @@ void attentions() {
     const int64_t chunk = CALL(oct_kv_chunk_bytes)(format, dim);
     if (chunk < 0) continue;
     Aligned kv(4 * kv_heads * (block / 16) * chunk);
-    for (int step = 0; step < 2; step++) {  // prompts, and then one token of each
+    // Prompts, then one token of each, then a token and a tree, and one token of the others.
+    for (int step = 0; step < 3; step++) {
       const int32_t later_start[] = {0, 1, 2, 3}, later_len[] = {41, 2, 4};
-      const oct_sequences seqs{3, step ? 3 : 44, step ? later_start : q_start, step ? later_len : kv_len,
-                               table, 2, block};
+      const int32_t tree_start[] = {0, 5, 6, 7}, tree_len[] = {46, 3, 5};
+      const int32_t parents[] = {-1, 0, 0, 1, 3, -1, -1};
+      const oct_sequences steps[] = {{3, 44, q_start, kv_len, table, 2, block, nullptr},
+                                     {3, 3, later_start, later_len, table, 2, block, nullptr},
+                                     {3, 7, tree_start, tree_len, table, 2, block, parents}};
+      const oct_sequences& seqs = steps[step];
       const int tokens = seqs.num_tokens;
       const std::vector<float> q = random_floats(static_cast<size_t>(tokens) * heads * dim);
       const std::vector<float> k = random_floats(static_cast<size_t>(tokens) * kv_heads * dim);
@@ -275,8 +295,10 @@ void attentions() {
       args.num_blocks = 4;
       const int32_t code = CALL(oct_attention)(pool, &args, &seqs);
       check(code, names[format]);
-      report(names[format] + std::string(step ? ".decode" : ".prompt"), out.data(), out.size() * 4);
+      const char* kinds[] = {".prompt", ".decode", ".tree"};
+      report(names[format] + std::string(kinds[step]), out.data(), out.size() * 4);
     }
+    move_tokens(format, dim, kv_heads, block, kv.memory, 4 * kv_heads * (block / 16) * chunk);
   }
 }
 
