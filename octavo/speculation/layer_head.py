@@ -46,10 +46,14 @@ class LayerKV:
 
     def __init__(self, layer: ModelConfig, native: NativeTarget, num_blocks: int):
         format = KV_FORMATS[_KV_DTYPE]
-        library = native.library
-        chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(format, layer.head_dim))
         self.cache = NativeKVCache(
-            1, num_blocks, native.block_size, layer.num_kv_heads, chunk_bytes
+            native.library,
+            1,
+            num_blocks,
+            native.block_size,
+            layer.num_kv_heads,
+            layer.head_dim,
+            format,
         )
         self.layout = KVLayout(
             format,
