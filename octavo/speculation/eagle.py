@@ -31,7 +31,7 @@ from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
-from octavo.speculation.head_chains import min_probability_of
+from octavo.speculation.guess_tree import shape_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Head, Projection
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
@@ -100,10 +100,10 @@ class EagleDrafter:
 
     def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
         folder.check(ARCHITECTURES, "eagle")
-        self._config = config
         self._rank = target.rank
         self._native = NativeTarget(target, "eagle")
         self._loaded = _load(folder, self._native)
+        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=1)
         self._rank.keep_hidden_states(self._loaded.depths)
         self.kv_bytes_per_token = kv_bytes_per_token(self._loaded.layer)
 
@@ -118,8 +118,7 @@ class EagleDrafter:
             loaded.depths,
             projection.run,
             loaded.token_ids,
-            self._config.num_speculative_tokens or _NUM_TOKENS,
-            min_probability_of(self._config),
+            self._shape,
         )
         self._rank.follow(proposer)
         return proposer

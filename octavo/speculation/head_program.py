@@ -12,12 +12,14 @@ bound by memory as a model is, and what rounding changes is a guess.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
 
+from octavo.errors import EngineError
 from octavo.kernels.cpu import abi, fusion
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
 from octavo.kernels.cpu.fusion import Matrix
@@ -33,6 +35,8 @@ from octavo.runtime.native_sampling import LogprobArray
 from octavo.runtime.op_program import RecordingContext
 from octavo.speculation.native_target import NativeTarget, SharedMatrix
 
+_log = logging.getLogger("octavo")
+
 NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [])
 _GROUP = 32  # inputs that share a scale
 
@@ -46,7 +50,7 @@ class Head(Module):
     inputs: Mapping[str, int]  # the names and widths of its hidden states
 
 
-class Guess(NamedTuple):
+class Candidate(NamedTuple):
     """A row of a head's vocabulary, and the logarithm of the probability that the head gives it."""
 
     row: int
@@ -122,11 +126,12 @@ class HeadProgram:
         num_top: int = 1,
         token_ids: Sequence[int] | np.ndarray | None = None,
         runs: Runs | None = None,
-    ) -> list[list[Guess]]:
+    ) -> list[list[Candidate]]:
         """Run over ``num_rows`` rows, and say of some the ``num_top`` first guesses, best first.
 
-        There are none of a row whose numbers are none. ``token_ids`` are those that a head embeds,
-        ``runs`` what its attention needs.
+        There are none of a row whose numbers are none, or if the call fails, which is logged: a
+        guess is worth no request. ``token_ids`` are those that a head embeds, ``runs`` what its
+        attention needs.
         """
         count = len(rows)
         ids = np.zeros(num_rows, np.int32) if token_ids is None else np.array(token_ids, np.int32)
@@ -150,15 +155,19 @@ class HeadProgram:
             status=status.ctypes.data,
             row_finite=finite.ctypes.data,
         )
-        self._program.step(batch, longest)
+        try:
+            self._program.step(batch, longest)
+        except EngineError as error:
+            _log.error("a head was not run: %s", error)
+            return [[] for _ in range(count)]
         del kept  # arrays that the call has read
         return [
             self._guesses(index) if status[index] == abi.OCT_TOKEN_OK and finite[row] else []
             for index, row in enumerate(rows)
         ]
 
-    def _guesses(self, index: int) -> list[Guess]:
-        return [Guess(*pair) for pair in self._logprobs.entry(index, 0).top]
+    def _guesses(self, index: int) -> list[Candidate]:
+        return [Candidate(*pair) for pair in self._logprobs.entry(index, 0).top]
 
     def _sequences(
         self, num_rows: int, runs: Runs | None

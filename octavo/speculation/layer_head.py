@@ -25,8 +25,8 @@ from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import NativeKVCache
-from octavo.speculation.head_chains import Chain, drafts_of
-from octavo.speculation.head_program import Guess, Head, HeadProgram, Runs
+from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of
+from octavo.speculation.head_program import Candidate, Head, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
 
 FEATURE = "feature"  # the name of the one input of such a head
@@ -70,7 +70,7 @@ class _Guessed:
     """What follows the last known token of a request, by the head's last run over its positions."""
 
     position: int  # of that token
-    guesses: list[Guess]
+    candidates: list[Candidate]
     hidden: np.ndarray  # float32 [hidden_size], to go on from
 
 
@@ -83,6 +83,7 @@ class LayerProposer:
         depths: of the hidden states that features are made of, side by side.
         make_features: of those, float32 [rows, len(depths) * hidden_size].
         token_ids: int64, of the target, by the row of the head.
+        shape: of drafts, with one beam.
         go_on: what is made of the head's own hidden states to stand for features; nothing without.
     """
 
@@ -95,12 +96,11 @@ class LayerProposer:
         depths: Sequence[int],
         make_features: MakeFeatures,
         token_ids: np.ndarray,
-        max_tokens: int,
-        min_probability: float,
+        shape: Shape,
         go_on: MakeFeatures | None = None,
     ):
-        self.max_tokens = max_tokens
-        self.min_probability = min_probability
+        self.max_tokens = shape.max_tokens
+        self._shape = shape
         self.seconds = 0.0
         self._kv = LayerKV(layer, native, limits.num_blocks)
         self._program = HeadProgram(
@@ -133,7 +133,7 @@ class LayerProposer:
         found = self._program.run(
             len(rows),
             [end for _, end in asking],
-            1,
+            self._shape.width,
             [token_id for each in computed for token_id in each.next_token_ids],
             Runs(
                 [len(each.rows) for each in computed],
@@ -142,8 +142,8 @@ class LayerProposer:
             ),
         )
         hidden = self._program.hidden
-        for (each, end), guesses in zip(asking, found, strict=True):
-            guessed = _Guessed(each.end, guesses, hidden[end].copy())
+        for (each, end), candidates in zip(asking, found, strict=True):
+            guessed = _Guessed(each.end, candidates, hidden[end].copy())
             self._guessed[each.request.request_id] = guessed
 
     # -- drafting --------------------------------------------------------------------------------
@@ -153,46 +153,51 @@ class LayerProposer:
 
     def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
         begin = time.perf_counter()
-        chains: list[Chain] = []
+        trees: list[GuessTree] = []
         states: list[np.ndarray] = []
-        alive: list[Chain] = []
+        front: list[tuple[GuessTree, int]] = []
         for opening in openings:
             guessed = self._guessed.get(opening.request.request_id)
             if guessed is None or guessed.position != len(opening.request.token_ids) - 1:
                 continue
-            chains.append(Chain(opening, self.min_probability, self.max_tokens))
-            if self._extend(chains[-1], guessed.guesses):
-                alive.append(chains[-1])
+            trees.append(GuessTree(opening, self._shape))
+            for node in self._add(trees[-1], -1, guessed.candidates):
+                front.append((trees[-1], node))
                 states.append(guessed.hidden)
-        if alive:
-            self._go_on(alive, np.stack(states))
+        if front:
+            self._go_on(front, np.stack(states))
         self.seconds += time.perf_counter() - begin
-        return drafts_of(chains)
+        return drafts_of(trees)
 
-    def _go_on(self, alive: list[Chain], states: np.ndarray) -> None:
-        """Extend chains by what the head makes of its own hidden states."""
-        while alive:
-            count = len(alive)
+    def _go_on(self, front: list[tuple[GuessTree, int]], states: np.ndarray) -> None:
+        """Grow trees by what the head makes of its own hidden states: each along its likeliest
+        path, since keys and values have one place for each position."""
+        while front:
+            count = len(front)
             self._program.input(FEATURE)[:count] = self._go_on_from(states)
             found = self._program.run(
                 count,
                 range(count),
-                1,
-                [chain.last_token_id for chain in alive],
-                Runs([1] * count, [_end(chain) for chain in alive], [_table(c) for c in alive]),
+                self._shape.width,
+                [tree.token_id(node) for tree, node in front],
+                Runs(
+                    [1] * count,
+                    [len(t.opening.request.token_ids) + t.depth(node) for t, node in front],
+                    [tree.opening.request.block_ids for tree, _ in front],
+                ),
             )
             going = [
-                row
-                for row, (chain, guesses) in enumerate(zip(alive, found, strict=True))
-                if self._extend(chain, guesses)
+                (row, (tree, next_node))
+                for row, ((tree, node), candidates) in enumerate(zip(front, found, strict=True))
+                for next_node in self._add(tree, node, candidates)
             ]
-            states = self._program.hidden[going]
-            alive = [alive[row] for row in going]
+            states = self._program.hidden[[row for row, _ in going]]
+            front = [each for _, each in going]
 
-    def _extend(self, chain: Chain, guesses: Sequence[Guess]) -> bool:
-        return bool(guesses) and chain.extend(
-            int(self._token_ids[guesses[0].row]), guesses[0].logprob
-        )
+    def _add(self, tree: GuessTree, node: int, candidates: Sequence[Candidate]) -> list[int]:
+        """Where a tree is gone on from, at most one node: with what may follow another."""
+        guesses = [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
+        return tree.best(tree.add(node, guesses))
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         pass
@@ -202,13 +207,3 @@ class LayerProposer:
 
     def forget(self, request: Request) -> None:
         self._guessed.pop(request.request_id, None)
-
-
-def _end(chain: Chain) -> int:
-    """The number of positions with the one that a chain's next row is at: that before its last
-    token."""
-    return len(chain.opening.request.token_ids) + len(chain.token_ids) - 1
-
-
-def _table(chain: Chain) -> list[int]:
-    return chain.opening.request.block_ids

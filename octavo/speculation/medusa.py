@@ -29,9 +29,9 @@ from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
-from octavo.speculation.head_chains import Chain, drafts_of, min_probability_of
+from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, min_probability_of
 from octavo.speculation.head_folder import HeadFolder
-from octavo.speculation.head_program import Guess, Head, HeadProgram
+from octavo.speculation.head_program import Candidate, Head, HeadProgram
 from octavo.speculation.native_target import NativeTarget
 from octavo.speculation.state_proposer import LastStates, StateProposer
 
@@ -100,8 +100,13 @@ class MedusaDrafter:
             self._loaded.token_ids,
             states,
             tree,
-            min(asked, len(tree) or len(programs)),
-            min_probability_of(self._config),
+            Shape(
+                min(asked, len(tree) or len(programs)),
+                min(asked, len(programs)),
+                width=1,
+                beams=1,
+                min_probability=min_probability_of(self._config),
+            ),
         )
 
 
@@ -111,7 +116,7 @@ class MedusaProposer(StateProposer):
     Args:
         programs: a head each, in order.
         token_ids: int64, of the target, by the row of a head.
-        max_tokens: of a chain, at most one for each head; of the tree all.
+        shape: of chains; with a tree, its ``max_tokens`` are those of the tree.
     """
 
     def __init__(
@@ -120,10 +125,9 @@ class MedusaProposer(StateProposer):
         token_ids: np.ndarray,
         states: LastStates,
         tree: Sequence[Path],
-        max_tokens: int,
-        min_probability: float,
+        shape: Shape,
     ):
-        super().__init__(states, max_tokens, min_probability)
+        super().__init__(states, shape)
         self._programs = programs
         self._token_ids = token_ids
         self._tree = tree
@@ -131,19 +135,21 @@ class MedusaProposer(StateProposer):
     def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
         if self._tree:
             return self._trees(openings, states)
-        chains = [Chain(opening, self.min_probability, self.max_tokens) for opening in openings]
-        alive = list(range(len(chains)))
-        for program in self._programs[: self.max_tokens]:
-            guesses = self._guess(program, states[alive], 1)
+        trees = [GuessTree(opening, self.shape) for opening in openings]
+        alive = [(row, -1) for row in range(len(trees))]
+        for program in self._programs[: self.shape.depth]:
+            found = self._guess(program, states[[row for row, _ in alive]], 1)
             alive = [
-                index
-                for index, found in zip(alive, guesses, strict=True)
-                if found
-                and chains[index].extend(int(self._token_ids[found[0].row]), found[0].logprob)
+                (row, next_node)
+                for (row, node), candidates in zip(alive, found, strict=True)
+                for next_node in trees[row].best(trees[row].add(node, self._tokens(candidates)))
             ]
             if not alive:
                 break
-        return drafts_of(chains)
+        return drafts_of(trees)
+
+    def _tokens(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        return [(int(self._token_ids[row]), logprob) for row, logprob in candidates]
 
     def _trees(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
         """The static tree, with the guesses of the heads at its nodes."""
@@ -162,7 +168,7 @@ class MedusaProposer(StateProposer):
         return drafts
 
     @staticmethod
-    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Guess]]:
+    def _guess(program: HeadProgram, states: np.ndarray, num_top: int) -> list[list[Candidate]]:
         program.input("hidden")[: len(states)] = states
         return program.run(len(states), range(len(states)), num_top)
 

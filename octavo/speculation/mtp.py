@@ -39,7 +39,7 @@ from octavo.models.llama import LlamaDecoderLayer
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
-from octavo.speculation.head_chains import min_probability_of
+from octavo.speculation.guess_tree import Shape, min_probability_of
 from octavo.speculation.head_folder import CheckpointTensors
 from octavo.speculation.head_program import Head
 from octavo.speculation.layer_head import FEATURE, LayerProposer, kv_bytes_per_token
@@ -115,11 +115,12 @@ class MTPDrafter:
     ``open_drafter``."""
 
     def __init__(self, config: SpeculativeConfig, target: Target):
-        self._config = config
         self._rank = target.rank
         self._native = NativeTarget(target, "mtp")
         path = hub.resolve(config.model) if config.model else target.spec.path
         self._head, self._layer, self._goes_on_normed = _load(path, self._native)
+        asked = config.num_speculative_tokens or _NUM_TOKENS
+        self._shape = Shape(asked, asked, 1, 1, min_probability_of(config))
         self._rank.keep_hidden_states([self._native.depth])
         self.kv_bytes_per_token = kv_bytes_per_token(self._layer)
 
@@ -133,8 +134,7 @@ class MTPDrafter:
             [self._native.depth],
             self._native.last_norm(),
             np.arange(self._layer.vocab_size),
-            self._config.num_speculative_tokens or _NUM_TOKENS,
-            min_probability_of(self._config),
+            self._shape,
             normalized(norm.weight.value, norm.eps) if self._goes_on_normed else None,
         )
         self._rank.follow(proposer)

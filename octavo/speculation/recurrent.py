@@ -28,7 +28,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
-from octavo.speculation.head_chains import Chain, drafts_of, min_probability_of
+from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of, shape_of
 from octavo.speculation.head_folder import HeadFolder
 from octavo.speculation.head_program import Head, HeadProgram
 from octavo.speculation.native_target import NativeTarget
@@ -37,6 +37,7 @@ from octavo.speculation.state_proposer import LastStates, StateProposer
 
 ARCHITECTURE = "OctavoRecurrentDraft"
 _MAX_LAYERS = 16
+_MAX_BEAMS = 4
 _NUM_TOKENS = 3  # each is accepted less often than the one before
 
 
@@ -94,58 +95,49 @@ class RecurrentDrafter:
 
     def __init__(self, config: SpeculativeConfig, target: Target, folder: HeadFolder):
         folder.check([ARCHITECTURE], "recurrent")
-        self._config = config
         self._rank = target.rank
         self._native = NativeTarget(target, "recurrent")
         self._head, self._token_ids = _load(folder, self._native)
+        self._shape = shape_of(config, folder.config, _NUM_TOKENS, beams=_MAX_BEAMS)
         self._rank.keep_hidden_states([self._native.depth])
 
     def start(self, limits: RankLimits) -> RecurrentProposer:
         states = LastStates(self._native.depth, self._native.last_norm())
         self._rank.follow(states)
-        return RecurrentProposer(
-            HeadProgram(self._head, self._native, limits.max_num_seqs),
-            self._token_ids,
-            states,
-            self._config.num_speculative_tokens or _NUM_TOKENS,
-            min_probability_of(self._config),
-        )
+        max_rows = limits.max_num_seqs * self._shape.beams
+        program = HeadProgram(self._head, self._native, max_rows)
+        return RecurrentProposer(program, self._token_ids, states, self._shape)
 
 
 class RecurrentProposer(StateProposer):
-    """Drafts chains, those of all requests a token at a time.
+    """Drafts for all requests at once, a depth at a time.
 
     Args:
         token_ids: int64, of the target, by the row of the head.
     """
 
     def __init__(
-        self,
-        program: HeadProgram,
-        token_ids: np.ndarray,
-        states: LastStates,
-        max_tokens: int,
-        min_probability: float,
+        self, program: HeadProgram, token_ids: np.ndarray, states: LastStates, shape: Shape
     ):
-        super().__init__(states, max_tokens, min_probability)
+        super().__init__(states, shape)
         self._program = program
         self._token_ids = token_ids
 
     def draft(self, openings: Sequence[Opening], states: np.ndarray) -> dict[str, Draft]:
-        chains = [Chain(opening, self.min_probability, self.max_tokens) for opening in openings]
-        alive = chains
-        while alive:
-            count = len(alive)
+        trees = [GuessTree(opening, self.shape) for opening in openings]
+        front = [(tree, -1) for tree in trees]
+        while front:
+            count = len(front)
             self._program.input("state")[:count] = states
-            guesses = self._program.run(count, range(count), 1, [c.last_token_id for c in alive])
-            going = [
-                row
-                for row, (chain, found) in enumerate(zip(alive, guesses, strict=True))
-                if found and chain.extend(int(self._token_ids[found[0].row]), found[0].logprob)
-            ]
-            states = self._program.hidden[going]
-            alive = [alive[row] for row in going]
-        return drafts_of(chains)
+            tokens = [tree.token_id(node) for tree, node in front]
+            found = self._program.run(count, range(count), self.shape.width, tokens)
+            made: dict[GuessTree, dict[int, int]] = {tree: {} for tree, _ in front}
+            for row, ((tree, node), candidates) in enumerate(zip(front, found, strict=True)):
+                guesses = [(int(self._token_ids[c.row]), c.logprob) for c in candidates]
+                made[tree] |= dict.fromkeys(tree.add(node, guesses), row)
+            front = [(tree, node) for tree, rows in made.items() for node in tree.best([*rows])]
+            states = self._program.hidden[[made[tree][node] for tree, node in front]]
+        return drafts_of(trees)
 
 
 def _load(folder: HeadFolder, native: NativeTarget) -> tuple[RecurrentHead, np.ndarray]:

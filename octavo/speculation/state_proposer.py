@@ -11,6 +11,7 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.runtime.hidden_states import Computed, States
+from octavo.speculation.guess_tree import Shape
 
 
 class LastStates:
@@ -49,9 +50,9 @@ class StateProposer:
     """A ``DraftProposer`` of the states that ``LastStates`` keeps. What remains to be said is
     :meth:`draft`."""
 
-    def __init__(self, states: LastStates, max_tokens: int, min_probability: float):
-        self.max_tokens = max_tokens
-        self.min_probability = min_probability
+    def __init__(self, states: LastStates, shape: Shape):
+        self.max_tokens = shape.max_tokens
+        self.shape = shape
         self.seconds = 0.0
         self._states = states
 

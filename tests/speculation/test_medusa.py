@@ -18,9 +18,15 @@ from tiny_heads import (
     true_states,
 )
 
+from octavo.core.batch import Draft
+from octavo.core.drafting import Opening
 from octavo.errors import ConfigError, ModelFileError
 from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
+from octavo.speculation.guess_tree import Shape
+from octavo.speculation.head_program import Candidate
+from octavo.speculation.medusa import MedusaProposer
+from octavo.speculation.state_proposer import LastStates
 from tests.conftest import write_tiny_model
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -154,3 +160,30 @@ def test_a_token_that_the_model_has_not_is_refused(model, tmp_path):
 def test_reference_ops_are_refused(model, heads):
     with pytest.raises(ConfigError, match="medusa needs the native CPU kernels"):
         engine_of(model, heads, "medusa", kernels="reference")
+
+
+class SaidBefore:
+    """In place of a head's program: the same guesses for all rows, in the order of their ids."""
+
+    def __init__(self, first: int):
+        self._first = first
+        self._input = np.zeros((8, HIDDEN), np.float32)
+
+    def input(self, name):
+        return self._input
+
+    def run(self, num_rows, rows, num_top):
+        best = [Candidate(self._first + rank, -1.0) for rank in range(num_top)]
+        return [best if row else [] for row in rows]  # the numbers of the first row are none
+
+
+def test_a_tree_has_the_guesses_of_the_heads_at_its_nodes():
+    tree = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
+    programs = [SaidBefore(10), SaidBefore(20), SaidBefore(30)]
+    token_ids = np.arange(100) + 1000
+    proposer = MedusaProposer(programs, token_ids, LastStates(4), tree, Shape(6, 3, 1, 1, 0.0))
+    openings = [Opening(request, 6) for request in requests(2)]
+    drafts = proposer.draft(openings, np.zeros((2, HIDDEN), np.float32))
+    assert drafts == {
+        "r1": Draft((1010, 1011, 1020, 1021, 1020, 1030), (-1, -1, 0, 0, 1, 3)),
+    }

@@ -37,7 +37,7 @@ CONFIG = {
     "draft_vocab_size": ROWS,
     "rms_norm_eps": EPS,
     "hidden_act": "silu",
-    "octavo": {"acceptance": [0.3, 0.2]},
+    "octavo": {"acceptance": [0.3, 0.2, 0.1]},
 }
 
 

@@ -211,3 +211,22 @@ def test_the_recorder_has_every_op():
     from octavo.kernels.dispatch import OP_NAMES
 
     assert all(isinstance(getattr(recorder, op), types.FunctionType) for op in OP_NAMES)
+
+
+def test_an_input_is_there_before_the_first_phase_and_stays():
+    tape = Tape()
+    x, gate = tape.input(HIDDEN), tape.input(HIDDEN)
+    y = recorder.add(x, recorder.linear(norm(x), matrix(HIDDEN, HIDDEN)))
+    finish(recorder.silu_mul(y, gate))
+    phases = fusion.fuse(tape)
+    made: list[Value] = []
+    free: list[int] = []
+
+    def allocate(value: Value) -> int:
+        made.append(value)
+        return len(made) - 1
+
+    places = fusion.place(phases, allocate, free.append)
+    assert set(made[:2]) == {x, gate}
+    written = [places[value] for phase in phases for value in fusion.writes(phase)]
+    assert not {places[x], places[gate]} & {*written, *free}
