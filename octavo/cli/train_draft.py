@@ -1,4 +1,4 @@
-"""``octavo train-draft``: heads that guess a model's next tokens, trained on what it says itself."""
+"""``octavo train-draft``: heads that guess what a model says next, trained on what it says."""
 
 from __future__ import annotations
 

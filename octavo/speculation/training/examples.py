@@ -57,9 +57,9 @@ class Batch:
     """B positions, and K tokens ahead of each.
 
     ``hidden``: float32 [B, d]. ``embeddings``: float32 [B, K, d]. ``wanted``: int64 [B, K], the
-    tokens of the answer, as indices of the shortlist; -1 where they are not in it. ``likely``: int64
-    [B, K, TOP], what the target finds likely there, as such indices; ``shares`` float32, of the same
-    shape: how likely, with a sum of one.
+    tokens of the answer, as indices of the shortlist; -1 where they are not in it. ``likely``:
+    int64 [B, K, TOP], what the target finds likely there, as such indices; ``shares`` float32, of
+    the same shape: how likely, with a sum of one.
     """
 
     hidden: Tensor

@@ -1,8 +1,8 @@
 """Heads in training: what they compute, and the tensors that they are in a file.
 
-A head sees what the target's own head sees at position p: x_p, the hidden state after the final norm.
-The token p + 1 has been sampled from that; the head guesses those after it, over a shortlist of S
-tokens, with the target's own rows of its head, which stay as they are.
+A head sees what the target's own head sees at position p: x_p, the hidden state after the final
+norm. The token p + 1 has been sampled from that; the head guesses those after it, over a shortlist
+of S tokens, with the target's own rows of its head, which stay as they are.
 
 **recurrent** (Ankner et al. 2024, "Hydra", arXiv 2402.05109, is of this kind) is a recurrence of
 gated layers over the last hidden state and the embedding e of each next token::

@@ -58,7 +58,7 @@ class Wanted:
     Args:
         kind: of heads, one of ``KINDS``.
         minutes: that all of it may take, about.
-        data: a file with texts or conversations to ask of, see ``data.asks``; None has octavo's own.
+        data: a file with texts or conversations to ask of, see ``data.asks``; None: octavo's own.
         tokens: of answers, at most.
         answer_tokens: of one answer, at most.
         shortlist: tokens that a head may guess.

@@ -44,7 +44,7 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """See ``heads.py``. Its tensors are called as in ``RecurrentHead``, with the shortlist's rows in
+    """See ``heads.py``. Tensors are called as in ``RecurrentHead``, with the shortlist's rows in
     ``lm_head.weight`` and their ids in ``token_map``."""
 
     steps: int = 3

@@ -1,8 +1,8 @@
 """What a model is asked so that it talks: tasks times subjects, for those who have no data.
 
 A head learns what the model itself says, so questions need no answers here. They are of the kinds
-that people ask: explanations, lists, stories, letters, code, sums, JSON, rewriting. The openings are
-for models that were never taught to chat.
+that people ask: explanations, lists, stories, letters, code, sums, JSON, rewriting. The openings
+are for models that were never taught to chat.
 """
 
 from __future__ import annotations
@@ -75,16 +75,19 @@ _SUMS = (
     "A shop sells a shirt for {} dollars, and I buy {} of them. What do I pay?",
 )
 _PASSAGES = (
-    "The old mill at the edge of the village had not turned for forty years. Last spring two sisters "
-    "bought it, repaired the wheel, and began to grind flour again. People come from far to see it.",
-    "Our team met on Monday. We agreed to move the release to the end of May, because the tests of the "
-    "payment page are not ready. Maria writes to the customers, and Tom repairs the tests.",
-    "Water expands when it freezes, which few substances do. Ice is therefore lighter than water and "
-    "swims on it, and lakes freeze from above. Fish survive the winter in the water below.",
-    "The museum opens at nine in the morning and closes at six. Tickets cost eight dollars, and four "
-    "for students. On the first Sunday of each month everybody gets in for free.",
-    "he dont know where the station are, so he ask a woman that was walking with her dog, and she tell "
-    "him that he have to go back two street and than left.",
+    "The old mill at the edge of the village had not turned for forty years. Last spring two "
+    "sisters bought it, repaired the wheel, and began to grind flour again. People come from "
+    "far to see it.",
+    "Our team met on Monday. We agreed to move the release to the end of May, because the "
+    "tests of the payment page are not ready. Maria writes to the customers, and Tom repairs "
+    "the tests.",
+    "Water expands when it freezes, which few substances do. Ice is therefore lighter than "
+    "water and swims on it, and lakes freeze from above. Fish survive the winter in the water "
+    "below.",
+    "The museum opens at nine in the morning and closes at six. Tickets cost eight dollars, "
+    "and four for students. On the first Sunday of each month everybody gets in for free.",
+    "he dont know where the station are, so he ask a woman that was walking with her dog, and "
+    "she tell him that he have to go back two street and than left.",
 )
 _PASSAGE_TASKS = (
     "Summarize this text in one sentence: {}",

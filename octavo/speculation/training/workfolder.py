@@ -1,7 +1,7 @@
 """What a run of training has done, beside OUT until that is there: an ended run goes on from it.
 
-The name of the folder says what its files depend on (the model's files, the settings), so that a run
-with anything else does not find them.
+The name of the folder says what its files depend on (the model's files, the settings), so that a
+run with anything else does not find them.
 """
 
 from __future__ import annotations
