@@ -123,8 +123,7 @@ def train_draft(
 ) -> Made:
     """Train heads for a model into ``out``, which is there whole or not at all.
 
-    A run that was ended is gone on from by the next one with the same settings; that minutes are
-    others does not matter.
+    A run that was ended is gone on from by the next one with the same settings.
 
     Raises:
         ConfigError: ``out`` is there already or cannot be written, the data cannot be read, there
@@ -146,9 +145,8 @@ def train_draft(
 
 
 def _about(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Any]:
-    """Everything that a head depends on but the time. Files of the model count by size and time."""
+    """Everything that a head depends on. Files of the model count by size and time."""
     settings = asdict(wanted)
-    del settings["minutes"]
     if wanted.data is not None and wanted.data.is_file():
         settings["data"] = sha256_of(wanted.data)
     files = [path.stat() for path in checkpoint.files]
@@ -216,8 +214,9 @@ class _Job:
         states = HiddenStates(spec, model, self._config, longest)
         end = time.perf_counter() + self._seconds * _LOOKING
         for number in range(self._num_kept("hidden"), total):
-            rows = list(states.of(self._sequences(range(number, number + 1))))
-            hidden = torch.from_numpy(np.concatenate(rows)).to(torch.bfloat16)
+            rows = states.of(self._sequences(range(number, number + 1)))
+            none = np.empty((0, self._config.hidden_size), dtype=np.float32)
+            hidden = torch.from_numpy(np.concatenate([none, *rows])).to(torch.bfloat16)
             self.work.keep(f"hidden-{number}", {"hidden": hidden.view(torch.int16).numpy()})
             self._progress("looking at answers", number + 1, total)
             if time.perf_counter() > end:

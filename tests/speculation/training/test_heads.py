@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.speculation.training.evaluation import accuracies, acceptance, expected_tokens, ranks
+from octavo.speculation.training.evaluation import acceptance, accuracies, expected_tokens, ranks
 from octavo.speculation.training.examples import Examples, Sequences, Target
 from octavo.speculation.training.heads import MedusaHeads, RecurrentHead
 from octavo.speculation.training.loop import Schedule, Training
