@@ -19,7 +19,8 @@ from octavo.speculation.training.prompts import openings, questions
 from octavo.text.tokenizer import Tokenizer
 
 TEMPERATURE = 0.7
-_GREEDY_EVERY = 4
+# With no factor in common with those that are held out: there have to be some of both kinds.
+_GREEDY_EVERY = 5
 # Texts are no questions: the model goes on from their pieces.
 _PIECE_TOKENS = 64
 # Most that is kept of the beginning of a long conversation or prompt: its end.

@@ -20,12 +20,12 @@ def test_more_questions_than_there_are_come_again():
 
 
 def test_a_model_with_a_chat_template_is_asked_in_it(byte_tokenizer):
-    asked = asks(byte_tokenizer, None, 8, 0)
+    asked = asks(byte_tokenizer, None, 10, 0)
     user, assistant = (byte_tokenizer.encode(t, parse_special=True)[-1]
                        for t in ("<|user|>", "<|assistant|>"))  # fmt: skip
     assert all(ask.prompt_ids[0] == user and ask.prompt_ids[-1] == assistant for ask in asked)
-    assert [ask.temperature > 0 for ask in asked] == [False, True, True, True] * 2
-    assert len({ask.seed for ask in asked}) == 8
+    assert [ask.temperature > 0 for ask in asked] == [False, True, True, True, True] * 2
+    assert len({ask.seed for ask in asked}) == 10
 
 
 def test_of_conversations_the_questions_are_asked(byte_tokenizer, tmp_path):
