@@ -59,6 +59,10 @@ ALLOWED = {
     "measure": set(),
     "workload": {"measure"},
     "sim": {"core", "measure", "workload"},
+    "speculation.training": {
+        *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
+        *("runtime", "speculation", "text"),
+    },
 }
 
 
@@ -126,6 +130,13 @@ OF_TORCH = {
     "runtime/sampler.py",
     "runtime/torch_backend.py",
     "runtime/torch_probe.py",
+    "speculation/training/evaluation.py",
+    "speculation/training/examples.py",
+    "speculation/training/heads.py",
+    "speculation/training/job.py",
+    "speculation/training/kinds.py",
+    "speculation/training/loop.py",
+    "speculation/training/state.py",
     "bench/peers/workers/transformers_worker.py",  # in the environment of another engine
 }
 
@@ -140,6 +151,7 @@ WHERE_NEEDED = {
     "runtime/forward.py",
     "runtime/rank.py",
     "cli/quantize.py",
+    "cli/train_draft.py",
     "bench/offline/ablation_study.py",
     "bench/peers/hf_model.py",
 }
@@ -191,7 +203,7 @@ def test_a_load_generator_needs_no_torch():
 def test_measuring_and_quantizing_stand_on_top():
     """Nothing but the commands, and each other, knows of benchmarks, of quality, and of what makes
     quantized models: to run one, nothing of that is needed."""
-    tops = ("bench", "quality", "quantization.produce")
+    tops = ("bench", "quality", "quantization.produce", "speculation.training")
     for file in PACKAGE.rglob("*.py"):
         part = ".".join(file.relative_to(PACKAGE).parts)
         if not part.startswith((*tops, "cli")):

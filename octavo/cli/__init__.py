@@ -37,6 +37,7 @@ COMMANDS = {
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),
+    "train-draft": Command("train_draft", "configure", "train heads that guess a model's tokens"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),

@@ -1,0 +1,381 @@
+"""From a model to a folder of heads: it answers, is looked at, and its heads are trained.
+
+Each part takes a share of the time, and leaves what it has done beside OUT (``workfolder.py``):
+answers and hidden states in pieces, the head on its way every now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.errors import ConfigError
+from octavo.files import NewFolder, sha256_of
+from octavo.models.checkpoint import Checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.footprint import EMBEDDING, HEAD
+from octavo.models.loader import load_checkpoint
+from octavo.models.parameters import Parameters
+from octavo.models.safetensors_writer import write_safetensors
+from octavo.quantization.produce.documents import read_documents
+from octavo.runtime.capacity import RankSpec
+from octavo.speculation.training.data import Ask, OpenTalk, Spoken, answered, asks, parts
+from octavo.speculation.training.evaluation import acceptance, expected_tokens, ranks
+from octavo.speculation.training.examples import Examples, Sequences, Target
+from octavo.speculation.training.hidden_states import HiddenStates
+from octavo.speculation.training.kinds import KINDS, Kind, described
+from octavo.speculation.training.loop import Schedule, StepReport, Training
+from octavo.speculation.training.shortlist import coverage, shortlist
+from octavo.speculation.training.state import restore, snapshot
+from octavo.speculation.training.workfolder import WorkFolder
+from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, how much of it is, and how much there is."""
+
+# Shares of the time; training has the rest.
+_ANSWERING, _LOOKING = 0.2, 0.3
+_PART = 32  # conversations that are answered, and kept, together
+_HELD_OUT_EVERY = 12
+_MEASURED_STEPS = 8  # that say how long a step takes
+_KEEP_EVERY = 50  # steps
+_JUDGED_POSITIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for.
+
+    Args:
+        kind: of heads, one of ``KINDS``.
+        minutes: that all of it may take, about.
+        data: a file with texts or conversations to ask of, see ``data.asks``; None: octavo's own.
+        tokens: of answers, at most.
+        answer_tokens: of one answer, at most.
+        shortlist: tokens that a head may guess.
+        steps: of training; None is what fits into the time.
+        seed: draws questions, answers, the start of a head, and the order of training.
+
+    Raises:
+        ConfigError: names the field that is wrong.
+    """
+
+    kind: str = "recurrent"
+    minutes: float = 30.0
+    data: Path | None = None
+    tokens: int = 200_000
+    answer_tokens: int = 256
+    shortlist: int = 8192
+    steps: int | None = None
+    batch_size: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if not 0 < self.minutes < math.inf:
+            raise ConfigError(f"minutes must be a number above 0, not {self.minutes}")
+        for name in ("tokens", "answer_tokens", "shortlist", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be 1 or more, not {self.steps}")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Heads on disk, and how good they are on answers that they were not trained on.
+
+    ``acceptance``: how often each guess of a chain is right where those before it are.
+    ``coverage``: which part of the answers' tokens is in the shortlist.
+    """
+
+    out: Path
+    kind: str
+    acceptance: list[float]
+    coverage: float
+    num_parameters: int
+    num_tokens: int
+    num_steps: int
+    elapsed_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        expected = [expected_tokens(self.acceptance, k + 1) for k in range(len(self.acceptance))]
+        return {**asdict(self), "out": str(self.out), "expected_tokens": expected}
+
+
+def train_draft(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    open_talk: OpenTalk,
+    out: Path,
+    wanted: Wanted,
+    progress: Progress = lambda what, done, total: None,
+) -> Made:
+    """Train heads for a model into ``out``, which is there whole or not at all.
+
+    A run that was ended is gone on from by the next one with the same settings.
+
+    Raises:
+        ConfigError: ``out`` is there already or cannot be written, the data cannot be read, there
+            are too few answers. ModelError: the model cannot be read or run.
+    """
+    begin = time.perf_counter()
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give another name, or remove it")
+    job = _Job(checkpoint, tokenizer, wanted, WorkFolder(out, _about(checkpoint, wanted)), progress)
+    try:
+        job.answer(open_talk)
+        job.look()
+        training = job.train()
+        made = job.write(training, out, begin)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from None
+    job.work.remove()
+    return made
+
+
+def _about(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Any]:
+    """Everything that a head depends on. Files of the model count by size and time."""
+    settings = asdict(wanted)
+    if wanted.data is not None and wanted.data.is_file():
+        settings["data"] = sha256_of(wanted.data)
+    files = [path.stat() for path in checkpoint.files]
+    return {
+        "settings": settings,
+        "source": str(checkpoint.path.resolve()),
+        "files": [(stat.st_size, stat.st_mtime_ns) for stat in files],
+    }
+
+
+class _Job:
+    """The parts of a run, in their order. ``work`` has what they leave for the next one."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        wanted: Wanted,
+        work: WorkFolder,
+        progress: Progress,
+    ):
+        self.work = work
+        self._checkpoint, self._tokenizer, self._wanted = checkpoint, tokenizer, wanted
+        self._progress = progress
+        self._kind: Kind = KINDS[wanted.kind]()
+        self._config: ModelConfig = checkpoint.config()
+        self._seconds = wanted.minutes * 60
+
+    def answer(self, open_talk: OpenTalk) -> None:
+        """Have the model answer until there are tokens enough, or the time for it is over."""
+        if "answered" in self.work:
+            return
+        asked = self._asks()
+        done = self._num_kept("answers")
+        count = sum(len(each.answer_ids) for each in self._spoken())
+        end = time.perf_counter() + self._seconds * _ANSWERING
+        with open_talk() as talk:
+            for number, part in enumerate(parts(asked, _PART)):
+                if number < done:
+                    continue
+                spoken = answered(talk, part)
+                self.work.keep(f"answers-{number}", _packed(spoken))
+                count += sum(len(each.answer_ids) for each in spoken)
+                self._progress(
+                    "answering, tokens", min(count, self._wanted.tokens), self._wanted.tokens
+                )
+                if count >= self._wanted.tokens or time.perf_counter() > end:
+                    break
+        self.work.keep("answered", {})
+
+    def _asks(self) -> list[Ask]:
+        wanted = self._wanted
+        # An answer may be short; and there are as many prompts as anybody could want.
+        count = max(4 * _HELD_OUT_EVERY, 4 * wanted.tokens // wanted.answer_tokens)
+        return asks(self._tokenizer, wanted.data, count, wanted.seed)
+
+    def look(self) -> None:
+        """Keep the hidden states of the answers, as many as there is time for."""
+        if "looked" in self.work:
+            return
+        model = load_checkpoint(self._checkpoint, self._config)
+        total = self._num_kept("answers")
+        longest = max((len(ids) for ids in self._sequences(range(total))), default=1)
+        spec = RankSpec(self._checkpoint.path)
+        states = HiddenStates(spec, model, self._config, longest)
+        end = time.perf_counter() + self._seconds * _LOOKING
+        for number in range(self._num_kept("hidden"), total):
+            rows = states.of(self._sequences(range(number, number + 1)))
+            none = np.empty((0, self._config.hidden_size), dtype=np.float32)
+            hidden = torch.from_numpy(np.concatenate([none, *rows])).to(torch.bfloat16)
+            self.work.keep(f"hidden-{number}", {"hidden": hidden.view(torch.int16).numpy()})
+            self._progress("looking at answers", number + 1, total)
+            if time.perf_counter() > end:
+                break
+        states.close()
+        self.work.keep("looked", {})
+
+    def train(self) -> Training:
+        """Train the head, from where an ended run has left it."""
+        examples = self._examples(held_out=False)
+        head = self._kind.create(self._config, self._wanted.seed)
+        training = Training(head, examples, self._schedule(examples))
+        if "head" in self.work:
+            restore(training, self.work.load("head"))
+        while training.step < training.schedule.steps:
+            training.run(training.step + _KEEP_EVERY, self._on_step)
+            self.work.keep("head", snapshot(training))
+        return training
+
+    def _on_step(self, report: StepReport) -> None:
+        self._progress(f"training, loss {report.loss:.2f}", report.step, report.of)
+
+    def write(self, training: Training, out: Path, begin: float) -> Made:
+        examples = self._examples(held_out=True)
+        places = ranks(training.head, examples, _some(examples.starts, _JUDGED_POSITIONS))
+        target = examples.target
+        with NewFolder(out) as new:
+            config = described(self._kind, self._config, target, places)
+            text = json.dumps(config, indent=2) + "\n"
+            (new.folder / "config.json").write_text(text, encoding="utf-8")
+            write_safetensors(new.folder, self._kind.tensors(training.head, target))
+            new.publish()
+        answers = [each.answer_ids for each in self._held(True)]
+        return Made(
+            out,
+            self._wanted.kind,
+            acceptance(places),
+            coverage(target.shortlist.numpy(), np.concatenate(answers)),
+            sum(parameter.numel() for parameter in training.head.parameters()),
+            sum(len(each.answer_ids) for each in self._spoken()),
+            training.step,
+            time.perf_counter() - begin,
+        )
+
+    # -- what is kept ------------------------------------------------------------------------
+
+    def _num_kept(self, what: str) -> int:
+        """How many pieces there are, from the first without a gap."""
+        number = 0
+        while f"{what}-{number}" in self.work:
+            number += 1
+        return number
+
+    def _spoken(self, what: str = "answers") -> list[Spoken]:
+        """The answers of all pieces of which there is ``what``, too."""
+        pieces = range(self._num_kept(what))
+        return [
+            each for number in pieces for each in _unpacked(self.work.load(f"answers-{number}"))
+        ]
+
+    def _sequences(self, pieces: range) -> list[list[int]]:
+        spoken = (each for n in pieces for each in _unpacked(self.work.load(f"answers-{n}")))
+        return [[*each.prompt_ids, *each.answer_ids] for each in spoken]
+
+    def _held(self, held_out: bool) -> list[Spoken]:
+        return [
+            each for n, each in enumerate(self._spoken("hidden")) if _is_held_out(n) == held_out
+        ]
+
+    def _examples(self, *, held_out: bool) -> Examples:
+        """Of the answers that are trained on, or of the others."""
+        pieces = (self.work.load(f"hidden-{n}")["hidden"] for n in range(self._num_kept("hidden")))
+        spoken = self._spoken("hidden")
+        if not any(_is_held_out(number) for number in range(len(spoken))):
+            raise ConfigError(
+                f"{len(spoken)} answers are too few to learn from: give it more minutes or tokens"
+            )
+        hidden = torch.cat([torch.from_numpy(piece) for piece in pieces]).view(torch.bfloat16)
+        sequences = sequences_of(spoken, hidden, held_out)
+        if not len(sequences.starts(self._kind.steps)):
+            raise ConfigError("the answers are too short to learn from: ask for longer ones")
+        return Examples(self._target(), sequences, self._kind.steps)
+
+    def _target(self) -> Target:
+        own = [token for each in self._held(False) for token in each.answer_ids]
+        prompts = (token for each in self._held(False) for token in each.prompt_ids)
+        other = [*prompts, *self._built_in_text()]
+        listed = shortlist(own, other, self._wanted.shortlist, self._config.vocab_size)
+        parameters = Parameters(self._checkpoint)
+        embedding = torch.from_numpy(parameters.rows(EMBEDDING))
+        head = torch.from_numpy(parameters.rows(HEAD)) if HEAD in parameters.names else embedding
+        ids = torch.from_numpy(listed)
+        return Target(embedding.to(torch.bfloat16), ids, head[ids].contiguous())
+
+    def _built_in_text(self) -> list[int]:
+        texts = [text for text in read_documents(None) if isinstance(text, str)]
+        return [token for text in texts for token in self._tokenizer.encode(text)]
+
+    def _schedule(self, examples: Examples) -> Schedule:
+        """The same one for a run that goes on as for the one that was ended."""
+        if "schedule" not in self.work:
+            steps = self._wanted.steps or self._steps_in_time(examples)
+            self.work.keep("schedule", {"steps": np.array(steps)})
+        steps = int(self.work.load("schedule")["steps"])
+        return Schedule(steps, self._wanted.batch_size, seed=self._wanted.seed)
+
+    def _steps_in_time(self, examples: Examples) -> int:
+        """How many fit into what is left, by the time of a few that are not kept."""
+        head = self._kind.create(self._config, self._wanted.seed)
+        schedule = Schedule(_MEASURED_STEPS + 1, self._wanted.batch_size)
+        trial = Training(head, examples, schedule)
+        trial.run(1)  # the first one makes room for all of them
+        begin = time.perf_counter()
+        trial.run(_MEASURED_STEPS + 1)
+        of_one = (time.perf_counter() - begin) / _MEASURED_STEPS
+        return max(1, int(self._seconds * (1 - _ANSWERING - _LOOKING) / of_one))
+
+
+def sequences_of(spoken: list[Spoken], hidden: Tensor, held_out: bool) -> Sequences:
+    """Those answers that are held out, or the others. ``hidden``: bfloat16 [T, d], of all of them
+    one behind the other."""
+    lengths = [len(each.prompt_ids) + len(each.answer_ids) for each in spoken]
+    chosen = [
+        (each, rows)
+        for number, (each, rows) in enumerate(zip(spoken, hidden.split(lengths), strict=True))
+        if _is_held_out(number) == held_out
+    ]
+    counts = torch.tensor([len(rows) for _, rows in chosen])
+    return Sequences(
+        torch.tensor(
+            [token for each, _ in chosen for token in (*each.prompt_ids, *each.answer_ids)]
+        ),
+        torch.cat([rows for _, rows in chosen]),
+        counts.cumsum(0).repeat_interleave(counts),
+        torch.cat([torch.arange(len(rows)) >= len(each.prompt_ids) for each, rows in chosen]),
+    )
+
+
+def _is_held_out(number: int) -> bool:
+    return number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+
+
+def _some(starts: Tensor, most: int) -> Tensor:
+    """So many of them at most, evenly."""
+    return starts[:: max(1, -(-len(starts) // most))]
+
+
+def _packed(spoken: list[Spoken]) -> dict[str, np.ndarray]:
+    lengths = [(len(each.prompt_ids), len(each.answer_ids)) for each in spoken]
+    token_ids = [token for each in spoken for token in (*each.prompt_ids, *each.answer_ids)]
+    return {
+        "lengths": np.array(lengths, dtype=np.int32).reshape(-1, 2),
+        "token_ids": np.array(token_ids, dtype=np.int32),
+    }
+
+
+def _unpacked(arrays: dict[str, np.ndarray]) -> Iterator[Spoken]:
+    token_ids, start = arrays["token_ids"].tolist(), 0
+    for prompt, answer in arrays["lengths"].tolist():
+        end = start + prompt
+        yield Spoken(token_ids[start:end], token_ids[end : end + answer])
+        start = end + answer
