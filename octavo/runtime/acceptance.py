@@ -18,7 +18,7 @@ from octavo.core.batch import Batch, Distribution, Draft
 from octavo.core.request import Request
 from octavo.runtime.random import uniform
 from octavo.runtime.sampling_row import GREEDY_TEMPERATURE
-from octavo.runtime.verification import Exact, Guess, Verified
+from octavo.runtime.verification import Exact, SampledDraft, Verified
 
 # Streams of random numbers. Siblings have a coin each: the first of them this one, and so on.
 _RESIDUAL, _SYNTHETIC, _COINS = 1 << 16, 2 << 16, 3 << 16
@@ -67,7 +67,7 @@ class Rejection:
     def weighs(self, batch: Batch) -> Collection[str]:
         return _drawn_drafts(batch)
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         if guess.probabilities is None:
             return self._exact.verify(guess)
         children = _children(guess.draft)
@@ -84,7 +84,7 @@ class Rejection:
 
 
 def _choose(
-    guess: Guess, probabilities: np.ndarray, siblings: Sequence[int], depth: int
+    guess: SampledDraft, probabilities: np.ndarray, siblings: Sequence[int], depth: int
 ) -> tuple[int | None, int]:
     """Which of the tokens that are drafted for one place is accepted, if any; and the token."""
     draft, request = guess.draft, guess.request
@@ -151,7 +151,7 @@ class Typical:
     def weighs(self, batch: Batch) -> Collection[str]:
         return _drawn_drafts(batch)
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         if guess.probabilities is None:
             return self._exact.verify(guess)
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
@@ -201,7 +201,7 @@ class Synthetic:
             path.append(node := children[node][0])
         return path
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         path = self.path(guess.request, guess.draft)
         node = path[-1] if path else -1
         refused = {guess.draft.token_ids[index] for index in _children(guess.draft)[node]}

@@ -14,7 +14,7 @@ from octavo.core.executor import LogitsObserver, Probe
 from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.hidden_states import StepFollower, computed_of
 from octavo.runtime.prompt_logits import judge_prompt
-from octavo.runtime.verification import Acceptance, Exact, Guess, Verified
+from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
 
 
 class Runner:
@@ -75,7 +75,7 @@ class Runner:
                 unsound = {row - first + 1 for row in rows.damaged if row >= first}.union(reasons)
                 weighed = rows.probabilities.get(place)
                 verified = self.acceptance.verify(
-                    Guess(item.request, item.draft, token_ids, unsound, weighed)
+                    SampledDraft(item.request, item.draft, token_ids, unsound, weighed)
                 )
                 paths[index] = verified.path
                 self._keep(item, verified.path)

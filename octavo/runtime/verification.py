@@ -32,7 +32,7 @@ class Verified(NamedTuple):
         return [row - 1 for row in self.rows[1:]]
 
 
-class Guess(NamedTuple):
+class SampledDraft(NamedTuple):
     """A draft, and what a pass made of its rows.
 
     Args:
@@ -71,7 +71,7 @@ class Acceptance(Protocol):
         """The requests, by their ids, whose drafts cannot be judged without probabilities."""
         ...
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         """Walk down a draft as far as it is accepted.
 
         The token after the last accepted one is none of those that were drafted there.
@@ -85,7 +85,7 @@ class Exact:
     def weighs(self, batch: Batch) -> Collection[str]:
         return ()
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         children = guess.draft.children()
         rows: list[int] = []
         node: int | None = -1

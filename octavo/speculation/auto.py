@@ -65,21 +65,18 @@ class AutoProposer:
         guessers: of text that came before.
         model: a model that drafts, None if there is none.
         max_tokens: of a draft.
-        most_requests: with more of them in a step nothing is guessed; None is no bound.
     """
 
     def __init__(
         self,
         guessers: Sequence[Guesser],
         model: DraftProposer | None = None,
-        max_tokens: int = 24,
-        most_requests: int | None = None,
+        max_tokens: int = 16,
     ):
         self.max_tokens = max_tokens
         self.seconds = 0.0
         self._guessers = guessers
         self._model = None if model is None else ModelArm(model)
-        self._most_requests = most_requests
         self._times = StepTimes()
         self._standings: dict[str, _Standing] = {}
         self._num_proposals = 0
@@ -90,8 +87,6 @@ class AutoProposer:
         return standing is None or len(request.token_ids) >= standing.rests_until
 
     def propose(self, openings: Sequence[Opening], batch_tokens: int) -> Mapping[str, Draft]:
-        if self._most_requests is not None and len(openings) > self._most_requests:
-            return {}
         begin = time.perf_counter()
         guesses = [self._best_guess(opening) for opening in openings]
         asked = time.perf_counter() - begin

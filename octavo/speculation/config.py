@@ -74,6 +74,13 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("acceptance", self.acceptance, ACCEPTANCES)
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"speculative_config: model must be a name, not {self.model!r}")
+        if not isinstance(self.use_heterogeneous_vocab, bool):
+            raise ConfigError(
+                "speculative_config: use_heterogeneous_vocab must be true or false, not "
+                f"{self.use_heterogeneous_vocab!r}"
+            )
         if self.method in _NEEDS_MODEL and not self.model:
             raise ConfigError(f"speculative_config: method {self.method} needs a model")
         _integer("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFT_TOKENS)
@@ -91,7 +98,13 @@ class SpeculativeConfig:
         _number("min_probability", self.min_probability, 0.0, 1.0)
         _integer("exit_layer", self.exit_layer, 1, 10**6)
         _integer("disable_by_batch_size", self.disable_by_batch_size, 1, 10**6)
-        for rate in self.synthetic_acceptance_rates or ():
+        rates = self.synthetic_acceptance_rates
+        if rates is not None and (not isinstance(rates, tuple) or not rates):
+            raise ConfigError(
+                "speculative_config: synthetic_acceptance_rates must be a list of rates, one for "
+                f"each position, not {rates!r}"
+            )
+        for rate in rates or ():
             _number("synthetic_acceptance_rates", rate, 0.0, 1.0)
 
     @staticmethod

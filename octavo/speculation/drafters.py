@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.drafting import DraftProposer
-from octavo.errors import ConfigError
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.verification import Acceptance
 from octavo.speculation.config import SpeculativeConfig
@@ -20,6 +19,8 @@ from octavo.speculation.config import SpeculativeConfig
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
     from octavo.runtime.rank import Rank
+    from octavo.speculation.ngram import NgramProposer
+    from octavo.speculation.suffix import SuffixProposer
     from octavo.text.tokenizer import Tokenizer
 
 
@@ -71,21 +72,28 @@ class AutoDrafter:
 
     def start(self, limits: RankLimits) -> DraftProposer:
         from octavo.speculation.auto import AutoProposer
-        from octavo.speculation.ngram import NgramProposer
-        from octavo.speculation.suffix import SuffixProposer
 
-        config = self._config
-        most = config.num_speculative_tokens or AUTO_TOKENS
-        suffix = SuffixProposer(
-            config.suffix_decoding_max_tree_depth,
-            config.suffix_decoding_max_cached_requests,
-            config.suffix_decoding_max_spec_factor,
-            config.suffix_decoding_min_token_prob,
-            most,
-        )
-        ngram = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max, most)
+        most = self._config.num_speculative_tokens or AUTO_TOKENS
+        config = replace(self._config, num_speculative_tokens=most)
         model = None if self._model is None else self._model.start(limits)
-        return AutoProposer([suffix, ngram], model, most, config.disable_by_batch_size)
+        return AutoProposer([_suffix(config), _ngram(config)], model, most)
+
+
+class LimitedDrafter:
+    """Another drafter, whose proposer is not asked where ``num_requests`` or more decode."""
+
+    def __init__(self, drafter: Drafter, num_requests: int):
+        self._drafter = drafter
+        self._num_requests = num_requests
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._drafter.kv_bytes_per_token
+
+    def start(self, limits: RankLimits) -> DraftProposer:
+        from octavo.speculation.batch_limit import BatchLimit
+
+        return BatchLimit(self._drafter.start(limits), self._num_requests)
 
 
 def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
@@ -94,37 +102,26 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
     Raises:
         ModelError: a draft cannot be found or read. ConfigError: it does not fit the target.
     """
-    # Each is imported where it is used: a start pays for no other.
-    if config.synthetic_acceptance_rates is not None and config.method == "auto":
-        from octavo.speculation.synthetic import SyntheticProposer
+    drafter = _open(config, target)
+    if config.disable_by_batch_size is None:
+        return drafter
+    return LimitedDrafter(drafter, config.disable_by_batch_size)
 
-        length = config.num_speculative_tokens or len(config.synthetic_acceptance_rates)
-        return DraftFree(lambda limits: SyntheticProposer(length))
+
+def _open(config: SpeculativeConfig, target: Target) -> Drafter:
+    # Each is imported where it is used: a start pays for no other.
     match config.method:
+        case "auto" if config.synthetic_acceptance_rates is not None:
+            from octavo.speculation.synthetic import SyntheticProposer
+
+            length = config.num_speculative_tokens or len(config.synthetic_acceptance_rates)
+            return DraftFree(lambda limits: SyntheticProposer(length))
         case "auto":
             return AutoDrafter(config, _open_model(config, target))
         case "ngram":
-            from octavo.speculation.ngram import NgramProposer
-
-            return DraftFree(
-                lambda limits: NgramProposer(
-                    config.prompt_lookup_min,
-                    config.prompt_lookup_max,
-                    config.num_speculative_tokens,
-                )
-            )
+            return DraftFree(lambda limits: _ngram(config))
         case "suffix":
-            from octavo.speculation.suffix import SuffixProposer
-
-            return DraftFree(
-                lambda limits: SuffixProposer(
-                    config.suffix_decoding_max_tree_depth,
-                    config.suffix_decoding_max_cached_requests,
-                    config.suffix_decoding_max_spec_factor,
-                    config.suffix_decoding_min_token_prob,
-                    config.num_speculative_tokens,
-                )
-            )
+            return DraftFree(lambda limits: _suffix(config))
         case "draft_model":
             from octavo.speculation.draft_model import DraftModel
 
@@ -133,12 +130,29 @@ def open_drafter(config: SpeculativeConfig, target: Target) -> Drafter:
             from octavo.speculation.early_exit import EarlyExit
 
             return EarlyExit(config, target)
-        case "medusa" | "eagle" | "mtp" | "recurrent":
-            from octavo.speculation.heads import open_heads
+    from octavo.speculation.heads import open_heads
 
-            return open_heads(config, target)
-        case _:
-            raise ConfigError(f"speculative_config: method {config.method} is not there yet")
+    return open_heads(config, target)
+
+
+def _ngram(config: SpeculativeConfig) -> NgramProposer:
+    from octavo.speculation.ngram import NgramProposer
+
+    return NgramProposer(
+        config.prompt_lookup_min, config.prompt_lookup_max, config.num_speculative_tokens
+    )
+
+
+def _suffix(config: SpeculativeConfig) -> SuffixProposer:
+    from octavo.speculation.suffix import SuffixProposer
+
+    return SuffixProposer(
+        config.suffix_decoding_max_tree_depth,
+        config.suffix_decoding_max_cached_requests,
+        config.suffix_decoding_max_spec_factor,
+        config.suffix_decoding_min_token_prob,
+        config.num_speculative_tokens,
+    )
 
 
 def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
@@ -147,7 +161,7 @@ def _open_model(config: SpeculativeConfig, target: Target) -> Drafter | None:
         return None
     from octavo.speculation.heads import method_of
 
-    return open_drafter(replace(config, method=method_of(config.model)), target)
+    return _open(replace(config, method=method_of(config.model)), target)
 
 
 def acceptance_of(config: SpeculativeConfig | None) -> Acceptance | None:

@@ -19,7 +19,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.runtime.acceptance import Rejection, Synthetic, Typical, typical_threshold
 from octavo.runtime.random import uniform
-from octavo.runtime.verification import Acceptance, Exact, Guess, Verified
+from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
 
 V = 5
 Prefix = tuple[int, ...]
@@ -46,7 +46,7 @@ def new_request(seed: int = 0, **params) -> Request:
     return Request("r", [0], SamplingParams(**params), 0.0, seed=seed)
 
 
-def guess(request: Request, draft: Draft, unsound=()) -> Guess:
+def guess(request: Request, draft: Draft, unsound=()) -> SampledDraft:
     """What a pass leaves of a draft: each row's distribution, and the token drawn from it."""
     known = tuple(request.output_token_ids)
     paths: list[Prefix] = []
@@ -56,7 +56,7 @@ def guess(request: Request, draft: Draft, unsound=()) -> Guess:
     table = np.stack([p_after(prefix) for prefix in prefixes])
     numbers = [uniform(request.seed, 0, len(prefix)) for prefix in prefixes]
     token_ids = [inverse(p, u) for p, u in zip(table, numbers, strict=True)]
-    return Guess(request, draft, token_ids, unsound, table)
+    return SampledDraft(request, draft, token_ids, unsound, table)
 
 
 # ---- Drafters: each guesses at what follows a prefix
@@ -198,7 +198,7 @@ def test_rejection_keeps_the_distribution_of_many_answers(name):
 class Overhasty(Rejection):
     """Draws anew from p where it should draw from what q leaves of it."""
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         verified = super().verify(guess)
         if len(verified.token_ids) > 1:
             return verified
@@ -282,7 +282,7 @@ def test_greedy_requests_have_the_exact_rule(rule):
     request = new_request(temperature=0.0)
     draft = Draft((1, 2, 3), (-1, -1, 1))
     for token_ids in ([1, 0, 0, 0], [2, 0, 3, 1], [4, 0, 0, 0]):
-        plain = Guess(request, draft, token_ids)
+        plain = SampledDraft(request, draft, token_ids)
         assert rule.verify(plain) == Exact().verify(plain)
 
 
@@ -305,12 +305,12 @@ def test_the_threshold_falls_with_the_entropy(p, threshold):
 def test_typical_acceptance_is_of_all_that_is_above_the_threshold():
     table = np.array([[0.86, 0.08, 0.06, 0.0]] * 4, np.float32)  # the threshold is 0.09
     request = new_request()
-    assert Typical().verify(Guess(request, Draft.chain([0]), [3, 3], (), table)).path == [0]
-    assert Typical().verify(Guess(request, Draft.chain([1]), [3, 3], (), table)).path == []
-    assert Typical().verify(Guess(request, Draft.chain([1]), [1, 3], (), table)).path == [0]
+    assert Typical().verify(SampledDraft(request, Draft.chain([0]), [3, 3], (), table)).path == [0]
+    assert Typical().verify(SampledDraft(request, Draft.chain([1]), [3, 3], (), table)).path == []
+    assert Typical().verify(SampledDraft(request, Draft.chain([1]), [1, 3], (), table)).path == [0]
     even = np.full((4, 4), 0.25, np.float32)
     longest = Draft((0, 1, 2), (-1, -1, 1))
-    assert Typical().verify(Guess(request, longest, [3, 3, 3, 3], (), even)) == (
+    assert Typical().verify(SampledDraft(request, longest, [3, 3, 3, 3], (), even)) == (
         [0, 2, 3],
         [1, 2, 3],
     )
@@ -344,7 +344,11 @@ def test_of_siblings_the_first_has_the_chance():
 def test_what_was_refused_does_not_come_all_the_same(sampled, expected):
     draft = Draft((1, 2), (-1, -1))
     token_ids = [sampled, 0, 0]
-    assert Synthetic([0.0]).verify(Guess(new_request(), draft, token_ids)).token_ids == [expected]
+    assert Synthetic([0.0]).verify(SampledDraft(new_request(), draft, token_ids)).token_ids == [
+        expected
+    ]
     all_below = Draft((0, 1), (-1, -1))
     if sampled < 2:
-        assert Synthetic([0.0]).verify(Guess(new_request(), all_below, token_ids)).token_ids == [2]
+        assert Synthetic([0.0]).verify(
+            SampledDraft(new_request(), all_below, token_ids)
+        ).token_ids == [2]

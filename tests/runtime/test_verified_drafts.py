@@ -18,7 +18,7 @@ from octavo.kernels.cpu import library
 from octavo.runtime.acceptance import Rejection, Synthetic, Typical
 from octavo.runtime.sampler import probabilities
 from octavo.runtime.sampling_row import rows_of, sampling_row
-from octavo.runtime.verification import Exact, Guess, Verified
+from octavo.runtime.verification import Exact, SampledDraft, Verified
 
 V = 260
 KERNELS = ["reference", *(["native"] if library.runnable() else [])]
@@ -83,12 +83,12 @@ class Watched:
 
     def __init__(self, rule):
         self.rule = rule
-        self.asked: list[tuple[Guess, Verified]] = []
+        self.asked: list[tuple[SampledDraft, Verified]] = []
 
     def weighs(self, batch):
         return self.rule.weighs(batch)
 
-    def verify(self, guess: Guess) -> Verified:
+    def verify(self, guess: SampledDraft) -> Verified:
         verified = self.rule.verify(guess)
         self.asked.append((guess, verified))
         return verified
@@ -125,7 +125,7 @@ def test_probabilities_of_a_step_are_those_of_its_logits(bench, run_all, kernels
     weighed: dict[str, bool] = {}
 
     class Compared(Rejection):
-        def verify(self, guess: Guess) -> Verified:
+        def verify(self, guess: SampledDraft) -> Verified:
             verified = super().verify(guess)
             weighed[guess.request.request_id] = guess.probabilities is not None
             if guess.probabilities is not None:

@@ -138,14 +138,6 @@ def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
     assert nothing.num_asked == 200
 
 
-def test_nothing_is_guessed_beyond_a_number_of_requests():
-    oracle = Oracle()
-    proposer = AutoProposer([oracle], most_requests=1)
-    openings = [Opening(request_of(name), 8) for name in "ab"]
-    assert proposer.propose(openings, 2) == {} and oracle.num_asked == 0
-    assert proposer.propose(openings[:1], 1)
-
-
 # -- a model that drafts ---------------------------------------------------------------------------
 
 

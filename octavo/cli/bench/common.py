@@ -42,7 +42,7 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write the JSON object to a file, too")
 
 
-def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: int) -> None:
+def add_repeat_flag(parser: argparse.ArgumentParser, *, repeat: int) -> None:
     parser.add_argument(
         "--repeat",
         type=positive,
@@ -50,6 +50,10 @@ def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: in
         metavar="N",
         help="times to measure; medians are reported (default: %(default)s)",
     )
+
+
+def add_repeat_flags(parser: argparse.ArgumentParser, *, repeat: int, warmup: int) -> None:
+    add_repeat_flag(parser, repeat=repeat)
     parser.add_argument(
         "--warmup",
         type=non_negative,

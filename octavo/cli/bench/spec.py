@@ -38,7 +38,7 @@ docs/metrics.md says what each figure is.
 
 # Those that look at tokens, and at no model.
 _DEFAULT_METHODS = ("auto", "ngram", "suffix")
-_TAKES_MODEL = ("auto", "draft_model", "medusa", "eagle")
+_TAKES_MODEL = ("auto", "draft_model", "medusa", "eagle", "recurrent", "mtp")
 _POSITIONS = 8  # that are shown
 
 
@@ -89,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="of all answers; 0 is greedy (default: 0, but 1 for random)",
     )
-    common.add_repeat_flags(parser, repeat=3, warmup=0)
+    common.add_repeat_flag(parser, repeat=3)
     common.add_seed_flag(parser)
     common.add_output_flags(parser)
     parser.set_defaults(run=run)
