@@ -22,6 +22,7 @@ from typing import Protocol
 
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import DraftProposer, Opening
+from octavo.core.lookahead import rounds_in_time
 from octavo.core.request import Request
 from octavo.speculation.analysis import best_drafts
 from octavo.speculation.guess import Guess
@@ -144,14 +145,14 @@ class AutoProposer:
         return best
 
     def _lengths(self, guesses: Sequence[Guess | None], rows: int) -> list[int]:
-        """How many tokens of each guess are worth their rows, in a step of ``rows`` others."""
+        """How many tokens of each guess are worth their rows, in a step of ``rows`` others, which
+        bring a token each. (Those of a prompt do not: beside them less is guessed.)"""
 
         def seconds(count: int) -> float:
             return self._times.seconds(count) * (1.0 if count == rows else _LEAST_GAIN)
 
-        return best_drafts(
-            [() if guess is None else guess.probabilities for guess in guesses], seconds, rows
-        )
+        chains = [() if guess is None else guess.probabilities for guess in guesses]
+        return best_drafts(chains, seconds, num_rows=rows, num_tokens=rows)
 
     def _varied(self, lengths: list[int], guesses: Sequence[Guess | None]) -> list[int]:
         """Now and then other lengths than the best: what longer steps take is not known of those
@@ -173,7 +174,7 @@ class AutoProposer:
         self._asking_seconds += 0.1 * (each - self._asking_seconds)
         step = self._times.seconds(len(openings)) if self._times.is_known else 1.0
         share = len(openings) * self._asking_seconds / step
-        if len(openings) == 1:
+        if len(openings) == 1 and rounds_in_time(2, step) == 2:
             share += _ROUNDS_GAIN
         longest = min(_LONGEST_REST, int(share / _ASKING_SHARE))
         for request, _ in openings:

@@ -106,8 +106,8 @@ class ModelArm:
 
     def _length(self, rates: Sequence[float], rows: int, seconds: Callable[[int], float]) -> int:
         """Tokens to draft for each request, so that tokens per second are most; 0 if none pay."""
-        best, best_length = _LEAST_GAIN * len(rates) / seconds(rows), 0
-        tokens = float(len(rates))
+        best, best_length = _LEAST_GAIN * rows / seconds(rows), 0
+        tokens = float(rows)  # of the other rows, one each
         reached = [1.0] * len(rates)
         for length in range(1, self.model.max_tokens + 1):
             reached = [value * rate for value, rate in zip(reached, rates, strict=True)]
