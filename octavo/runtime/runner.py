@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from octavo.core.batch import DAMAGED, Batch, ScheduledRequest, StepOutput, TokenLogprobs
+from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import LogitsObserver, Probe
 from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.hidden_states import StepFollower, computed_of
@@ -72,13 +72,8 @@ class Runner:
             token_ids, logprobs = rows.tokens[place], rows.logprobs.get(place)
             if item.draft is not None:
                 first = _first_guess(item, rows, index)
-                unsound = {row - first + 1 for row in rows.damaged if row >= first}.union(reasons)
-                weighed = rows.probabilities.get(place)
-                verified = self.acceptance.verify(
-                    SampledDraft(item.request, item.draft, token_ids, unsound, weighed)
-                )
+                verified = self._verify(item, item.draft, rows, place, first)
                 paths[index] = verified.path
-                self._keep(item, verified.path)
                 token_ids = verified.token_ids
                 if logprobs is not None:
                     logprobs = self._logprobs_of(verified, logprobs, first - 1)
@@ -87,11 +82,26 @@ class Runner:
                 output.logprobs[request_id] = [entry for entry in logprobs if entry is not None]
         return paths
 
-    def _keep(self, item: ScheduledRequest, path: Sequence[int]) -> None:
-        """Have the keys and values of a path lie where its positions are."""
+    def _verify(
+        self, item: ScheduledRequest, draft: Draft, rows: Rows, place: int, first: int
+    ) -> Verified:
+        """What of a draft is right, whose rows begin at ``first``. Its keys and values then lie
+        where its positions are."""
+        unsound = {row - first + 1 for row in rows.damaged if first <= row < first + len(draft)}
+        verified = self.acceptance.verify(
+            SampledDraft(
+                item.request,
+                draft,
+                rows.tokens[place],
+                unsound.union(rows.reasons.get(place, ())),
+                rows.probabilities.get(place),
+            )
+        )
+        path = verified.path
         if path and path[-1] != len(path) - 1:  # indices ascend
             slots = [item.end + index for index in path]
             self.forward.kv_cache.move(item.request.block_ids, slots, item.end)
+        return verified
 
     def _logprobs_of(
         self, verified: Verified, sampled: Sequence[TokenLogprobs | None], first_row: int
