@@ -118,7 +118,6 @@ def _load_engine(
         "weights_bytes": rank.weights_bytes,
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
-        "speculation": None if speculation is None else speculation.method,
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds)

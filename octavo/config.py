@@ -251,6 +251,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     choices: tuple[str, ...] = ()
+    speculation: SpeculativeConfig | None = None
 
 
 def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
@@ -331,4 +332,5 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             max_rounds=capacity.max_rounds,
         ),
         choices=tuple(choices),
+        speculation=args.speculation(),
     )

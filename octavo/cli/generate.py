@@ -148,14 +148,15 @@ def _print_json(
     params: SamplingParams,
     outputs: list[RequestOutput],
 ) -> int:
-    engine = llm.engine_info()
+    speculation = llm.config.speculation
+    method = None if speculation is None else speculation.method
     document = {
         "model": model,
         "outputs": [
-            results.request_json(prompt, output, params, engine["speculation"])
+            results.request_json(prompt, output, params, method)
             for prompt, output in zip(prompts, outputs, strict=True)
         ],
-        "engine": engine,
+        "engine": llm.engine_info(),
     }
     terminal.print_json(document)
     return _status(outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,10 @@ class FakeLLM:
 
     def default_sampling_params(self) -> SamplingParams:
         return SamplingParams(**self.recommended)
+
+    @property
+    def config(self) -> SimpleNamespace:
+        return SimpleNamespace(speculation=None)
 
     def engine_info(self) -> dict[str, Any]:
         return dict(ENGINE)

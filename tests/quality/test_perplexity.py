@@ -139,9 +139,9 @@ def test_preempted_windows_are_computed_again_and_scored_once(
             rows.append(len(hidden))
             return compute(hidden, ctx)
 
-        def count_sampled(batch):
+        def count_sampled(batch, *rest):
             sampled.append(sum(item.samples for item in batch.items))
-            return run(batch)
+            return run(batch, *rest)
 
         forward.model.compute_logits, forward.run = count, count_sampled
     windows = windows_of(text_engine, text)

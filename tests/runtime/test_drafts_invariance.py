@@ -180,8 +180,8 @@ def test_a_guess_that_turns_to_nan_costs_nobody_anything(bench, run_all, alone, 
     runner = engine.executor.rank.runner
     run, damages = runner.forward.run, every(3)
 
-    def damaging(batch):
-        rows = run(batch)
+    def damaging(batch, *rest):
+        rows = run(batch, *rest)
         if batch.items[0].draft is not None and damages():
             rows.damaged = [len(batch.items[0].draft)]
         return rows

@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named(said, names):
 @pytest.mark.parametrize("method", ["auto", "ngram", "suffix"])
 def test_those_who_look_at_text_find_what_repeats(tiny_model, method):
     llm = LLM(str(tiny_model), max_model_len=128, speculative_config={"method": method})
-    assert llm.engine_info()["speculation"] == method
+    assert llm.config.speculation.method == method
     plain = llm.generate(
         [{"prompt_token_ids": PROMPT}], GREEDY.with_changes(speculative={"enabled": False})
     )

@@ -270,6 +270,13 @@ def min_tokens(api: Api) -> None:
 
 
 @into(EITHER)
+def speculative(api: Api) -> None:
+    for asked in ({"enabled": False}, {"enabled": True, "num_speculative_tokens": 2}):
+        assert api.ask(speculative=asked).token_ids == api.plain.token_ids
+    api.refuses("speculative.num_speculative_tokens", speculative={"num_speculative_tokens": 65})
+
+
+@into(EITHER)
 def temperature(api: Api) -> None:
     assert api.ask(**HOT).token_ids != api.plain.token_ids
 

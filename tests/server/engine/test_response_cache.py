@@ -106,6 +106,7 @@ DIFFERENT = {
     "detokenize": False,
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
+    "speculative": {"enabled": False},
 }
 
 
