@@ -273,7 +273,7 @@ def min_tokens(api: Api) -> None:
 def speculative(api: Api) -> None:
     for asked in ({"enabled": False}, {"enabled": True, "num_speculative_tokens": 2}):
         assert api.ask(speculative=asked).token_ids == api.plain.token_ids
-    api.refuses("speculative.num_speculative_tokens", speculative={"num_speculative_tokens": 65})
+    api.refuses("speculative", speculative={"num_speculative_tokens": 65})
 
 
 @into(EITHER)
