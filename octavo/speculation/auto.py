@@ -7,7 +7,7 @@ right (the guessers say so with each guess, and keep it true), what a step of so
 are many requests, further rows are dear, and only what is nearly certain is guessed; where guesses
 fail, there are none; and where there are none for a while, nobody is asked for a while.
 
-    each request      the guess of text that came before (n-gram, suffix), which costs little
+    each request      the guess of text that came before (``suffix``), which costs little
     all together      as many of the guessed tokens, the likeliest first, as make the step's tokens
                       per second the most
     the rest          of a model that drafts, if there is one: as many tokens as pay at its rates
@@ -31,12 +31,13 @@ from octavo.speculation.step_times import StepTimes
 
 # What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.
 _ASKING_SHARE = 0.01
-_LEAST_GAIN = 1.01
-# Asked so often in vain, a request is left alone for some tokens, then for more: at most so many.
-_PATIENCE = 4
+_LEAST_GAIN = 1.04
+# Asked so often in vain, a request is left alone for a token, and then for twice as many each time,
+# up to so many.
+_PATIENCE = 2
 _LONGEST_REST = 16
 # A lone stream decodes in rounds when nobody is asked, which is that much faster.
-_ROUNDS_GAIN = 0.03
+_ROUNDS_GAIN = 0.06
 _VARIED_EVERY = 16  # drafts
 
 
@@ -180,5 +181,6 @@ class AutoProposer:
         for request, _ in openings:
             standing = self._standings[request.request_id]
             standing.num_vain += 1
-            rest = min(longest, standing.num_vain - _PATIENCE)
-            standing.rests_until = len(request.token_ids) + 1 + max(0, rest)
+            vain = min(standing.num_vain - _PATIENCE, _LONGEST_REST)
+            rest = min(longest, 1 << vain >> 1) if vain > 0 else 0
+            standing.rests_until = len(request.token_ids) + 1 + rest

@@ -138,21 +138,22 @@ def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
     assert nothing.num_asked == 200
 
 
-def test_beside_many_others_only_what_is_nearly_certain_is_guessed():
-    """One of 32 is asked: what its row costs, all of them pay."""
-    for probability, count in ((0.5, 0), (0.99, 4)):
-        proposer = AutoProposer([Oracle(probability, 4)])
-        items = tuple(
-            ScheduledRequest(request_of(), 19, 1 + n, 1 + n, Draft.chain(range(n)) if n else None)
-            for n in (0, 1, 3)
-            for _ in range(10)
-        )
-        for rows in (20, 32, 40, 60):
-            some = items[: rows // 2]
-            total = sum(item.num_tokens for item in some)
-            proposer.observe_step(Batch(0, some), 0.005 * (1 + 0.16 * (total - 1)))
-        drafts = proposer.propose([Opening(request_of(), 8)], 32)
-        assert sum(map(len, drafts.values())) == count
+@pytest.mark.parametrize(("probability", "expected"), [(0.5, 0), (0.99, 32 * 4)])
+def test_among_many_only_what_is_nearly_certain_is_guessed(probability, expected):
+    """What a row costs, all who share the step pay."""
+    proposer = AutoProposer([Oracle(probability, 4)])
+    plain = ScheduledRequest(request_of(), 19, 1, 1)
+    for rows in (20, 32, 60, 100, 160, 200):
+        proposer.observe_step(Batch(0, (plain,) * rows), 0.005 * (1 + 0.16 * (rows - 1)))
+    openings = [Opening(request_of(str(index)), 8) for index in range(32)]
+    drafts = proposer.propose(openings, 32)
+    assert sum(map(len, drafts.values())) == expected
+
+
+def test_a_guess_for_one_is_weighed_against_all_who_share_its_step():
+    proposer = AutoProposer([Oracle(0.5, 4)])
+    assert proposer.propose([Opening(request_of(), 8)], 1)
+    assert not AutoProposer([Oracle(0.5, 4)]).propose([Opening(request_of(), 8)], 32)
 
 
 # -- a model that drafts ---------------------------------------------------------------------------
