@@ -8,6 +8,7 @@ give the same answer, whatever else runs.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import chain, count
@@ -17,7 +18,7 @@ import numpy as np
 from octavo.core.batch import Batch, Distribution, Draft
 from octavo.core.request import Request
 from octavo.runtime.random import uniform
-from octavo.runtime.sampling_row import GREEDY_TEMPERATURE
+from octavo.runtime.sampling_row import is_greedy
 from octavo.runtime.verification import Exact, SampledDraft, Verified
 
 # Streams of random numbers. Siblings have a coin each: the first of them this one, and so on.
@@ -26,15 +27,6 @@ _RESIDUAL, _SYNTHETIC, _COINS = 1 << 16, 2 << 16, 3 << 16
 # Of typical acceptance, as its authors choose them.
 TYPICAL_THRESHOLD = 0.09
 TYPICAL_SCALE = 0.3
-
-
-def _drawn_drafts(batch: Batch) -> Collection[str]:
-    """The requests of a batch that have a draft and are not greedy."""
-    return frozenset(
-        item.request.request_id
-        for item in batch.items
-        if item.draft is not None and item.request.params.temperature >= GREEDY_TEMPERATURE
-    )
 
 
 def _children(draft: Draft) -> dict[int, list[int]]:
@@ -50,7 +42,31 @@ def _coin(request: Request, depth: int, stream: int) -> float:
     return uniform(request.seed, request.sample_index, request.num_output_tokens + depth, stream)
 
 
-class Rejection:
+class _Weighing(ABC):
+    """A rule that looks at probabilities, of drafts whose requests are not greedy. For the others
+    it is the exact one."""
+
+    def __init__(self) -> None:
+        self._exact = Exact()
+
+    def weighs(self, batch: Batch) -> Collection[str]:
+        return frozenset(
+            item.request.request_id
+            for item in batch.items
+            if item.draft is not None and not is_greedy(item.request.params)
+        )
+
+    def verify(self, guess: SampledDraft) -> Verified:
+        if guess.probabilities is None:
+            return self._exact.verify(guess)
+        return self._judge(guess, guess.probabilities)
+
+    @abstractmethod
+    def _judge(self, guess: SampledDraft, probabilities: np.ndarray) -> Verified:
+        """As ``verify``, by the probabilities [1 + len(draft), V] of the draft's rows."""
+
+
+class Rejection(_Weighing):
     """Accepts a token x that was sampled from q with probability min(1, p(x) / q(x)), where the
     request would draw from p; else draws from what q leaves of it, max(0, p - q).
 
@@ -61,20 +77,12 @@ class Rejection:
     it, q is 1 at x. A greedy request draws nothing, so the rule is the exact one for it.
     """
 
-    def __init__(self) -> None:
-        self._exact = Exact()
-
-    def weighs(self, batch: Batch) -> Collection[str]:
-        return _drawn_drafts(batch)
-
-    def verify(self, guess: SampledDraft) -> Verified:
-        if guess.probabilities is None:
-            return self._exact.verify(guess)
+    def _judge(self, guess: SampledDraft, probabilities: np.ndarray) -> Verified:
         children = _children(guess.draft)
         path: list[int] = []
         node = -1
         while siblings := children.get(node):
-            chosen, token_id = _choose(guess, guess.probabilities[node + 1], siblings, len(path))
+            chosen, token_id = _choose(guess, probabilities[node + 1], siblings, len(path))
             if chosen is None:
                 return guess.along(path, token_id)
             path.append(node := chosen)
@@ -136,7 +144,7 @@ def _summed(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> np.ndarray
     return spread
 
 
-class Typical:
+class Typical(_Weighing):
     """Accepts a token whose probability is above a threshold, that is lower where the entropy H of
     the distribution is higher: min(0.09, 0.3 exp(-H)). Of all paths so accepted the longest counts.
 
@@ -145,24 +153,16 @@ class Typical:
     greedy request has only one token that is likely, so the rule is the exact one for it.
     """
 
-    def __init__(self) -> None:
-        self._exact = Exact()
-
-    def weighs(self, batch: Batch) -> Collection[str]:
-        return _drawn_drafts(batch)
-
-    def verify(self, guess: SampledDraft) -> Verified:
-        if guess.probabilities is None:
-            return self._exact.verify(guess)
+    def _judge(self, guess: SampledDraft, probabilities: np.ndarray) -> Verified:
         paths: dict[int, list[int]] = {-1: []}  # to each token that is accepted
         for node, siblings in sorted(_children(guess.draft).items()):  # parents before children
             if node not in paths or node + 1 in guess.unsound:
                 continue
-            probabilities = guess.probabilities[node + 1]
-            threshold = typical_threshold(probabilities)
+            row = probabilities[node + 1]
+            threshold = typical_threshold(row)
             for index in siblings:
                 token_id = guess.draft.token_ids[index]
-                if probabilities[token_id] > threshold or token_id == guess.token_ids[node + 1]:
+                if row[token_id] > threshold or token_id == guess.token_ids[node + 1]:
                     paths[index] = [*paths[node], index]
         longest: list[int] = max(paths.values(), key=len)  # of equals the first
         return guess.along(longest)

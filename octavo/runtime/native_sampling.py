@@ -17,7 +17,7 @@ from typing import NamedTuple
 from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
 from octavo.kernels.cpu import abi
-from octavo.runtime.sampling_row import GREEDY_TEMPERATURE, DraftedRow, SamplingRow
+from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
 
 # The fields of abi.Sample, in their order. One pack_into is ten times as fast as 19 assignments.
 _SAMPLE = struct.Struct("@4f3d3iI2P2Q3Pq")
@@ -87,7 +87,7 @@ class SampleArray:
             pack(
                 structs,
                 offset,
-                0.0 if params.temperature < GREEDY_TEMPERATURE else params.temperature,
+                0.0 if is_greedy(params) else params.temperature,
                 repetition,
                 params.frequency_penalty,
                 params.presence_penalty,

@@ -14,6 +14,11 @@ from octavo.core.token_mask import Bits
 GREEDY_TEMPERATURE = 1e-5
 
 
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the likeliest token is taken, and none is drawn."""
+    return params.temperature < GREEDY_TEMPERATURE
+
+
 @dataclass(slots=True)
 class SamplingRow:
     """What one row of logits needs to become a token; built by the runner from a request."""
@@ -27,7 +32,7 @@ class SamplingRow:
 
     @property
     def is_greedy(self) -> bool:
-        return self.params.temperature < GREEDY_TEMPERATURE
+        return is_greedy(self.params)
 
     @property
     def num_output_tokens(self) -> int:

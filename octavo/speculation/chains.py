@@ -19,7 +19,7 @@ from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput, TokenL
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.runtime.sampling_row import GREEDY_TEMPERATURE
+from octavo.runtime.sampling_row import is_greedy
 from octavo.speculation.confidence import Confidence
 from octavo.speculation.draft_kv import KnownKV
 from octavo.speculation.vocabulary import Translation
@@ -74,7 +74,7 @@ class _Chain:
 
     @property
     def is_greedy(self) -> bool:
-        return self.request.params.temperature < GREEDY_TEMPERATURE
+        return is_greedy(self.request.params)
 
     @property
     def num_missing(self) -> int:
@@ -140,11 +140,11 @@ class ChainProposer:
 
     def observe(self, request: Request, draft: Draft, num_accepted: int) -> None:
         probabilities = self._verified.pop(request.request_id, [])
-        is_greedy = request.params.temperature < GREEDY_TEMPERATURE
+        greedy = is_greedy(request.params)
         # The first wrong one was verified too; what follows it stood on nothing.
         for index, probability in enumerate(probabilities[: min(len(draft), num_accepted + 1)]):
             is_right = index < num_accepted
-            self.confidence.learn(probability, is_greedy=is_greedy, is_right=is_right)
+            self.confidence.learn(probability, is_greedy=greedy, is_right=is_right)
 
     def observe_step(self, batch: Batch, seconds: float) -> None:
         pass
