@@ -1,8 +1,9 @@
 """What is asked when drafters are measured: texts that repeat what they were given, and texts that
 do not. Written for this purpose.
 
-Copying is what tasks on a given text have in common: an answer quotes it (``copy``, ``rag``), or is
-it again with changes (``edit``, ``json``). A conversation (``chat``) hardly copies. What follows
+Copying is what tasks on a given text have in common: an answer is that text (``copy``), quotes it
+(``summary``, ``rag``), or is it again with changes (``edit``, ``json``). A conversation (``chat``)
+hardly copies. What follows
 random tokens is made by the benchmark itself, of the vocabulary of the model.
 """
 
@@ -73,15 +74,23 @@ year, the landlord may ask for a deposit of one further monthly rent. Repairs th
 120 euros are paid by the tenant, up to a total of 400 euros in a year. Pets other than small
 animals in cages need the landlord's consent, which may not be refused without a good reason."""
 
-_COPY = (
-    f"Repeat the following text word for word, without any comment.\n\n{_LIBRARY}",
-    f"Repeat the following text word for word, without any comment.\n\n{_HERON}",
-    f"Summarize the report. Use its own sentences, and leave out what matters less.\n\n{_BRIDGE}",
-    f"Summarize the figures. Use the sentences of the text where you can.\n\n{_COMPANY}",
-    f"Write this recipe as a numbered list of steps. Keep the wording.\n\n{_BREAD}",
-    f"Write these instructions as a numbered list. Keep the wording.\n\n{_PUMP}",
-    f"List the decisions of these minutes in their own words.\n\n{_MEETING}",
-    f"Copy the text, and put each sentence on a line of its own.\n\n{_LEASE}",
+_COPY = tuple(
+    f"Repeat the following text word for word, without any comment.\n\n{text}"
+    for text in (_LIBRARY, _BRIDGE, _BREAD, _PUMP, _COMPANY, _HERON, _MEETING, _LEASE)
+)
+
+_SUMMARY = tuple(
+    f"{task}\n\n{text}"
+    for task, text in (
+        ("Summarize the report. Use its own sentences, and leave out what matters less.", _BRIDGE),
+        ("Summarize the figures. Use the sentences of the text where you can.", _COMPANY),
+        ("Write this recipe as a numbered list of steps. Keep the wording.", _BREAD),
+        ("Write these instructions as a numbered list. Keep the wording.", _PUMP),
+        ("List the decisions of these minutes in their own words.", _MEETING),
+        ("What changes for readers, and when? Use the words of the notice.", _LIBRARY),
+        ("What is known of this bird? Answer in sentences of the text.", _HERON),
+        ("Say what a tenant has to pay, and when, as the lease says it.", _LEASE),
+    )
 )
 
 _RAG = tuple(
@@ -251,4 +260,11 @@ _CHAT = (
     "Suggest a plan for a weekend in a city by the sea, with bad weather.",
 )
 
-PROMPTS = {"copy": _COPY, "edit": _EDIT, "rag": _RAG, "json": _JSON, "chat": _CHAT}
+PROMPTS = {
+    "copy": _COPY,
+    "summary": _SUMMARY,
+    "edit": _EDIT,
+    "rag": _RAG,
+    "json": _JSON,
+    "chat": _CHAT,
+}

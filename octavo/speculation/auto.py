@@ -30,14 +30,17 @@ from octavo.speculation.model_arm import ModelArm
 from octavo.speculation.step_times import StepTimes
 
 # What asking in vain may take of a step's time, and what a step must gain to be worth the trouble.
-_ASKING_SHARE = 0.01
+_ASKING_SHARE = 0.005
 _LEAST_GAIN = 1.04
-# Asked so often in vain, a request is left alone for a token, and then for twice as many each time,
-# up to so many.
-_PATIENCE = 2
-_LONGEST_REST = 16
+# A request for which asking does not pay is left alone for so many tokens, and then for twice as
+# many each time, up to so many.
+_FIRST_REST = 2
+_LONGEST_REST = 32
 # A lone stream decodes in rounds when nobody is asked, which is that much faster.
 _ROUNDS_GAIN = 0.06
+# Tokens that asking saves are expected to be so many at first, and judged by about so many times.
+_FIRST_GAIN = 0.2
+_GAIN_SPAN = 8
 _VARIED_EVERY = 16  # drafts
 
 
@@ -55,7 +58,8 @@ class Guesser(Protocol):
 class _Standing:
     """How it went with one request so far."""
 
-    num_vain: int = 0  # times asked since a guess was right
+    gain: float = _FIRST_GAIN  # tokens that were saved each time somebody was asked, lately
+    num_rests: int = 0  # since a guess was right
     rests_until: int = 0  # that many tokens
     guesser: Guesser | None = None  # whose guess is being verified
 
@@ -113,8 +117,9 @@ class AutoProposer:
         begin = time.perf_counter()
         standing = self._standings.get(request.request_id)
         if standing is not None:
+            standing.gain += num_accepted / _GAIN_SPAN
             if num_accepted:
-                standing.num_vain = standing.rests_until = 0
+                standing.num_rests = standing.rests_until = 0
             if standing.guesser is not None:
                 standing.guesser.observe(request, draft, num_accepted)
             elif self._model is not None:
@@ -169,7 +174,7 @@ class AutoProposer:
         ]
 
     def _note_asking(self, openings: Sequence[Opening], seconds: float) -> None:
-        """Leave those alone for whom there has been nothing for long, and no longer than it takes
+        """Leave those alone for whom asking costs more than it saves, and no longer than it takes
         for asking to be cheap."""
         each = seconds / len(openings)
         self._asking_seconds += 0.1 * (each - self._asking_seconds)
@@ -180,7 +185,8 @@ class AutoProposer:
         longest = min(_LONGEST_REST, int(share / _ASKING_SHARE))
         for request, _ in openings:
             standing = self._standings[request.request_id]
-            standing.num_vain += 1
-            vain = min(standing.num_vain - _PATIENCE, _LONGEST_REST)
-            rest = min(longest, 1 << vain >> 1) if vain > 0 else 0
-            standing.rests_until = len(request.token_ids) + 1 + rest
+            standing.gain -= standing.gain / _GAIN_SPAN
+            if standing.gain < share and longest:
+                rest = min(longest, _FIRST_REST << standing.num_rests)
+                standing.num_rests += rest < longest
+                standing.rests_until = len(request.token_ids) + 1 + rest

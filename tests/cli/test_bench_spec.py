@@ -127,7 +127,7 @@ def test_nothing_that_could_be_measured(bench):
     [
         (("--methods", "magic"), "'magic' is none of auto, ngram"),
         (("--methods", "ngram=model"), "ngram takes no model"),
-        (("--workload", "poems"), "none of copy, edit, rag, json, chat, random"),
+        (("--workload", "poems"), "none of copy, summary, edit, rag, json, chat, random"),
         (("--batch-sizes", "0"), "no integer of at least 1"),
         (("--temperature", "-1"), "--temperature must be"),
     ],

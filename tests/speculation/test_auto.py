@@ -122,6 +122,23 @@ def test_who_is_asked_in_vain_is_left_alone_for_a_while():
     assert useful.num_asked == 100
 
 
+def test_who_has_gained_by_asking_is_asked_on_for_longer():
+    """A text that copies, and now and then says something of its own."""
+
+    def steps_until_rest(num_gained: int) -> int:
+        guesser = Oracle(0.9)
+        proposer, request = AutoProposer([guesser]), request_of()
+        run(proposer, request, len, lambda rows: 0.005, num_gained)
+        guesser.length = 0
+        asked = guesser.num_asked
+        run(proposer, request, len, lambda rows: 0.005, 60)
+        vain = guesser.num_asked - asked
+        assert vain < 60  # not for ever
+        return vain
+
+    assert steps_until_rest(0) < steps_until_rest(2) < steps_until_rest(10)
+
+
 def test_where_steps_are_long_asking_costs_nothing_and_goes_on():
     """Of several requests, none of which could go in rounds."""
     nothing = Oracle(length=0)

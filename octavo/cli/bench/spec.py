@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.split(","),
         default=None,
         metavar="NAME,…",
-        help="copy, edit, rag, json, chat, random, or files (default: all six)",
+        help="copy, summary, edit, rag, json, chat, random, or files (default: all but files)",
     )
     parser.add_argument(
         "--batch-sizes",

@@ -148,7 +148,7 @@ def test_break_even_of_measured_steps():
 
 
 def test_prompts_are_there():
-    assert set(PROMPTS) == {"copy", "edit", "rag", "json", "chat"}
+    assert set(PROMPTS) == {"copy", "summary", "edit", "rag", "json", "chat"}
     for prompts in PROMPTS.values():
         assert len(set(prompts)) == len(prompts) == 8
         assert all(20 < len(prompt) < 3000 for prompt in prompts)
