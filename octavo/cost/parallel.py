@@ -1,0 +1,38 @@
+"""How a model is laid out over devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Degrees of parallelism.
+
+    Args:
+        tp: devices that share each matrix. pp: groups of layers, one after the other.
+        ep: devices that share the experts of a layer; they are those of the tp x dp group, so
+            ``ep`` is 1 (experts are cut like other matrices) or divides ``tp * dp``.
+        dp: copies of the rest of the model, each with requests of its own.
+
+    Raises:
+        ConfigError: a degree is not a positive integer, or ep does not divide tp * dp.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "ep", "dp"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if (self.tp * self.dp) % self.ep:
+            raise ConfigError(f"ep = {self.ep} does not divide tp x dp = {self.tp * self.dp}")
+
+    @property
+    def num_devices(self) -> int:
+        return self.tp * self.pp * self.dp
