@@ -1,0 +1,98 @@
+"""Where calibrations are kept: a file for each model, processor and way of running it.
+
+    $OCTAVO_HOME/calibrations/<name>-<hash>.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.cost.measured import MeasuredSteps
+from octavo.errors import ConfigError, ModelFileError
+from octavo.fields import Fields
+from octavo.files import replace_file
+from octavo.hub.store import home
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A calibration.
+
+    Args:
+        about: what it holds for: the model's file and size, processor, instruction set, threads,
+            types of activations and of the KV cache. Another of any of these is another profile.
+        engine: settings of the engine that was timed, which simulations take from here.
+        measured_at: ISO 8601, UTC.
+    """
+
+    about: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    steps: MeasuredSteps
+    measured_at: str
+
+    @property
+    def file_name(self) -> str:
+        model = re.sub(r"[^A-Za-z0-9._-]+", "-", str(self.about.get("model", "model")))[:60]
+        return f"{model}-{_hash(self.about)}.json"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "about": dict(self.about),
+            "engine": dict(self.engine),
+            "measured_at": self.measured_at,
+            "steps": self.steps.as_json(),
+        }
+
+
+def folder() -> Path:
+    return home() / "calibrations"
+
+
+def keep(profile: Profile) -> Path:
+    """Write a profile in the place of an older one; where it is. ConfigError if it cannot be."""
+    path = folder() / profile.file_name
+    try:
+        replace_file(path, (json.dumps(profile.as_json(), indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def find(about: Mapping[str, Any]) -> Profile | None:
+    """The profile of just that; None if there is none, or none that this version reads."""
+    for path in sorted(folder().glob(f"*-{_hash(about)}.json")):
+        profile = read(path)
+        if profile is not None and dict(profile.about) == dict(about):
+            return profile
+    return None
+
+
+def read(path: Path) -> Profile | None:
+    """A profile from its file; None if it is of another version. ModelFileError if it is damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"is no calibration: {error}") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        return None
+    fields = Fields(path, document)
+    return Profile(
+        fields.table("about"),
+        fields.table("engine"),
+        MeasuredSteps.of_json(fields.section("steps")),
+        fields.text("measured_at"),
+    )
+
+
+def _hash(about: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(about), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

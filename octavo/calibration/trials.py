@@ -1,0 +1,89 @@
+"""The loads that a calibration runs: together they hold every kind of step there is.
+
+Steps are those of production: prompts of every length, alone and beside requests that decode; few
+and many requests, short and long; a lone stream in rounds. What a step costs is asked of all of
+them at once (`fit`), so no load has to show one thing alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SHORT = 16  # tokens of a prompt that is there to be decoded from
+_ROUNDS_OUTPUT = 26  # three rounds of eight tokens, and two that end the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What an engine takes: requests and tokens of a step, tokens of a request, tokens of the KV
+    pool."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Requests that are given at once. ``lengths``: tokens of each prompt, and of its answer."""
+
+    name: str
+    lengths: tuple[tuple[int, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(prompt + answer for prompt, answer in self.lengths)
+
+
+def trials(size: Size, *, quick: bool = False) -> list[Trial]:
+    """The loads for an engine, the short ones first; ``quick``: fewer of them."""
+    found = [
+        Trial("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),) * 1),
+        *_batches(size, quick),
+        *_prompts(size, quick),
+        *_long_contexts(size, quick),
+        _mixed(size, quick),
+    ]
+    return [trial for trial in found if _fits(trial, size)]
+
+
+def _batches(size: Size, quick: bool) -> Iterator[Trial]:
+    """So many requests, decoding together."""
+    count, factor = 2, 4 if quick else 2
+    while count <= size.max_num_seqs:
+        yield Trial(f"{count} short streams", ((_SHORT, 10),) * count)
+        count *= factor
+
+
+def _prompts(size: Size, quick: bool) -> Iterator[Trial]:
+    """Prompts alone, of which one token is sampled; the longest in several chunks."""
+    length, factor = 8, 4 if quick else 2
+    while length < min(2 * size.max_num_batched_tokens, size.max_model_len):
+        yield Trial(f"a prompt of {length}", ((length, 1),))
+        length *= factor
+
+
+def _long_contexts(size: Size, quick: bool) -> Iterator[Trial]:
+    """Answers far into a text, alone and together."""
+    longest = size.max_model_len - 16
+    for length in (longest // 2,) if quick else (longest // 8, longest // 3):
+        for count in (1, 4) if quick else (1, 4, 16):
+            length = min(length, 2048, size.kv_tokens // count - 32)
+            if length > 4 * _SHORT:
+                yield Trial(f"{count} streams after {length} tokens", ((length, 10),) * count)
+
+
+def _mixed(size: Size, quick: bool) -> Trial:
+    """Twice as many requests as there is room for, of all lengths: some begin while others go on."""
+    rng = random.Random(0)
+    longest = min(512, size.max_model_len // 2)
+    count = 2 * min(size.max_num_seqs, 16) // (2 if quick else 1)
+    lengths = tuple((rng.randint(_SHORT, longest), rng.randint(4, 40)) for _ in range(count))
+    return Trial("requests of all lengths", lengths)
+
+
+def _fits(trial: Trial, size: Size) -> bool:
+    return all(prompt + answer <= size.max_model_len for prompt, answer in trial.lengths)
