@@ -1,6 +1,6 @@
 """Where calibrations are kept: a file for each model, processor and way of running it.
 
-    $OCTAVO_HOME/calibrations/<name>-<hash>.json
+$OCTAVO_HOME/calibrations/<name>-<hash>.json
 """
 
 from __future__ import annotations
