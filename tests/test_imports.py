@@ -17,7 +17,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "options"}
+OPEN = {"errors", "extras", "files", "garbage", "options"}
 
 ALLOWED = {
     "machine": set(),
@@ -58,7 +58,11 @@ ALLOWED = {
     "text.tokenizer_metadata": {"text"},
     "measure": set(),
     "workload": {"measure"},
-    "sim": {"core", "measure", "workload"},
+    "wiring": {"config", "core"},
+    "sim": {
+        *("config", "core", "executor", "measure", "runtime", "speculation", "wiring"),
+        "workload",
+    },
     "speculation.training": {
         *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
         *("runtime", "speculation", "text"),
