@@ -78,10 +78,7 @@ def _steps_of(session: OfflineSession, trial: Trial, seed: int) -> Iterator[Time
 
 
 def _timed(step: StepTiming) -> TimedStep:
-    from octavo.cost.work import Span
-
-    spans = [Span(c.start, c.num_tokens, int(c.samples)) for c in step.chunks]  # TMP
-    rows = passes(spans, max(1, step.num_rounds))
+    rows = passes(step.chunks, max(1, step.num_rounds))
     return TimedStep(tuple(StepFeatures.of(each) for each in rows), step.wall_s)
 
 
