@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.cost.measured import MeasuredSteps, Spread, pass_terms, regime_of, step_terms
+from octavo.cost.measured import (
+    MeasuredSteps,
+    Spread,
+    goes_on,
+    pass_terms,
+    regime_of,
+    step_terms,
+)
 from octavo.cost.step_cost import StepFeatures
 from octavo.errors import BenchmarkError
 
@@ -59,12 +66,14 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
         off = np.abs(np.log(np.maximum(relative @ coefficients, 1e-6)))
         kept = off <= max(_OUTLIER * float(np.median(off)), 0.02)
     errors = _standard_errors(relative[kept], coefficients)
-    quotients = 1 / np.maximum(relative @ coefficients, 1e-6)
+    quotients = _quotients(relative, coefficients)
     passes = [features for step in steps for features in step.passes]
+    most_rows = max(each.num_tokens for each in passes)
+    seconds_of = dict(zip(names, coefficients.tolist(), strict=True))
     return MeasuredSteps(
-        dict(zip(names, coefficients.tolist(), strict=True)),
+        goes_on(seconds_of, most_rows, max(each.num_sampled for each in passes)),
         _spreads(steps, quotients),
-        most_rows=max(each.num_tokens for each in passes),
+        most_rows=most_rows,
         most_seqs=max(each.num_seqs for each in passes),
         most_keys=max(each.decode_keys + each.prompt_keys for each in passes),
         drift=drift,
@@ -122,6 +131,15 @@ def _standard_errors(relative: Array, coefficients: Array) -> Array:
     covariance = np.linalg.pinv(a.T @ a) * float(residual @ residual) / freedom
     errors[is_free] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     return errors
+
+
+def _quotients(relative: Array, coefficients: Array) -> Array:
+    """What each step took, to what would be said of it had it not been seen: residuals are as much
+    larger as a step has pulled the line towards itself (its leverage)."""
+    q, _ = np.linalg.qr(relative[:, coefficients > 0])
+    leverage = np.minimum((q * q).sum(axis=1), 0.9)
+    residuals = (1 - relative @ coefficients) / (1 - leverage)
+    return 1 / np.maximum(1 - residuals, 1e-6)
 
 
 def _spreads(steps: Sequence[TimedStep], quotients: Array) -> dict[str, Spread]:

@@ -6,9 +6,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from octavo import hub
 from octavo.calibration.fit import TimedStep, fit
+from octavo.calibration.store import Profile, model_and_processor
 from octavo.calibration.trials import Size, Trial, trials
 from octavo.cost.step_cost import StepFeatures
 from octavo.cost.work import passes
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 # What a quick and a thorough calibration may take, about.
 SECONDS, QUICK_SECONDS = 60.0, 15.0
 _MOST_TURNS = 5  # of each load
+# Of the engine that was timed, by the names of its settings.
+_SETTINGS = (
+    *("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
+    *("prefix_caching", "batching", "chunked_prefill"),
+)
 
 Progress = Callable[[str, float], None]
 """Is told what runs, and the share of the time that has gone."""
@@ -50,6 +57,23 @@ def calibrate(
             turns[-1] += _steps_of(session, trial, seed=len(turns))
     steps = [step for turn in turns for step in turn]
     return fit(steps, _drift(turns))
+
+
+def profile_of(session: OfflineSession, steps: MeasuredSteps, measured_at: str) -> Profile:
+    """What was measured of an engine, with what it holds for."""
+    info = session.info
+    return Profile(about(session), {name: info[name] for name in _SETTINGS}, steps, measured_at)
+
+
+def about(session: OfflineSession) -> dict[str, Any]:
+    """What the steps of an engine depend on, and so a profile of it."""
+    info = session.info
+    return {
+        **model_and_processor(hub.resolve(session.args.model)),
+        **{name: info[name] for name in ("device", "kernels", "isa", "dtype", "kv_dtype")},
+        "threads": session.probe.num_threads,
+        "activations": session.args.activations,
+    }
 
 
 def _size_of(session: OfflineSession) -> Size:

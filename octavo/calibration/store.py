@@ -9,10 +9,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo import machine
 from octavo.cost.measured import MeasuredSteps
 from octavo.errors import ConfigError, ModelFileError
 from octavo.fields import Fields
@@ -67,17 +69,36 @@ def keep(profile: Profile) -> Path:
     return path
 
 
-def find(about: Mapping[str, Any]) -> Profile | None:
-    """The profile of just that; None if there is none, or none that this version reads."""
-    for path in sorted(folder().glob(f"*-{_hash(about)}.json")):
-        profile = read(path)
-        if profile is not None and dict(profile.about) == dict(about):
-            return profile
-    return None
+def model_and_processor(path: Path) -> dict[str, Any]:
+    """What is known of a profile before a model is loaded: its file or folder, and the processor
+    of this machine."""
+    files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    return {
+        "model": path.name,
+        "model_bytes": sum(each.stat().st_size for each in files),
+        "processor": machine.cpu().model,
+    }
+
+
+def find(known: Mapping[str, Any]) -> Profile | None:
+    """The newest profile that holds for all that is known; None if there is none.
+
+    Files that are damaged, or of another version, are as if they were not there.
+    """
+    found = []
+    for path in folder().glob("*.json"):
+        with suppress(ModelFileError):
+            profile = read(path)
+            if profile is not None and known.items() <= profile.about.items():
+                found.append(profile)
+    return max(found, key=lambda profile: profile.measured_at, default=None)
 
 
 def read(path: Path) -> Profile | None:
-    """A profile from its file; None if it is of another version. ModelFileError if it is damaged."""
+    """A profile from its file; None if it is of another version.
+
+    ModelFileError: the file is damaged.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

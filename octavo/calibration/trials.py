@@ -77,8 +77,8 @@ def _long_contexts(size: Size, quick: bool) -> Iterator[Trial]:
 
 
 def _mixed(size: Size, quick: bool) -> Trial:
-    """Twice as many requests as there is room for, of all lengths: some begin while others go on."""
-    rng = random.Random(0)  # noqa: S311
+    """More requests than there is room for, of all lengths: some begin while others go on."""
+    rng = random.Random(0)
     longest = min(512, size.max_model_len // 2)
     count = 2 * min(size.max_num_seqs, 16) // (2 if quick else 1)
     lengths = tuple((rng.randint(_SHORT, longest), rng.randint(4, 40)) for _ in range(count))

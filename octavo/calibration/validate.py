@@ -8,7 +8,7 @@ what is measured should lie in between nine times out of ten.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,10 +24,13 @@ from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.datasets import random_requests
 from octavo.workload.plan import LoadPlan
+from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
-    from octavo.workload.requests import WorkloadRequest
+
+_RANGE = 0.25  # of lengths, around their mean
+_FULL = 4  # times as many requests as an engine runs at once show what it gets through
 
 METRICS = ("output_throughput", "mean_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
 
@@ -39,8 +42,8 @@ class Trace:
     Args:
         load: the rate, as a share of what the engine can do at most. burstiness: as of
             ``LoadSettings``.
-        input_len, output_len: mean tokens, uniform over half of that around it. prefix_len: tokens
-            that all prompts begin with.
+        input_len, output_len: mean tokens; lengths vary by a quarter of that.
+        prefix_len: tokens that all prompts begin with, besides.
     """
 
     name: str
@@ -56,7 +59,7 @@ class Trace:
             vocab_size,
             self.input_len,
             self.output_len,
-            range_ratio=0.25,
+            range_ratio=_RANGE,
             prefix_len=self.prefix_len,
             seed=seed,
         )
@@ -112,34 +115,56 @@ Progress = Callable[[str, int, int], None]
 """Is told what runs, and which it is of how many."""
 
 
-def validate(
+class Case(NamedTuple):
+    """Requests, and the seconds from the start at which they are sent, in order."""
+
+    trace: str
+    repeat: int
+    requests: Sequence[WorkloadRequest]
+    times: Sequence[float]
+
+
+def cases(
     session: OfflineSession,
     model: StepModel,
     *,
-    traces: Sequence[Trace] = TRACES,
     repeats: int = 3,
     num_requests: int = 60,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
-) -> list[Row]:
-    """Run all traces live on the engine of a session, and simulated by a model of its steps.
-
-    BenchmarkError: a trace is more than the engine takes.
-    """
-    rows: list[Row] = []
-    for number, trace in enumerate(traces):
-        rate = trace.load * _capacity(session, model, trace, seed)
+    traces: Sequence[Trace] = TRACES,
+) -> Iterator[Case]:
+    """All traces, drawn anew for each repeat."""
+    for trace in traces:
+        rate = trace.load * _capacity(session, model, trace)
         for repeat in range(repeats):
-            progress(trace.name, number * repeats + repeat, len(traces) * repeats)
-            drawn = seed + 1000 * number + repeat
+            drawn = seed + repeat
             requests = trace.requests(num_requests, session.vocab_size, drawn)
             times = arrival_times(
                 len(requests), rate, burstiness=trace.burstiness, seed=drawn, rescaled=False
             )
-            salt = f"{trace.name} {drawn}"
-            live = _figures(run_live(session, requests, times, cache_salt=salt))
-            foreseen = [_simulated(session, cost, requests, times) for cost in _costs(model)]
-            rows += _rows(trace.name, repeat, live, foreseen)
+            yield Case(trace.name, repeat, requests, times)
+
+
+def validate(
+    session: OfflineSession,
+    model: StepModel,
+    cases: Sequence[Case],
+    progress: Progress = lambda what, done, total: None,
+) -> list[Row]:
+    """Run all cases live on the engine of a session, and simulated by a model of its steps.
+
+    Raises:
+        BenchmarkError: a request failed. QueueFullError: a case is more than the engine takes.
+    """
+    rows: list[Row] = []
+    for number, case in enumerate(cases):
+        progress(case.trace, number, len(cases))
+        salt = f"{case.trace} {case.repeat}"
+        live = run_live(session, case.requests, case.times, cache_salt=salt)
+        foreseen = [
+            _figures(_records(session, cost, case.requests, case.times)) for cost in _costs(model)
+        ]
+        rows += _rows(case, _figures(_completed(live)), foreseen)
     return rows
 
 
@@ -158,29 +183,23 @@ def _costs(model: StepModel) -> _Costs:
 
 
 def _rows(
-    trace: str, repeat: int, live: Mapping[str, float], foreseen: Sequence[Mapping[str, float]]
-) -> list[Row]:
-    rows = []
+    case: Case, live: Mapping[str, float], foreseen: Sequence[Mapping[str, float]]
+) -> Iterator[Row]:
     for metric in METRICS:
-        values = [figures[metric] for figures in foreseen]
-        rows.append(Row(trace, repeat, metric, live[metric], values[0], min(values), max(values)))
-    return rows
+        if metric in live:
+            values = [figures[metric] for figures in foreseen]
+            yield Row(
+                *(case.trace, case.repeat, metric, live[metric]),
+                *(values[0], min(values), max(values)),
+            )
 
 
-def _capacity(session: OfflineSession, model: StepModel, trace: Trace, seed: int) -> float:
+def _capacity(session: OfflineSession, model: StepModel, trace: Trace) -> float:
     """Requests a second that the simulated engine gets through when all are there at once."""
-    requests = trace.requests(4 * session.loaded.config.scheduler.max_num_seqs, 1 << 15, seed)
-    records = _records(session, model.seconds, requests, [0.0] * len(requests))
-    return len(records) / max(record.ended for record in records)
-
-
-def _simulated(
-    session: OfflineSession,
-    cost: Cost,
-    requests: Sequence[WorkloadRequest],
-    times: Sequence[float],
-) -> dict[str, float]:
-    return _figures(_records(session, cost, requests, times))
+    count = _FULL * session.loaded.config.scheduler.max_num_seqs
+    requests = trace.requests(count, session.vocab_size, seed=0)
+    records = _records(session, model.seconds, requests, [0.0] * count)
+    return count / max(record.ended for record in records)
 
 
 def _records(
@@ -191,19 +210,25 @@ def _records(
 ) -> list[RequestRecord]:
     replica = ReplicaSpec(session.loaded.config, cost)
     result = simulate(asks_of_requests(requests), LoadPlan(times), FleetSpec(replica))
-    return result.records
+    return _completed(result.records)
+
+
+def _completed(records: list[RequestRecord]) -> list[RequestRecord]:
+    for record in records:
+        if not record.completed:
+            raise BenchmarkError(f"request {record.request_id} failed: {record.error}")
+    return records
 
 
 def _figures(records: Sequence[RequestRecord]) -> dict[str, float]:
-    failed = [record for record in records if not record.completed]
-    if failed:
-        raise BenchmarkError(f"request {failed[0].request_id} failed: {failed[0].error}")
     begin = min(record.sent for record in records)
     metrics = summarize(records, (99.0,), max(record.ended for record in records) - begin)
-    found = metrics.latencies
+    figures = {"output_throughput": metrics.output_throughput}
+    if "tpot" in metrics.latencies:  # answers of one token have none
+        figures["mean_tpot_ms"] = 1e3 * metrics.latencies["tpot"].mean
+    ttft = metrics.latencies["ttft"]
     return {
-        "output_throughput": metrics.output_throughput,
-        "mean_tpot_ms": 1e3 * found["tpot"].mean,
-        "mean_ttft_ms": 1e3 * found["ttft"].mean,
-        "p99_ttft_ms": 1e3 * found["ttft"].percentiles[99.0],
+        **figures,
+        "mean_ttft_ms": 1e3 * ttft.mean,
+        "p99_ttft_ms": 1e3 * ttft.percentiles[99.0],
     }

@@ -34,6 +34,8 @@ COMMANDS = {
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
     "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
     "spec": Command("spec", "configure", "what speculative decoding is worth, by formula"),
+    "calibrate": Command("calibrate", "configure", "measure what a model's steps take here"),
+    "validate": Command("validate", "configure", "compare what is foreseen with what comes"),
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),

@@ -15,12 +15,15 @@ are seconds of something, none is negative, and so no more work ever takes less 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
+from octavo.cost.efficiency import efficiency_of
+from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction
-from octavo.cost.step_cost import StepFeatures
+from octavo.cost.rank_model import RankModel
+from octavo.cost.step_cost import StepFeatures, StepModel
 from octavo.fields import Fields
 
 # Where the lines of rows, and of rows that are sampled, may be bent.
@@ -62,6 +65,25 @@ def _pieces(name: str, knots: Sequence[int], value: int) -> Iterator[tuple[str, 
             return
         end = value if following is None else min(value, following)
         yield f"{name}_from_{knot}", end - knot
+
+
+def goes_on(seconds_of: Mapping[str, float], most_rows: int, most_sampled: int) -> dict[str, float]:
+    """The same coefficients, and beyond the rows that were measured those of lines that go on as
+    they rose over the last half of them."""
+    found = dict(seconds_of)
+    for name, knots, most in (
+        ("rows", ROW_KNOTS, most_rows),
+        ("sampled", SAMPLED_KNOTS, most_sampled),
+    ):
+        half = most // 2
+        rise = _on_line(seconds_of, name, knots, most) - _on_line(seconds_of, name, knots, half)
+        found |= {f"{name}_from_{knot}": rise / (most - half) for knot in knots if knot >= most}
+    return found
+
+
+def _on_line(seconds_of: Mapping[str, float], name: str, knots: Sequence[int], value: int) -> float:
+    pieces = _pieces(name, knots, value)
+    return sum(seconds_of.get(piece, 0.0) * length for piece, length in pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +172,18 @@ class MeasuredSteps:
             most_seqs=fields.integer("most_seqs"),
             most_keys=fields.integer("most_keys"),
         )
+
+
+def calibrated(model: RankModel, device: Device, steps: MeasuredSteps) -> StepModel:
+    """A model on the device that its steps were measured on."""
+    efficiency = replace(
+        efficiency_of("octavo", device),
+        step_s=steps.step_s,
+        sequence_s=steps.sequence_s,
+        overhead_spread=steps.drift,
+        source="measured",
+    )
+    return StepModel(model, device, efficiency, steps)
 
 
 def _numbers(fields: Fields) -> dict[str, float]:

@@ -1,0 +1,99 @@
+"""``octavo calibrate``: what steps of a model take on this machine, for plans and simulations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from octavo.cli.bench import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.calibration.store import Profile
+
+EXAMPLES = """\
+A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
+and long ones, alone and mixed. What comes out is kept below $OCTAVO_HOME, for this model, this
+processor and these settings; `octavo plan`, `simulate` and `tune` with --hardware auto take it from
+there, and `octavo validate` says how far it can be trusted. Nothing else should run meanwhile.
+
+examples:
+  octavo calibrate
+  octavo calibrate smollm2-135m --quick
+  octavo calibrate ./model.gguf --threads 4 --kv-cache-dtype int8 --json
+"""
+
+# What is shown of a calibration: steps by (requests, tokens of each, tokens before them).
+_SHOWN = (
+    ("one request decodes", 1, 1, 128),
+    ("8 requests decode", 8, 1, 128),
+    ("32 requests decode", 32, 1, 128),
+    ("8 requests decode, after 1,024 tokens", 8, 1, 1024),
+    ("a prompt of 128", 1, 128, 0),
+    ("a prompt of 512", 1, 512, 0),
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--quick", action="store_true", help="a quarter of the time, and less certain"
+    )
+    common.add_output_flags(parser)
+    common.add_engine_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.record import Recorder
+    from octavo.calibration.store import keep
+
+    with (
+        common.open_session(common.engine_args(args)) as session,
+        Recorder(common.asked_for(args), session.args.threads) as recorder,
+    ):
+        recorder.engine = session.info
+        profile = measured(session, quick=args.quick)
+    path = keep(profile)
+    document = {"path": str(path), **profile.as_json(), "run": recorder.as_json()}
+    common.report(args, document, lambda console: print_profile(profile, str(path), console))
+    return 0
+
+
+def measured(session: OfflineSession, *, quick: bool) -> Profile:
+    """Calibrate the engine of a session, with a progress bar."""
+    from datetime import UTC, datetime
+
+    from octavo.calibration.run import calibrate, profile_of
+
+    with common.progress_over("timing steps", 100) as advance:
+        shown = 0
+
+        def progress(what: str, share: float) -> None:
+            nonlocal shown
+            while shown < 100 * share:
+                shown += 1
+                advance()
+
+        steps = calibrate(session, quick=quick, progress=progress)
+    return profile_of(session, steps, datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def print_profile(profile: Profile, path: str, console: Console) -> None:
+    from octavo.cost.step_cost import StepFeatures
+    from octavo.cost.work import Span, passes
+
+    rows = []
+    for what, num_seqs, num_tokens, start in _SHOWN:
+        spans = [Span(start, num_tokens)] * num_seqs
+        features = StepFeatures.of(next(passes(spans)))
+        foreseen = profile.steps.seconds(features) * 1e3
+        once = 1e3 * (profile.steps.step_s + num_seqs * profile.steps.sequence_s)
+        figures = (foreseen.value + once, foreseen.low + once, foreseen.high + once)
+        rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), foreseen.source))
+    title = f"{profile.about['model']} on {profile.about['processor']}"
+    header = ("what a step takes", "", "about", "from", "to", "")
+    common.print_figures(console, title, header, rows)
+    console.print(f"kept in {path}", style="dim", highlight=False)

@@ -1,0 +1,156 @@
+"""``octavo validate``: the same requests simulated and live, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.cli import terminal
+from octavo.cli.bench import common
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.calibration.store import Profile
+    from octavo.calibration.validate import Case, Row
+    from octavo.cost.step_cost import StepModel
+
+EXAMPLES = """\
+Requests are sent to the engine in this process, in real time, and to a simulation of it whose steps
+take what `octavo calibrate` has measured; without a calibration of this model, processor and these
+settings, there is one first. Each trace is drawn anew for each repeat. The interval of a figure is
+what comes out if all steps take the least, or the most, that they may.
+
+Nothing else should run meanwhile. No error that is smaller than what live runs of the same trace
+differ by says anything.
+
+examples:
+  octavo validate
+  octavo validate smollm2-135m --repeats 5 --json
+  octavo validate ./model.gguf --trace trace.jsonl --num-prompts 100
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="requests and when they come, in any format that `octavo trace` reads (default: "
+        "steady at 50 and at 85 %% of what the engine can do, bursts, and shared prefixes)",
+    )
+    parser.add_argument(
+        "--repeats", type=common.positive, default=3, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--num-prompts",
+        type=common.positive,
+        default=60,
+        metavar="N",
+        help="requests of each run (default: %(default)s)",
+    )
+    common.add_seed_flag(parser)
+    common.add_output_flags(parser)
+    common.add_engine_arguments(parser, skip={"seed"})
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from octavo.bench.record import Recorder
+    from octavo.calibration.validate import summary, validate
+    from octavo.cost.hardware_table import find_device
+    from octavo.cost.measured import calibrated
+
+    with common.open_session(common.engine_args(args, seed=args.seed)) as session:
+        profile = _profile(session)
+        model = calibrated(session.rank_model, find_device("auto")[0], profile.steps)
+        cases = _cases(args, session, model)
+        with (
+            Recorder(common.asked_for(args), session.args.threads) as recorder,
+            common.progress_over("running", len(cases)) as advance,
+        ):
+            recorder.engine = session.info
+            rows = validate(session, model, cases, lambda what, done, total: advance())
+    document = {
+        "rows": [row.as_json() for row in rows],
+        "summary": summary(rows),
+        "calibration": {"about": dict(profile.about), "measured_at": profile.measured_at},
+        "run": recorder.as_json(),
+    }
+    common.report(args, document, lambda console: print_result(rows, document, console))
+    return 0
+
+
+def _profile(session: OfflineSession) -> Profile:
+    """What is known of this engine; measured first, if nothing is."""
+    from octavo.calibration.run import about
+    from octavo.calibration.store import find, keep
+    from octavo.cli.calibrate import measured
+
+    profile = find(about(session))
+    if profile is None:
+        terminal.say("there is no calibration of this engine yet: a minute for that")
+        profile = measured(session, quick=False)
+        keep(profile)
+    return profile
+
+
+def _cases(args: argparse.Namespace, session: OfflineSession, model: StepModel) -> Sequence[Case]:
+    from octavo.calibration.validate import Case, cases
+    from octavo.workload.datasets import load_dataset
+
+    if args.trace is None:
+        return list(
+            cases(
+                session,
+                model,
+                repeats=args.repeats,
+                num_requests=args.num_prompts,
+                seed=args.seed,
+            )
+        )
+    requests = load_dataset(
+        "trace", args.trace, num=args.num_prompts, tokenizer=session.tokenizer, seed=args.seed
+    )
+    times = [request.arrival_s for request in requests]
+    if not times or None in times:
+        raise ConfigError(f"{args.trace} does not say when requests come")
+    sent = [time or 0.0 for time in times]
+    return [Case(args.trace, repeat, requests, sent) for repeat in range(args.repeats)]
+
+
+def print_result(rows: Sequence[Row], document: dict[str, Any], console: Console) -> None:
+    common.print_figures(
+        console,
+        "simulated and live",
+        ("trace", "repeat", "figure", "live", "simulated", "error", "interval"),
+        [
+            (
+                row.trace,
+                str(row.repeat),
+                row.metric,
+                f"{row.live:,.1f}",
+                f"{row.simulated:,.1f}",
+                f"{row.error:+.1%}",
+                f"{row.low:,.1f} to {row.high:,.1f}{'' if row.is_inside else ' !'}",
+            )
+            for row in rows
+        ],
+    )
+    common.print_figures(
+        console,
+        "errors",
+        ("figure", "mean", "largest", "inside the interval"),
+        [
+            (
+                metric,
+                f"{each['mean_abs_error']:.1%}",
+                f"{each['max_abs_error']:.1%}",
+                f"{each['inside_interval']:.0%}",
+            )
+            for metric, each in document["summary"].items()
+        ],
+    )

@@ -1,0 +1,96 @@
+"""A real engine, a tiny one: its steps timed, and what is foreseen of it beside what comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.bench.offline.session import OfflineSession
+from octavo.calibration.live import run_live
+from octavo.calibration.run import about, calibrate, profile_of
+from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
+from octavo.config import EngineArgs
+from octavo.cost.hardware import Device
+from octavo.cost.measured import calibrated
+from octavo.workload.datasets import random_requests
+
+DEVICE = Device(
+    name="test",
+    kind="cpu",
+    memory_bytes=1e9,
+    memory_bandwidth=1e10,
+    peaks={"fp32": 1e11, "fp16": 1e11, "int8": 1e11},
+)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_model):
+    args = EngineArgs(
+        model=str(tiny_model), max_num_seqs=4, max_model_len=512, max_num_batched_tokens=64
+    )
+    with OfflineSession(args) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def steps(session):
+    return calibrate(session, quick=True)
+
+
+def test_steps_are_timed_and_told(session, steps):
+    assert steps.most_rows == 64 and steps.most_seqs == 4
+    assert set(steps.spreads) == {"decode", "prompt", "mixed"}
+    profile = profile_of(session, steps, "2026-01-01T00:00:00+00:00")
+    assert profile.about == about(session)
+    assert profile.about["threads"] >= 1 and profile.about["model_bytes"] > 0
+    assert profile.engine["max_num_seqs"] == 4
+
+
+def test_progress_is_told(session):
+    heard = []
+    calibrate(session, quick=True, progress=lambda what, share: heard.append(share))
+    assert heard == sorted(heard) and heard[0] >= 0 and heard[-1] <= 1
+
+
+def test_requests_are_sent_when_they_are_due(session):
+    requests = random_requests(5, session.vocab_size, 20, 6)
+    times = [0.0, 0.0, 0.05, 0.1, 0.1]
+    records = run_live(session, requests, times, cache_salt="a")
+    for record, due in zip(records, times, strict=True):
+        assert record.completed and record.output_tokens == 6 and record.sent == due
+        assert due < record.first_token <= record.last_token
+        assert record.event_times == sorted(record.event_times)
+        assert record.cached_tokens == 0
+
+
+def test_prefixes_are_shared_within_a_run_alone(session):
+    requests = random_requests(3, session.vocab_size, 20, 2, prefix_len=64)
+    times = [0.0, 0.2, 0.4]
+    for salt in "bc":
+        records = run_live(session, requests, times, cache_salt=salt)
+        assert [record.cached_tokens for record in records] == [0, 64, 64]
+
+
+def test_what_is_foreseen_stands_beside_what_comes(session, steps):
+    model = calibrated(session.rank_model, DEVICE, steps)
+    some = list(cases(session, model, repeats=2, num_requests=6, traces=TRACES[2:]))
+    assert [(case.trace, case.repeat) for case in some] == [
+        (trace.name, repeat) for trace in TRACES[2:] for repeat in (0, 1)
+    ]
+    rows = validate(session, model, some)
+    assert len(rows) == len(some) * len(METRICS)
+    for row in rows:
+        assert row.live > 0 and row.low <= row.simulated <= row.high
+        assert row.as_json()["error"] == pytest.approx(row.simulated / row.live - 1)
+
+
+def test_the_summary_is_of_all_rows_of_a_figure():
+    rows = [
+        Row("t", 0, "ttft", 10.0, 11.0, 9.0, 12.0),
+        Row("t", 1, "ttft", 10.0, 7.0, 6.0, 8.0),
+        Row("t", 0, "tpot", 2.0, 2.0, 2.0, 2.0),
+    ]
+    found = summary(rows)
+    assert found["ttft"] == pytest.approx(
+        {"mean_abs_error": 0.2, "max_abs_error": 0.3, "inside_interval": 0.5}
+    )
+    assert found["tpot"]["max_abs_error"] == 0
