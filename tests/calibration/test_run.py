@@ -11,6 +11,7 @@ from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, va
 from octavo.config import EngineArgs
 from octavo.cost.hardware import Device
 from octavo.cost.measured import calibrated
+from octavo.errors import BenchmarkError
 from octavo.workload.datasets import random_requests
 
 DEVICE = Device(
@@ -25,7 +26,7 @@ DEVICE = Device(
 @pytest.fixture(scope="module")
 def session(tiny_model):
     args = EngineArgs(
-        model=str(tiny_model), max_num_seqs=4, max_model_len=512, max_num_batched_tokens=64
+        model=str(tiny_model), max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64
     )
     with OfflineSession(args) as session:
         yield session
@@ -72,15 +73,21 @@ def test_prefixes_are_shared_within_a_run_alone(session):
 
 def test_what_is_foreseen_stands_beside_what_comes(session, steps):
     model = calibrated(session.rank_model, DEVICE, steps)
-    some = list(cases(session, model, repeats=2, num_requests=6, traces=TRACES[2:]))
+    some = list(cases(session, model, repeats=2, num_requests=6, traces=TRACES[1:3]))
     assert [(case.trace, case.repeat) for case in some] == [
-        (trace.name, repeat) for trace in TRACES[2:] for repeat in (0, 1)
+        (trace.name, repeat) for trace in TRACES[1:3] for repeat in (0, 1)
     ]
     rows = validate(session, model, some)
     assert len(rows) == len(some) * len(METRICS)
     for row in rows:
         assert row.live > 0 and row.low <= row.simulated <= row.high
         assert row.as_json()["error"] == pytest.approx(row.simulated / row.live - 1)
+
+
+def test_more_than_an_engine_takes_is_an_error(session, steps):
+    model = calibrated(session.rank_model, DEVICE, steps)
+    with pytest.raises(BenchmarkError, match="request 0 failed"):
+        list(cases(session, model, traces=TRACES[3:]))
 
 
 def test_the_summary_is_of_all_rows_of_a_figure():
