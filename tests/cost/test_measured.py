@@ -41,7 +41,7 @@ def test_rows_cost_what_each_piece_of_the_line_says():
         return STEPS.seconds(features(Span(0, rows, 0))).value
 
     assert seconds(2) - seconds(1) == pytest.approx(1e-4, rel=0.01)
-    assert seconds(200) - seconds(199) == pytest.approx(2e-5, rel=0.05)
+    assert seconds(100) - seconds(99) == pytest.approx(2e-5, rel=0.05)
 
 
 @given(rows=st.integers(1, 5000), seqs=st.integers(1, 300))
