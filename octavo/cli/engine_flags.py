@@ -20,14 +20,15 @@ from octavo.errors import ConfigError
 from octavo.hub import DEFAULT_MODEL
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the optional positional MODEL."""
+def add_model_argument(parser: argparse.ArgumentParser, default: str = DEFAULT_MODEL) -> None:
+    """Add the optional positional MODEL. ``default``: what the arguments have without one, which
+    may be nothing (``argparse.SUPPRESS``)."""
     parser.add_argument(
         "model",
         nargs="?",
-        default=DEFAULT_MODEL,
+        default=default,
         metavar="MODEL",
-        help="alias, folder, .gguf file or hub id (default: %(default)s)",
+        help=f"alias, folder, .gguf file or hub id (default: {DEFAULT_MODEL})",
     )
 
 

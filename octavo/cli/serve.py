@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from octavo.cli.config_file import add_config_flag, with_config
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -12,6 +13,7 @@ from octavo.cli.engine_flags import (
     given_settings,
 )
 from octavo.config import EngineArgs
+from octavo.hub import DEFAULT_MODEL
 from octavo.server.settings import ServerSettings
 
 EXAMPLES = """\
@@ -19,6 +21,7 @@ examples:
   octavo serve
   octavo serve smollm2-135m --port 9000 --max-num-seqs 32
   octavo serve ./model --host 0.0.0.0 --api-key-file keys.txt
+  octavo serve --config server.yaml --port 9000
 
 then, from anywhere on this machine:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
@@ -28,14 +31,21 @@ then, from anywhere on this machine:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
-    add_model_argument(parser)
-    add_flags(parser, "server", ServerSettings)
-    add_engine_flags(parser)
+    add_model_argument(parser, default=argparse.SUPPRESS)
+    add_config_flag(parser)
+    _add_flags(parser)
     parser.set_defaults(run=run)
 
 
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, "server", ServerSettings)
+    add_engine_flags(parser)
+
+
 def run(args: argparse.Namespace) -> int:
-    engine_args = EngineArgs.from_kwargs(args.model, **engine_kwargs(args))
+    args = with_config(args, _add_flags)
+    model = getattr(args, "model", DEFAULT_MODEL)
+    engine_args = EngineArgs.from_kwargs(model, **engine_kwargs(args))
     settings = ServerSettings(**given_settings(args, ServerSettings))
     from octavo.server.run import serve  # FastAPI is imported when there is something to serve
 

@@ -1,0 +1,107 @@
+"""Settings in a file, in place of flags: ``octavo serve --config FILE``.
+
+The names are those of the flags, with hyphens or underscores, and ``model`` is MODEL::
+
+    model: smollm2-135m
+    max-num-seqs: 32
+    speculative-config: {method: auto}
+    enable_prefix_caching: false
+
+What is given on the command line, too, counts there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.cli import UsageError
+
+_MODEL = "model"
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="settings in YAML, TOML or JSON, by the names of the flags here, and model; what is "
+        "given as a flag, too, counts",
+    )
+
+
+def with_config(
+    args: argparse.Namespace, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """What the command line says, and where it says nothing, what its ``--config`` does.
+
+    Args:
+        args: of a parser whose flags are left out where they are not given, MODEL too.
+        add_flags: declares those that may be in the file.
+
+    Raises:
+        UsageError: the file cannot be read, or says what no flag does.
+    """
+    if args.config is None:
+        return args
+    settings = _read(Path(args.config).expanduser())
+    parser = _FileParser(prog=args.config, add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    model = settings.pop(_MODEL, None)
+    found = vars(parser.parse_args(_flags(settings)))
+    if model is not None:
+        found[_MODEL] = str(model)
+    return argparse.Namespace(**{**found, **vars(args)})
+
+
+class _FileParser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        settings = _parse(text, path.suffix)
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--config {path}: {reason}") from None
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        raise UsageError(f"--config {path} has no settings by name")
+    return {name.replace("-", "_"): value for name, value in settings.items()}
+
+
+def _parse(text: str, suffix: str) -> Any:
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    if suffix == ".json":
+        return json.loads(text)
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    """As the command line would say it."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue  # as if it was not there
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}={each}" for each in value]
+        elif isinstance(value, Mapping):
+            flags.append(f"--{flag}={json.dumps(value)}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return flags
