@@ -35,6 +35,7 @@ class Efficiency:
         link: between devices; None where there is but one.
         spread: by what share operations and communication may be off, in nine cases of ten.
         overhead_spread: the same of everything else: 1 is half to twice as much.
+        source, overhead_source: how the one and the other is known.
     """
 
     memory: float
@@ -49,6 +50,7 @@ class Efficiency:
     spread: float = 0.0
     overhead_spread: float = 0.0
     source: Source = "roofline"
+    overhead_source: Source = "roofline"
 
 
 # What nothing can beat: every ceiling is reached, and nothing else takes time.
@@ -72,8 +74,8 @@ def efficiency_of(
         found = _UNIFIED
     else:
         found = _on_gpu(profile_name, device, eager)
-    if parallel is None or parallel.num_devices == 1:
-        return found
+    if parallel is None or parallel.tp == parallel.pp == parallel.ep == 1:
+        return found  # copies of a model have nothing to say to each other
     return replace(found, link=link_of(device))
 
 
@@ -109,7 +111,7 @@ def _on_gpu(profile_name: str, device: Device, eager: bool) -> Efficiency:
     # octavo runs op by op on a GPU, in PyTorch.
     is_eager = eager or profile_name == "octavo"
     base = _LLAMA_CPP if profile_name == "llama.cpp" else _EAGER if is_eager else _GRAPHS
-    spread = _SPREAD if shares else _OTHER_SPREAD
+    spread = _SPREAD if shares and device.trust == "sure" else _OTHER_SPREAD
     return replace(base, memory=memory, compute=compute, spread=spread)
 
 
