@@ -148,8 +148,9 @@ class EngineProfile:
         )
 
     def kv_dtype(self, name: str | None) -> str | None:
-        """What ``precision_of`` calls a type of the KV cache as this engine keeps it."""
-        return None if name is None else self.kv_types.get(name, name)
+        """What ``precision_of`` calls a type of the KV cache as this engine keeps it; None is what
+        the engine takes where nothing is said."""
+        return self.kv_types.get(name or "auto", name)
 
 
 def profile(name: str) -> EngineProfile:
@@ -320,7 +321,7 @@ _OCTAVO = EngineProfile(
     activations=_octavo_activations,
     keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free
     keeps_windows_only=False,
-    kv_types={"int8": "octavo-int8", "fp8": "octavo-fp8"},
+    kv_types={"auto": "bfloat16", "int8": "octavo-int8", "fp8": "octavo-fp8"},
     num_blocks=_octavo_blocks,
 )
 
