@@ -235,7 +235,7 @@ def _llama_cpp_defaults(device: Device) -> Limits:
     processor, Metal recommends three quarters at most."""
     return Limits(
         max_num_seqs=4,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=_MICRO_BATCH,
         block_size=1,
         utilization=0.75 if device.kind == "unified" else 1.0,
         reserve_bytes=0 if device.kind == "cpu" else GIB,
@@ -265,7 +265,7 @@ _LLAMA_CPP = EngineProfile(
 def _octavo_defaults(device: Device) -> Limits:
     from octavo import config
 
-    is_cpu = device.kind == "cpu"
+    is_cpu = device.kind != "gpu"
     return Limits(
         max_num_seqs=config.CPU_MAX_NUM_SEQS if is_cpu else config.CUDA_MAX_NUM_SEQS,
         max_num_batched_tokens=(
@@ -298,7 +298,7 @@ def _octavo_blocks(room: Room, limits: Settled) -> int:
     from octavo.config import EngineArgs, resolve
     from octavo.runtime.capacity import Capacity, cpu_kv_bytes
 
-    is_cpu = room.device.kind == "cpu"
+    is_cpu = room.device.kind != "gpu"
     num_bytes = int(room.num_bytes)
     capacity = Capacity(
         device="cpu" if is_cpu else "cuda",
