@@ -43,7 +43,7 @@ def erlang_c(servers: int, offered: float) -> float:
     return last / (sum(terms) + last)
 
 
-@pytest.mark.parametrize("servers, rate", [(1, 6.0), (4, 30.0)])
+@pytest.mark.parametrize("servers, rate", [(1, 5.0), (4, 24.0)])
 def test_random_service_from_one_queue_waits_as_erlang_says(servers, rate):
     """M/M/k: so many replicas with one seat each, and the queue is with the clients."""
     rng = random.Random(7)
