@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from statistics import fmean
@@ -43,24 +44,41 @@ def erlang_c(servers: int, offered: float) -> float:
     return last / (sum(terms) + last)
 
 
-@pytest.mark.parametrize("servers, rate", [(1, 5.0), (4, 24.0)])
-def test_random_service_from_one_queue_waits_as_erlang_says(servers, rate):
-    """M/M/k: so many replicas with one seat each, and the queue is with the clients."""
+def run_m_m_k(servers: int, rate: float, num: int):
+    """Arrivals, service times and waits: so many replicas with one seat each, and one queue, which
+    is with the clients."""
     rng = random.Random(7)
-    seconds = [rng.expovariate(1 / SERVICE_S) for _ in range(12_000)]
+    seconds = [rng.expovariate(1 / SERVICE_S) for _ in range(num)]
 
     def cost(batch) -> float:
         return seconds[batch.items[0].request.seed]
 
     spec = fleet_spec(cost, num_replicas=servers, max_num_seqs=1, prefix_caching=False)
-    asks = different_asks(len(seconds), input_len=1, output_len=1)
-    plan = LoadPlan(arrival_times(len(asks), rate, seed=4), max_concurrency=servers)
-    records = simulate(asks, plan, spec).records
+    times = arrival_times(num, rate, seed=4)
+    asks = different_asks(num, input_len=1, output_len=1)
+    records = simulate(asks, LoadPlan(times, max_concurrency=servers), spec).records
+    assert [record.e2el for record in records] == pytest.approx(seconds)
+    return times, seconds, [record.queue_time for record in records]
+
+
+@pytest.mark.parametrize("servers, rate", [(1, 8.0), (3, 25.0)])
+def test_each_request_waits_for_the_first_server_that_is_free(servers, rate):
+    """The recursion of Kiefer and Wolfowitz (1955), request by request."""
+    times, seconds, waited = run_m_m_k(servers, rate, 1500)
+    free_at = [0.0] * servers
+    for time, service, wait in zip(times, seconds, waited, strict=True):
+        begin = max(time, heapq.heappop(free_at))
+        assert wait == pytest.approx(begin - time, abs=1e-9)
+        heapq.heappush(free_at, begin + service)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers, rate", [(1, 5.0), (4, 24.0)])
+def test_random_service_from_one_queue_waits_as_erlang_says(servers, rate):
+    _, _, waited = run_m_m_k(servers, rate, 60_000)
     offered = rate * SERVICE_S
     expected = erlang_c(servers, offered) * SERVICE_S / (servers - offered)
-    assert fmean(record.queue_time for record in records) == pytest.approx(expected, rel=0.07)
-    # Who has a place is served at once.
-    assert [record.e2el for record in records] == pytest.approx(seconds)
+    assert fmean(waited) == pytest.approx(expected, rel=0.05)
 
 
 def test_latency_rises_with_load_under_the_same_random_numbers():

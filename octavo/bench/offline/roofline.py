@@ -1,6 +1,6 @@
 """How close a run came to what the machine can do, and what held it back.
 
-The least that the steps had to do (`octavo.sim.cost_model`: every weight read once a step, keys and
+The least that the steps had to do (`octavo.cost.work`: every weight read once a step, keys and
 values once, two operations for each weight and token) is put over two measured ceilings: bytes that
 the processor reads a second, and operations that it does a second with the instruction that the
 kernels multiply with. Whichever of the two times is longer binds the run; nothing can be faster,
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.sim.cost_model import ModelCost, StepWork
+from octavo.cost.rank_model import RankModel
+from octavo.cost.work import StepWork, step_work
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession, StepTiming
@@ -159,14 +160,14 @@ def draw(session: OfflineSession, steps: Iterable[StepTiming], read_bandwidth: f
     """
     if session.info["device"] != "cpu":
         read_bandwidth = 0.0  # that of other memory
-    return place(session.cost, measure_ceilings(session.probe, read_bandwidth), list(steps))
+    return place(session.rank_model, measure_ceilings(session.probe, read_bandwidth), list(steps))
 
 
-def place(cost: ModelCost, ceilings: Ceilings, steps: Sequence[StepTiming]) -> Roofline:
+def place(model: RankModel, ceilings: Ceilings, steps: Sequence[StepTiming]) -> Roofline:
     def of(kind: Sequence[StepTiming]) -> Utilisation | None:
         if not kind:
             return None
-        work = sum((cost.work(step.chunks, step.num_rounds) for step in kind), StepWork())
+        work = sum((step_work(model, step.chunks, step.num_rounds) for step in kind), StepWork())
         return Utilisation(
             len(kind),
             sum(step.wall_s for step in kind),
