@@ -1,0 +1,85 @@
+"""What sequences take beside the weights: keys and values of their tokens, and states.
+
+MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least
+MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group
+a window        no more than the last tokens of it, and those that a step adds
+a recurrence    the same for any length, in 32-bit floats
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import ceil
+
+from octavo.cost.mixers import LatentAttention, Mixer
+from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.precision import Precision
+from octavo.cost.rank_model import AttentionOp
+
+_STATE_BYTES = 4  # of a number of a recurrent state
+
+
+def attention_ops(
+    layers: Iterable[LayerSpec], precision: Precision, tp: int = 1
+) -> tuple[AttentionOp, ...]:
+    """What layers do with other positions, and keep of them, on one device."""
+    counts = Counter(mixer for layer in layers for mixer in layer.mixers)
+    return tuple(_attention_op(mixer, count, precision, tp) for mixer, count in counts.items())
+
+
+def kv_bytes_per_token(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
+    """Of one token in all layers whose windows it lies in, on each device of a group of ``tp``."""
+    ops = attention_ops(spec.layers, precision, tp)
+    return sum(op.count * op.kv_bytes_per_token for op in ops)
+
+
+def state_bytes(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
+    """Of a sequence's recurrent states on one device, whatever its length."""
+    return sum(op.count * op.state_bytes for op in attention_ops(spec.layers, precision, tp))
+
+
+def sequence_bytes(
+    attention: Iterable[AttentionOp],
+    length: int,
+    *,
+    block_size: int = 1,
+    step_tokens: int = 1,
+    keeps_windows_only: bool = True,
+) -> float:
+    """Of a sequence of ``length`` tokens in these layers, its states included.
+
+    Args:
+        block_size: tokens are kept in blocks of so many.
+        step_tokens: that a step may add to it, and a window has to hold beside those it sees.
+        keeps_windows_only: what no window sees any more is forgotten.
+    """
+    total = 0.0
+    for op in attention:
+        kept = length
+        if op.window is not None and keeps_windows_only:
+            kept = min(length, op.window - 1 + step_tokens)
+        tokens = ceil(kept / block_size) * block_size
+        total += op.count * (tokens * op.kv_bytes_per_token + op.state_bytes)
+    return total
+
+
+def _attention_op(mixer: Mixer, count: int, precision: Precision, tp: int) -> AttentionOp:
+    prefill, decode = mixer.flops_per_score(tp)
+    return AttentionOp(
+        name=_name(mixer),
+        count=count,
+        flops_per_score=prefill,
+        kv_bytes_per_token=precision.kv.token_bytes(*mixer.kv_vectors(tp)),
+        decode_flops_per_score=None if decode == prefill else decode,
+        window=mixer.window,
+        state_bytes=mixer.state_values(tp) * _STATE_BYTES,
+    )
+
+
+def _name(mixer: Mixer) -> str:
+    if isinstance(mixer, LatentAttention):
+        return "attention.latent"
+    if mixer.state_values(1):
+        return "attention.state"
+    return "attention" if mixer.window is None else "attention.window"
