@@ -33,7 +33,7 @@ def test_constant_service_waits_as_in_an_m_d_1_queue(rate, wait_s):
     """Pollaczek and Khinchine: rho D / (2 (1 - rho))."""
     rho = rate * SERVICE_S
     assert wait_s == pytest.approx(rho * SERVICE_S / (2 * (1 - rho)))
-    num = 100_000 if rate == 8 else 10_000
+    num = 60_000 if rate == 8 else 8_000
     assert fmean(waits(rate, num)) == pytest.approx(wait_s, rel=0.05)
 
 
@@ -73,9 +73,9 @@ def test_each_request_waits_for_the_first_server_that_is_free(servers, rate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("servers, rate", [(1, 5.0), (4, 24.0)])
-def test_random_service_from_one_queue_waits_as_erlang_says(servers, rate):
-    _, _, waited = run_m_m_k(servers, rate, 60_000)
+def test_random_service_from_one_queue_waits_as_erlang_says():
+    servers, rate = 4, 24.0
+    _, _, waited = run_m_m_k(servers, rate, 40_000)
     offered = rate * SERVICE_S
     expected = erlang_c(servers, offered) * SERVICE_S / (servers - offered)
     assert fmean(waited) == pytest.approx(expected, rel=0.05)

@@ -18,7 +18,7 @@ from octavo.workload.settings import LoadSettings
 def run():
     timeline = Timeline()
     asks = different_asks(40, 60, 20)
-    times = [0.03 * index for index in range(40)]
+    times = [0.01 * index for index in range(40)]
     spec = fleet_spec(num_replicas=2, max_num_seqs=6)
     return timeline, at_times(asks, times, spec, watch=timeline.note)
 
