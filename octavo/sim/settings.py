@@ -22,14 +22,14 @@ class FleetSettings:
     """What serves. Raises ConfigError for a value that is out of range."""
 
     hardware: str = option(
-        "auto", "device by name, and how many: h100-sxm, a100-80gb:4; auto is this machine"
+        "auto", "device by name, and how many in all: h100-sxm, a100-80gb:4; auto is this machine"
     )
     profile: str = option(
         "octavo",
         "engine whose memory rules, defaults and overheads it has: octavo, vllm, llama.cpp",
     )
     tp: int | None = option(
-        None, "devices that share each layer; default: all, shared out to the replicas"
+        None, "devices that share each layer; default: all that --hardware counts for a replica"
     )
     pp: int = option(1, "devices that share the layers, one after the other")
     ep: int = option(1, "devices that share the experts, of the tp ones")

@@ -142,15 +142,18 @@ def _fleet(
 
 
 def _parallel(settings: FleetSettings, count: int) -> Parallel:
-    """The layout of one replica on its share of the devices."""
+    """The layout of one replica on its share of the devices; where nobody says how many there are,
+    there are as many as are needed."""
+    if count == 1:
+        return Parallel(tp=settings.tp or 1, pp=settings.pp, ep=settings.ep)
     others = settings.pp * settings.replicas
     if settings.tp is None and count % others:
         raise ConfigError(
             f"{count} devices cannot be shared out to {settings.replicas} replicas of pp = "
-            f"{settings.pp}: say how many there are, as in --hardware NAME:{others}, or give --tp 1"
+            f"{settings.pp}: give --tp, or a multiple of {others} devices"
         )
     tp = settings.tp or count // others
-    if 1 < count < tp * others:
+    if count < tp * others:
         raise ConfigError(f"{tp * others} devices are needed, and --hardware has {count}")
     return Parallel(tp=tp, pp=settings.pp, ep=settings.ep)
 
