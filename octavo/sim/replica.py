@@ -68,7 +68,11 @@ class Front(Protocol):
     """Who stands before a replica, and hears what comes of requests."""
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
-        """Tokens have come, or the request has ended."""
+        """Tokens of an answer have come."""
+        ...
+
+    def ended(self, request: Request, now: float) -> None:
+        """No more will come."""
         ...
 
     def refused(self, request: Request, error: RequestError) -> None:
@@ -216,9 +220,10 @@ class Replica:
             request = update.request
             if request.request_id not in requests:
                 continue  # nobody listens any more
+            received(request, update.new_token_ids, now)
             if request.is_finished:
                 del requests[request.request_id]
-            received(request, update.new_token_ids, now)
+                self._front.ended(request, now)
 
 
 class _Cost:
