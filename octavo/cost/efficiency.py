@@ -121,20 +121,20 @@ _UNIFIED = replace(
 
 # -- processors -----------------------------------------------------------------------------------
 
-# Of what probes reach on the same cores, octavo's kernels (benchmarks/results, two vCPUs of an EPYC
-# and of a Xeon; SmolLM2-135M and a model of 1B, both of 4 bits): a lone stream 0.70 to 0.89 of the
-# bandwidth with all that surrounds reading, prompts 0.39 to 0.58 of the products. Batches of 8 and
-# 32 take nearly as long as their reading and their products together: in-order work on few cores
-# overlaps badly.
+# Of what probes reach on the same cores, octavo's kernels (benchmarks/results of 2026-11-22, two
+# vCPUs of an EPYC and of a Xeon with neighbours; models of 4 bits): a lone stream 0.70 to 0.89 of
+# the bandwidth with all that surrounds reading, prompts 0.38 to 0.58 of the products. Batches of 8
+# and 32 take nearly as long as reading and products together: on few cores they overlap badly.
+# These figures give 0.97 to 1.22 of the step times of the one, 0.67 to 0.84 of those of the other.
 _CPU = Efficiency(
-    memory=0.95,
-    compute=0.53,
+    memory=0.90,
+    compute=0.48,
     attention_compute=0.30,
     sharpness=1.5,
     launch_s=1e-6,  # a barrier of all threads
     step_s=0.1e-3,  # 56 to 157 us with one sequence, 418 to 524 with eight
     sequence_s=40e-6,
-    spread=0.30,
+    spread=0.35,
     overhead_spread=1.0,
 )
 # Of a sheet: 0.75 to 0.85 of the channels' bandwidth is reached at all, and clocks fall.
@@ -149,5 +149,5 @@ def _on_cpu(device: Device) -> Efficiency:
         memory=_CPU.memory * _SHEET_MEMORY,
         compute=_CPU.compute * _SHEET_COMPUTE,
         attention_compute=_CPU.attention_compute * _SHEET_COMPUTE,
-        spread=0.40,
+        spread=0.45,
     )

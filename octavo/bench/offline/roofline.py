@@ -9,19 +9,17 @@ but for what the caches still hold of the step before. docs/metrics.md has the d
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.cost.probing import best_bandwidth, best_rate
 from octavo.cost.rank_model import RankModel
 from octavo.cost.work import StepWork, step_work
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession, StepTiming
     from octavo.core.executor import Probe, WeightMatrix
-
-_PROBE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
 
     def rate(name: str) -> float:
         if name not in found:
-            found[name] = _best_rate(probe.products(name))
+            found[name] = best_rate(probe.products(name))
         return found[name]
 
     def rate_of(parts: Sequence[WeightMatrix]) -> float:
@@ -210,7 +208,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
     heads = [matrix for matrix in matrices if matrix.is_head]
     layers = [matrix for matrix in matrices if not matrix.is_head]
     return Ceilings(
-        max(read_bandwidth, _bandwidth(probe.reads())),
+        max(read_bandwidth, best_bandwidth(probe.reads())),
         rate_of(layers),
         rate_of(heads),
         rate(probe.attention_arithmetic),
@@ -221,27 +219,3 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
 
 def _names(matrices: Sequence[WeightMatrix]) -> str:
     return ", ".join(dict.fromkeys(matrix.arithmetic for matrix in matrices))
-
-
-def _best_rate(run: Callable[[int], float]) -> float:
-    """What ``run(rounds)`` returns, a second: the best of several runs of some milliseconds."""
-    rounds, seconds = 1, 0.0
-    while seconds < _PROBE_SECONDS / 5:
-        rounds *= 4
-        seconds, _ = _timed(run, rounds)
-    best, begin = 0.0, time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_SECONDS:
-        seconds, done = _timed(run, rounds)
-        best = max(best, done / seconds)
-    return best
-
-
-def _bandwidth(read: Callable[[], float]) -> float:
-    """Bytes a second: the best of some reads."""
-    return max(done / seconds for seconds, done in (_timed(read) for _ in range(4)))
-
-
-def _timed(run: Callable[..., float], *arguments: int) -> tuple[float, float]:
-    begin = time.perf_counter()
-    done = run(*arguments)
-    return max(time.perf_counter() - begin, 1e-9), done

@@ -244,23 +244,12 @@ def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch):
     """Half of the weights at 10 a second, half at 30: 15 together."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(roofline, "_best_rate", lambda run: run(1))
+    monkeypatch.setattr(roofline, "best_rate", lambda run: run(1))
     ceilings = roofline.measure_ceilings(Mixed(now))
     assert ceilings.linear == pytest.approx(15.0) and ceilings.head == pytest.approx(30.0)
     assert ceilings.attention == 5.0 and ceilings.bytes_per_s == 4.0
     assert ceilings.arithmetic == ("slow, fast", "fast", "other")
     assert ceilings.weights == (WeightKind("slow", 100, 1, 10.0), WeightKind("fast", 107, 2, 30.0))
-
-
-def test_a_rate_is_the_best_of_several(monkeypatch):
-    now, speeds = [0.0], iter([*[1.0] * 8, 4.0, 2.0, *[1.0] * 1000])
-
-    def run(rounds: int) -> float:
-        now[0] += rounds / (next(speeds) * 1e6)
-        return float(rounds)
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    assert roofline._best_rate(run) == pytest.approx(4e6)
 
 
 @pytest.mark.cuda
