@@ -216,9 +216,10 @@ def _rule_by_name(spec: ModelSpec, name: str, floats: Codes) -> Rule:
     target = name.upper().replace("-", "_")
     if target in MIXES:
         return GgufMix.of(spec, target)
-    near = get_close_matches(low, [each.lower() for each in quantizations()], 3)
-    known = " or ".join(near) or ", ".join(quantizations())
-    raise ConfigError(f"quantization {name!r:.80} is not known: do you mean {known}?")
+    known = {each.lower().replace("_", "-"): each for each in quantizations()}
+    near = [known[each] for each in get_close_matches(low, known, 3)]
+    hint = f"do you mean {' or '.join(near)}?" if near else f"there are {', '.join(quantizations())}"
+    raise ConfigError(f"quantization {name!r:.80} is not known: {hint}")
 
 
 def _rule_of_files(spec: ModelSpec, floats: Codes) -> Rule:
@@ -234,7 +235,7 @@ def _rule_of_files(spec: ModelSpec, floats: Codes) -> Rule:
 
 
 def _rule_of_config(spec: ModelSpec, floats: Codes) -> tuple[str, Recipe]:
-    fields = Fields(Path(spec.name), spec.quantization or {}, "")
+    fields = Fields(Path(spec.name), spec.quantization or {})
     method = fields.text("quant_method", "").lower()
     if method not in _METHODS:
         near = ", ".join(_METHODS)

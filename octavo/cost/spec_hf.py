@@ -48,7 +48,9 @@ class _Config(Fields):
 
     @property
     def num_layers(self) -> int:
-        return int(self.integer("num_hidden_layers", maximum=_MAX_LAYERS))
+        kinds = self.raw("layers_block_type") or self.raw("hybrid_override_pattern") or ""
+        count = self.integer("num_hidden_layers", len(kinds) or Fields._REQUIRED, 1, _MAX_LAYERS)
+        return int(count)
 
     @property
     def heads(self) -> int:
@@ -148,7 +150,7 @@ def _mamba2(config: _Config) -> Mamba2:
 
 def _mamba_or_attention(config: _Config, layer: int) -> tuple[Mixer, ...]:
     if "layer_types" in config:
-        is_attention = _layer_type(config, layer) == "attention"
+        is_attention = _layer_type(config, layer) in ("attention", "full_attention")
     else:
         is_attention = layer in config.each("attn_layer_indices", _index)
     return _attention(config, layer) if is_attention else (_mamba2(config),)
@@ -159,11 +161,11 @@ def _index(fields: Fields, name: str) -> int:
 
 
 def _nemotron_mixer(config: _Config, layer: int) -> tuple[Mixer, ...]:
-    """Layers of one thing each, by a letter: M is Mamba 2, * attention, - an MLP, E experts."""
-    letter = config.text("hybrid_override_pattern")[layer]
-    if letter == "*":
+    """Layers are of one thing each."""
+    kind = _nemotron_layers(config)[layer]
+    if kind == "attention":
         return _attention(config, layer)
-    if letter != "M":
+    if kind != "mamba":
         return ()
     heads, head_dim = config.integer("mamba_num_heads"), config.integer("mamba_head_dim")
     mamba = Mamba2(
@@ -177,6 +179,17 @@ def _nemotron_mixer(config: _Config, layer: int) -> tuple[Mixer, ...]:
         norm_size=heads * head_dim,
     )
     return (mamba,)
+
+
+_NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def _nemotron_layers(config: _Config) -> list[str]:
+    """What each layer is, of either spelling."""
+    if "layers_block_type" in config:
+        return config.texts("layers_block_type")
+    pattern = config.text("hybrid_override_pattern")
+    return [_NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -299,11 +312,11 @@ def _llama4_experts(config: _Config, layer: int) -> Mlp:
 
 
 def _nemotron_mlp(config: _Config, layer: int) -> Mlp | None:
-    letter = config.text("hybrid_override_pattern")[layer]
-    if letter == "E":
+    kind = _nemotron_layers(config)[layer]
+    if kind == "moe":
         size = config.integer("moe_shared_expert_intermediate_size")
         return _experts_of(config, config.integer("moe_intermediate_size"), _dense_of(config, size))
-    return _dense(config, layer) if letter == "-" else None
+    return _dense(config, layer) if kind == "mlp" else None
 
 
 # -- families -------------------------------------------------------------------------------------
@@ -463,7 +476,7 @@ _FAMILIES: dict[str, _Family] = {
     "deepseek_v2": _Family(mixers=_latent_attention, mlp=_deepseek_experts),
     "deepseek_v3": _DEEPSEEK3,
     "kimi_k2": _DEEPSEEK3,
-    "glm4": _Family(norms=4, output_bias=False),
+    "glm4": _Family(norms=4, qkv_bias=True, output_bias=False),
     "glm4_moe": _Family(
         output_bias=False,
         qk_norm=_if_asked("use_qk_norm", "head"),
