@@ -365,6 +365,13 @@ def test_who_hangs_up_costs_no_more():
     assert all(times.step.batch.num_seqs == 1 for times in steps if times.begun > 1.1)
 
 
+def test_a_run_ends_with_its_last_request_however_long_clients_would_have_waited():
+    asks = [replace(ask, patience_s=500.0) for ask in different_asks(2)]
+    spec = fleet_spec(num_replicas=2, outages=[Outage(1, 100.0, 50.0)])
+    result = at_times(asks, [0.0, 0.0], spec)
+    assert result.makespan_s == max(record.ended for record in result.records) < 2.0
+
+
 def test_what_cannot_be_served_is_refused_as_the_engine_says():
     spec = fleet_spec(max_model_len=128, max_queued_requests=2, max_num_seqs=1)
     asks = [*different_asks(5, 50, 10), Ask("long", (range(200),), 10)]
