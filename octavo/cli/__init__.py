@@ -33,6 +33,7 @@ COMMANDS = {
     "chat": Command("chat", "configure", "a conversation in the terminal"),
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
     "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
+    "simulate": Command("simulate", "configure", "a server and its load, in virtual time"),
     "spec": Command("spec", "configure", "what speculative decoding is worth, by formula"),
     "calibrate": Command("calibrate", "configure", "measure what a model's steps take here"),
     "validate": Command("validate", "configure", "compare what is foreseen with what comes"),

@@ -19,6 +19,7 @@ from octavo.workload.settings import LoadSettings
 
 # The virtual clock begins here, so that a report depends on nothing but what was asked for.
 _BEGINNING = datetime(1970, 1, 1)
+_PERCENTS = (90.0, 99.0)  # as `octavo bench serve` tells by default
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def report_on(
     """The report on a simulation of requests that were sent as ``load`` says."""
     return SimulationReport(
         result,
-        create_report(result.records, is_open_loop=is_open_loop, slo=slo, seed=seed),
+        create_report(
+            result.records, is_open_loop=is_open_loop, percents=_PERCENTS, slo=slo, seed=seed
+        ),
         ServeSummary(
             backend="simulated",
             model_id=model,
