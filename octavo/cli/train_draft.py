@@ -32,7 +32,7 @@ texts, or conversations, like those that the model will see. Of conversations th
 taken, and answered anew.
 
 kinds:
-  recurrent    goes on from the last hidden state, one guess after the other: the best here
+  recurrent    goes on from the last hidden state, one guess after the other: learns fastest
   medusa       a head for each position ahead, and a tree of their guesses
   eagle        a decoder layer that sees the whole context, in EAGLE-3's layout: others serve it too
 

@@ -61,11 +61,12 @@ class EagleHead(nn.Module):
             self.norm.weight.copy_(norm)
 
     def states(self, inputs: Context) -> Iterator[Tensor]:
-        layer, count = self.midlayer, inputs.embeddings.shape[1]
+        layer, starts, count = self.midlayer, inputs.starts(), inputs.embeddings.shape[1]
         table = torch.from_numpy(self._rope.table(int(inputs.positions.max()) + count))
         pair = layer.pair(inputs.following, self.fc(inputs.streams))
-        memory = _Memory(*layer.self_attn.remembered(pair, table[inputs.positions]), inputs.sees)
-        positions, pair = inputs.positions[inputs.starts], pair[inputs.starts]
+        keys, values = layer.self_attn.remembered(pair, table[inputs.positions])
+        memory = _Memory(keys, values, inputs.lengths, inputs.counts)
+        positions, pair = inputs.positions[starts], pair[starts]
         state = layer(pair, table[positions], memory)
         yield self.norm(state)
         for ahead in range(1, count):
@@ -78,16 +79,28 @@ class EagleHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Keys and values that B rows attend to.
+    """Keys and values that B positions attend to.
 
-    ``keys``, ``values``: [C, heads, dim], of true features; ``sees`` says which are a row's, bool
-    [B, C]. ``own``: keys and values [B, heads, dim] of what each row has made since, its own alone.
+    ``keys``, ``values``: [C, heads, dim], of true features; ``lengths``, ``counts``: of pieces, as
+    of ``Context``. ``own``: keys and values [B, heads, dim] of what each position has made since,
+    which it alone attends to.
     """
 
     keys: Tensor
     values: Tensor
-    sees: Tensor
+    lengths: list[int]
+    counts: list[int]
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Keys and values of each piece, [n, heads, dim], then its own, [m, i, heads, dim]."""
+        none = self.keys.new_empty(sum(self.counts), 0, *self.keys.shape[1:])
+        own = (torch.cat([none, *(pair[i][:, None] for pair in self.own)], 1) for i in (0, 1))
+        return zip(
+            *(part.split(self.lengths) for part in (self.keys, self.values)),
+            *(part.split(self.counts) for part in own),
+            strict=True,
+        )
 
 
 class _Layer(nn.Module):
@@ -142,15 +155,11 @@ class _Attention(nn.Module):
     def forward(self, pair: Tensor, turns: Tensor, memory: _Memory) -> Tensor:
         queries = _turned(self._heads(self.q_proj(pair)), turns[:, None])
         queries = queries.unflatten(1, (self._kv_heads, -1)) * self._scale  # [B, heads, group, dim]
-        scores = torch.einsum("bhgd,chd->bhgc", queries, memory.keys)
-        scores = scores.masked_fill(~memory.sees[:, None, None], -torch.inf)
-        own = [torch.einsum("bhgd,bhd->bhg", queries, keys) for keys, _ in memory.own]
-        weights = torch.cat([scores, *(each[..., None] for each in own)], dim=-1).softmax(dim=-1)
-        count = len(memory.keys)
-        mixed = torch.einsum("bhgc,chd->bhgd", weights[..., :count], memory.values)
-        for index, (_, values) in enumerate(memory.own, start=count):
-            mixed = mixed + weights[..., index, None] * values[:, :, None]
-        attended: Tensor = self.o_proj(mixed.flatten(1))
+        mixed = [
+            _attend(asking, *piece)
+            for asking, piece in zip(queries.split(memory.counts), memory.pieces(), strict=True)
+        ]
+        attended: Tensor = self.o_proj(torch.cat(mixed).flatten(1))
         return attended
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -167,6 +176,20 @@ class _MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return y
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor
+) -> Tensor:
+    """Of the last m positions of n, [m, heads, group, dim]: to those up to each, and to its own."""
+    m, n = len(queries), len(keys)
+    later = torch.ones(m, n, dtype=torch.bool).triu(n - m + 1)
+    scores = torch.einsum("mhgd,nhd->mhgn", queries, keys)
+    scores = scores.masked_fill(later[:, None, None], -torch.inf)
+    of_own = torch.einsum("mhgd,mihd->mhgi", queries, own_keys)
+    weights = torch.cat([scores, of_own], dim=-1).softmax(dim=-1)
+    mixed = torch.einsum("mhgn,nhd->mhgd", weights[..., :n], values)
+    return mixed + torch.einsum("mhgi,mihd->mhgd", weights[..., n:], own_values)
 
 
 def _turned(x: Tensor, turns: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 Such a head sees every position up to the one that it guesses from, so positions that stand together
 are trained together: their context is computed once. A batch has several pieces, one behind the
-other, and ``sees`` keeps them apart.
+other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -23,21 +24,28 @@ _CONTEXT = 256  # positions before these that are seen, at most
 
 
 class Context(NamedTuple):
-    """C positions of some sequences, and B of them that are guessed from.
+    """Pieces, one behind the other: C positions in all, and B of them that are guessed from.
 
     ``streams``: float32 [C, n d], the target's residual stream at n depths. ``following``: float32
     [C, d], embeddings of the tokens after each. ``positions``: int64 [C], in their sequences.
-    ``starts``: int64 [B], the rows of those that are guessed from. ``embeddings``: float32
-    [B, K, d], of the tokens p + 1 ... p + K of each such position p. ``sees``: bool [B, C], its own
-    row, and those before it in its sequence.
+    ``embeddings``: float32 [B, K, d], of the tokens p + 1 ... p + K of each position p that is
+    guessed from. ``lengths``: of the pieces; ``counts``: how many of each, its last ones, are
+    guessed from.
     """
 
     streams: Tensor
     following: Tensor
     positions: Tensor
-    starts: Tensor
     embeddings: Tensor
-    sees: Tensor
+    lengths: list[int]
+    counts: list[int]
+
+    def starts(self) -> Tensor:
+        """Which of the C are guessed from, int64 [B]."""
+        ends = accumulate(self.lengths)
+        return torch.cat(
+            [torch.arange(end - n, end) for end, n in zip(ends, self.counts, strict=True)]
+        )
 
 
 class _Piece(NamedTuple):
@@ -61,20 +69,16 @@ class Pieces(Examples[Context]):
 
     def _read(self, units: Tensor) -> tuple[Tensor, Context]:
         pieces = [self._pieces[unit] for unit in units.tolist()]
+        starts = torch.cat([torch.arange(each.start, each.stop) for each in pieces])
         seen = torch.cat([torch.arange(each.begin, each.stop) for each in pieces])
-        piece_of = torch.cat(
-            [torch.full((each.stop - each.begin,), number) for number, each in enumerate(pieces)]
-        )
-        rows = torch.arange(len(seen))
-        starts = rows[torch.cat([torch.arange(p.begin, p.stop) >= p.start for p in pieces])]
         tokens = self._sequences.token_ids
-        return seen[starts], Context(
+        return starts, Context(
             self._sequences.streams[seen].float(),
             self.target.embed(tokens[seen + 1]),
             seen - self._begins[seen],
-            starts,
-            self.target.embed(tokens[self._ahead(seen[starts])]),
-            (piece_of[starts, None] == piece_of) & (rows <= starts[:, None]),
+            self.target.embed(tokens[self._ahead(starts)]),
+            [each.stop - each.begin for each in pieces],
+            [each.stop - each.start for each in pieces],
         )
 
 

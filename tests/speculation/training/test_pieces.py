@@ -51,23 +51,26 @@ def test_what_is_wanted_is_what_single_positions_have(target, sequences, small):
     for name in ("wanted", "likely", "shares"):
         assert torch.equal(getattr(batch, name), getattr(same, name))
     assert torch.equal(context.embeddings, same.inputs.embeddings)
-    assert torch.equal(context.following[context.starts], same.inputs.embeddings[:, 0])
+    assert torch.equal(context.following[context.starts()], same.inputs.embeddings[:, 0])
 
 
-def test_a_position_sees_its_own_sequence_up_to_itself(target, sequences, small):
+def test_pieces_have_the_context_before_them(target, sequences, small):
     whole = Pieces(target, sequences, STEPS)
     starts, context = whole._read(whole.units)
     begins = torch.tensor([0, *LENGTHS]).cumsum(0)
     streams, tokens = sequences.streams.float(), sequences.token_ids
-    for row, start in enumerate(starts.tolist()):
-        begin = int(begins[begins <= start].max())
-        seen = context.sees[row].nonzero()[:, 0]
-        assert context.starts[row] == seen[-1]
-        assert 20 <= len(seen) <= 28 or len(seen) == start - begin + 1
-        there = torch.arange(start - len(seen) + 1, start + 1)
+    row = 0
+    for length, guessed in zip(context.lengths, starts.split(context.counts), strict=True):
+        seen = torch.arange(row, row + length)
+        there = torch.arange(int(guessed[-1]) + 1 - length, int(guessed[-1]) + 1)
+        assert torch.equal(there[-len(guessed) :], guessed)
+        begin = begins[begins <= guessed[0]].max()
+        assert there[0] == max(begin, guessed[0] - 20)
         assert torch.equal(context.positions[seen], there - begin)
         assert torch.equal(context.streams[seen], streams[there])
         assert torch.equal(context.following[seen], target.embed(tokens[there + 1]))
+        row += length
+    assert row == len(context.streams)
 
 
 def test_pieces_of_an_answer_are_of_nearly_the_same_length(target, sequences, small):
