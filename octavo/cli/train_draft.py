@@ -34,7 +34,7 @@ taken, and answered anew.
 kinds:
   recurrent    goes on from the last hidden state, one guess after the other: learns fastest
   medusa       a head for each position ahead, and a tree of their guesses
-  eagle        a decoder layer that sees the whole context, in EAGLE-3's layout: others serve it too
+  eagle        a decoder layer that sees the whole context; a folder in EAGLE-3's published layout
 
 examples:
   octavo train-draft smollm2-135m ./smollm2-draft
