@@ -70,8 +70,8 @@ ALLOWED = {
         "workload",
     },
     "speculation.training": {
-        *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
-        *("runtime", "speculation", "text"),
+        *("core", "fields", "kernels", "layers", "models", "quantization"),
+        *("quantization.produce", "runtime", "speculation", "text"),
     },
 }
 
@@ -141,12 +141,14 @@ OF_TORCH = {
     "runtime/sampler.py",
     "runtime/torch_backend.py",
     "runtime/torch_probe.py",
+    "speculation/training/eagle.py",
     "speculation/training/evaluation.py",
     "speculation/training/examples.py",
     "speculation/training/heads.py",
     "speculation/training/job.py",
     "speculation/training/kinds.py",
     "speculation/training/loop.py",
+    "speculation/training/pieces.py",
     "speculation/training/state.py",
     "bench/peers/workers/transformers_worker.py",  # in the environment of another engine
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.speculation.training.job import Wanted
 
 # As octavo.speculation.training.kinds has them, which takes a second to import.
-KINDS = ("recurrent", "medusa")
+KINDS = ("recurrent", "medusa", "eagle")
 
 EXAMPLES = """\
 The model answers questions, and heads are trained to guess what it says: it stays as it is. OUT is
@@ -32,8 +32,9 @@ texts, or conversations, like those that the model will see. Of conversations th
 taken, and answered anew.
 
 kinds:
-  recurrent    goes on from the last hidden state, one guess after the other: the best here
+  recurrent    goes on from the last hidden state, one guess after the other: learns fastest
   medusa       a head for each position ahead, and a tree of their guesses
+  eagle        a decoder layer that sees the whole context; a folder in EAGLE-3's published layout
 
 examples:
   octavo train-draft smollm2-135m ./smollm2-draft

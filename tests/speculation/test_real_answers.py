@@ -1,6 +1,6 @@
 """A real model, hundreds of prompts, every way of guessing: the tokens of plain decoding.
 
-``-m long``: a quarter of an hour and more.
+``-m long``: some minutes.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@
     hidden_states.py  what its head sees, by the engine's own kernels
     shortlist.py      the tokens that may be guessed
     examples.py       positions of answers as batches
-    heads.py          what is trained
+    pieces.py         the same for heads with attention, with the context before them
+    heads.py          what is trained: heads without attention
+    eagle.py          and the one with a decoder layer
     loop.py           how; state.py has it as arrays, to go on from
     evaluation.py     how often it is right
     tree.py           which combinations of Medusa's guesses are worth a row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,18 +18,18 @@ _POSITIONS = 256  # that are run at a time
 
 
 @torch.no_grad()
-def ranks(head: Head, examples: Examples, starts: Tensor) -> Tensor:
+def ranks(head: Head[Any], examples: Examples[Any], units: Tensor) -> Tensor:
     """At which place of a head's guesses the token of the answer is: int64 [n, K], 0 for the first;
-    a number above all places where the shortlist has not got it.
+    a number above all places where the shortlist has not got it. ``n``: positions of the units.
 
     A tie counts as the last of its places: for the head is not told.
     """
     rows = examples.target.rows
     found = []
-    for part in starts.split(_POSITIONS):
+    for part in units.split(max(1, _POSITIONS // examples.unit_size)):
         batch = examples.batch(part)
         places = []
-        for ahead, state in enumerate(head.states(batch.hidden, batch.embeddings)):
+        for ahead, state in enumerate(head.states(batch.inputs)):
             logits, wanted = F.linear(state, rows), batch.wanted[:, ahead]
             score = logits.gather(1, wanted.clamp(min=0)[:, None])
             place = (logits >= score).sum(dim=1) - 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,34 +14,44 @@ from torch import Tensor
 TOP = 16
 _ROWS = 1024  # of logits that are there at a time
 
+Inputs = TypeVar("Inputs")
+"""What a head reads of a batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a head has of the model that it guesses for.
 
     ``embedding``: [V, d], of any float type. ``shortlist``: int64 [S], ascending. ``rows``: float32
-    [S, d], the head's rows of these.
+    [S, d], the head's rows of these. ``norm``: float32 [d], what the final norm multiplies with.
     """
 
     embedding: Tensor
     shortlist: Tensor
     rows: Tensor
+    norm: Tensor
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the shortlist [n, S], of hidden states after the final norm [n, d]."""
         return F.linear(hidden, self.rows)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """float32 [..., d]."""
+        return F.embedding(token_ids, self.embedding).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """Prompts with their answers, one behind the other, T tokens in all.
 
-    ``token_ids``: int64 [T]. ``hidden``: bfloat16 [T, d], after the final norm. ``ends``: int64
-    [T], where the sequence of a token ends. ``is_answer``: bool [T].
+    ``token_ids``: int64 [T]. ``hidden``: bfloat16 [T, d], after the final norm. ``streams``:
+    bfloat16 [T, n d], the residual stream at n depths. ``ends``: int64 [T], where the sequence of a
+    token ends. ``is_answer``: bool [T].
     """
 
     token_ids: Tensor
     hidden: Tensor
+    streams: Tensor
     ends: Tensor
     is_answer: Tensor
 
@@ -53,44 +65,74 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Generic[Inputs]):
     """B positions, and K tokens ahead of each.
 
-    ``hidden``: float32 [B, d]. ``embeddings``: float32 [B, K, d]. ``wanted``: int64 [B, K], the
-    tokens of the answer, as indices of the shortlist; -1 where they are not in it. ``likely``:
-    int64 [B, K, TOP], what the target finds likely there, as such indices; ``shares`` float32, of
-    the same shape: how likely, with a sum of one.
+    ``inputs``: what the head reads. ``wanted``: int64 [B, K], the tokens of the answer, as indices
+    of the shortlist; -1 where they are not in it. ``likely``: int64 [B, K, TOP], what the target
+    finds likely there, as such indices; ``shares`` float32, of the same shape: how likely, with a
+    sum of one.
     """
 
-    hidden: Tensor
-    embeddings: Tensor
+    inputs: Inputs
     wanted: Tensor
     likely: Tensor
     shares: Tensor
 
 
-class Examples:
-    """Batches of some sequences, for the heads of a target."""
+class Examples(ABC, Generic[Inputs]):
+    """Batches of some sequences, for the heads of a target.
+
+    ``units``: what is drawn at random, int64 [U]. ``unit_size``: the positions of a unit, about.
+    """
+
+    units: Tensor
+    unit_size: int
 
     def __init__(self, target: Target, sequences: Sequences, steps: int):
         self.target, self._sequences, self._steps = target, sequences, steps
-        self.starts = sequences.starts(steps)
         places = torch.full((len(target.embedding),), -1)
         places[target.shortlist] = torch.arange(len(target.shortlist))
         self._wanted = places[sequences.token_ids]
         self._likely, self._shares = _most_likely(target, sequences.hidden)
 
-    def batch(self, starts: Tensor) -> Batch:
-        """Of some of ``starts``, int64 [B]."""
-        ahead = starts[:, None] + 1 + torch.arange(self._steps)
-        tokens = self._sequences.token_ids[ahead]
-        return Batch(
-            self._sequences.hidden[starts].float(),
-            F.embedding(tokens, self.target.embedding).float(),
-            self._wanted[ahead + 1],
-            self._likely[ahead].long(),
-            self._shares[ahead],
-        )
+    def batch(self, units: Tensor) -> Batch[Inputs]:
+        """Of some of the units, in their order."""
+        starts, inputs = self._read(units)
+        ahead = self._ahead(starts)
+        likely, shares = self._likely[ahead].long(), self._shares[ahead]
+        return Batch(inputs, self._wanted[ahead + 1], likely, shares)
+
+    def _ahead(self, starts: Tensor) -> Tensor:
+        """The positions p + 1 ... p + K, int64 [B, K]: their tokens are read, those after them are
+        guessed."""
+        return starts[:, None] + 1 + torch.arange(self._steps)
+
+    @abstractmethod
+    def _read(self, units: Tensor) -> tuple[Tensor, Inputs]:
+        """The positions p of some units, int64 [B], and what a head reads of these."""
+
+
+class Ahead(NamedTuple):
+    """``hidden``: float32 [B, d], after the final norm, of positions p. ``embeddings``: float32
+    [B, K, d], of the tokens p + 1 ... p + K."""
+
+    hidden: Tensor
+    embeddings: Tensor
+
+
+class Positions(Examples[Ahead]):
+    """Single positions, from anywhere: for heads that see one hidden state."""
+
+    unit_size = 1
+
+    def __init__(self, target: Target, sequences: Sequences, steps: int):
+        super().__init__(target, sequences, steps)
+        self.units = sequences.starts(steps)
+
+    def _read(self, units: Tensor) -> tuple[Tensor, Ahead]:
+        tokens = self._sequences.token_ids[self._ahead(units)]
+        return units, Ahead(self._sequences.hidden[units].float(), self.target.embed(tokens))
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Heads in training: what they compute, and the tensors that they are in a file.
+"""Heads without attention in training: what they compute, and the tensors that they are in a file.
 
-A head sees what the target's own head sees at position p: x_p, the hidden state after the final
-norm. The token p + 1 has been sampled from that; the head guesses those after it, over a shortlist
-of S tokens, with the target's own rows of its head, which stay as they are.
+Such a head sees what the target's own head sees at position p: x_p, the hidden state after the
+final norm. The token p + 1 has been sampled from that; the head guesses those after it, over a
+shortlist of S tokens, with the target's own rows of its head, which stay as they are.
 
 **recurrent** (Ankner et al. 2024, "Hydra", arXiv 2402.05109, is of this kind) is a recurrence of
 gated layers over the last hidden state and the embedding e of each next token::
@@ -24,24 +24,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from octavo.speculation.training.examples import Ahead
 
-class Head(Protocol):
-    """What is trained."""
+Inputs = TypeVar("Inputs", contravariant=True)
+
+
+class Head(Protocol[Inputs]):
+    """What is trained, of any kind."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> Mapping[str, Tensor]: ...
 
-    def states(self, hidden: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
+    def states(self, inputs: Inputs) -> Iterator[Tensor]:
         """What the rows of the shortlist are multiplied with, float32 [B, d], once for each of K
-        positions ahead, from the first.
-
-        ``hidden``: x_p, float32 [B, d]. ``embeddings``: of the tokens p + 1 ... p + K, [B, K, d].
+        positions ahead, from the first; of all B positions that the ``inputs`` of a batch are of.
         """
         ...
 
@@ -52,16 +54,16 @@ class RecurrentHead(nn.Module):
     def __init__(self, size: int, intermediate_size: int, num_layers: int, eps: float, seed: int):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.embed_norm = _Norm(size, eps)
+        self.embed_norm = Norm(size, eps)
         self.layers = nn.ModuleList(
             _GatedLayer(size, 0 if index else size, intermediate_size, eps, generator)
             for index in range(num_layers)
         )
 
-    def states(self, hidden: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
+    def states(self, inputs: Ahead) -> Iterator[Tensor]:
         first, *others = self.layers
-        state = hidden
-        for embedding in self.embed_norm(embeddings).unbind(1):
+        state = inputs.hidden
+        for embedding in self.embed_norm(inputs.embeddings).unbind(1):
             state = first(state, embedding)
             for layer in others:
                 state = layer(state)
@@ -75,12 +77,14 @@ class MedusaHeads(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(_ResidualBlock(size) for _ in range(num_heads))
 
-    def states(self, hidden: Tensor, embeddings: Tensor) -> Iterator[Tensor]:
-        for block, _ in zip(self.blocks, range(embeddings.shape[1]), strict=False):
-            yield block(hidden)
+    def states(self, inputs: Ahead) -> Iterator[Tensor]:
+        for block, _ in zip(self.blocks, inputs.embeddings.unbind(1), strict=False):
+            yield block(inputs.hidden)
 
 
-class _Norm(nn.Module):
+class Norm(nn.Module):
+    """Scales to a root mean square of 1, then by a weight that is learned from 1 on."""
+
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -95,10 +99,10 @@ class _GatedLayer(nn.Module):
 
     def __init__(self, size: int, more: int, inner: int, eps: float, generator: torch.Generator):
         super().__init__()
-        self.input_norm = _Norm(size, eps)
-        self.gate_proj = _linear(size + more, inner, generator)
-        self.up_proj = _linear(size + more, inner, generator)
-        self.down_proj = _linear(inner, size, None)
+        self.input_norm = Norm(size, eps)
+        self.gate_proj = linear(size + more, inner, generator)
+        self.up_proj = linear(size + more, inner, generator)
+        self.down_proj = linear(inner, size, None)
 
     def forward(self, state: Tensor, more: Tensor | None = None) -> Tensor:
         x: Tensor = self.input_norm(state)
@@ -121,7 +125,7 @@ class _ResidualBlock(nn.Module):
         return x
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+def linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
     """Without a bias; its weights drawn from ``generator``, or 0 without one."""
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from octavo.runtime.capacity import RankSpec
 from octavo.speculation.training.data import Ask, OpenTalk, Spoken, answered, asks, parts
 from octavo.speculation.training.evaluation import acceptance, expected_tokens, ranks
 from octavo.speculation.training.examples import Examples, Sequences, Target
-from octavo.speculation.training.hidden_states import HiddenStates
+from octavo.speculation.training.heads import Head
+from octavo.speculation.training.hidden_states import HiddenStates, Seen
 from octavo.speculation.training.kinds import KINDS, Kind, described
 from octavo.speculation.training.loop import Schedule, StepReport, Training
 from octavo.speculation.training.shortlist import coverage, shortlist
@@ -207,17 +208,17 @@ class _Job:
         """Keep the hidden states of the answers, as many as there is time for."""
         if "looked" in self.work:
             return
-        model = load_checkpoint(self._checkpoint, self._config)
         total = self._num_kept("answers")
         longest = max((len(ids) for ids in self._sequences(range(total))), default=1)
         spec = RankSpec(self._checkpoint.path)
-        states = HiddenStates(spec, model, self._config, longest)
+        depths = self._kind.depths(self._config)
+        states = HiddenStates(spec, self._model(), self._config, longest, depths)
+        size = self._config.hidden_size
+        none = Seen(*(np.empty((0, n * size), dtype=np.float32) for n in (1, len(depths))))
         end = time.perf_counter() + self._seconds * _LOOKING
         for number in range(self._num_kept("hidden"), total):
-            rows = states.of(self._sequences(range(number, number + 1)))
-            none = np.empty((0, self._config.hidden_size), dtype=np.float32)
-            hidden = torch.from_numpy(np.concatenate([none, *rows])).to(torch.bfloat16)
-            self.work.keep(f"hidden-{number}", {"hidden": hidden.view(torch.int16).numpy()})
+            seen = states.of(self._sequences(range(number, number + 1)))
+            self.work.keep(f"hidden-{number}", _halved([none, *seen]))
             self._progress("looking at answers", number + 1, total)
             if time.perf_counter() > end:
                 break
@@ -227,8 +228,7 @@ class _Job:
     def train(self) -> Training:
         """Train the head, from where an ended run has left it."""
         examples = self._examples(held_out=False)
-        head = self._kind.create(self._config, self._wanted.seed)
-        training = Training(head, examples, self._schedule(examples))
+        training = Training(self._new_head(examples), examples, self._schedule(examples))
         if "head" in self.work:
             restore(training, self.work.load("head"))
         while training.step < training.schedule.steps:
@@ -236,12 +236,15 @@ class _Job:
             self.work.keep("head", snapshot(training))
         return training
 
+    def _new_head(self, examples: Examples[Any]) -> Head[Any]:
+        return self._kind.create(self._config, examples.target, self._wanted.seed)
+
     def _on_step(self, report: StepReport) -> None:
         self._progress(f"training, loss {report.loss:.2f}", report.step, report.of)
 
     def write(self, training: Training, out: Path, begin: float) -> Made:
         examples = self._examples(held_out=True)
-        places = ranks(training.head, examples, _some(examples.starts, _JUDGED_POSITIONS))
+        places = ranks(training.head, examples, _judged(examples))
         target = examples.target
         with NewFolder(out) as new:
             config = described(self._kind, self._config, target, places)
@@ -286,19 +289,22 @@ class _Job:
             each for n, each in enumerate(self._spoken("hidden")) if _is_held_out(n) == held_out
         ]
 
-    def _examples(self, *, held_out: bool) -> Examples:
+    def _examples(self, *, held_out: bool) -> Examples[Any]:
         """Of the answers that are trained on, or of the others."""
-        pieces = (self.work.load(f"hidden-{n}")["hidden"] for n in range(self._num_kept("hidden")))
         spoken = self._spoken("hidden")
         if not any(_is_held_out(number) for number in range(len(spoken))):
             raise ConfigError(
                 f"{len(spoken)} answers are too few to learn from: give it more minutes or tokens"
             )
-        hidden = torch.cat([torch.from_numpy(piece) for piece in pieces]).view(torch.bfloat16)
-        sequences = sequences_of(spoken, hidden, held_out)
+        sequences = sequences_of(spoken, self._seen("hidden"), self._seen("streams"), held_out)
         if not len(sequences.starts(self._kind.steps)):
             raise ConfigError("the answers are too short to learn from: ask for longer ones")
-        return Examples(self._target(), sequences, self._kind.steps)
+        return self._kind.examples(self._target(), sequences)
+
+    def _seen(self, what: str) -> Tensor:
+        """Of all tokens that were looked at, bfloat16 [T, ...]."""
+        pieces = (self.work.load(f"hidden-{n}")[what] for n in range(self._num_kept("hidden")))
+        return torch.cat([torch.from_numpy(piece) for piece in pieces]).view(torch.bfloat16)
 
     def _target(self) -> Target:
         own = [token for each in self._held(False) for token in each.answer_ids]
@@ -309,13 +315,19 @@ class _Job:
         embedding = torch.from_numpy(parameters.rows(EMBEDDING))
         head = torch.from_numpy(parameters.rows(HEAD)) if HEAD in parameters.names else embedding
         ids = torch.from_numpy(listed)
-        return Target(embedding.to(torch.bfloat16), ids, head[ids].contiguous())
+        norm = self._model().model.norm.weight.value
+        return Target(
+            embedding.to(torch.bfloat16), ids, head[ids].contiguous(), torch.from_numpy(norm)
+        )
+
+    def _model(self) -> Any:
+        return load_checkpoint(self._checkpoint, self._config)
 
     def _built_in_text(self) -> list[int]:
         texts = [text for text in read_documents(None) if isinstance(text, str)]
         return [token for text in texts for token in self._tokenizer.encode(text)]
 
-    def _schedule(self, examples: Examples) -> Schedule:
+    def _schedule(self, examples: Examples[Any]) -> Schedule:
         """The same one for a run that goes on as for the one that was ended."""
         if "schedule" not in self.work:
             steps = self._wanted.steps or self._steps_in_time(examples)
@@ -323,11 +335,10 @@ class _Job:
         steps = int(self.work.load("schedule")["steps"])
         return Schedule(steps, self._wanted.batch_size, seed=self._wanted.seed)
 
-    def _steps_in_time(self, examples: Examples) -> int:
+    def _steps_in_time(self, examples: Examples[Any]) -> int:
         """How many fit into what is left, by the time of a few that are not kept."""
-        head = self._kind.create(self._config, self._wanted.seed)
         schedule = Schedule(_MEASURED_STEPS + 1, self._wanted.batch_size)
-        trial = Training(head, examples, schedule)
+        trial = Training(self._new_head(examples), examples, schedule)
         trial.run(1)  # the first one makes room for all of them
         begin = time.perf_counter()
         trial.run(_MEASURED_STEPS + 1)
@@ -335,23 +346,27 @@ class _Job:
         return max(1, int(self._seconds * (1 - _ANSWERING - _LOOKING) / of_one))
 
 
-def sequences_of(spoken: list[Spoken], hidden: Tensor, held_out: bool) -> Sequences:
-    """Those answers that are held out, or the others. ``hidden``: bfloat16 [T, d], of all of them
-    one behind the other."""
-    lengths = [len(each.prompt_ids) + len(each.answer_ids) for each in spoken]
-    chosen = [
-        (each, rows)
-        for number, (each, rows) in enumerate(zip(spoken, hidden.split(lengths), strict=True))
-        if _is_held_out(number) == held_out
-    ]
-    counts = torch.tensor([len(rows) for _, rows in chosen])
+def sequences_of(
+    spoken: list[Spoken], hidden: Tensor, streams: Tensor, held_out: bool
+) -> Sequences:
+    """Those answers that are held out, or the others. ``hidden``, ``streams``: bfloat16 [T, ...],
+    of all of them one behind the other."""
+    lengths = torch.tensor([len(each.prompt_ids) + len(each.answer_ids) for each in spoken])
+    is_chosen = torch.tensor([_is_held_out(number) == held_out for number in range(len(spoken))])
+    rows = is_chosen.repeat_interleave(lengths)
+    chosen = [each for number, each in enumerate(spoken) if is_chosen[number]]
+    counts = lengths[is_chosen]
     return Sequences(
-        torch.tensor(
-            [token for each, _ in chosen for token in (*each.prompt_ids, *each.answer_ids)]
-        ),
-        torch.cat([rows for _, rows in chosen]),
+        torch.tensor([token for each in chosen for token in (*each.prompt_ids, *each.answer_ids)]),
+        hidden[rows],
+        streams[rows],
         counts.cumsum(0).repeat_interleave(counts),
-        torch.cat([torch.arange(len(rows)) >= len(each.prompt_ids) for each, rows in chosen]),
+        torch.cat(
+            [
+                torch.arange(int(count)) >= len(each.prompt_ids)
+                for each, count in zip(chosen, counts, strict=True)
+            ]
+        ),
     )
 
 
@@ -359,9 +374,20 @@ def _is_held_out(number: int) -> bool:
     return number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
 
 
-def _some(starts: Tensor, most: int) -> Tensor:
-    """So many of them at most, evenly."""
-    return starts[:: max(1, -(-len(starts) // most))]
+def _judged(examples: Examples[Any]) -> Tensor:
+    """Units of not too many positions, evenly from all over."""
+    most = max(1, _JUDGED_POSITIONS // examples.unit_size)
+    return examples.units[:: max(1, -(-len(examples.units) // most))]
+
+
+def _halved(seen: Iterable[Seen]) -> dict[str, np.ndarray]:
+    """What was seen of some sequences, one behind the other, as bfloat16 in int16."""
+    hidden, streams = zip(*seen, strict=True)
+    arrays = {"hidden": np.concatenate(hidden), "streams": np.concatenate(streams)}
+    return {
+        name: torch.from_numpy(array).to(torch.bfloat16).view(torch.int16).numpy()
+        for name, array in arrays.items()
+    }
 
 
 def _packed(spoken: list[Spoken]) -> dict[str, np.ndarray]:

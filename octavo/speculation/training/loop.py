@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ _MAX_NORM = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``steps``: of ``batch_size`` positions each. ``seed``: draws their order."""
+    """``steps``: of ``batch_size`` positions each, about. ``seed``: draws their order."""
 
     steps: int
     batch_size: int = 256
@@ -56,7 +56,7 @@ class Training:
     """A head that is on its way. ``step``: how many are done; it can be put back, with the state of
     the optimizer and of the head, to go on as if nothing had been between."""
 
-    def __init__(self, head: Head, examples: Examples, schedule: Schedule):
+    def __init__(self, head: Head[Any], examples: Examples[Any], schedule: Schedule):
         self.head, self.schedule, self.step = head, schedule, 0
         self._examples = examples
         self.optimizer = torch.optim.AdamW(
@@ -78,15 +78,15 @@ class Training:
             on_step(StepReport(self.step, self.schedule.steps, float(total.detach())))
 
     def _drawn(self, step: int) -> Tensor:
-        """The positions of a step: each once before any comes again, in an order of each round's
-        own, which the number of the round tells."""
-        starts, size = self._examples.starts, self.schedule.batch_size
-        size = min(size, len(starts))
-        steps_of_round = len(starts) // size
+        """The units of a step: each once before any comes again, in an order of each round's own,
+        which the number of the round tells."""
+        units, size = self._examples.units, self.schedule.batch_size // self._examples.unit_size
+        size = min(max(1, size), len(units))
+        steps_of_round = len(units) // size
         number, place = divmod(step, steps_of_round)
         if self._round != number:
             generator = torch.Generator().manual_seed(self.schedule.seed + number)
-            self._order = starts[torch.randperm(len(starts), generator=generator)]
+            self._order = units[torch.randperm(len(units), generator=generator)]
             self._round = number
         return self._order[place * size : (place + 1) * size]
 
@@ -94,10 +94,10 @@ class Training:
     _order: Tensor
 
 
-def loss(head: Head, batch: Batch, rows: Tensor) -> Tensor:
+def loss(head: Head[Any], batch: Batch[Any], rows: Tensor) -> Tensor:
     """Of a batch, in nats: see above. ``rows``: float32 [S, d], of the target's head."""
     total, weights = torch.zeros(()), 0.0
-    for ahead, state in enumerate(head.states(batch.hidden, batch.embeddings)):
+    for ahead, state in enumerate(head.states(batch.inputs)):
         counts = batch.wanted[:, ahead] >= 0
         logits = F.linear(state[counts], rows)
         likely = logits.gather(1, batch.likely[counts, ahead])

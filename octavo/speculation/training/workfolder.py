@@ -21,7 +21,7 @@ from octavo.errors import ModelFileError
 from octavo.files import NewFile
 
 _SUFFIX = ".octavo.resume"
-_FORMAT = 1  # of the files; and whenever the same settings begin to give another head
+_FORMAT = 2  # of the files; and whenever the same settings begin to give another head
 _DAMAGE = OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile
 
 

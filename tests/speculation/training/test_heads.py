@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from octavo.speculation.training.evaluation import acceptance, accuracies, expected_tokens, ranks
-from octavo.speculation.training.examples import Examples, Sequences, Target
+from octavo.speculation.training.examples import Ahead, Positions, Sequences, Target
 from octavo.speculation.training.heads import MedusaHeads, RecurrentHead
 from octavo.speculation.training.loop import Schedule, Training
 from octavo.speculation.training.state import restore, snapshot
@@ -15,7 +17,7 @@ from octavo.speculation.training.state import restore, snapshot
 SIZE, VOCAB = 16, 40
 
 
-def examples(steps: int = 3, seed: int = 0) -> Examples:
+def examples(steps: int = 3, seed: int = 0) -> Positions:
     """Of a target that counts upwards, sometimes by two, and whose hidden state knows by how many;
     no other token than those below 32 can be guessed."""
     generator = torch.Generator().manual_seed(seed)
@@ -25,11 +27,12 @@ def examples(steps: int = 3, seed: int = 0) -> Examples:
     following = (token_ids + stride) % VOCAB
     hidden = embedding[following] + 0.5 * stride[:, None]
     shortlist = torch.arange(32)
-    return Examples(
-        Target(embedding.bfloat16(), shortlist, embedding[shortlist]),
+    return Positions(
+        Target(embedding.bfloat16(), shortlist, embedding[shortlist], torch.ones(SIZE)),
         Sequences(
             token_ids,
             hidden.bfloat16(),
+            torch.empty(600, 0, dtype=torch.bfloat16),
             torch.arange(1, 601).div(100).ceil().long() * 100,
             torch.arange(600) % 100 >= 10,
         ),
@@ -51,7 +54,7 @@ HEADS = {
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 def test_heads_start_as_the_identity(make):
     hidden, embeddings = torch.randn(5, SIZE), torch.randn(5, 3, SIZE)
-    states = list(make().states(hidden, embeddings))
+    states = list(make().states(Ahead(hidden, embeddings)))
     assert len(states) == 3
     assert all(torch.equal(state, hidden) for state in states)
 
@@ -67,7 +70,7 @@ def test_a_recurrent_head_computes_what_its_format_says():
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * tensors[name]
 
     state = hidden.double().numpy()
-    for ahead, got in enumerate(head.states(hidden, embeddings)):
+    for ahead, got in enumerate(head.states(Ahead(hidden, embeddings))):
         embedding = norm(embeddings[:, ahead].double().numpy(), "embed_norm.weight")
         for layer in range(2):
             x = norm(state, f"layers.{layer}.input_norm.weight")
@@ -82,7 +85,7 @@ def test_a_recurrent_head_computes_what_its_format_says():
 
 def test_positions_are_those_whose_next_tokens_are_of_the_answer():
     some = examples()
-    starts = some.starts.tolist()
+    starts = some.units.tolist()
     assert min(starts) == 8  # its first guess is token 10, where the answer begins
     assert max(starts) == 595  # its third is the last token
     assert not {96, 97, 98, 99, 100, 107} & set(starts)
@@ -95,23 +98,21 @@ def test_positions_are_those_whose_next_tokens_are_of_the_answer():
 
 def test_tokens_outside_of_the_shortlist_are_never_right():
     some = examples()
-    start = some.starts[some.batch(some.starts).wanted[:, 0] == -1][:1]
+    start = some.units[some.batch(some.units).wanted[:, 0] == -1][:1]
     assert ranks(recurrent(), some, start)[0, 0] == 32
     all_equal = torch.zeros(32, SIZE)
-    flat = Examples(
-        Target(some.target.embedding, some.target.shortlist, all_equal), some._sequences, 3
-    )
-    assert acceptance(ranks(recurrent(), flat, flat.starts)) == [0, 0, 0]  # nor are ties
+    flat = Positions(replace(some.target, rows=all_equal), some._sequences, 3)
+    assert acceptance(ranks(recurrent(), flat, flat.units)) == [0, 0, 0]  # nor are ties
 
 
 @pytest.mark.parametrize("make", HEADS.values(), ids=HEADS)
 def test_training_makes_a_head_better(make):
     some, head = examples(), make()
-    before = acceptance(ranks(head, some, some.starts))
+    before = acceptance(ranks(head, some, some.units))
     losses = []
     training = Training(head, some, Schedule(150, batch_size=64, rate=2e-2))
     training.run(150, lambda report: losses.append(report.loss))
-    after = acceptance(ranks(head, some, some.starts))
+    after = acceptance(ranks(head, some, some.units))
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
     assert after[0] > before[0] + 0.1
 

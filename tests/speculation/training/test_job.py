@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_training import WANTED, Talk, train
 
 from octavo.errors import ConfigError
+from octavo.layers.taps import with_taps
 from octavo.layers.tensors import with_tensors
-from octavo.models.checkpoint import open_checkpoint
 from octavo.models.loader import load_model
-from octavo.open_model import load_tokenizer
 from octavo.quantization.produce.observers import windows_context
 from octavo.runtime.capacity import RankSpec
 from octavo.speculation.training import job
 from octavo.speculation.training.hidden_states import HiddenStates
-from octavo.speculation.training.job import Wanted, train_draft
-
-WANTED = Wanted(
-    tokens=1500, answer_tokens=40, shortlist=64, steps=5, batch_size=32, minutes=10, seed=3
-)
-
-
-class Talk:
-    """Answers with random tokens, the same ones for the same seed, and counts how often it is
-    loaded and asked."""
-
-    def __init__(self) -> None:
-        self.loaded = self.asked = 0
-
-    @contextmanager
-    def open(self):
-        self.loaded += 1
-        yield self._answer
-
-    def _answer(self, asks):
-        self.asked += len(asks)
-        return [np.random.default_rng(ask.seed).integers(0, 90, 40).tolist() for ask in asks]
-
-
-def train(tiny_model, out, wanted=WANTED, talk=None, progress=lambda *what: None):
-    talk = talk or Talk()
-    checkpoint, tokenizer = open_checkpoint(tiny_model), load_tokenizer(tiny_model)
-    return train_draft(checkpoint, tokenizer, talk.open, out, wanted, progress)
+from octavo.speculation.training.job import Wanted
 
 
 def head_of(folder):
@@ -58,14 +31,18 @@ def head_of(folder):
 def test_hidden_states_are_those_of_the_model(tiny_model, kernels):
     model, config = load_model(tiny_model)
     sequences = [list(range(50, 70)), [7], list(range(100, 133))] * 30
-    states = HiddenStates(RankSpec(tiny_model, kernels=kernels, threads=1), model, config, 40)
+    spec = RankSpec(tiny_model, kernels=kernels, threads=1)
+    states = HiddenStates(spec, model, config, 40, (0, 1))
     got = list(states.of(sequences))
     states.close()
     assert len(got) == len(sequences)
-    tensors = with_tensors(model)
-    for sequence, rows in list(zip(sequences, got, strict=True))[-6:]:
+    streams: dict[int, torch.Tensor] = {}
+    tensors = with_taps(with_tensors(model), (0, 1), streams.__setitem__)
+    for sequence, seen in list(zip(sequences, got, strict=True))[-6:]:
         exact = tensors(torch.tensor(sequence), windows_context(1, len(sequence)))
-        np.testing.assert_allclose(rows, exact.numpy(), atol=0.1)
+        np.testing.assert_allclose(seen.hidden, exact.numpy(), atol=0.1)
+        side_by_side = torch.cat([streams[0], streams[1]], dim=1)
+        np.testing.assert_allclose(seen.streams, side_by_side.numpy(), atol=0.3)  # of up to 40
 
 
 def test_a_recurrent_head_is_written_as_its_format_says(tiny_model, tmp_path):
@@ -101,7 +78,7 @@ def test_a_recurrent_head_is_written_as_its_format_says(tiny_model, tmp_path):
 
 
 def test_medusa_is_written_as_others_read_it(tiny_model, tmp_path):
-    train(tiny_model, tmp_path / "head", Wanted(**{**_fields(WANTED), "kind": "medusa"}))
+    train(tiny_model, tmp_path / "head", replace(WANTED, kind="medusa"))
     config, tensors = head_of(tmp_path / "head")
     assert config["architectures"] == ["MedusaModel"] and config["num_heads"] == 3
     assert config["truncated_vocab_size"] == 64
@@ -113,10 +90,44 @@ def test_medusa_is_written_as_others_read_it(tiny_model, tmp_path):
     assert all(0 <= guess < 10 for path in config["octavo"]["tree"] for guess in path)
 
 
-@pytest.mark.parametrize("when", ["answering", "looking", "training"])
-def test_a_run_that_was_ended_goes_on_to_the_same_head(tiny_model, tmp_path, monkeypatch, when):
+def test_eagle_is_written_as_others_read_it(tiny_model, tmp_path):
+    train(tiny_model, tmp_path / "head", replace(WANTED, kind="eagle"))
+    config, tensors = head_of(tmp_path / "head")
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["draft_vocab_size"] == 64 and config["num_hidden_layers"] == 1
+    depths, inner = config["eagle_aux_hidden_state_layer_ids"], config["intermediate_size"]
+    layer = {
+        **{f"self_attn.{n}_proj": (rows, 96) for n, rows in (("q", 96), ("k", 32), ("v", 32))},
+        "self_attn.o_proj": (48, 96),
+        "mlp.down_proj": (48, inner),
+        **{f"mlp.{n}_proj": (inner, 48) for n in ("gate", "up")},
+        **dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), (48,)),
+    }
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
+        "fc.weight": (48, 48 * len(depths)),
+        "norm.weight": (48,),
+        "lm_head.weight": (64, 48),
+        "d2t": (64,),
+        "t2d": (260,),
+    }
+    listed = tensors["d2t"] + torch.arange(64)
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == listed.tolist()
+    head = load_file(tiny_model / "model.safetensors")["model.embed_tokens.weight"]  # it is tied
+    assert torch.equal(tensors["lm_head.weight"], head[listed].bfloat16())
+    assert tensors["midlayer.self_attn.o_proj.weight"].abs().max() > 0  # it has been trained
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [*(("recurrent", w) for w in ("answering", "looking", "training")), ("eagle", "training")],
+)
+def test_a_run_that_was_ended_goes_on_to_the_same_head(
+    tiny_model, tmp_path, monkeypatch, kind, when
+):
     monkeypatch.setattr(job, "_KEEP_EVERY", 2)
-    train(tiny_model, tmp_path / "whole")
+    wanted = replace(WANTED, kind=kind)
+    train(tiny_model, tmp_path / "whole", wanted)
 
     class Ended(Exception):
         pass
@@ -127,9 +138,9 @@ def test_a_run_that_was_ended_goes_on_to_the_same_head(tiny_model, tmp_path, mon
 
     talk = Talk()
     with pytest.raises(Ended):
-        train(tiny_model, tmp_path / "head", talk=talk, progress=end)
+        train(tiny_model, tmp_path / "head", wanted, talk, end)
     assert not (tmp_path / "head").exists()
-    train(tiny_model, tmp_path / "head", talk=talk)
+    train(tiny_model, tmp_path / "head", wanted, talk)
     whole, head = (
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "head")
     )
@@ -145,7 +156,7 @@ def test_other_settings_do_not_go_on_from_it(tiny_model, tmp_path):
     talk = Talk()
     with pytest.raises(KeyboardInterrupt):
         train(tiny_model, tmp_path / "head", talk=talk, progress=end)
-    train(tiny_model, tmp_path / "head", Wanted(**{**_fields(WANTED), "seed": 4}), talk)
+    train(tiny_model, tmp_path / "head", replace(WANTED, seed=4), talk)
     assert talk.loaded == 2
 
 
@@ -157,7 +168,7 @@ def test_nothing_is_overwritten(tiny_model, tmp_path):
 
 
 def test_too_few_answers_are_refused(tiny_model, tmp_path):
-    wanted = Wanted(**{**_fields(WANTED), "tokens": 1})
+    wanted = replace(WANTED, tokens=1)
     talk = Talk()
     talk._answer = lambda asks: [[] for _ in asks]
     with pytest.raises(ConfigError, match="too few"):
@@ -165,13 +176,9 @@ def test_too_few_answers_are_refused(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "eagle"}, {"minutes": 0}, {"minutes": float("nan")}, {"tokens": 0},
+    "wrong", [{"kind": "tree"}, {"minutes": 0}, {"minutes": float("nan")}, {"tokens": 0},
               {"shortlist": 0}, {"steps": 0}, {"batch_size": 0}]
 )  # fmt: skip
 def test_what_is_wrong_is_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Wanted(**wrong)
-
-
-def _fields(wanted: Wanted) -> dict:
-    return {name: getattr(wanted, name) for name in Wanted.__slots__}

@@ -1,0 +1,47 @@
+"""Training of drafts for tiny models, with somebody who answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from octavo.models.checkpoint import open_checkpoint
+from octavo.open_model import load_tokenizer
+from octavo.speculation.training.data import Ask
+from octavo.speculation.training.job import Made, Wanted, train_draft
+
+WANTED = Wanted(
+    tokens=1500, answer_tokens=40, shortlist=64, steps=5, batch_size=32, minutes=10, seed=3
+)
+
+
+class Talk:
+    """Answers with random tokens, the same ones for the same seed, and counts how often it is
+    loaded and asked."""
+
+    def __init__(self) -> None:
+        self.loaded = self.asked = 0
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[Sequence[Ask]], list[list[int]]]]:
+        self.loaded += 1
+        yield self._answer
+
+    def _answer(self, asks: Sequence[Ask]) -> list[list[int]]:
+        self.asked += len(asks)
+        return [np.random.default_rng(ask.seed).integers(0, 90, 40).tolist() for ask in asks]
+
+
+def train(
+    model: Path,
+    out: Path,
+    wanted: Wanted = WANTED,
+    talk: Talk | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Made:
+    talk = talk or Talk()
+    checkpoint, tokenizer = open_checkpoint(model), load_tokenizer(model)
+    return train_draft(checkpoint, tokenizer, talk.open, out, wanted, progress)
