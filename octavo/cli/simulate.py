@@ -20,6 +20,7 @@ from octavo.sim.settings import ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 
 if TYPE_CHECKING:
+    from octavo.cost.measured import MeasuredSteps
     from octavo.sim.report import SimulationReport
     from octavo.sim.setup import Simulation
 
@@ -83,15 +84,28 @@ def _prepare(args: argparse.Namespace) -> Simulation:
     from octavo.measure.slo import Slo
     from octavo.sim.setup import prepare
 
+    fleet = FleetSettings(**given_settings(args, FleetSettings))
     return prepare(
         open_spec(args.model),
-        FleetSettings(**given_settings(args, FleetSettings)),
+        fleet,
         engine_kwargs(args),
         ClientSettings(**given_settings(args, ClientSettings)),
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),
         slo=Slo.from_texts(args.goodput),
+        measured=_measured(args.model, fleet),
     )
+
+
+def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
+    """What `octavo calibrate` has found, where this machine itself is simulated."""
+    from octavo.calibration.known import profile_here
+    from octavo.cost.hardware_table import AUTO
+
+    if fleet.hardware != AUTO or fleet.profile != "octavo":
+        return None
+    profile = profile_here(model)
+    return None if profile is None else profile.steps
 
 
 def _tell(args: argparse.Namespace, report: SimulationReport, wall_s: float) -> None:

@@ -12,6 +12,7 @@ from octavo.cost.engine_profile import EngineProfile, Limits, profile
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
 from octavo.cost.kv import kv_bytes_per_token
+from octavo.cost.measured import MeasuredSteps, calibrated
 from octavo.cost.memory import Memory, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
@@ -82,11 +83,13 @@ def prepare(
     *,
     slo: Slo | None = None,
     tokenizer: PromptMaker | None = None,
+    measured: MeasuredSteps | None = None,
 ) -> Simulation:
     """A simulation of a model.
 
     Args:
         engine: settings of the engine that were asked for, of ``ENGINE_SETTINGS``.
+        measured: what steps take on the hardware, where that is known.
         slo: limits that requests should meet.
         tokenizer: of the model, for prompts that are text.
 
@@ -94,7 +97,7 @@ def prepare(
         ConfigError: settings contradict each other, or the model does not fit.
         WorkloadFileError: a file of requests is not as it should be.
     """
-    fleet_spec, setting = _fleet(spec, fleet, engine)
+    fleet_spec, setting = _fleet(spec, fleet, engine, measured)
     asks = _asks(workload, clients, tokenizer or _Vocabulary(spec.vocab_size))
     load = clients.load(load)
     plan = create_plan(load, [ask for ask in asks if ask.follows is None], workload.seed)
@@ -105,7 +108,10 @@ def prepare(
 
 
 def _fleet(
-    spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]
+    spec: ModelSpec,
+    settings: FleetSettings,
+    engine: Mapping[str, Any],
+    measured: MeasuredSteps | None,
 ) -> tuple[FleetSpec, dict[str, Any]]:
     device, count = find_device(settings.hardware)
     parallel = _parallel(settings, count)
@@ -116,7 +122,11 @@ def _fleet(
     held = memory(spec, precision, parallel, device, known, _limits(engine))
     config = _engine_config(spec, precision, held, device, known, engine)
     eager = bool(engine.get("enforce_eager"))
-    steps = StepModel.of(rank_model(spec, precision, parallel), device, known.name, eager=eager)
+    ranks = rank_model(spec, precision, parallel)
+    if measured is None:
+        steps = StepModel.of(ranks, device, known.name, eager=eager)
+    else:
+        steps = calibrated(ranks, device, measured)
     fleet = FleetSpec(
         # The stages of a pipeline work on a batch each.
         ReplicaSpec(config, steps.seconds, depth=parallel.pp),
@@ -129,6 +139,7 @@ def _fleet(
         "hardware": device.name,
         "devices": parallel.num_devices * settings.replicas,
         "profile": known.name,
+        "step_times": "roofline" if measured is None else "measured",
         "precision": precision.name,
         **{name: getattr(parallel, name) for name in ("tp", "pp", "ep")},
         "router": settings.router,
