@@ -86,10 +86,10 @@ def _prepare(args: argparse.Namespace) -> Simulation:
     return prepare(
         open_spec(args.model),
         FleetSettings(**given_settings(args, FleetSettings)),
-        engine_kwargs(args),
-        ClientSettings(**given_settings(args, ClientSettings)),
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),
+        engine=engine_kwargs(args),
+        clients=ClientSettings(**given_settings(args, ClientSettings)),
         slo=Slo.from_texts(args.goodput),
     )
 

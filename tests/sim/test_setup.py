@@ -23,10 +23,10 @@ def prepared(model="llama-3.1-8b", engine=None, clients=None, workload=SMALL, lo
     return prepare(
         open_spec(model),
         FleetSettings(**fleet),
-        engine or {},
-        clients or ClientSettings(),
         workload,
         load or LoadSettings(request_rate=10.0),
+        engine=engine,
+        clients=clients,
     )
 
 
