@@ -130,10 +130,21 @@ def test_transfers_of_passes_add_up():
     )
 
 
+def test_beyond_an_island_there_is_a_network():
+    h100, gb200, pair = (
+        link_of(find_device(name)[0]) for name in ("h100 sxm", "gb200", "h100 nvl")
+    )
+    assert (h100.island, gb200.island, pair.island) == (8, 72, 2)
+    assert h100.reached(16) == 40e9 < h100.reached(8)
+    assert h100.floor_s(16) > 2 * h100.floor_s(8)
+    assert gb200.reached(16) == gb200.reached(8) and pair.reached(4) == 40e9
+    assert point_to_point(1e6, h100, 16) > point_to_point(1e6, h100, 8)
+
+
 def test_links_by_their_kind():
     pcie, nvlink = (link_of(find_device(name)[0]) for name in ("rtx4090", "h100 sxm"))
     assert 12e9 <= pcie.reached(2) <= 20e9 and 20e-6 <= pcie.floor_s(2) <= 40e-6
     assert nvlink.floor_s(8) > nvlink.floor_s(4) > nvlink.floor_s(2)
-    assert nvlink.reached(3) == nvlink.reached(4) and nvlink.reached(16) == nvlink.reached(8)
+    assert nvlink.reached(3) == nvlink.reached(4)
     with pytest.raises(ConfigError, match="M2 Max has no link"):
         link_of(find_device("m2 max")[0])

@@ -30,6 +30,7 @@ def test_several_devices_have_a_link_between_them():
     device, _ = find_device("h100 sxm")
     assert efficiency_of("vllm", device, Parallel(tp=2)).link is not None
     assert efficiency_of("vllm", device, Parallel()).link is None
+    assert efficiency_of("octavo", find_device("l4")[0], Parallel(dp=2)).link is None
     with pytest.raises(ConfigError, match="has no link"):
         efficiency_of("llama.cpp", find_device("m3 ultra")[0], Parallel(pp=2))
 

@@ -381,6 +381,13 @@ def test_a_roofline_to_look_at():
 
 
 def test_an_efficiency_of_ones_own():
-    own = Efficiency(memory=0.5, compute=0.5, attention_compute=0.5, source="measured")
-    total = StepModel(llama_8b(), find_device("l4")[0], own).cost([Span(0, 1)]).total
-    assert total.source == "measured" and total.low == total.value == total.high
+    own = Efficiency(
+        memory=0.5,
+        compute=0.5,
+        attention_compute=0.5,
+        source="measured",
+        overhead_source="interpolated",
+    )
+    cost = StepModel(llama_8b(), find_device("l4")[0], own).cost([Span(0, 1)])
+    assert (cost.compute.source, cost.overhead.source) == ("measured", "interpolated")
+    assert cost.total.low == cost.total.value == cost.total.high
