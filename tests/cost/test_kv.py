@@ -116,6 +116,14 @@ def test_half_the_bytes_in_fp8():
     assert per_token("llama-3.1-8b", dtype="fp8") == 65_536
 
 
+def test_what_is_wide_is_asked_for():
+    """Configs of old models say float32, of files that engines run with 16 bits."""
+    spec = spec_of("gpt2")
+    assert precision_of(spec).kv.name == "bfloat16"
+    assert precision_of(spec, dtype="float32").kv.name == "float32"
+    assert precision_of(spec).activation_bytes == 4
+
+
 def test_unknown_types_are_errors():
-    with pytest.raises(ConfigError, match="q4_0 or"):
+    with pytest.raises(ConfigError, match="q4_1 or q4_0"):
         kv_type("q4_2")

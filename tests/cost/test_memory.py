@@ -249,7 +249,8 @@ def resident():
 
 llm = LLM(sys.argv[1], max_num_seqs=1)
 before = resident()
-output = llm.generate([[1000 + i for i in range(3000)]], SamplingParams(temperature=0, max_tokens=1))
+params = SamplingParams(temperature=0, max_tokens=1)
+llm.generate([[1000 + i for i in range(3000)]], params)
 print(resident() - before)
 """
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.cost.catalogue import spec_of
-from octavo.cost.precision import Codes, precision_of, quantizations
+from octavo.cost.precision import precision_of, quantizations
 from octavo.cost.weight_shape import WeightShape
+from octavo.cost.weight_type import WeightType
 from octavo.cost.weights import num_parameters, weights, weights_bytes
 from octavo.errors import ConfigError
 
@@ -30,10 +31,10 @@ def test_bits_of_a_matrix_count_its_scales(name, bits):
 
 
 def test_groups_that_do_not_come_out_even_have_a_scale_each():
-    codes = Codes("int4", 4, "fp16", 2.5, 1, 128)
+    codes = WeightType("int4", 4, "fp16", 2.5, 1, 128)
     assert codes.num_bytes(10, 129) == 10 * 129 / 2 + 10 * 2 * 2.5
-    assert Codes("fp8", 8, "fp8", 4.0, 128, 128).num_bytes(129, 129) == 129 * 129 + 4 * 4
-    assert Codes("fp8", 8, "fp8", 4.0, 0, 0).num_bytes(100, 100) == 100 * 100 + 4
+    assert WeightType("fp8", 8, "fp8", 4.0, 128, 128).num_bytes(129, 129) == 129 * 129 + 4 * 4
+    assert WeightType("fp8", 8, "fp8", 4.0, 0, 0).num_bytes(100, 100) == 100 * 100 + 4
 
 
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4", "gptq", "awq", "nvfp4", "nf4"])

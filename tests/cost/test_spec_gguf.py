@@ -120,8 +120,12 @@ def test_latent_attention():
         **NORMS,
     }
     sizes = {
-        **{"attention.head_count": 4, "attention.kv_lora_rank": 32, "attention.q_lora_rank": 24},
-        **{"attention.key_length": 24, "attention.value_length": 12, "rope.dimension_count": 8},
+        "attention.head_count": 4,
+        "attention.kv_lora_rank": 32,
+        "attention.q_lora_rank": 24,
+        "attention.key_length": 24,
+        "attention.value_length": 12,
+        "rope.dimension_count": 8,
     }
     spec, count = parsed("deepseek2", [layer], **sizes)
     assert num_parameters(spec) == count
@@ -132,8 +136,11 @@ def test_latent_attention():
 
 def test_recurrences_are_told_apart():
     state = {
-        **{"ssm.time_step_rank": 8, "ssm.inner_size": 64, "ssm.state_size": 16},
-        **{"ssm.group_count": 4, "ssm.conv_kernel": 4},
+        "ssm.time_step_rank": 8,
+        "ssm.inner_size": 64,
+        "ssm.state_size": 16,
+        "ssm.group_count": 4,
+        "ssm.conv_kernel": 4,
     }
     delta = {"ssm_conv1d.weight": (192, 4), "ssm_ba.weight": (16, HIDDEN), **MLP, **NORMS}
     gated = {**ATTENTION, "attn_q.weight": (128, HIDDEN), **MLP, **NORMS}

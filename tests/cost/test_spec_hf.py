@@ -125,7 +125,9 @@ def config_of(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@pytest.mark.parametrize(("kind", "changes"), CASES, ids=[f"{k}-{i}" for i, (k, _) in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("kind", "changes"), CASES, ids=[f"{k}-{i}" for i, (k, _) in enumerate(CASES)]
+)
 def test_parameters_are_those_of_transformers(kind, changes):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
