@@ -31,13 +31,6 @@ from octavo.workload.plan import LoadPlan, PromptMaker, create_plan, create_requ
 from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import KINDS, read_trace
 
-# Settings of an engine that a simulation has, too. The others choose what runs a model, or how.
-ENGINE_SETTINGS = (
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),
-    *("kv_cache_memory", "gpu_memory_utilization", "enable_prefix_caching"),
-    *("enable_chunked_prefill", "itl_target_ms", "batching", "max_queued_requests"),
-    *("max_queued_tokens", "speculative_config", "enforce_eager"),
-)
 _TRACES = {"trace": "auto", "timed_trace": "bailian", **{kind: kind for kind in KINDS}}
 
 
