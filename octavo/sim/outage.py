@@ -21,7 +21,7 @@ class Outage:
 
     @classmethod
     def read(cls, text: str) -> Outage:
-        """From ``0@30``, or ``0@30+10`` where it lasts ten seconds. ConfigError for another text."""
+        """From ``0@30``, or ``0@30+10`` where it lasts ten seconds; else ConfigError."""
         match = _WRITTEN.fullmatch(text)
         if match is None:
             raise ConfigError(f"fail: {text!r} is no outage: write 0@30, or 0@30+10 for 10 seconds")
