@@ -71,11 +71,6 @@ class Engine:
         return bool(self.scheduler.requests or self._submitted or self._halves)
 
     @property
-    def num_in_flight(self) -> int:
-        """Steps that were begun and are not finished."""
-        return len(self._submitted)
-
-    @property
     def next_result_at(self) -> float | None:
         """When the oldest step in flight ends, in simulated time. None in real time, or where no
         step is in flight."""

@@ -14,17 +14,9 @@ from octavo.errors import ConfigError, QueueFullError, RequestError
 from octavo.sim.agenda import Agenda
 from octavo.sim.drafts import check_drafts
 from octavo.sim.flight import Flight
+from octavo.sim.outage import Outage
 from octavo.sim.replica import Cost, Replica, ReplicaSpec, ReplicaTotals, StepTimes
 from octavo.sim.router import Router, router_named
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """A replica fails, and comes back with an empty cache. Its requests are sent again."""
-
-    replica: int
-    at_s: float
-    lasts_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

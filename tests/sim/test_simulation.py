@@ -21,7 +21,8 @@ from simulating import at_times, different_asks, fleet_spec, replica_spec
 from octavo.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.sim.demand import Ask, asks_of_trace
-from octavo.sim.fleet import Disaggregation, FleetSpec, Outage
+from octavo.sim.fleet import Disaggregation, FleetSpec
+from octavo.sim.outage import Outage
 from octavo.sim.simulation import simulate
 from octavo.speculation.config import SpeculativeConfig
 from octavo.workload.arrivals import arrival_times
