@@ -177,6 +177,27 @@ def balance(arriving: Callable[[float], float], most: float) -> float | None:
     return _root(lambda number: number - arriving(number), low, high)
 
 
+def delays_quantile(mean: float, further: float, share: float) -> int:
+    """How many delays meet a ``share`` of those who stay a while, or fewer.
+
+    ``mean`` of them come at random while one would stay anyhow, and each keeps one so much longer
+    that ``further`` more come, on average: a generalized Poisson distribution (Consul and Jain,
+    Technometrics 15, 1973), whose mean is ``mean / (1 - further)``.
+    """
+    _check_share(share)
+    if not 0 <= further < 1:
+        raise ConfigError(f"delays that bring {further} others each have no end")
+    number, total = 0, math.exp(-mean)
+    while total < share:
+        number += 1
+        rate = mean + number * further
+        log = math.log(mean) + (number - 1) * math.log(rate) - rate - math.lgamma(number + 1)
+        if (chance := math.exp(log)) < 1e-15 and number > mean / (1 - further):
+            break  # rounding keeps the sum from ever coming nearer
+        total += chance
+    return number
+
+
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
     """Where a function that rises becomes 0, by bisection, to a part in 10^12."""
     for _ in range(80):

