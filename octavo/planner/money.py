@@ -91,7 +91,7 @@ def per_million(dollars_per_hour: Prediction, tokens_per_second: Prediction) -> 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is paid, by what is got. ``joules_per_output_token`` is None where power is not known."""
+    """What is paid, by what is got; ``joules_per_output_token``: None where no power is known."""
 
     utilization: float
     per_hour: Prediction

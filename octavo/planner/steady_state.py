@@ -49,9 +49,10 @@ class SteadyState:
     def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats):
         assert traffic.rate is not None
         self._rate = traffic.rate
-        steps = [_Steps(step_time, traffic, seats, end) for end in ENDS]
+        costs = _Costs(step_time, traffic)
+        steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
         self._loads = [_Load(each, traffic.rate, seats.max_num_seqs) for each in steps]
-        self._source = worst((step_time([Chunk(0, 1)]).source,))
+        self._source = worst(cost.source for cost in costs.known.values())
 
     @property
     def is_stable(self) -> bool:
@@ -83,58 +84,66 @@ class SteadyState:
         return between(ends, self._source)
 
 
-class _Steps:
-    """Seconds of steps by one end of their predictions, beside streams half way to their ends.
+class _Costs:
+    """Of steps with some streams, half way to their ends, and some equal pieces of prompts."""
 
-    Numbers of streams, and of prompts, need not be whole: between two, the cost is a straight line.
+    def __init__(self, step_time: StepTime, traffic: Traffic):
+        self.known: dict[tuple[int, Chunk | None, int], Prediction] = {}
+        self._step_time = step_time
+        self._stream = Chunk(traffic.input_len + traffic.output_len // 2 - 1, 1)
+
+    def __call__(self, streams: int, chunk: Chunk | None = None, count: int = 1) -> Prediction:
+        key = (streams, chunk, count)
+        if key not in self.known:
+            pieces = [] if chunk is None else [chunk] * count
+            self.known[key] = self._step_time([self._stream] * streams + pieces)
+        return self.known[key]
+
+
+class _Steps:
+    """Seconds of steps by one end of their predictions.
+
+    Numbers of streams need not be whole: between two, the cost is a straight line.
     """
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats, end: str):
+    def __init__(self, costs: _Costs, traffic: Traffic, seats: Seats, end: str):
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
-        self.budget = seats.max_num_batched_tokens
-        self._step_time = step_time
+        self._budget = seats.max_num_batched_tokens
+        self._costs = costs
         self._end = end
-        self._stream = Chunk(traffic.input_len + traffic.output_len // 2 - 1, 1)
-        self._known: dict[tuple[int, Chunk | None, int], float] = {}
 
     def decode(self, streams: float) -> float:
-        """Without prompts."""
-        return _on_line(lambda number: self._seconds(number, None, 0), streams)
+        """Without prompts; of one stream at the least."""
+        return self._line(max(1.0, streams))
 
     def prompt(self, streams: float) -> float:
         """Of all the steps that one prompt takes beside some streams."""
-        return sum(
-            _on_line(lambda number, chunk=chunk: self._seconds(number, chunk, 1), streams)
-            for chunk in prompt_chunks(self.input_len, self.room(streams))
-        )
+        chunks = prompt_chunks(self.input_len, self.room(streams))
+        return sum(self._line(streams, chunk) for chunk in chunks)
 
     def num_chunks(self, streams: float) -> int:
         return math.ceil(self.input_len / self.room(streams))
 
     def full(self, streams: float) -> float:
         """Of one step with as many whole prompts as there is room for."""
-        chunk, count = Chunk(0, self.input_len), self.room(streams) // self.input_len
-        return _on_line(lambda number: self._seconds(number, chunk, count), streams)
+        return self._line(streams, Chunk(0, self.input_len), self.room(streams) // self.input_len)
 
     def room(self, streams: float) -> int:
         """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least."""
-        return max(1, self.budget - math.ceil(streams))
+        return max(1, self._budget - math.ceil(streams))
 
-    def _seconds(self, streams: int, chunk: Chunk | None, count: int) -> float:
-        key = (streams, chunk, count)
-        if key not in self._known:
-            rows = [self._stream] * streams + ([] if chunk is None else [chunk] * count)
-            cost = self._step_time(rows) if rows else None
-            self._known[key] = 0.0 if cost is None else getattr(cost, self._end)
-        return self._known[key]
+    def _line(self, streams: float, chunk: Chunk | None = None, count: int = 1) -> float:
+        """Between the costs at the whole numbers of streams around it."""
+        below = math.floor(streams)
+        low = self._cost(below, chunk, count)
+        if below == streams:
+            return low
+        return low + (self._cost(below + 1, chunk, count) - low) * (streams - below)
 
-
-def _on_line(function: Callable[[int], float], place: float) -> float:
-    """Between the values at the whole numbers around it."""
-    below = math.floor(place)
-    low = function(below)
-    return low if below == place else low + (function(below + 1) - low) * (place - below)
+    def _cost(self, streams: int, chunk: Chunk | None, count: int) -> float:
+        seconds: float = getattr(self._costs(streams, chunk, count), self._end)
+        return seconds
 
 
 def _joint(one: float, other: float) -> float:

@@ -52,7 +52,7 @@ def test_more_than_can_be_answered_has_no_end(traffic):
 
 
 def test_what_may_be_too_much_may_have_no_end():
-    service = SteadyState(line_cost(spread=0.2), Traffic(2000, 1, rate=4.5), SEATS)
+    service = SteadyState(line_cost(spread=0.2), Traffic(2000, 1, rate=4.2), SEATS)
     ttft = service.latency().ttft
     assert service.is_stable and math.isfinite(ttft.value) and ttft.high == math.inf
 
