@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import hub
 from octavo.config import EngineArgs, EngineConfig, resolve
-from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
-from octavo.core.block_manager import BlockManager
-from octavo.core.clock import Clock
-from octavo.core.drafting import DraftProposer
-from octavo.core.engine import Engine
-from octavo.core.executor import Executor
-from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
-from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.machine import has_gpu_driver, keep_openmp_patient
@@ -26,16 +18,12 @@ from octavo.open_model import no_collections, notes_folder, open_source
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.text_engine import TextEngine
+from octavo.wiring import build_engine
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
 
 _log = logging.getLogger("octavo")
-
-_ADMISSION: dict[str, type[AdmissionPolicy]] = {
-    "continuous": ContinuousAdmission,
-    "static": StaticAdmission,
-}
 
 
 class LoadedEngine:
@@ -170,21 +158,6 @@ def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:
         return capacity
     total = capacity.kv_bytes_per_token + drafter.kv_bytes_per_token
     return replace(capacity, kv_bytes_per_token=total)
-
-
-def build_engine(
-    config: EngineConfig,
-    executor: Executor,
-    clock: Clock | None = None,
-    proposer: DraftProposer | None = None,
-) -> Engine:
-    """Scheduler, block manager and prefix cache over any executor, real or simulated."""
-    size = config.cache.block_size
-    cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
-    block_manager = BlockManager(executor.kv_capacity(), size, cache)
-    admission = _ADMISSION[config.batching]()
-    limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
-    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)
 
 
 def _choose_device(asked: str) -> str:

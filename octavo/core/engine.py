@@ -70,6 +70,17 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests or self._submitted or self._halves)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were begun and are not finished."""
+        return len(self._submitted)
+
+    @property
+    def next_result_at(self) -> float | None:
+        """When the oldest step in flight ends, in simulated time. None in real time, or where no
+        step is in flight."""
+        return self._submitted[0].handle.ready_at if self._submitted else None
+
     def add(self, request: Request) -> None:
         """Queue a request; raises a ``RequestError`` if it can never be served."""
         self.scheduler.add(request)

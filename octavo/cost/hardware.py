@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.cost.rank_model import Arithmetic
+from octavo.errors import ConfigError
+
+# Where a device has no peak for a type, it computes in the first of these that it has one for.
+_COMPUTED_IN: dict[Arithmetic, tuple[Arithmetic, ...]] = {
+    "fp4": ("fp4", "fp8", "fp16", "fp32"),
+    "fp8": ("fp8", "fp16", "fp32"),
+    "int8": ("int8", "fp16", "fp32"),
+    "fp16": ("fp16", "fp32"),
+    "fp32": ("fp32", "fp16"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +28,10 @@ class Device:
         memory_bytes: that an allocator sees, not what the sheet says.
         memory_bandwidth: bytes a second, of the sheet.
         peaks: dense operations a second, by what they are computed in; what is missing is computed
-            in the next larger type (see ``peak``).
+            in the next larger type (see ``computed_in``).
         link_bandwidth: bytes a second and direction to another device of the same machine.
         tdp_watts, usd_per_hour: None where they are not known; prices are from ... to.
+        is_measured: the ceilings are what was reached there, not those of a sheet.
         trust: ``sure``, ``mostly``, ``uncertain``.
         source: where the figures are from.
     """
@@ -38,3 +49,23 @@ class Device:
     note: str = ""
     source: str = ""
     aliases: tuple[str, ...] = field(default=())
+    is_measured: bool = False
+
+    def computed_in(self, arithmetic: Arithmetic) -> Arithmetic:
+        """The type that products of a type are computed in here: where there is no FP8, its weights
+        become 16 bits. ConfigError if there is none."""
+        for type in _COMPUTED_IN[arithmetic]:
+            if type in self.peaks:
+                return type
+        raise ConfigError(
+            f"{self.name}: no peak is known for {arithmetic}, or for what could take its place; "
+            f"add dense_tflops of one of {', '.join(_COMPUTED_IN[arithmetic])}"
+        )
+
+    def peak(self, arithmetic: Arithmetic) -> float:
+        """Dense operations a second, in ``computed_in(arithmetic)``."""
+        return self.peaks[self.computed_in(arithmetic)]
+
+    def ridge(self, arithmetic: Arithmetic = "fp16") -> float:
+        """Operations for each byte from which on computing takes longer than memory."""
+        return self.peak(arithmetic) / self.memory_bandwidth

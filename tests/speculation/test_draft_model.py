@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
-from octavo.build import build_engine
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
@@ -25,6 +24,7 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target, open_drafter
+from octavo.wiring import build_engine
 
 BACKENDS = ["reference"]
 if library.runnable():

@@ -13,7 +13,6 @@ import time
 
 import pytest
 
-from octavo.build import build_engine
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
@@ -35,6 +34,7 @@ from octavo.server.engine.generation import EngineFacts, EngineState, Generation
 from octavo.server.engine.wire import Decoder, encode
 from octavo.server.engine.worker import EngineLoop
 from octavo.text_engine import TextEngine
+from octavo.wiring import build_engine
 
 VOCAB = 97
 POISON, LATE_POISON, RAISE = 96, 95, 94  # prompt tokens that the engine cannot stand

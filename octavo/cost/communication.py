@@ -1,0 +1,183 @@
+"""What ranks say to each other in a step, and the time that takes.
+
+Rings and direct exchanges over links of ``bandwidth`` bytes a second and direction, with a floor
+of latency: small messages, as those of decoding, take little else. For n ranks and S bytes:
+
+    all-reduce       alpha + 2 (n-1)/n S / bandwidth        (reduce-scatter, then all-gather)
+    all-gather       alpha +   (n-1)/n S / bandwidth        S is what every rank has at the end
+    all-to-all       alpha +   (n-1)/n S / bandwidth        S is what one rank sends
+    point to point   alpha +           S / bandwidth
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.cost.hardware import Device
+from octavo.cost.parallel import Parallel
+from octavo.cost.rank_model import RankModel
+from octavo.cost.work import Rows
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between devices of one machine.
+
+    Args:
+        bandwidth: bytes a second and direction, of the sheet.
+        shares: of it that collective operations reach among 2, 4, and 8 or more ranks.
+        latency_s: the least that one takes among 2 ranks; each doubling of them adds a quarter.
+    """
+
+    bandwidth: float
+    shares: tuple[float, float, float]
+    latency_s: float
+
+    def reached(self, num_ranks: int) -> float:
+        """Bytes a second."""
+        return self.bandwidth * self.shares[min(2, bisect_left((2, 4), num_ranks))]
+
+    def floor_s(self, num_ranks: int) -> float:
+        return self.latency_s * (1 + 0.25 * (num_ranks - 1).bit_length() - 0.25)
+
+
+# By what a link is called. Shares from Vidur's all-reduces of 64 MB: bus bandwidths of 156, 167 and
+# 174 GB/s among 2, 4 and 8 A100, 274, 317 and 365 among H100. Small messages take 5 to 10 us in
+# one-shot kernels, which engines use for decoding, 7 to 60 in NCCL; 20 to 40 us over PCIe, of whose
+# 32 GB/s 12 to 20 are reached without peer-to-peer copies.
+_LINKS = {
+    "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
+    "NVLink4": ((0.61, 0.70, 0.81), 8e-6),
+    "NVLink5": ((0.61, 0.70, 0.81), 8e-6),
+    "NVLink bridge": ((0.52, 0.50, 0.50), 12e-6),
+    "xGMI": ((0.50, 0.60, 0.70), 12e-6),
+    "PCIe": ((0.50, 0.50, 0.50), 30e-6),
+}
+_UNKNOWN_LINK = ((0.50, 0.50, 0.50), 20e-6)
+
+
+def link_of(device: Device) -> Link:
+    """ConfigError if nothing is known of a link between devices of this kind."""
+    if device.link_bandwidth is None:
+        raise ConfigError(
+            f"{device.name} has no link to another device: a model stays on one; to cut it, choose "
+            "hardware that has links (`octavo hardware list`), or add link_gb_s to your own"
+        )
+    known = (of for name, of in _LINKS.items() if device.link_kind.startswith(name))
+    shares, latency = next(known, _UNKNOWN_LINK)
+    return Link(device.link_bandwidth, shares, latency)
+
+
+# -- the operations -------------------------------------------------------------------------------
+
+
+def all_reduce(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Seconds until every rank has the sum of all."""
+    return _collective(2 * num_bytes, num_ranks, link)
+
+
+def all_gather(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Seconds until every rank has all ``num_bytes``, of which each had its part."""
+    return _collective(num_bytes, num_ranks, link)
+
+
+def reduce_scatter(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Seconds until each rank has its part of the sum of all ``num_bytes``."""
+    return _collective(num_bytes, num_ranks, link)
+
+
+def all_to_all(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """Seconds until each rank has sent its ``num_bytes`` to all others in equal parts."""
+    return _collective(num_bytes, num_ranks, link)
+
+
+def point_to_point(num_bytes: float, link: Link) -> float:
+    """Seconds until one rank has what another one sends."""
+    return link.floor_s(2) + num_bytes / link.reached(2)
+
+
+def _collective(num_bytes: float, num_ranks: int, link: Link) -> float:
+    if num_ranks == 1:
+        return 0.0
+    share = (num_ranks - 1) / num_ranks
+    return link.floor_s(num_ranks) + share * num_bytes / link.reached(num_ranks)
+
+
+# -- of a step ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What all layers say in one operation: ``num_bytes`` and ``seconds`` are sums over them."""
+
+    name: str
+    count: int
+    num_bytes: float
+    seconds: float
+
+
+def transfers(model: RankModel, rows: Rows, link: Link) -> list[Transfer]:
+    """Of one pass through the model, on all stages of a pipeline."""
+    parallel = model.parallel
+    hidden = rows.num_tokens * model.hidden_size * model.activation_bytes
+    said: list[Transfer] = []
+    if parallel.tp > 1:
+        said += _of_tensors(model, rows, hidden, link)
+    if _sends_to_experts(parallel):
+        said += _of_experts(model, rows, link)
+    if parallel.pp > 1:
+        hops = parallel.pp - 1
+        seconds = hops * point_to_point(hidden, link)
+        said.append(Transfer("stages.send", hops, hops * hidden, seconds))
+    return said
+
+
+def _sends_to_experts(parallel: Parallel) -> bool:
+    """Whether tokens go to experts elsewhere. Ranks that share each matrix have all tokens, compute
+    those of their own experts, and add up."""
+    return parallel.ep > parallel.tp
+
+
+def _of_tensors(model: RankModel, rows: Rows, hidden: float, link: Link) -> list[Transfer]:
+    """Two sums in each layer, after attention and after the MLP; the logits at the end."""
+    tp, pp = model.parallel.tp, model.parallel.pp
+    sums = 2 * model.num_layers
+    if _sends_to_experts(model.parallel):
+        sums -= model.num_moe_layers  # whose results come back by themselves
+    sums *= pp
+    said = [Transfer("layers.all_reduce", sums, sums * hidden, sums * all_reduce(hidden, tp, link))]
+    if rows.num_sampled:
+        logits = rows.num_sampled * model.vocab_size * model.activation_bytes
+        said.append(Transfer("head.all_gather", 1, logits, all_gather(logits, tp, link)))
+    return said
+
+
+def _of_experts(model: RankModel, rows: Rows, link: Link) -> list[Transfer]:
+    """Each row to the experts that it uses, and what they make of it back."""
+    experts = next((m.experts for m in model.matrices if m.experts is not None), None)
+    if experts is None or not model.num_moe_layers:
+        return []
+    parallel = model.parallel
+    count = 2 * model.num_moe_layers * parallel.pp
+    # The ranks that share a sequence have its rows in common, and send a part each.
+    sent = rows.num_tokens * experts.per_token / parallel.tp
+    num_bytes = sent * model.hidden_size * model.activation_bytes
+    seconds = count * all_to_all(num_bytes, parallel.ep, link)
+    return [Transfer("experts.all_to_all", count, count * num_bytes, seconds)]
+
+
+def merge_transfers(said: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    """Those of several passes: sums by name."""
+    merged: dict[str, Transfer] = {}
+    for each in said:
+        before = merged.get(each.name, Transfer(each.name, 0, 0.0, 0.0))
+        merged[each.name] = Transfer(
+            each.name,
+            before.count + each.count,
+            before.num_bytes + each.num_bytes,
+            before.seconds + each.seconds,
+        )
+    return tuple(merged.values())

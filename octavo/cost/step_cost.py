@@ -1,0 +1,224 @@
+"""How long a step takes: a roofline for each operation, summed, and what comes on top.
+
+    pass     sum of operations, times the stages of a pipeline, and of transfers between ranks
+    step     sum of passes (one, or as many as a lone stream has rounds) + t0 + t1 x sequences
+
+`StepModel.cost` says what a step is made of, and between what it lies; `StepModel.seconds` is the
+same sum without the telling, for simulations, which ask for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+from octavo.cost.communication import Transfer, merge_transfers, transfers
+from octavo.cost.efficiency import Efficiency, efficiency_of
+from octavo.cost.hardware import Device
+from octavo.cost.op_cost import Bound, OpCost, merge_ops, priced_ops
+from octavo.cost.prediction import Prediction
+from octavo.cost.rank_model import RankModel
+from octavo.cost.work import Chunk, Rows, passes, seen_by_singles, seen_by_spans
+
+
+class StepBatch(Protocol):
+    """What is asked of a `octavo.core.batch.Batch`."""
+
+    @property
+    def items(self) -> Sequence[Chunk]: ...
+    @property
+    def num_rounds(self) -> int: ...
+
+
+class StepFeatures(NamedTuple):
+    """What a measured pass is known by.
+
+    ``decode_keys``: that all sequences see which decode; ``prompt_scores``: pairs of a query and a
+    key that it sees, in pieces of prompts. Both as if nothing had a window.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    num_sampled: int
+    num_prompt_tokens: int
+    decode_keys: int
+    prompt_keys: int
+    prompt_scores: int
+
+    @classmethod
+    def of(cls, rows: Rows) -> StepFeatures:
+        singles = seen_by_singles(rows.singles, None)
+        drafts = seen_by_spans(rows.drafts, None)
+        prompts = seen_by_spans(rows.prompts, None)
+        return cls(
+            rows.num_seqs,
+            rows.num_tokens,
+            rows.num_sampled,
+            sum(count for _, count in rows.prompts),
+            singles.keys + drafts.keys,
+            prompts.keys,
+            prompts.scores,
+        )
+
+
+class MeasuredSteps(Protocol):
+    """What passes took on this device: it takes the place of the roofline where it knows."""
+
+    def seconds(self, features: StepFeatures) -> Prediction | None:
+        """Of one pass: operations and communication, without what comes once a step. None where
+        nothing like it was measured."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step takes, until its tokens are there.
+
+    Args:
+        ops: of one rank, over all passes; in a pipeline, of its longest stage.
+        transfers: between ranks, over all passes and stages.
+        compute: all ops of all stages. comm: all transfers. overhead: what comes once a step.
+    """
+
+    ops: tuple[OpCost, ...]
+    transfers: tuple[Transfer, ...]
+    compute: Prediction
+    comm: Prediction
+    overhead: Prediction
+
+    @property
+    def total(self) -> Prediction:
+        return self.compute + self.comm + self.overhead
+
+    @property
+    def bound(self) -> Bound:
+        """What takes most of the time; ``latency``: launches, and all that comes once a step."""
+        seconds: dict[Bound, float] = {"memory": 0.0, "compute": 0.0}
+        seconds |= {"latency": self.overhead.value, "communication": self.comm.value}
+        for op in self.ops:
+            seconds[op.bound] += op.seconds
+        return max(seconds, key=seconds.__getitem__)
+
+
+class StepModel:
+    """A model on a device, as an engine runs it there.
+
+    Args:
+        model: what each rank holds. device: each of them. efficiency: how the engine does.
+        measured: asked first for the time of each pass.
+
+    Raises:
+        ConfigError: the device has no peak for what the model computes in.
+    """
+
+    def __init__(
+        self,
+        model: RankModel,
+        device: Device,
+        efficiency: Efficiency,
+        measured: MeasuredSteps | None = None,
+    ):
+        self.model, self.device, self.efficiency = model, device, efficiency
+        self._measured = measured
+        self._ops = tuple(priced_ops(model, device, efficiency))
+
+    @classmethod
+    def of(
+        cls,
+        model: RankModel,
+        device: Device,
+        profile_name: str = "octavo",
+        *,
+        eager: bool = False,
+        measured: MeasuredSteps | None = None,
+    ) -> StepModel:
+        """With what an engine is known to reach on a device; see `efficiency_of`."""
+        efficiency = efficiency_of(profile_name, device, model.parallel, eager=eager)
+        return cls(model, device, efficiency, measured)
+
+    def seconds(self, batch: StepBatch) -> float:
+        """Of a step: ``cost(batch.items, batch.num_rounds).total.value``."""
+        num_seqs, total = 0, 0.0
+        for rows in passes(batch.items, batch.num_rounds):
+            num_seqs = max(num_seqs, rows.num_seqs)
+            total += self._pass_seconds(rows)
+        return total + self._overhead(num_seqs)
+
+    def cost(self, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepCost:
+        """Of a step, and what it is made of."""
+        done = [self._pass_cost(rows) for rows in passes(chunks, num_rounds)]
+        overhead = self._overhead(max(each.num_seqs for each in done))
+        return StepCost(
+            merge_ops(chain.from_iterable(each.ops for each in done)),
+            merge_transfers(chain.from_iterable(each.transfers for each in done)),
+            _sum(each.compute for each in done),
+            _sum(each.comm for each in done),
+            self._off_by(overhead, self.efficiency.overhead_spread),
+        )
+
+    def _pass_seconds(self, rows: Rows) -> float:
+        if (known := self._known(rows)) is not None:
+            return known.value
+        total = 0.0
+        for op in self._ops:
+            total += op.stages * op.seconds(op.work(rows))
+        return total + sum(each.seconds for each in self._transfers(rows))
+
+    def _pass_cost(self, rows: Rows) -> _PassCost:
+        works = [(op, op.work(rows)) for op in self._ops]
+        said = self._transfers(rows)
+        comm = sum(each.seconds for each in said)
+        found = _PassCost(
+            rows.num_seqs,
+            [op.cost(work) for op, work in works if work.bytes or work.flops],
+            said,
+            _sum(op.prediction(work) for op, work in works),
+            self._off_by(comm, self.efficiency.spread),
+        )
+        known = self._known(rows)
+        return found if known is None else found.scaled_to(known)
+
+    def _known(self, rows: Rows) -> Prediction | None:
+        if self._measured is None or not rows.num_tokens:
+            return None
+        return self._measured.seconds(StepFeatures.of(rows))
+
+    def _transfers(self, rows: Rows) -> Sequence[Transfer]:
+        link = self.efficiency.link
+        return () if link is None else transfers(self.model, rows, link)
+
+    def _overhead(self, num_seqs: int) -> float:
+        return self.efficiency.step_s + num_seqs * self.efficiency.sequence_s
+
+    def _off_by(self, seconds: float, spread: float) -> Prediction:
+        return Prediction.around(seconds, spread, self.efficiency.source)
+
+
+@dataclass(frozen=True, slots=True)
+class _PassCost:
+    """A `StepCost` of one pass, without what comes once a step."""
+
+    num_seqs: int
+    ops: Sequence[OpCost]
+    transfers: Sequence[Transfer]
+    compute: Prediction
+    comm: Prediction
+
+    def scaled_to(self, known: Prediction) -> _PassCost:
+        """As a pass that was measured as a whole: its parts keep their shares."""
+        foreseen = self.compute.value + self.comm.value
+        factor = known.value / foreseen
+        return _PassCost(
+            self.num_seqs,
+            [replace(op, seconds=op.seconds * factor) for op in self.ops],
+            [replace(each, seconds=each.seconds * factor) for each in self.transfers],
+            known * (self.compute.value / foreseen),
+            known * (self.comm.value / foreseen),
+        )
+
+
+def _sum(predictions: Iterable[Prediction]) -> Prediction:
+    first, *rest = predictions
+    return sum(rest, first)

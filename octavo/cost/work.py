@@ -1,0 +1,266 @@
+"""What a step has to do: bytes to move, and operations, of each part of a model.
+
+Counting and the clock are apart. The same counts tell the planner and the simulator how long a step
+would take (`octavo.cost.step_cost`), and a benchmark how close a measured one came to what the
+device can do. It is the least that a step does: every weight is read once, the head where something
+is sampled, and every key once for each sequence that sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
+
+
+class Chunk(Protocol):
+    """Tokens ``[start, start + num_tokens)`` of a sequence, as `octavo.core.batch` has them.
+
+    ``num_sampled`` is 0 where the token after them is not wanted. A ``draft`` is their last tokens,
+    to be verified: every row from the one before it on is sampled.
+    """
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_sampled(self) -> int: ...
+    @property
+    def draft(self) -> Sized | None: ...
+
+
+class Span(NamedTuple):
+    """A chunk of its own, for who has no request."""
+
+    start: int
+    num_tokens: int
+    num_sampled: int = 1
+    draft: Sized | None = None
+
+    @classmethod
+    def verifying(cls, start: int, num_drafted: int) -> Span:
+        """A sequence of ``start`` computed tokens decodes one, and verifies drafts after it."""
+        return cls(start, 1 + num_drafted, 1 + num_drafted, range(num_drafted))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes to move between memory and processor, and operations to do.
+
+    A multiplication and the addition that follows it are two operations.
+    """
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+
+NOTHING = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The work of one or more steps: matrix products, those of the output head apart, attention."""
+
+    linear: Work = NOTHING
+    head: Work = NOTHING
+    attention: Work = NOTHING
+
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(
+            self.linear + other.linear,
+            self.head + other.head,
+            self.attention + other.attention,
+        )
+
+    @property
+    def total(self) -> Work:
+        return self.linear + self.head + self.attention
+
+
+def step_work(model: RankModel, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepWork:
+    """Of one rank in a step with these chunks; see `passes` for rounds."""
+    done = StepWork()
+    for rows in passes(chunks, num_rounds):
+        products = {True: NOTHING, False: NOTHING}
+        for matrix in model.matrices:
+            products[matrix.sampled_only] += matrix_work(matrix, rows, model)
+        attention = NOTHING
+        for op in model.attention:
+            attention += decode_attention_work(op, rows) + prompt_attention_work(op, rows)
+        done += StepWork(products[False], products[True], attention)
+    return done
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of one pass through a model.
+
+    Args:
+        num_tokens: all rows. num_sampled: those of which logits are made.
+        singles: where each sequence that computes one token is.
+        drafts: (start, number) of tokens that are sampled one and all.
+        prompts: (start, number) of all others.
+    """
+
+    num_tokens: int
+    num_sampled: int
+    singles: list[int]
+    drafts: Sequence[tuple[int, int]] = ()
+    prompts: Sequence[tuple[int, int]] = ()
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.singles) + len(self.drafts) + len(self.prompts)
+
+
+def passes(chunks: Iterable[Chunk], num_rounds: int = 1) -> Iterator[Rows]:
+    """The passes of a step. In rounds after the first, each chunk that samples goes on with one
+    token, and all weights are read again."""
+    chunks = list(chunks)
+    yield _first_pass(chunks)
+    if num_rounds > 1:
+        ends = [chunk.start + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
+        for later in range(num_rounds - 1):
+            yield Rows(len(ends), len(ends), [end + later for end in ends])
+
+
+def _first_pass(chunks: Iterable[Chunk]) -> Rows:
+    """One loop over a batch: a simulator does it for every step."""
+    num_tokens = num_sampled = 0
+    singles: list[int] = []
+    drafts: list[tuple[int, int]] = []
+    prompts: list[tuple[int, int]] = []
+    for chunk in chunks:
+        start, count, sampled = chunk.start, chunk.num_tokens, 0
+        if chunk.num_sampled:
+            draft = chunk.draft
+            sampled = 1 if draft is None else 1 + len(draft)
+        num_tokens += count
+        num_sampled += sampled
+        if count == 1:
+            singles.append(start)
+        elif count == sampled:
+            drafts.append((start, count))
+        else:
+            prompts.append((start, count))
+    return Rows(num_tokens, num_sampled, singles, drafts, prompts)
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """``keys`` that are read, or written first; ``scores``, pairs of a query and a key that it
+    sees."""
+
+    keys: int
+    scores: int
+
+
+def decode_attention_work(op: AttentionOp, rows: Rows) -> Work:
+    """Of sequences that decode a token, or verify some."""
+    keys, scores = seen_by_singles(rows.singles, op.window)
+    if rows.drafts:
+        more = seen_by_spans(rows.drafts, op.window)
+        keys, scores = keys + more.keys, scores + more.scores
+    per_score = op.decode_flops_per_score
+    flops = (op.flops_per_score if per_score is None else per_score) * scores
+    num_seqs = len(rows.singles) + len(rows.drafts)
+    return _attention_work(op, keys, flops, num_seqs)
+
+
+def prompt_attention_work(op: AttentionOp, rows: Rows) -> Work:
+    """Of pieces of prompts."""
+    if not rows.prompts:
+        return NOTHING
+    keys, scores = seen_by_spans(rows.prompts, op.window)
+    return _attention_work(op, keys, op.flops_per_score * scores, len(rows.prompts))
+
+
+def _attention_work(op: AttentionOp, keys: int, flops: float, num_seqs: int) -> Work:
+    states = 2 * num_seqs * op.state_bytes  # read, and written
+    return Work(op.count * (keys * op.kv_bytes_per_token + states), op.count * flops)
+
+
+def seen_by_singles(starts: Sequence[int], window: int | None) -> Seen:
+    """By the tokens at ``starts``, each of another sequence."""
+    count = len(starts)
+    if window is None:
+        scores = sum(starts) + count
+    else:
+        scores = sum([start + 1 if start < window else window for start in starts])
+    return Seen(scores + count, scores)
+
+
+def seen_by_spans(spans: Iterable[tuple[int, int]], window: int | None) -> Seen:
+    """By (start, number) of new tokens of each sequence, whose keys are read once."""
+    keys = scores = 0
+    for start, num_tokens in spans:
+        end = start + num_tokens
+        # The new keys are written, and then read with the others.
+        keys += num_tokens
+        keys += end if window is None else min(end, num_tokens + window - 1)
+        scores += _causal_scores(end, window) - _causal_scores(start, window)
+    return Seen(keys, scores)
+
+
+def _causal_scores(num_tokens: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees, among the first tokens of a sequence."""
+    growing = num_tokens if window is None else min(num_tokens, window)
+    return growing * (growing + 1) // 2 + (num_tokens - growing) * growing
+
+
+# -- matrix products ------------------------------------------------------------------------------
+
+
+def matrix_work(matrix: MatrixOp, rows: Rows, model: RankModel) -> Work:
+    """Of a product in all of its layers."""
+    num_rows = rows.num_sampled if matrix.sampled_only else rows.num_tokens
+    if not num_rows:
+        return NOTHING
+    if matrix.experts is not None:
+        return _experts_work(matrix, matrix.experts, num_rows, model)
+    activations = num_rows * (matrix.inputs + matrix.outputs) * model.activation_bytes
+    return Work(
+        matrix.count * (matrix.num_bytes + activations),
+        2.0 * matrix.count * matrix.num_params * num_rows,
+    )
+
+
+def _experts_work(matrix: MatrixOp, experts: Experts, num_rows: int, model: RankModel) -> Work:
+    """Of the rank on which most of the rows land: all wait for it."""
+    parallel = model.parallel
+    num_tokens = num_rows * max(1, parallel.ep // parallel.tp)  # of all who share the experts
+    uses = num_tokens * experts.per_token
+    here = uses * experts.on_rank / experts.total
+    if parallel.ep > 1:
+        here *= load_factor(parallel.ep, uses)
+    hit = experts_hit(experts.total, experts.per_token, num_tokens) / experts.total
+    activations = here * (matrix.inputs + matrix.outputs) * model.activation_bytes
+    return Work(
+        matrix.count * (matrix.num_bytes * hit + activations),
+        2.0 * matrix.count * matrix.inputs * matrix.outputs * here,
+    )
+
+
+def experts_hit(total: int, per_token: int, num_tokens: int) -> float:
+    """How many of a layer's experts some token uses, if each is as likely as any other:
+    E (1 - (1 - k/E)^T)."""
+    return float(total * (1.0 - (1.0 - per_token / total) ** num_tokens))
+
+
+def load_factor(num_ranks: int, num_uses: int) -> float:
+    """Uses of experts on the busiest rank, to those of the mean: about the maximum of ``num_ranks``
+    Poisson counts, 1 + sqrt(2 ln n / mean), and no more than all of them."""
+    mean = num_uses / num_ranks
+    return min(float(num_ranks), 1.0 + math.sqrt(2.0 * math.log(num_ranks) / mean))

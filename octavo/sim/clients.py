@@ -1,0 +1,138 @@
+"""Who sends which request when: open and closed loops, conversations, and clients who hang up.
+
+The rules are those of the load generator (`octavo.bench.serving.load`), so that a simulated run and
+a measured one of the same plan are the same experiment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from octavo.errors import ConfigError
+from octavo.measure.request_record import RequestRecord
+from octavo.sim.agenda import Agenda
+from octavo.sim.demand import Ask
+from octavo.sim.flight import Flight
+from octavo.workload.plan import LoadPlan
+
+
+class Clients:
+    """Sends requests by a plan.
+
+    ``plan.times`` are those of the requests that follow no other; a request that does is sent
+    when that one has ended, and never if it was not.
+
+    Args:
+        send, abort: have a request served, and no longer served.
+        on_end: told when a client has hung up; who is told of all ends then tells ``ended``.
+    """
+
+    def __init__(
+        self,
+        asks: Sequence[Ask],
+        plan: LoadPlan,
+        agenda: Agenda,
+        send: Callable[[Flight], None],
+        abort: Callable[[Flight], None],
+        on_end: Callable[[Flight], None],
+    ):
+        self.flights: list[Flight] = []  # in the order of sending
+        self._plan = plan
+        self._agenda = agenda
+        self._send_to_fleet = send
+        self._abort = abort
+        self._on_end = on_end
+        self._firsts = deque(ask for ask in asks if ask.follows is None)
+        self._followers = _by_predecessor(asks)
+        self._waiting: deque[tuple[Ask, list[int], float]] = deque()  # for a place; see _due
+        self._num_places = plan.max_concurrency
+
+    def start(self) -> None:
+        """Put down what is known to be sent."""
+        times = self._plan.times
+        if times is None:
+            self._fill_places()
+            return
+        if len(times) != len(self._firsts):
+            raise ConfigError(f"the plan has {len(times)} times for {len(self._firsts)} requests")
+        for ask, time in zip(self._firsts, times, strict=True):
+            self._plan_for(time, ask, [])
+
+    def ended(self, flight: Flight) -> None:
+        """A request is over: its place is free, and its client thinks about what to ask next."""
+        if self._num_places is not None:
+            self._num_places += 1
+        for ask in self._followers.get(flight.ask.request_id, ()):
+            before = flight.token_ids + flight.output if ask.goes_on else []
+            self._plan_for(self._agenda.now + ask.think_s, ask, before)
+        flight.token_ids, flight.output = [], []
+        self._fill_places()
+
+    def _plan_for(self, moment: float, ask: Ask, before: list[int]) -> None:
+        """A request is to be sent, unless that is too late; ``before`` is what was said before."""
+        if not self._is_over(moment):
+            self._agenda.at(moment, lambda: self._due(ask, before, moment))
+
+    def _is_over(self, moment: float) -> bool:
+        """Whether nothing more is sent at a moment."""
+        return self._plan.duration_s is not None and moment >= self._plan.duration_s
+
+    def _due(self, ask: Ask, before: list[int], scheduled: float) -> None:
+        if self._num_places == 0:
+            self._waiting.append((ask, before, scheduled))
+        else:
+            self._send(ask, before, scheduled)
+
+    def _fill_places(self) -> None:
+        """Have those sent who may be, now that there are places."""
+        now = self._agenda.now
+        while self._waiting and self._num_places != 0:
+            self._send(*self._waiting.popleft())
+        if self._plan.is_open_loop or self._is_over(now):
+            return
+        while self._firsts and self._num_places != 0:
+            self._send(self._firsts.popleft(), [], now)
+
+    def _send(self, ask: Ask, before: list[int], scheduled: float) -> None:
+        if self._num_places is not None:
+            self._num_places -= 1
+        now = self._agenda.now
+        token_ids = list(chain(before, *ask.pieces))
+        record = RequestRecord(
+            ask.request_id,
+            scheduled,
+            sent=now,
+            ended=now,
+            queue_time=now - scheduled,
+            connected=now,
+            prompt_tokens=len(token_ids),
+            output_tokens_from="usage",
+        )
+        flight = Flight(ask, len(self.flights), token_ids, record)
+        self.flights.append(flight)
+        self._send_to_fleet(flight)
+        if ask.patience_s is not None:
+            self._agenda.at(now + ask.patience_s, lambda: self._hang_up(flight))
+
+    def _hang_up(self, flight: Flight) -> None:
+        if flight.is_over:
+            return
+        self._abort(flight)
+        patience = flight.ask.patience_s
+        flight.fail(self._agenda.now, f"the client hung up after {patience:g} s")
+        self._on_end(flight)
+
+
+def _by_predecessor(asks: Sequence[Ask]) -> dict[str, list[Ask]]:
+    """Who follows each request. Raises ConfigError if one follows a request that is not there."""
+    followers: dict[str, list[Ask]] = {ask.request_id: [] for ask in asks}
+    for ask in asks:
+        if ask.follows is not None:
+            if ask.follows not in followers:
+                raise ConfigError(
+                    f"request {ask.request_id} follows {ask.follows}, which there is not"
+                )
+            followers[ask.follows].append(ask)
+    return followers

@@ -1,0 +1,150 @@
+"""What is asked of a simulated server: prompts as pieces, which become tokens when they are sent.
+
+No model reads these prompts, so that a token need not be of any vocabulary. All that matters is
+which of them are equal: prompts share in the prefix cache what is said here that they share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from octavo.errors import ConfigError
+from octavo.workload.requests import WorkloadRequest
+from octavo.workload.traces import TraceEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a simulation.
+
+    Args:
+        pieces: the tokens of the prompt, one piece after the other.
+        output_len: tokens of the answer.
+        arrival_s: seconds after the start, if a trace says so.
+        priority: smaller is served first, as in ``Request``.
+        follows: the id of the request whose end it waits for; it is sent ``think_s`` seconds later.
+        goes_on: its prompt begins with the one that it follows, and with the answer to that.
+        patience_s: after so long without the whole answer, the client hangs up.
+    """
+
+    request_id: str
+    pieces: tuple[Sequence[int], ...]
+    output_len: int
+    arrival_s: float | None = None
+    priority: int = 0
+    follows: str | None = None
+    think_s: float = 0.0
+    goes_on: bool = False
+    patience_s: float | None = None
+
+    @property
+    def input_len(self) -> int:
+        """Tokens of its own pieces."""
+        return sum(map(len, self.pieces))
+
+
+def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[Ask]:
+    """Requests as a benchmark would send them. Prompts that are text share nothing.
+
+    Raises:
+        ConfigError: nothing says how long an answer or a text is.
+    """
+    tokens = _TokenSupply()
+    asks = []
+    for request in requests:
+        if request.output_len is None:
+            raise ConfigError(
+                f"nothing says how long the answer to request {request.request_id} is, and no "
+                "model decides that in a simulation: give --output-len"
+            )
+        piece: Sequence[int] | None = request.prompt_token_ids
+        if piece is None:
+            if not request.input_len:
+                raise ConfigError(
+                    f"nothing says how many tokens the prompt of request {request.request_id} has: "
+                    "simulate a trace, or prompts of token ids"
+                )
+            piece = tokens.fresh(request.input_len)
+        asks.append(Ask(request.request_id, (piece,), request.output_len, request.arrival_s))
+    return asks
+
+
+def asks_of_trace(
+    entries: Sequence[TraceEntry], *, speedup: float = 1.0, max_input_len: int | None = None
+) -> list[Ask]:
+    """Requests whose prompts share exactly the blocks that the trace says they share.
+
+    Arrivals count from the first entry, divided by ``speedup``, and so do pauses: an entry with a
+    session and a ``think_ms`` is sent that long after the one before it in its session has ended.
+    Prompts longer than ``max_input_len`` are cut. Prompts and answers have at least one token.
+
+    Raises:
+        ConfigError: the speed-up or the limit is out of range.
+    """
+    if not 0 < speedup < math.inf:
+        raise ConfigError(f"a trace is replayed at a positive speed, not {speedup}")
+    if max_input_len is not None and max_input_len < 1:
+        raise ConfigError(f"prompts cannot be cut to {max_input_len} tokens: at least 1")
+    tokens = _TokenSupply()
+    start = min((entry.arrival_s for entry in entries), default=0.0)
+    last_turns: dict[str, str] = {}
+    asks = []
+    for index, entry in enumerate(entries):
+        length = min(max(1, entry.input_len), max_input_len or entry.input_len + 1)
+        ask = Ask(
+            str(index),
+            tokens.prompt(entry, length),
+            max(1, entry.output_len),
+            (entry.arrival_s - start) / speedup,
+            entry.priority or 0,
+        )
+        if entry.session_id is not None:
+            before = last_turns.get(entry.session_id)
+            if before is not None and entry.think_ms is not None:
+                ask = replace(ask, follows=before, think_s=entry.think_ms / 1e3 / speedup)
+            last_turns[entry.session_id] = ask.request_id
+        asks.append(ask)
+    return asks
+
+
+def as_conversations(asks: Sequence[Ask], turns: int, think_s: float = 0.0) -> list[Ask]:
+    """The same requests as turns of conversations of ``turns`` each, in their order: a turn says
+    its own prompt after all that was said before, ``think_s`` after the last answer."""
+    if turns < 1:
+        raise ConfigError(f"a conversation has at least one turn, not {turns}")
+    if not 0 <= think_s < math.inf:
+        raise ConfigError(f"a pause between turns is from 0 s on, not {think_s}")
+    return [
+        replace(ask, follows=asks[index - 1].request_id, think_s=think_s, goes_on=True)
+        if index % turns
+        else ask
+        for index, ask in enumerate(asks)
+    ]
+
+
+class _TokenSupply:
+    """Token ids, each of which is handed out once: pieces are equal only where they are the same
+    block of a trace."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._blocks: dict[tuple[int, int], range] = {}
+
+    def fresh(self, count: int) -> range:
+        start = self._next
+        self._next += count
+        return range(start, self._next)
+
+    def prompt(self, entry: TraceEntry, length: int) -> tuple[range, ...]:
+        """Pieces of so many tokens: the blocks of an entry, then tokens of its own."""
+        pieces: list[range] = []
+        left = length
+        for hash_id in entry.hash_ids[: math.ceil(length / entry.block_size)]:
+            key = (hash_id, entry.block_size)
+            if key not in self._blocks:
+                self._blocks[key] = self.fresh(entry.block_size)
+            pieces.append(self._blocks[key][:left])
+            left -= len(pieces[-1])
+        return (*pieces, self.fresh(left)) if left else tuple(pieces)

@@ -1,0 +1,31 @@
+"""Speculation without a model: drafts that cost nothing, accepted at given rates."""
+
+from __future__ import annotations
+
+from octavo.core.drafting import DraftProposer
+from octavo.errors import ConfigError
+from octavo.runtime.acceptance import Synthetic
+from octavo.speculation.config import SpeculativeConfig
+from octavo.speculation.synthetic import SyntheticProposer
+
+
+def check_drafts(config: SpeculativeConfig | None) -> None:
+    """Raise a ConfigError if a simulation cannot tell how often drafts are right."""
+    if config is not None:
+        acceptance(config)
+
+
+def acceptance(config: SpeculativeConfig) -> Synthetic:
+    """Which drafted tokens are right: by coins that depend on the request and the place alone."""
+    rates = config.synthetic_acceptance_rates
+    if config.method != "auto" or rates is None:
+        raise ConfigError(
+            "a simulation has no text to guess from: say how often guesses are right, as in "
+            "--speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
+        )
+    return Synthetic(rates)
+
+
+def draft_proposer(config: SpeculativeConfig) -> DraftProposer:
+    rates = acceptance(config).rates
+    return SyntheticProposer(config.num_speculative_tokens or len(rates))

@@ -1,0 +1,268 @@
+"""The servers of a simulation: replicas behind a router, apart for prompts and answers or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.request import FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError, QueueFullError, RequestError
+from octavo.sim.agenda import Agenda
+from octavo.sim.drafts import check_drafts
+from octavo.sim.flight import Flight
+from octavo.sim.replica import Cost, Replica, ReplicaSpec, ReplicaTotals, StepTimes
+from octavo.sim.router import Router, router_named
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A replica fails, and comes back with an empty cache. Its requests are sent again."""
+
+    replica: int
+    at_s: float
+    lasts_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """The first ``num_prefill`` replicas compute prompts and the first token, the others the rest
+    of the answers (Zhong et al., "DistServe"; Patel et al., "Splitwise"; both 2024).
+
+    Args:
+        transfer_seconds: until the KV of so many tokens is where the answer is computed.
+    """
+
+    num_prefill: int
+    transfer_seconds: Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """All servers.
+
+    Args:
+        replica: what each of them is.
+        router: a name of ``octavo.sim.router.ROUTERS``.
+
+    Raises:
+        ConfigError: numbers do not fit together, or something cannot be simulated.
+    """
+
+    replica: ReplicaSpec
+    num_replicas: int = 1
+    router: str = "least_loaded"
+    outages: tuple[Outage, ...] = ()
+    disaggregation: Disaggregation | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1:
+            raise ConfigError(f"there is at least one replica, not {self.num_replicas}")
+        apart = self.disaggregation
+        if apart is not None and not 0 < apart.num_prefill < self.num_replicas:
+            raise ConfigError(
+                f"of {self.num_replicas} replicas, {apart.num_prefill} cannot be set apart for "
+                "prompts: at least one for prompts and one for answers are needed"
+            )
+        for outage in self.outages:
+            if not 0 <= outage.replica < self.num_replicas:
+                raise ConfigError(
+                    f"there is no replica {outage.replica} to fail: they are numbered from 0 to "
+                    f"{self.num_replicas - 1}"
+                )
+            if outage.at_s < 0 or outage.lasts_s < 0:
+                raise ConfigError("an outage neither begins before 0 s nor lasts less than that")
+        router_named(self.router)
+        check_drafts(self.replica.config.speculation)
+
+
+class Fleet:
+    """Sends each request to a replica, sends it again when that fails, and says when it has ended.
+
+    Args:
+        on_end: called with each flight that is over.
+        watch: called with every step of every replica.
+    """
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        agenda: Agenda,
+        on_end: Callable[[Flight], None],
+        watch: Callable[[StepTimes], None] | None = None,
+    ):
+        self._agenda = agenda
+        self._on_end = on_end
+        self._apart = spec.disaggregation
+        self._flights: dict[str, Flight] = {}
+        num_first = spec.num_replicas if self._apart is None else self._apart.num_prefill
+        specs = [spec.replica] * num_first
+        specs += [_for_answers(spec.replica)] * (spec.num_replicas - num_first)
+        self.replicas = [
+            Replica(f"replica {index}", each, agenda, self, watch)
+            for index, each in enumerate(specs)
+        ]
+        self._first = _Pool(self.replicas[:num_first], router_named(spec.router))
+        self._second = _Pool(self.replicas[num_first:], router_named(spec.router))
+        for outage in spec.outages:
+            self._plan(outage)
+
+    def send(self, flight: Flight) -> None:
+        """Queue a request at a replica. What comes of it, if only a refusal, comes later."""
+        flight.times_sent += 1
+        self._flights[flight.ask.request_id] = flight
+        max_tokens = flight.num_missing if self._apart is None else 1
+        self._add(self._first, flight, flight.token_ids, max_tokens)
+
+    def abort(self, flight: Flight) -> None:
+        """Nobody waits for a request any more."""
+        self._first.abort(flight)
+        self._second.abort(flight)
+        self._flights.pop(flight.ask.request_id)
+
+    def begin(self) -> None:
+        """Begin every step that can be begun now."""
+        for each in self.replicas:
+            each.begin()
+
+    def totals(self) -> list[ReplicaTotals]:
+        return [each.totals() for each in self.replicas]
+
+    # -- what replicas say -------------------------------------------------------------------
+
+    def received(self, request: Request, token_ids: list[int], now: float) -> None:
+        flight = self._flights[request.request_id]
+        if token_ids:
+            if not flight.output:
+                flight.first_scheduled = request.stats.first_scheduled_time
+                flight.record.cached_tokens = request.stats.num_cached_tokens
+            flight.take(token_ids, now)
+        if request.is_finished:
+            self._stage_ended(flight, request, now)
+
+    def refused(self, request: Request, error: RequestError) -> None:
+        flight = self._flights.pop(request.request_id, None)
+        if flight is not None:  # its client may have hung up
+            status = 429 if isinstance(error, QueueFullError) else 400
+            flight.fail(self._agenda.now, str(error), status)
+            self._on_end(flight)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _add(self, pool: _Pool, flight: Flight, token_ids: list[int], max_tokens: int) -> None:
+        request = Request(
+            flight.ask.request_id,
+            token_ids,
+            _params(max_tokens),
+            self._agenda.now,
+            flight.ask.priority,
+            seed=flight.number,
+        )
+        pool.add(flight, request)
+
+    def _stage_ended(self, flight: Flight, request: Request, now: float) -> None:
+        flight.num_preemptions += request.num_preemptions
+        apart = self._apart
+        is_first = apart is not None and request.params.max_tokens == 1 and flight.num_missing
+        if apart is None or not is_first or request.finish_reason is not FinishReason.LENGTH:
+            del self._flights[request.request_id]
+            assert request.finish_reason is not None
+            flight.end(now, request.finish_reason.value)
+            self._on_end(flight)
+            return
+        arrives = now + apart.transfer_seconds(request.num_prompt_tokens)
+        attempt = flight.times_sent
+        self._agenda.at(arrives, lambda: self._go_on(flight, attempt))
+
+    def _go_on(self, flight: Flight, attempt: int) -> None:
+        """The KV of a prompt has arrived where its answer is computed."""
+        if not flight.is_over and flight.times_sent == attempt:
+            known = flight.token_ids + flight.output
+            self._add(self._second, flight, known, flight.num_missing)
+
+    def _plan(self, outage: Outage) -> None:
+        self._agenda.at(outage.at_s, lambda: self._fail(outage))
+        if math.isfinite(outage.lasts_s):
+            self._agenda.at(outage.at_s + outage.lasts_s, lambda: self._come_back(outage))
+
+    def _fail(self, outage: Outage) -> None:
+        for request in self.replicas[outage.replica].fail():
+            flight = self._flights[request.request_id]
+            flight.begin_anew()
+            self.send(flight)
+
+    def _come_back(self, outage: Outage) -> None:
+        self.replicas[outage.replica].is_up = True
+        for pool in (self._first, self._second):
+            pool.send_those_who_wait()
+
+
+class _Pool:
+    """Replicas that do the same, and who waits because none of them is up."""
+
+    def __init__(self, replicas: Sequence[Replica], router: Router):
+        self._replicas = replicas
+        self._router = router
+        self._waiting: dict[str, tuple[Flight, Request]] = {}
+
+    def add(self, flight: Flight, request: Request) -> None:
+        up = [replica for replica in self._replicas if replica.is_up]
+        if not up:
+            self._waiting[request.request_id] = (flight, request)
+            return
+        chosen = self._router.choose(request, up) if len(up) > 1 else up[0]
+        flight.replica = chosen.name
+        chosen.add(request)
+
+    def abort(self, flight: Flight) -> None:
+        self._waiting.pop(flight.ask.request_id, None)
+        for replica in self._replicas:
+            replica.abort(flight.ask.request_id)
+
+    def send_those_who_wait(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for flight, request in waiting.values():
+            self.add(flight, request)
+
+
+def _for_answers(spec: ReplicaSpec) -> ReplicaSpec:
+    """A replica that is sent the KV of prompts. It takes in each of them at once, in no time."""
+    limits = spec.config.scheduler
+    limits = replace(
+        limits,
+        max_num_batched_tokens=limits.max_model_len * limits.max_num_seqs,
+        target_step_seconds=0.0,
+    )
+    return replace(
+        spec, cost=_WithoutPrompts(spec.cost), config=replace(spec.config, scheduler=limits)
+    )
+
+
+class _WithoutPrompts:
+    """The cost of a step where the KV of prompts comes from elsewhere. That of a request which was
+    preempted is lost, and has to be computed."""
+
+    def __init__(self, cost: Cost):
+        self._cost = cost
+
+    def __call__(self, batch: Batch) -> float:
+        items = tuple(item for item in map(_without_prompt, batch.items) if item is not None)
+        return self._cost(replace(batch, items=items)) if items else 0.0
+
+
+def _without_prompt(item: ScheduledRequest) -> ScheduledRequest | None:
+    """What is to be computed of an item: of the known tokens, only the last has come without KV."""
+    request = item.request
+    first = request.num_prompt_tokens - 1
+    if request.num_preemptions or item.start >= first:
+        return item
+    num_tokens = item.start + item.num_tokens - first
+    return replace(item, start=first, num_tokens=num_tokens) if num_tokens > 0 else None
+
+
+@lru_cache(maxsize=4096)
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)

@@ -1,0 +1,65 @@
+"""A request on its way through a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.measure.request_record import RequestRecord
+from octavo.sim.demand import Ask
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request that was sent, and what has come of it so far.
+
+    ``number``: how many were sent before it. ``token_ids``: of its prompt. ``replica``: the name of
+    who had it last. ``times_sent``: more than once where a replica failed under it.
+    """
+
+    ask: Ask
+    number: int
+    token_ids: list[int]
+    record: RequestRecord
+    output: list[int] = field(default_factory=list)
+    first_scheduled: float | None = None
+    num_preemptions: int = 0
+    replica: str = ""
+    times_sent: int = 0
+    is_over: bool = False
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens of the answer that are still to come."""
+        return self.ask.output_len - len(self.output)
+
+    def take(self, token_ids: list[int], now: float) -> None:
+        """Some tokens of the answer have come."""
+        record = self.record
+        if not self.output:
+            record.first_byte = record.first_token = now
+        record.last_token = now
+        record.event_times.append(now)
+        record.event_tokens.append(len(token_ids))
+        self.output.extend(token_ids)
+
+    def begin_anew(self) -> None:
+        """Whoever was at it has failed: what came until then is worth nothing."""
+        record = self.record
+        record.first_byte = record.first_token = record.last_token = record.cached_tokens = None
+        record.event_times.clear()
+        record.event_tokens.clear()
+        self.output.clear()
+        self.first_scheduled = None
+
+    def end(self, now: float, finish_reason: str | None = None) -> None:
+        """All has come that will."""
+        record = self.record
+        record.ended = now
+        record.output_tokens = len(self.output)
+        record.finish_reason = finish_reason
+        self.is_over = True
+
+    def fail(self, now: float, error: str, status: int = 200) -> None:
+        """Nothing more will come, because of an error."""
+        self.record.error, self.record.status = error, status
+        self.end(now)

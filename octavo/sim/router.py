@@ -1,0 +1,71 @@
+"""Which replica gets a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+from octavo.core.request import Request
+from octavo.errors import ConfigError
+from octavo.sim.replica import Replica
+
+
+class Router(Protocol):
+    """Asked for each request, with the replicas that are up, of which there is at least one."""
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica: ...
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+        return replicas[next(self._numbers) % len(replicas)]
+
+
+class LeastLoaded:
+    """Who has the fewest requests, running and waiting; of equals the first."""
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+        return min(replicas, key=lambda replica: len(replica.requests))
+
+
+class PrefixAware:
+    """Who has the least to do until the request is answered, what is cached of its prompt deducted.
+
+    The rule is that of NVIDIA Dynamo's router: prompt tokens that are still to be computed, the
+    request's own included, and tokens whose KV is held, which every decoding step reads. It sees
+    the caches as they are, as a router does that hears of every change.
+    """
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
+        return min(replicas, key=lambda replica: self._work(request, replica))
+
+    def _work(self, request: Request, replica: Replica) -> int:
+        prompt = request.prompt_token_ids
+        blocks = replica.engine.scheduler.block_manager
+        num_cached = len(blocks.match(request, len(prompt) - 1)) * blocks.block_size
+        waiting = sum(
+            max(0, other.num_prompt_tokens - other.num_computed_tokens)
+            for other in replica.requests.values()
+        )
+        held = sum(other.num_computed_tokens for other in replica.requests.values())
+        return len(prompt) - num_cached + waiting + held
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round_robin": RoundRobin,
+    "least_loaded": LeastLoaded,
+    "prefix_aware": PrefixAware,
+}
+
+
+def router_named(name: str) -> Router:
+    """A router of its own; ConfigError for a name that is none of ``ROUTERS``."""
+    if name not in ROUTERS:
+        raise ConfigError(f"{name!r} is no router: choose from {', '.join(ROUTERS)}")
+    return ROUTERS[name]()

@@ -1,0 +1,79 @@
+"""A run in virtual time: clients, a fleet of engines, and what became of each request.
+
+Everything that decides (scheduler, block manager, prefix cache, lookahead) is production's own.
+Simulated are the time of a step, clients, and tokens that mean nothing. Nothing here reads a clock,
+and the same arguments give the same result in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.measure.request_record import RequestRecord
+from octavo.sim.agenda import Agenda
+from octavo.sim.clients import Clients
+from octavo.sim.demand import Ask
+from octavo.sim.fleet import Fleet, FleetSpec
+from octavo.sim.flight import Flight
+from octavo.sim.replica import ReplicaTotals, StepTimes
+from octavo.workload.plan import LoadPlan
+
+Progress = Callable[[int, int], None]  # requests that have ended, and all
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last of
+    all that happened."""
+
+    flights: Sequence[Flight]
+    replicas: Sequence[ReplicaTotals]
+    makespan_s: float
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        return [flight.record for flight in self.flights]
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(each.num_preemptions for each in self.replicas)
+
+
+def simulate(
+    asks: Sequence[Ask],
+    plan: LoadPlan,
+    spec: FleetSpec,
+    *,
+    watch: Callable[[StepTimes], None] | None = None,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Have requests served by a simulated fleet, until all of them have ended.
+
+    Args:
+        plan: when those are sent that follow no other; see ``Clients``.
+        watch: called with every step, such as ``Timeline.note``.
+        progress: called with every request that ends.
+
+    Raises:
+        ConfigError: plan and requests do not fit together.
+        EngineError: the cost of a step cannot be computed.
+    """
+    agenda = Agenda()
+    num_ended = 0
+
+    def end(flight: Flight) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        clients.ended(flight)
+        if progress is not None:
+            progress(num_ended, len(asks))
+
+    fleet = Fleet(spec, agenda, end, watch)
+    clients = Clients(asks, plan, agenda, fleet.send, fleet.abort, end)
+    clients.start()
+    agenda.run(fleet.begin)
+    for flight in clients.flights:
+        if not flight.is_over:  # every replica that could serve it has failed for good
+            flight.fail(agenda.now, "no replica was left to serve it", status=503)
+    return SimulationResult(clients.flights, fleet.totals(), agenda.now)

@@ -1,0 +1,35 @@
+"""An engine put together from resolved settings, over any executor: in earnest, or simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from octavo.config import EngineConfig
+from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
+from octavo.core.block_manager import BlockManager
+from octavo.core.clock import Clock
+from octavo.core.drafting import DraftProposer
+from octavo.core.engine import Engine
+from octavo.core.executor import Executor
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.scheduler import Scheduler
+
+_ADMISSION: dict[str, type[AdmissionPolicy]] = {
+    "continuous": ContinuousAdmission,
+    "static": StaticAdmission,
+}
+
+
+def build_engine(
+    config: EngineConfig,
+    executor: Executor,
+    clock: Clock | None = None,
+    proposer: DraftProposer | None = None,
+) -> Engine:
+    """Scheduler, block manager and prefix cache over an executor."""
+    size = config.cache.block_size
+    cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
+    block_manager = BlockManager(executor.kv_capacity(), size, cache)
+    admission = _ADMISSION[config.batching]()
+    limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
+    return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)
