@@ -9,27 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from octavo.cost.prediction import Prediction, Source
-
-
-class Chunk(NamedTuple):
-    """Tokens ``[start, start + num_tokens)`` of a request in a step, as a scheduled request has
-    them (`octavo.core.batch.ScheduledRequest`)."""
-
-    start: int
-    num_tokens: int
-    num_sampled: int = 1
-    draft: None = None
-
-    @property
-    def samples(self) -> bool:
-        return self.num_sampled > 0
-
+from octavo.cost.work import Span
 
 # Seconds of a step.
-StepTime = Callable[[Sequence[Chunk]], Prediction]
+StepTime = Callable[[Sequence[Span]], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +77,14 @@ def prefill_time(step_time: StepTime, input_len: int, budget: int) -> Prediction
     return total
 
 
-def prompt_chunks(input_len: int, size: int) -> list[Chunk]:
+def prompt_chunks(input_len: int, size: int) -> list[Span]:
     """A prompt in pieces of so many tokens. A token is sampled after the last."""
     return [
-        Chunk(start, min(size, input_len - start), int(start + size >= input_len))
+        Span(start, min(size, input_len - start), int(start + size >= input_len))
         for start in range(0, input_len, size)
     ]
 
 
 def decode_time(step_time: StepTime, streams: int, context: int) -> Prediction:
     """Of a step in which each of some streams gets a token after ``context`` others."""
-    return step_time([Chunk(context - 1, 1)] * streams)
+    return step_time([Span(context - 1, 1)] * streams)

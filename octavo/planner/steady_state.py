@@ -20,9 +20,9 @@ from functools import cached_property
 from statistics import NormalDist
 
 from octavo.cost.prediction import Prediction, worst
+from octavo.cost.work import Span
 from octavo.planner.latency import (
     ENDS,
-    Chunk,
     Latency,
     Seats,
     StepTime,
@@ -88,11 +88,11 @@ class _Costs:
     """Of steps with some streams, half way to their ends, and some equal pieces of prompts."""
 
     def __init__(self, step_time: StepTime, traffic: Traffic):
-        self.known: dict[tuple[int, Chunk | None, int], Prediction] = {}
+        self.known: dict[tuple[int, Span | None, int], Prediction] = {}
         self._step_time = step_time
-        self._stream = Chunk(traffic.input_len + traffic.output_len // 2 - 1, 1)
+        self._stream = Span(traffic.input_len + traffic.output_len // 2 - 1, 1)
 
-    def __call__(self, streams: int, chunk: Chunk | None = None, count: int = 1) -> Prediction:
+    def __call__(self, streams: int, chunk: Span | None = None, count: int = 1) -> Prediction:
         key = (streams, chunk, count)
         if key not in self.known:
             pieces = [] if chunk is None else [chunk] * count
@@ -127,13 +127,13 @@ class _Steps:
 
     def full(self, streams: float) -> float:
         """Of one step with as many whole prompts as there is room for."""
-        return self._line(streams, Chunk(0, self.input_len), self.room(streams) // self.input_len)
+        return self._line(streams, Span(0, self.input_len), self.room(streams) // self.input_len)
 
     def room(self, streams: float) -> int:
         """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least."""
         return max(1, self._budget - math.ceil(streams))
 
-    def _line(self, streams: float, chunk: Chunk | None = None, count: int = 1) -> float:
+    def _line(self, streams: float, chunk: Span | None = None, count: int = 1) -> float:
         """Between the costs at the whole numbers of streams around it."""
         below = math.floor(streams)
         low = self._cost(below, chunk, count)
@@ -141,7 +141,7 @@ class _Steps:
             return low
         return low + (self._cost(below + 1, chunk, count) - low) * (streams - below)
 
-    def _cost(self, streams: int, chunk: Chunk | None, count: int) -> float:
+    def _cost(self, streams: int, chunk: Span | None, count: int) -> float:
         seconds: float = getattr(self._costs(streams, chunk, count), self._end)
         return seconds
 

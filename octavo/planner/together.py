@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from octavo.cost.prediction import Prediction, worst
+from octavo.cost.work import Span
 from octavo.measure.statistics import percentile as percentile_of
-from octavo.planner.latency import ENDS, Chunk, Latency, Seats, StepTime, between
+from octavo.planner.latency import ENDS, Latency, Seats, StepTime, between
 from octavo.planner.traffic import Traffic
 
 # Steps that are taken at once, at the mean cost of the first and the last of them: costs rise with
@@ -139,7 +140,7 @@ class _Walk:
         rows = streams.copy()
         for request, tokens in prompts:
             ends = request.computed + tokens == self.traffic.input_len
-            rows.append(Chunk(request.computed, tokens, int(ends)))
+            rows.append(Span(request.computed, tokens, int(ends)))
             request.computed += tokens
             if ends:
                 request.first = len(self.strides)
@@ -162,10 +163,10 @@ class _Walk:
             self._produce(request, count)
         self.strides.append((first + last) * (count / 2))
 
-    def _chunks(self, decoding: list[_Request], later: int = 0) -> list[Chunk]:
+    def _chunks(self, decoding: list[_Request], later: int = 0) -> list[Span]:
         """The next tokens of streams, or those of some steps later."""
         before = self.traffic.input_len + later - 1
-        return [Chunk(before + each.produced, 1) for each in decoding]
+        return [Span(before + each.produced, 1) for each in decoding]
 
     def _produce(self, request: _Request, count: int) -> None:
         request.produced += count
