@@ -52,6 +52,11 @@ class Service(Protocol):
     """What becomes of some traffic."""
 
     @property
+    def is_stable(self) -> bool:
+        """Whether all of it is answered, and no queue grows without end."""
+        ...
+
+    @property
     def streams(self) -> Prediction:
         """Answers that are under way at once, on average."""
         ...

@@ -40,16 +40,34 @@ from octavo.planner.queueing import (
 from octavo.planner.traffic import Traffic
 
 
+class StepTable:
+    """Seconds of steps with some streams, half way to their ends, and some equal pieces of prompts.
+
+    For requests of given lengths, whatever their rate.
+    """
+
+    def __init__(self, step_time: StepTime, traffic: Traffic):
+        self.known: dict[tuple[int, Span | None, int], Prediction] = {}
+        self._step_time = step_time
+        self._stream = Span(traffic.input_len + traffic.output_len // 2 - 1, 1)
+
+    def __call__(self, streams: int, chunk: Span | None = None, count: int = 1) -> Prediction:
+        key = (streams, chunk, count)
+        if key not in self.known:
+            pieces = [] if chunk is None else [chunk] * count
+            self.known[key] = self._step_time([self._stream] * streams + pieces)
+        return self.known[key]
+
+
 class SteadyState:
     """Where the load settles; a `octavo.planner.latency.Service`.
 
     What is said of an end of the predictions at which the queue grows is ``math.inf``.
     """
 
-    def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats):
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats):
         assert traffic.rate is not None
         self._rate = traffic.rate
-        costs = _Costs(step_time, traffic)
         steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
         self._loads = [_Load(each, traffic.rate, seats.max_num_seqs) for each in steps]
         self._source = worst(cost.source for cost in costs.known.values())
@@ -84,29 +102,13 @@ class SteadyState:
         return between(ends, self._source)
 
 
-class _Costs:
-    """Of steps with some streams, half way to their ends, and some equal pieces of prompts."""
-
-    def __init__(self, step_time: StepTime, traffic: Traffic):
-        self.known: dict[tuple[int, Span | None, int], Prediction] = {}
-        self._step_time = step_time
-        self._stream = Span(traffic.input_len + traffic.output_len // 2 - 1, 1)
-
-    def __call__(self, streams: int, chunk: Span | None = None, count: int = 1) -> Prediction:
-        key = (streams, chunk, count)
-        if key not in self.known:
-            pieces = [] if chunk is None else [chunk] * count
-            self.known[key] = self._step_time([self._stream] * streams + pieces)
-        return self.known[key]
-
-
 class _Steps:
     """Seconds of steps by one end of their predictions.
 
     Numbers of streams need not be whole: between two, the cost is a straight line.
     """
 
-    def __init__(self, costs: _Costs, traffic: Traffic, seats: Seats, end: str):
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats, end: str):
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
         self._budget = seats.max_num_batched_tokens

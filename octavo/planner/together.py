@@ -25,6 +25,8 @@ _STRIDE = 64
 class Together:
     """What becomes of requests that begin together; a `octavo.planner.latency.Service`."""
 
+    is_stable = True  # they are so many, and no more come
+
     def __init__(self, step_time: StepTime, traffic: Traffic, seats: Seats):
         walk = _Walk(step_time, traffic, seats)
         walk.run()
