@@ -1,0 +1,84 @@
+"""Models that can be planned by their names alone: ``catalogue.json``.
+
+An entry has the facts of the model's ``config.json`` that shapes depend on, where these are from,
+and the parameters that its authors or its files count, which tests hold against ours. ``rounded``
+are counts of a model card; the others are exact. ``other_parameters`` are of what is loaded beside
+the text model, and counted in ``parameters``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from octavo.cost.model_spec import ModelSpec
+from octavo.errors import ConfigError
+
+# What names are said with and that changes no shape.
+_NO_MATTER = {
+    "meta",
+    "hf",
+    "base",
+    "chat",
+    "instruct",
+    "it",
+    "pt",
+    "v0.1",
+    "v0.2",
+    "v1.0",
+    "fp16",
+    "bf16",
+    "thinking",
+    "preview",
+}
+_DATES = re.compile(r"\d{4}|\d{6}")
+
+
+@lru_cache(maxsize=1)
+def entries() -> Mapping[str, Mapping[str, Any]]:
+    """The catalogue as it is, by name."""
+    text = files("octavo.cost").joinpath("catalogue.json").read_text(encoding="utf-8")
+    return MappingProxyType(json.loads(text))
+
+
+def names() -> list[str]:
+    """All names, in the order of the catalogue."""
+    return list(entries())
+
+
+def find_name(text: str) -> str:
+    """The name of an entry that someone writes in his own way.
+
+    Capitals, the organisation, separators, and words such as ``instruct`` do not matter.
+    ConfigError with the nearest names if there is none.
+    """
+    plain = _plain(text)
+    for name in names():
+        if _plain(name) == plain or _plain(entries()[name]["source"]) == plain:
+            return name
+    near = get_close_matches(plain, [_plain(name) for name in names()], 4, 0.5)
+    known = {_plain(name): name for name in reversed(names())}
+    hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else ""
+    raise ConfigError(f"no model {text!r:.120} is in the catalogue{hint}")
+
+
+def spec_of(name: str) -> ModelSpec:
+    """The shape of a model of the catalogue, by a name that ``find_name`` understands."""
+    found = find_name(name)
+    entry = entries()[found]
+    spec = ModelSpec.of_hf(entry["config"], path=found)
+    return replace(spec, name=found, other_params=entry.get("other_parameters", 0))
+
+
+def _plain(name: str) -> str:
+    """What is left of a name that tells models apart."""
+    last = name.strip().rstrip("/").rpartition("/")[2].lower()
+    words = re.split(r"[-_\s:]+", last)
+    return "".join(word for word in words if word not in _NO_MATTER and not _DATES.fullmatch(word))

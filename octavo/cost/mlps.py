@@ -1,0 +1,117 @@
+"""What a layer does at each position alone: an MLP for all tokens, or experts of which each token
+uses some.
+
+All kinds have the methods of ``Mlp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.cost.weight_shape import Part, Split, WeightShape
+
+
+class Mlp(Protocol):
+    """The part of a layer that sees one position."""
+
+    def weights(self, hidden: int) -> Iterator[WeightShape]: ...
+
+    @property
+    def num_experts(self) -> int:
+        """0 where every token uses all of it."""
+        ...
+
+    def activation_values(self, hidden: int, tp: int) -> float:
+        """Values between its matrix products that a device holds for one token at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMlp:
+    """Up to ``inner`` values and down again; with ``is_gated``, two matrices go up."""
+
+    inner: int
+    is_gated: bool = True
+    has_bias: bool = False
+
+    @property
+    def num_experts(self) -> int:
+        return 0
+
+    def weights(self, hidden: int) -> Iterator[WeightShape]:
+        return _matrices("mlp", "mlp", "mlp", self, hidden)
+
+    def activation_values(self, hidden: int, tp: int) -> float:
+        return (3 if self.is_gated else 2) * self.inner / tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertMlp:
+    """Experts, a router that chooses ``per_token`` of them, and an MLP beside them for all tokens.
+
+    Args:
+        inner: of one expert.
+        shared: all that every token uses, as one MLP.
+        has_bias: experts have biases (gpt-oss).
+        router_bias: the router has one, or what corrects its choice (DeepSeek-V3).
+        has_shared_gate: a vector scales what the shared MLP gives (Qwen).
+    """
+
+    num_experts: int
+    per_token: int
+    inner: int
+    is_gated: bool = True
+    has_bias: bool = False
+    router_bias: bool = False
+    shared: DenseMlp | None = None
+    has_shared_gate: bool = False
+
+    def weights(self, hidden: int) -> Iterator[WeightShape]:
+        yield WeightShape("mlp.gate", "router", self.num_experts, hidden, "router")
+        if self.router_bias:
+            yield WeightShape("mlp.gate.bias", "norm", self.num_experts)
+        expert = DenseMlp(inner=self.inner, is_gated=self.is_gated, has_bias=self.has_bias)
+        yield from _matrices(
+            "mlp.experts", "experts", "experts", expert, hidden, self.num_experts, self.per_token
+        )
+        if self.shared is not None:
+            yield from _matrices("mlp.shared_expert", "mlp", "shared", self.shared, hidden)
+        if self.has_shared_gate:
+            yield WeightShape("mlp.shared_expert_gate", "router", 1, hidden, "router")
+
+    def activation_values(self, hidden: int, tp: int) -> float:
+        """Rows are copied to each of their experts."""
+        return self.per_token * (2 * self.inner + hidden)
+
+
+def _matrices(
+    name: str,
+    part: Part,
+    op: str,
+    mlp: DenseMlp,
+    hidden: int,
+    experts: int = 1,
+    per_token: int = 1,
+) -> Iterator[WeightShape]:
+    up_op = f"{op}.gate_up" if mlp.is_gated else f"{op}.up"
+    for matrix, outputs, inputs, matrix_op, split in (
+        ("gate_proj", mlp.inner, hidden, up_op, Split.OUTPUTS),
+        ("up_proj", mlp.inner, hidden, up_op, Split.OUTPUTS),
+        ("down_proj", hidden, mlp.inner, f"{op}.down", Split.INPUTS),
+    ):
+        if matrix == "gate_proj" and not mlp.is_gated:
+            continue
+        full = f"{name}.{matrix}"
+        yield WeightShape(full, part, outputs, inputs, matrix_op, split, 0, experts, per_token)
+        if mlp.has_bias:
+            is_cut = split is Split.OUTPUTS
+            yield WeightShape(
+                f"{full}.bias",
+                "experts" if part == "experts" else "norm",
+                outputs,
+                split=split if is_cut else Split.NOTHING,
+                experts=experts,
+                experts_per_token=per_token,
+            )

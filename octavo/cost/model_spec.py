@@ -1,0 +1,128 @@
+"""The shape of a model: what its layers are made of, without a weight.
+
+Wider than ``octavo.models.config``, which describes what octavo runs: whatever people run can be
+planned. Every naming of a config is resolved in ``spec_hf.py`` and ``spec_gguf.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.cost.mixers import Mixer
+from octavo.cost.mlps import Mlp
+from octavo.cost.weight_shape import Split, WeightShape
+
+_VOCABULARY_UNIT = 64  # rows of an embedding that is shared out are padded to a multiple of these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer; ``norm_size`` are values of its norms, those inside of the mixer left out.
+
+    ``mixers`` are several where they work side by side (Falcon-H1), none where a layer is an MLP
+    alone (Nemotron-H).
+    """
+
+    mixers: tuple[Mixer, ...]
+    mlp: Mlp | None
+    norm_size: int
+
+    def weights(self, hidden: int) -> Iterator[WeightShape]:
+        for mixer in self.mixers:
+            yield from mixer.weights(hidden)
+        if self.mlp is not None:
+            yield from self.mlp.weights(hidden)
+        if self.norm_size:
+            yield WeightShape("layernorm", "norm", self.norm_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only model of text.
+
+    Args:
+        max_position: tokens that it was made for.
+        final_norm_size: values of the norms outside of the layers.
+        learned_positions: rows of an embedding of positions, 0 without.
+        head_bias: the head has one.
+        other_params: parameters that are loaded beside it, such as those of a vision tower.
+        dtype: of the weights that are not quantized, as its config says: ``bfloat16``...
+        quantization: ``quantization_config`` of its config, if there is one.
+        source: the folder or file that has the weights, None where only the shape is known.
+    """
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[LayerSpec, ...]
+    tie_embeddings: bool
+    max_position: int
+    final_norm_size: int
+    learned_positions: int = 0
+    head_bias: bool = False
+    other_params: int = 0
+    dtype: str = "bfloat16"
+    quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+    source: Path | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @staticmethod
+    def of_hf(config: Mapping[str, Any], *, path: str | Path = "config.json") -> ModelSpec:
+        """From the contents of ``config.json``.
+
+        UnsupportedModelError for a kind of model that is not known; ModelFileError for a value
+        that cannot be. ``path`` is named in errors.
+        """
+        from octavo.cost.spec_hf import parse
+
+        return parse(config, Path(path))
+
+    @staticmethod
+    def of_gguf(
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        *,
+        path: str | Path = "model.gguf",
+    ) -> ModelSpec:
+        """From a GGUF file's metadata and table of tensors (each with a ``shape``); see of_hf."""
+        from octavo.cost.spec_gguf import parse
+
+        return parse(metadata, tensors, Path(path))
+
+    def layer_weights(self, first: int, last: int) -> Iterator[WeightShape]:
+        """The weights of the layers from ``first`` to before ``last``."""
+        kinds: dict[int, tuple[WeightShape, ...]] = {}
+        for index in range(first, last):
+            layer = self.layers[index]
+            if id(layer) not in kinds:
+                kinds[id(layer)] = tuple(layer.weights(self.hidden_size))
+            for weight in kinds[id(layer)]:
+                yield replace(weight, layer=index)
+
+    def first_weights(self) -> Iterator[WeightShape]:
+        """What comes before the layers."""
+        yield self._vocabulary_matrix("model.embed_tokens", "embedding", "")
+        if self.learned_positions:
+            yield WeightShape(
+                "model.embed_positions", "embedding", self.learned_positions, self.hidden_size
+            )
+        if self.other_params:
+            yield WeightShape("other", "other", self.other_params)
+
+    def last_weights(self) -> Iterator[WeightShape]:
+        """What comes after the layers: the head too, whether or not it is the embedding."""
+        if self.final_norm_size:
+            yield WeightShape("model.norm", "norm", self.final_norm_size)
+        yield self._vocabulary_matrix("lm_head", "head", "head")
+        if self.head_bias:
+            yield replace(self._vocabulary_matrix("lm_head.bias", "norm", ""), inputs=0)
+
+    def _vocabulary_matrix(self, name: str, part: Any, op: str) -> WeightShape:
+        units = -(-self.vocab_size // _VOCABULARY_UNIT)
+        return WeightShape(name, part, self.vocab_size, self.hidden_size, op, Split.OUTPUTS, units)

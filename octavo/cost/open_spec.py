@@ -1,0 +1,57 @@
+"""A model's shape, by whatever someone has of it; no weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from octavo.cost.catalogue import spec_of
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.stored import has_weights
+from octavo.errors import ConfigError, ModelFileError
+from octavo.model_files import ModelFolder, begins_as_gguf, split_parts
+
+_ENDINGS = (".json", ".gguf")
+
+
+def open_spec(text: str | Path) -> ModelSpec:
+    """The shape of a model.
+
+    Args:
+        text: a name of the catalogue, a ``config.json``, a model's folder, or a GGUF file.
+
+    Raises:
+        ConfigError: there is no such file, and no such model in the catalogue.
+        ModelError: a file is damaged, or of a kind of model that is not known.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _of_folder(path)
+    if path.is_file():
+        return _of_gguf(path) if begins_as_gguf(path) else _of_config(path)
+    if path.suffix in _ENDINGS or str(text).startswith((".", "/", "~")):
+        raise ConfigError(f"{text}: there is no such file")
+    return spec_of(str(text))
+
+
+def _of_folder(path: Path) -> ModelSpec:
+    config = ModelFolder(path).read_json("config.json")
+    if config is None:
+        raise ModelFileError(path, "the folder has no config.json")
+    spec = ModelSpec.of_hf(config, path=path / "config.json")
+    return replace(spec, source=path) if has_weights(path) else spec
+
+
+def _of_config(path: Path) -> ModelSpec:
+    config = ModelFolder(path.parent).read_json(path.name)
+    assert config is not None, path
+    return ModelSpec.of_hf(config, path=path)
+
+
+def _of_gguf(path: Path) -> ModelSpec:
+    from octavo.models.gguf import GGUFFile
+
+    parts = [GGUFFile(path.with_name(name)) for name in split_parts(path.name)]
+    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
+    spec = ModelSpec.of_gguf(parts[0].metadata, tensors, path=path)
+    return replace(spec, source=path)

@@ -1,0 +1,160 @@
+"""What one device has of a model that is shared out: a ``RankModel``, and its weights.
+
+Tensor parallelism cuts matrices, but for norms, routers and latent projections; key-value heads are
+repeated where there are more devices than heads. Pipelines take layers one after the other, the
+embedding is with the first and the head with the last. Expert parallelism deals out experts whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from octavo.cost.kv import mixer_kv_bytes, mixer_state_bytes
+from octavo.cost.mixers import LatentAttention, Mixer
+from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import Precision
+from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
+from octavo.cost.weight_shape import WeightShape
+from octavo.errors import ConfigError
+
+
+def rank_model(
+    spec: ModelSpec, precision: Precision, parallel: Parallel | None = None
+) -> RankModel:
+    """The work of the rank that has most to do.
+
+    ConfigError if the model cannot be laid out so; the message says what can.
+    """
+    parallel = parallel or Parallel()
+    check_layout(spec, parallel)
+    stages = (_stage_model(spec, precision, parallel, stage) for stage in range(parallel.pp))
+    return max(stages, key=lambda model: model.weights_bytes)
+
+
+def check_layout(spec: ModelSpec, parallel: Parallel) -> None:
+    """ConfigError if heads, experts or layers cannot be shared out so."""
+    heads = {mixer.heads for layer in spec.layers for mixer in layer.mixers}
+    uneven = [count for count in heads if count % parallel.tp]
+    if uneven:
+        raise ConfigError(
+            f"{spec.name}: its {uneven[0]} heads cannot be shared out to tp = {parallel.tp} "
+            f"devices: choose a divisor of {uneven[0]}"
+        )
+    if parallel.pp > spec.num_layers:
+        raise ConfigError(
+            f"{spec.name}: {spec.num_layers} layers cannot make a pipeline of pp = {parallel.pp}"
+        )
+    experts = max((layer.mlp.num_experts for layer in spec.layers if layer.mlp), default=0)
+    if parallel.ep > max(experts, 1):
+        raise ConfigError(
+            f"{spec.name}: has {experts or 'no'} experts, which ep = {parallel.ep} devices "
+            "cannot share"
+        )
+
+
+def stage_layers(spec: ModelSpec, parallel: Parallel, stage: int) -> range:
+    """The layers of a stage of the pipeline. What does not come out even goes to the stages in
+    the middle, as the last has the head (vLLM does the same)."""
+    count, rest = divmod(spec.num_layers, parallel.pp)
+    sizes = [count] * parallel.pp
+    for index in range(rest):
+        sizes[max(0, parallel.pp - 2 - index)] += 1
+    first = sum(sizes[:stage])
+    return range(first, first + sizes[stage])
+
+
+def stage_weights(spec: ModelSpec, parallel: Parallel, stage: int) -> Iterator[WeightShape]:
+    """The weights that a stage holds, whole: a head that is the embedding is there once."""
+    layers = stage_layers(spec, parallel, stage)
+    is_first, is_last = stage == 0, stage == parallel.pp - 1
+    if is_first:
+        yield from spec.first_weights()
+    yield from spec.layer_weights(layers.start, layers.stop)
+    if is_last:
+        for weight in spec.last_weights():
+            if not (weight.part == "head" and spec.tie_embeddings and is_first):
+                yield weight
+
+
+def rank_weights_bytes(
+    spec: ModelSpec, precision: Precision, parallel: Parallel, stage: int = 0
+) -> int:
+    """Of all that a device of a stage holds: embeddings, norms and biases too."""
+    weights = stage_weights(spec, parallel, stage)
+    return round(sum(precision.num_bytes(each, each.of_rank(parallel)) for each in weights))
+
+
+def _stage_model(
+    spec: ModelSpec, precision: Precision, parallel: Parallel, stage: int
+) -> RankModel:
+    span = stage_layers(spec, parallel, stage)
+    layers = spec.layers[span.start : span.stop]
+    weights = [*spec.layer_weights(span.start, span.stop)]
+    if stage == parallel.pp - 1:
+        weights += spec.last_weights()
+    return RankModel(
+        matrices=tuple(_matrices(weights, precision, parallel)),
+        attention=tuple(_attention(layers, precision, parallel.tp)),
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        num_layers=len(layers),
+        activation_bytes=precision.activation_bytes,
+        num_moe_layers=sum(1 for layer in layers if layer.mlp and layer.mlp.num_experts),
+        parallel=parallel,
+    )
+
+
+def _matrices(
+    weights: Iterable[WeightShape], precision: Precision, parallel: Parallel
+) -> Iterator[MatrixOp]:
+    """Weights of one layer and one product, as q, k and v, are one matrix; what is the same in
+    several layers is one op."""
+    parts: defaultdict[tuple[int | None, str], list[WeightShape]] = defaultdict(list)
+    for weight in weights:
+        if weight.op:
+            parts[weight.layer, weight.op].append(weight)
+    counts = Counter(_matrix(each, precision, parallel) for each in parts.values())
+    for op, count in counts.items():
+        yield replace(op, count=count)
+
+
+def _matrix(parts: list[WeightShape], precision: Precision, parallel: Parallel) -> MatrixOp:
+    shares = [part.of_rank(parallel) for part in parts]
+    num_bytes = sum(map(precision.num_bytes, parts, shares))
+    return MatrixOp(
+        name=parts[0].op,
+        count=1,
+        inputs=shares[0].inputs,
+        outputs=sum(share.outputs for share in shares),
+        num_params=sum(share.num_params for share in shares),
+        num_bytes=num_bytes,
+        arithmetic=precision.type_of(parts[0]).arithmetic,
+        sampled_only=parts[0].part == "head",
+        experts=parts[0].experts_on(parallel),
+    )
+
+
+def _attention(layers: Iterable[LayerSpec], precision: Precision, tp: int) -> Iterator[AttentionOp]:
+    counts = Counter(mixer for layer in layers for mixer in layer.mixers)
+    for mixer, count in counts.items():
+        prefill, decode = mixer.flops_per_score(tp)
+        yield AttentionOp(
+            name=_attention_name(mixer),
+            count=count,
+            flops_per_score=prefill,
+            kv_bytes_per_token=mixer_kv_bytes(mixer, precision, tp),
+            decode_flops_per_score=decode if decode != prefill else None,
+            window=mixer.window,
+            state_bytes=mixer_state_bytes(mixer, tp),
+        )
+
+
+def _attention_name(mixer: Mixer) -> str:
+    if isinstance(mixer, LatentAttention):
+        return "attention.latent"
+    if mixer.state_values(1):
+        return "attention.state"
+    return "attention" if mixer.window is None else "attention.window"

@@ -1,0 +1,204 @@
+"""ModelSpec from the metadata and the tensor table of a GGUF file.
+
+Which tensors there are says what a layer is made of, whatever the architecture is called; metadata
+have what shapes do not tell: heads, experts of a token, windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer
+from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
+from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.fields import Fields
+
+_MAX_LAYERS = 1024
+# Every so many layers one sees everything, where a file has a window and does not say which have.
+_PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
+_DEFAULT_WINDOWS = {"llama4": 8192}
+_NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_norm_2")
+_OTHER_NORMS = ("attn_post_norm", "ffn_post_norm", "attn_output_norm", "layer_output_norm")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelSpec:
+    """See ``ModelSpec.of_gguf``."""
+    general = Fields(path, metadata, "general.")
+    kind = general.text("architecture")
+    fields = Fields(path, metadata, f"{kind}.")
+    shapes = {name: tuple(int(size) for size in entry.shape) for name, entry in tensors.items()}
+    if "token_embd.weight" not in shapes:
+        raise ModelFileError(path, "the tensor token_embd.weight is missing")
+    vocab_size, hidden = shapes["token_embd.weight"]
+    num_layers = fields.integer("block_count", maximum=_MAX_LAYERS)
+    windows = _windows(fields, kind, num_layers)
+    layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
+    made = [
+        _Layer(fields, _of_layer(shapes, i), i).spec(hidden, windows[i]) for i in range(num_layers)
+    ]
+    return ModelSpec(
+        name=general.text("name", "") or path.stem,
+        hidden_size=hidden,
+        vocab_size=vocab_size,
+        layers=tuple(layers.setdefault(layer, layer) for layer in made),
+        tie_embeddings="output.weight" not in shapes,
+        max_position=fields.integer("context_length", 2048),
+        final_norm_size=_sizes(shapes, "output_norm", "token_embd_norm"),
+        learned_positions=shapes.get("position_embd.weight", (0,))[0],
+        head_bias="output.bias" in shapes,
+        dtype="float16",
+    )
+
+
+def _of_layer(shapes: Shapes, index: int) -> Shapes:
+    prefix = f"blk.{index}."
+    return {name.removeprefix(prefix): s for name, s in shapes.items() if name.startswith(prefix)}
+
+
+def _sizes(shapes: Shapes, *names: str) -> int:
+    """Values of tensors together, weights and biases, as far as they are there."""
+    return sum(
+        prod(shapes[f"{name}.{kind}"])
+        for name in names
+        for kind in ("weight", "bias")
+        if f"{name}.{kind}" in shapes
+    )
+
+
+class _Layer:
+    """One layer as its tensors have it."""
+
+    def __init__(self, fields: Fields, shapes: Shapes, index: int):
+        self._fields, self._shapes, self._index = fields, shapes, index
+
+    def spec(self, hidden: int, window: int | None) -> LayerSpec:
+        mixers: list[Mixer] = []
+        if "ssm_conv1d.weight" in self._shapes:
+            mixers.append(self._recurrence())
+        elif "attn_kv_a_mqa.weight" in self._shapes:
+            mixers.append(self._latent_attention())
+        elif self._has("attn_q") or self._has("attn_qkv"):
+            mixers.append(self._attention(hidden, window))
+        norms = _sizes(self._shapes, *_NORMS, *_OTHER_NORMS)
+        return LayerSpec(mixers=tuple(mixers), mlp=self._mlp(hidden), norm_size=norms)
+
+    def _attention(self, hidden: int, window: int | None) -> Attention:
+        heads = self._of_layers("attention.head_count")
+        head_dim = self._fields.integer("attention.key_length", max(1, hidden // heads))
+        value_dim = self._fields.integer("attention.value_length", head_dim)
+        queries = self._shapes.get("attn_q.weight", (heads * head_dim,))[0]
+        kv_heads = self._of_layers("attention.head_count_kv", heads)
+        return Attention(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=0 if value_dim == head_dim else value_dim,
+            window=window,
+            qkv_bias="attn_q.bias" in self._shapes or "attn_qkv.bias" in self._shapes,
+            output_bias="attn_output.bias" in self._shapes,
+            qk_norm_size=_sizes(self._shapes, "attn_q_norm", "attn_k_norm"),
+            has_output_gate=queries == 2 * heads * head_dim,
+            num_sinks=self._shapes.get("attn_sinks.weight", (0,))[0],
+        )
+
+    def _latent_attention(self) -> LatentAttention:
+        kv_rank = self._fields.integer("attention.kv_lora_rank")
+        rope = self._fields.integer("rope.dimension_count")
+        key = self._fields.integer(
+            "attention.key_length_mla", self._fields.integer("attention.key_length")
+        )
+        value = self._fields.integer(
+            "attention.value_length_mla", self._fields.integer("attention.value_length")
+        )
+        return LatentAttention(
+            heads=self._of_layers("attention.head_count"),
+            kv_rank=kv_rank,
+            nope_dim=key - rope,
+            rope_dim=rope,
+            value_dim=value,
+            q_rank=self._fields.integer("attention.q_lora_rank", None),
+        )
+
+    def _recurrence(self) -> Mixer:
+        ssm = self._fields
+        heads, inner = ssm.integer("ssm.time_step_rank"), ssm.integer("ssm.inner_size")
+        state, groups = ssm.integer("ssm.state_size"), ssm.integer("ssm.group_count", 1)
+        kernel = ssm.integer("ssm.conv_kernel")
+        if any(self._has(name) for name in ("ssm_ba", "ssm_beta", "ssm_beta_alpha")):
+            return GatedDeltaNet(
+                heads=heads,
+                key_heads=groups,
+                key_dim=state,
+                value_dim=inner // heads,
+                kernel=kernel,
+            )
+        if "ssm_x.weight" in self._shapes:
+            raise UnsupportedModelError(f"{ssm.path}: Mamba 1 cannot be planned, but Mamba 2")
+        return Mamba2(
+            heads=heads,
+            head_dim=inner // heads,
+            state_dim=state,
+            groups=groups,
+            kernel=kernel,
+            has_conv_bias="ssm_conv1d.bias" in self._shapes,
+            norm_size=_sizes(self._shapes, "ssm_norm"),
+        )
+
+    def _mlp(self, hidden: int) -> Mlp | None:
+        if not self._has("ffn_gate_inp"):
+            return self._dense("ffn_{}", hidden)
+        shared = self._dense("ffn_{}_shexp", hidden)
+        count, inner, _ = self._shapes["ffn_up_exps.weight"]
+        return ExpertMlp(
+            num_experts=count,
+            per_token=self._fields.integer("expert_used_count"),
+            inner=inner,
+            is_gated=self._has("ffn_gate_exps"),
+            has_bias="ffn_up_exps.bias" in self._shapes,
+            router_bias="ffn_gate_inp.bias" in self._shapes or "exp_probs_b.bias" in self._shapes,
+            shared=shared,
+            has_shared_gate=self._has("ffn_gate_inp_shexp"),
+        )
+
+    def _dense(self, name: str, hidden: int) -> DenseMlp | None:
+        down = self._shapes.get(name.format("down") + ".weight")
+        if down is None:
+            return None
+        up = self._shapes[name.format("up") + ".weight"]
+        is_fused = up[0] == 2 * down[1]  # both matrices in one, as Phi-3 has them
+        has_bias = f"{name.format('up')}.bias" in self._shapes
+        is_gated = self._has(name.format("gate")) or is_fused
+        return DenseMlp(inner=down[1], is_gated=is_gated, has_bias=has_bias)
+
+    def _has(self, name: str) -> bool:
+        return f"{name}.weight" in self._shapes
+
+    def _of_layers(self, name: str, default: Any = Fields._REQUIRED) -> int:
+        """A number that some files give for each layer, some once."""
+        value = self._fields.raw(name)
+        if isinstance(value, (int, float, str, type(None))):
+            return int(self._fields.integer(name, default))
+        return int(self._fields.each(name, _count)[self._index])
+
+
+def _count(fields: Fields, name: str) -> int:
+    return int(fields.integer(name, minimum=0))
+
+
+def _windows(fields: Fields, kind: str, num_layers: int) -> tuple[int | None, ...]:
+    default = _DEFAULT_WINDOWS.get(kind)
+    window = fields.integer("attention.sliding_window", default, minimum=0) or None
+    name = "attention.sliding_window_pattern"
+    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+        is_local = fields.each(name, Fields.boolean, num_layers)
+        return tuple(window if local else None for local in is_local)
+    every = fields.integer(name, _PATTERNS.get(kind, 0), minimum=0)
+    if not every:
+        return (window,) * num_layers
+    return tuple(window if (i + 1) % every else None for i in range(num_layers))

@@ -1,0 +1,139 @@
+"""What the weights of a model take in its files, from their tables: no weight is read.
+
+Files name tensors in many ways, quantized ones as several tensors. So their bytes are summed up by
+layer and part (attention, MLP, experts, ...), and shared out to the weights of that part by their
+sizes: sums of layers and parts are exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.rank_model import Arithmetic
+from octavo.cost.weight_shape import Part, WeightShape
+from octavo.cost.weights import weights
+from octavo.errors import ModelFileError
+from octavo.fields import Fields
+from octavo.model_files import ModelFolder, split_parts
+
+Place = tuple[int | None, Part]
+"""A layer, or None outside of them, and a part."""
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h|blocks)\.(\d+)\.")
+_VECTORS = ("weight", "bias", "sinks", "A_log", "D", "dt_bias", "e_score_correction_bias", "ssm_a")
+# The first of these that a name has in it says what the tensor is part of.
+_PARTS: tuple[tuple[str, Part], ...] = (
+    *((word, "other") for word in ("vision", "visual", "multi_modal", "mtp.", "rope_freqs")),
+    ("conv1d", "norm"),
+    *((word, "mlp") for word in ("shexp", "shared_expert.", "shared_experts.", "shared_mlp")),
+    *((word, "router") for word in ("router", "gate_inp", "mlp.gate.", "moe.gate.", "expert_gate")),
+    *((word, "experts") for word in ("exps", "experts")),
+    *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_")),
+    *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "fc1", "fc2")),
+    *((word, "head") for word in ("lm_head", "output.", "embed_out")),
+    *((word, "embedding") for word in ("embd", "embed", "wte", "wpe")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """Numbers of as many bits as a file has for them on average, scales included."""
+
+    bits: float
+    arithmetic: Arithmetic
+    name: str = "stored"
+
+    def num_bytes(self, outputs: int, inputs: int) -> float:
+        return outputs * max(1, inputs) * self.bits / 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """Bits of each place of a file, and what products with quantized weights are computed in."""
+
+    bits: Mapping[Place, float]
+    quantized: Arithmetic
+
+    def type_of(self, weight: WeightShape) -> StoredCodes:
+        part: Part = "norm" if not weight.inputs and weight.part != "other" else weight.part
+        place = weight.layer, part
+        if place not in self.bits and part == "head":  # it is the embedding
+            place = None, "embedding"
+        bits = self.bits.get(place, 16.0)
+        arithmetic = self.quantized
+        if bits >= 16:
+            arithmetic = "fp32" if bits >= 32 else "fp16"
+        return StoredCodes(bits, arithmetic)
+
+
+def stored_rule(spec: ModelSpec, quantized: Arithmetic = "int8") -> StoredRule:
+    """Of the files of ``spec.source``. ModelFileError if they cannot be read.
+
+    ``quantized``: what products with weights of less than 16 bits are computed in.
+    """
+    assert spec.source is not None, "only the shape is known"
+    found = stored_bytes(spec.source)
+    params: defaultdict[Place, int] = defaultdict(int)
+    for weight in weights(spec):
+        part: Part = "norm" if not weight.inputs and weight.part != "other" else weight.part
+        params[weight.layer, part] += weight.num_params
+    return StoredRule(
+        {place: found[place] * 8 / count for place, count in params.items() if found.get(place)},
+        quantized,
+    )
+
+
+def stored_bytes(path: Path) -> dict[Place, int]:
+    """Bytes of a checkpoint's tensors, by where they belong."""
+    found: defaultdict[Place, int] = defaultdict(int)
+    for name, shape, num_bytes in _tensors(path):
+        found[_place(name, shape)] += num_bytes
+    return dict(found)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has more than a config."""
+    return any((folder / name).exists() for name in (_WHOLE, _INDEX))
+
+
+def _place(name: str, shape: tuple[int, ...]) -> Place:
+    match = _LAYER.search(name)
+    layer = int(match[1]) if match else None
+    if len(shape) == 1 and name.rpartition(".")[2] in _VECTORS:
+        return layer, "norm"
+    part = next((part for word, part in _PARTS if word in name), None)
+    return layer, part or "other"
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and bytes of each tensor."""
+    if path.is_dir():
+        yield from _of_safetensors(path)
+        return
+    from octavo.models.gguf import GGUFFile
+
+    for part in split_parts(path.name):
+        for tensor in GGUFFile(path.with_name(part)).tensors.values():
+            yield tensor.name, tensor.shape, tensor.num_bytes
+
+
+def _of_safetensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    from octavo.models.safetensors import SafetensorsFile
+
+    folder = ModelFolder(path)
+    names = [_WHOLE]
+    if (index := folder.read_json(_INDEX)) is not None:
+        names = sorted(set(Fields(path / _INDEX, index).table("weight_map").values()))
+    for name in names:
+        file_path = folder.find(str(name), named_in=path / _INDEX)
+        if file_path is None:
+            raise ModelFileError(path / str(name), "is missing")
+        file = SafetensorsFile(file_path)
+        for tensor, (_, shape) in file.tensors.items():
+            yield tensor, shape, file.num_bytes(tensor)

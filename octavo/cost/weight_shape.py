@@ -1,0 +1,93 @@
+"""A tensor of a model by its shape, and how devices share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import ceil
+from typing import Literal
+
+from octavo.cost.parallel import Parallel
+from octavo.cost.rank_model import Experts
+
+# Which weights a quantization treats alike. ``router`` has all that is small and decides much.
+Part = Literal["embedding", "attention", "mlp", "experts", "router", "norm", "head", "other"]
+
+
+class Split(Enum):
+    """What of a matrix the devices of a tensor-parallel group share out."""
+
+    NOTHING = "every device has all of it"
+    OUTPUTS = "each computes some of the outputs"
+    INPUTS = "each has some of the inputs, and results are added up"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShape:
+    """A matrix from ``inputs`` values to ``outputs``, or a vector (``inputs`` is 0).
+
+    Args:
+        name: within its layer, as Hugging Face's Llama would name it: ``self_attn.q_proj``.
+        part: what it is part of.
+        op: of which matrix product of a step it is part, such as ``attention.qkv``; empty where
+            it is of none, as norms and the embedding are.
+        units: outputs (or inputs) are shared out in so many pieces, such as heads; a piece is
+            never cut, and each device has one at least.
+        experts: how many of these matrices there are and how many of them a token uses; 1 and 1
+            without experts.
+        layer: None outside of the layers.
+    """
+
+    name: str
+    part: Part
+    outputs: int
+    inputs: int = 0
+    op: str = ""
+    split: Split = Split.NOTHING
+    units: int = 0
+    experts: int = 1
+    experts_per_token: int = 1
+    layer: int | None = None
+
+    @property
+    def num_params(self) -> int:
+        return self.experts * self.outputs * max(1, self.inputs)
+
+    @property
+    def num_active_params(self) -> int:
+        """Those that one token meets."""
+        return self.num_params // self.experts * self.experts_per_token
+
+    @property
+    def has_experts(self) -> bool:
+        return self.part == "experts"
+
+    @property
+    def full_name(self) -> str:
+        """As a checkpoint names the module that it is of."""
+        if self.layer is None:
+            return self.name
+        return f"model.layers.{self.layer}.{self.name}"
+
+    def of_rank(self, parallel: Parallel) -> WeightShape:
+        """What one device has of it. Of experts that do not come out even, the fuller device."""
+        ways = parallel.tp
+        experts = self.experts
+        if self.has_experts and parallel.ep > 1:
+            ways = parallel.tp * parallel.dp // parallel.ep
+            experts = ceil(experts / parallel.ep)
+        if ways == 1 or self.split is Split.NOTHING:
+            return replace(self, experts=experts)
+        if self.split is Split.OUTPUTS:
+            return replace(self, experts=experts, outputs=self._share(self.outputs, ways))
+        return replace(self, experts=experts, inputs=self._share(self.inputs, ways))
+
+    def experts_on(self, parallel: Parallel) -> Experts | None:
+        """The experts of this matrix, if a token uses only some."""
+        if not self.has_experts:
+            return None
+        return Experts(self.experts, self.experts_per_token, self.of_rank(parallel).experts)
+
+    def _share(self, size: int, ways: int) -> int:
+        units = self.units or size
+        return ceil(units / ways) * ceil(size / units)
