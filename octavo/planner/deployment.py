@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from octavo.cost.engine_profile import EngineProfile
+from octavo.cost.engine_profile import EngineProfile, Limits, Settled
 from octavo.cost.hardware import Device
-from octavo.cost.memory import Limits, Memory, memory
+from octavo.cost.memory import Memory, memory
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
@@ -49,6 +49,15 @@ class Deployment:
         return self.parallel.pp * self.parallel.dp * self.replicas
 
     @cached_property
+    def settled(self) -> Settled:
+        """The limits, with the engine's defaults where none was given."""
+        return self.profile.settle(self.limits, self.spec, self.device)
+
+    def limited(self, **limits: int) -> Deployment:
+        """The same with other limits."""
+        return replace(self, limits=replace(self.limits, **limits))
+
+    @cached_property
     def memory(self) -> Memory:
         """Of the device that has least left."""
         return memory(
@@ -73,8 +82,8 @@ class Deployment:
     def seats(self, total_len: int) -> Seats:
         """Of one lot of requests."""
         fitting = self.memory.max_concurrency(total_len)
-        most = min(self.limits.max_num_seqs, fitting) // self.parallel.pp
-        return Seats(max(1, most), self.limits.max_num_batched_tokens)
+        most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
+        return Seats(max(1, most), self.settled.max_num_batched_tokens)
 
     def serve(self, traffic: Traffic, seats: Seats | None = None) -> Service:
         """What becomes of traffic. ``seats``: of each lot, others than there are."""

@@ -8,8 +8,10 @@ that share the rest, or by copies of it. Whatever these leave is judged, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from octavo.cost.hardware import Device
 from octavo.cost.model_spec import ModelSpec
@@ -209,6 +211,45 @@ def highest_rate(deployment: Deployment, traffic: Traffic, slo: Slo) -> float:
     return low
 
 
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """What could be had where what is asked cannot.
+
+    Args:
+        num_devices: of the same kind that would do, None where no number does.
+        rate: requests a second that these devices answer within the limits, where a rate is asked.
+        concurrency: requests that have room at once.
+        limits: seconds that limits would have to be for what is asked, by their names.
+    """
+
+    num_devices: int | None
+    rate: float | None
+    concurrency: int
+    limits: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_devices": self.num_devices,
+            "rate": self.rate,
+            "concurrency": self.concurrency,
+            "slo": {f"{name}_ms": seconds * 1e3 for name, seconds in self.limits.items()},
+        }
+
+
+def nearest(verdict: Verdict, slo: Slo) -> Nearest:
+    """Of a deployment that does not do what is asked."""
+    deployment, traffic = verdict.deployment, verdict.traffic
+    enough = fewest_replicas(deployment, traffic, slo)
+    return Nearest(
+        num_devices=None if enough is None else enough.deployment.num_devices,
+        rate=None if traffic.rate is None else highest_rate(deployment, traffic, slo),
+        concurrency=deployment.max_concurrency(traffic.total_len),
+        limits={
+            each.limit.name: max(each.limit.seconds, each.predicted.value) for each in verdict.kept
+        },
+    )
+
+
 def _lone(traffic: Traffic) -> Traffic:
     """A request that has a deployment for itself: the least that its kind takes."""
     return Traffic(traffic.input_len, traffic.output_len, concurrency=1)
@@ -219,10 +260,8 @@ def _all_laid_out(base: Deployment, num_devices: int) -> Sequence[Deployment]:
     found: dict[Parallel, Deployment] = {}
     count = 1
     while count <= num_devices:
-        try:
+        with suppress(ConfigError):  # it cannot be laid out over as many
             found.update((each.parallel, each) for each in _laid_out(base, count))
-        except ConfigError:
-            pass  # such a model cannot be laid out over as many
         count *= 2
     return list(found.values())
 

@@ -88,9 +88,7 @@ def judge(deployment: Deployment, traffic: Traffic, slo: Slo) -> Verdict:
     service = deployment.serve(traffic)
     if not service.is_stable:
         return Verdict(deployment, traffic, service, (), _overload(deployment, traffic))
-    kept = tuple(
-        Kept(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo
-    )
+    kept = tuple(Kept(limit, service.latency(limit.percentile).of(limit.metric)) for limit in slo)
     return Verdict(deployment, traffic, service, kept, _late(kept, service, traffic))
 
 
@@ -99,7 +97,7 @@ def judge(deployment: Deployment, traffic: Traffic, slo: Slo) -> Verdict:
 
 def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
     memory, total_len = deployment.memory, traffic.total_len
-    most = deployment.limits.max_model_len
+    most = deployment.settled.max_model_len
     if total_len > most:
         return Binding(
             "max_model_len",
@@ -109,9 +107,9 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
     if memory.kv_bytes <= 0:
         return Binding(
             "weights",
-            f"{_gib(memory.weights_bytes)} of weights, {_gib(memory.activations_bytes)} of "
-            f"activations and {_gib(memory.other_bytes)} of the engine's own leave nothing of the "
-            f"{_gib(memory.usable_bytes)} that may be used of each {deployment.device.name}",
+            f"{_gib(memory.weights_bytes)} of weights and {_gib(memory.kept_back_bytes)} that the "
+            f"engine keeps back leave nothing of the {_gib(memory.usable_bytes)} that it may use "
+            f"of each {deployment.device.name}",
         )
     fitting = deployment.max_concurrency(total_len)
     asked = 1 if traffic.rate is not None else traffic.concurrency or 1
@@ -126,7 +124,7 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
 
 def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
     """Who comes cannot be answered: for want of seats, of memory for more, or of speed."""
-    limits, fitting = deployment.limits, deployment.max_concurrency(traffic.total_len)
+    limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
     # More streams than tokens of a step would not all go on.
     unlimited = Seats(limits.max_num_batched_tokens, limits.max_num_batched_tokens)
     if not deployment.serve(traffic, unlimited).is_stable:
