@@ -8,70 +8,78 @@ a recurrence    the same for any length, in 32-bit floats
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from math import ceil
 
-from octavo.cost.mixers import Mixer
+from octavo.cost.mixers import LatentAttention, Mixer
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.precision import Precision
+from octavo.cost.rank_model import AttentionOp
 
 _STATE_BYTES = 4  # of a number of a recurrent state
 
 
-def kv_bytes_per_token(
-    spec: ModelSpec,
-    precision: Precision,
-    tp: int = 1,
-    layers: Sequence[LayerSpec] | None = None,
-) -> float:
-    """Of one token in all layers whose windows it lies in, on one device.
-
-    ``layers``: those of a pipeline's stage, where it is one.
-    """
-    return sum(mixer_kv_bytes(mixer, precision, tp) for mixer in _mixers(spec, layers))
+def attention_ops(
+    layers: Iterable[LayerSpec], precision: Precision, tp: int = 1
+) -> tuple[AttentionOp, ...]:
+    """What layers do with other positions, and keep of them, on one device."""
+    counts = Counter(mixer for layer in layers for mixer in layer.mixers)
+    return tuple(_attention_op(mixer, count, precision, tp) for mixer, count in counts.items())
 
 
-def kv_bytes_per_sequence(
-    spec: ModelSpec,
-    precision: Precision,
+def kv_bytes_per_token(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
+    """Of one token in all layers whose windows it lies in, on each device of a group of ``tp``."""
+    ops = attention_ops(spec.layers, precision, tp)
+    return sum(op.count * op.kv_bytes_per_token for op in ops)
+
+
+def state_bytes(spec: ModelSpec, precision: Precision, tp: int = 1) -> float:
+    """Of a sequence's recurrent states on one device, whatever its length."""
+    return sum(op.count * op.state_bytes for op in attention_ops(spec.layers, precision, tp))
+
+
+def sequence_bytes(
+    attention: Iterable[AttentionOp],
     length: int,
     *,
-    tp: int = 1,
-    layers: Sequence[LayerSpec] | None = None,
     block_size: int = 1,
-    extra_in_window: int = 0,
+    step_tokens: int = 1,
+    keeps_windows_only: bool = True,
 ) -> float:
-    """Of a sequence of ``length`` tokens on one device, its state included.
+    """Of a sequence of ``length`` tokens in these layers, its states included.
 
     Args:
         block_size: tokens are kept in blocks of so many.
-        extra_in_window: tokens beyond its window that a layer keeps: those of a step.
+        step_tokens: that a step may add to it, and a window has to hold beside those it sees.
+        keeps_windows_only: what no window sees any more is forgotten.
     """
     total = 0.0
-    for mixer in _mixers(spec, layers):
+    for op in attention:
         kept = length
-        if mixer.window is not None:
-            kept = min(length, mixer.window - 1 + max(1, extra_in_window))
-        blocks = ceil(kept / block_size)
-        total += blocks * block_size * mixer_kv_bytes(mixer, precision, tp)
-    return total + state_bytes(spec, tp, layers)
+        if op.window is not None and keeps_windows_only:
+            kept = min(length, op.window - 1 + step_tokens)
+        tokens = ceil(kept / block_size) * block_size
+        total += op.count * (tokens * op.kv_bytes_per_token + op.state_bytes)
+    return total
 
 
-def state_bytes(spec: ModelSpec, tp: int = 1, layers: Sequence[LayerSpec] | None = None) -> int:
-    """Of a sequence's recurrent states on one device, whatever its length."""
-    return sum(mixer_state_bytes(mixer, tp) for mixer in _mixers(spec, layers))
+def _attention_op(mixer: Mixer, count: int, precision: Precision, tp: int) -> AttentionOp:
+    prefill, decode = mixer.flops_per_score(tp)
+    return AttentionOp(
+        name=_name(mixer),
+        count=count,
+        flops_per_score=prefill,
+        kv_bytes_per_token=precision.kv.token_bytes(*mixer.kv_vectors(tp)),
+        decode_flops_per_score=None if decode == prefill else decode,
+        window=mixer.window,
+        state_bytes=mixer.state_values(tp) * _STATE_BYTES,
+    )
 
 
-def mixer_kv_bytes(mixer: Mixer, precision: Precision, tp: int) -> float:
-    """Of one token in one layer."""
-    return precision.kv.token_bytes(*mixer.kv_vectors(tp))
-
-
-def mixer_state_bytes(mixer: Mixer, tp: int) -> int:
-    """Of one sequence in one layer."""
-    return mixer.state_values(tp) * _STATE_BYTES
-
-
-def _mixers(spec: ModelSpec, layers: Sequence[LayerSpec] | None) -> Iterator[Mixer]:
-    for layer in spec.layers if layers is None else layers:
-        yield from layer.mixers
+def _name(mixer: Mixer) -> str:
+    if isinstance(mixer, LatentAttention):
+        return "attention.latent"
+    if mixer.state_values(1):
+        return "attention.state"
+    return "attention" if mixer.window is None else "attention.window"

@@ -42,6 +42,10 @@ class Mixer(Protocol):
         and for single tokens."""
         ...
 
+    def activation_values(self, tp: int) -> float:
+        """Values that a device makes of one token before it looks at others."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
@@ -94,6 +98,9 @@ class Attention:
         flops = 2.0 * ceil(self.heads / tp) * (self.head_dim + (self.value_dim or self.head_dim))
         return flops, flops
 
+    def activation_values(self, tp: int) -> float:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim / tp
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
@@ -143,6 +150,10 @@ class LatentAttention:
         heads = ceil(self.heads / tp)
         expanded = 2.0 * heads * (self.nope_dim + self.rope_dim + self.value_dim)
         return expanded, 2.0 * heads * (2 * self.kv_rank + self.rope_dim)
+
+    def activation_values(self, tp: int) -> float:
+        expanded = self.heads * (2 * (self.nope_dim + self.rope_dim) + self.value_dim) / tp
+        return (self.q_rank or 0) + self.kv_rank + self.rope_dim + expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +205,9 @@ class GatedDeltaNet:
 
     def flops_per_score(self, tp: int) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def activation_values(self, tp: int) -> float:
+        return 2 * (self.key_heads * self.key_dim + self.heads * self.value_dim) / tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +263,9 @@ class Mamba2:
 
     def flops_per_score(self, tp: int) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def activation_values(self, tp: int) -> float:
+        return 2 * (self.heads * self.head_dim + self.groups * self.state_dim) / tp
 
 
 def _columns(name: str, op: str, heads: int, dim: int, inputs: int) -> WeightShape:

@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from octavo.cost.kv import mixer_kv_bytes, mixer_state_bytes
-from octavo.cost.mixers import LatentAttention, Mixer
-from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.kv import attention_ops
+from octavo.cost.model_spec import ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision
-from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
+from octavo.cost.rank_model import MatrixOp, RankModel
 from octavo.cost.weight_shape import WeightShape
 from octavo.errors import ConfigError
 
@@ -79,14 +78,6 @@ def stage_weights(spec: ModelSpec, parallel: Parallel, stage: int) -> Iterator[W
                 yield weight
 
 
-def rank_weights_bytes(
-    spec: ModelSpec, precision: Precision, parallel: Parallel, stage: int = 0
-) -> int:
-    """Of all that a device of a stage holds: embeddings, norms and biases too."""
-    weights = stage_weights(spec, parallel, stage)
-    return round(sum(precision.num_bytes(each, each.of_rank(parallel)) for each in weights))
-
-
 def _stage_model(
     spec: ModelSpec, precision: Precision, parallel: Parallel, stage: int
 ) -> RankModel:
@@ -97,7 +88,7 @@ def _stage_model(
         weights += spec.last_weights()
     return RankModel(
         matrices=tuple(_matrices(weights, precision, parallel)),
-        attention=tuple(_attention(layers, precision, parallel.tp)),
+        attention=attention_ops(layers, precision, parallel.tp),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         num_layers=len(layers),
@@ -135,26 +126,3 @@ def _matrix(parts: list[WeightShape], precision: Precision, parallel: Parallel) 
         sampled_only=parts[0].part == "head",
         experts=parts[0].experts_on(parallel),
     )
-
-
-def _attention(layers: Iterable[LayerSpec], precision: Precision, tp: int) -> Iterator[AttentionOp]:
-    counts = Counter(mixer for layer in layers for mixer in layer.mixers)
-    for mixer, count in counts.items():
-        prefill, decode = mixer.flops_per_score(tp)
-        yield AttentionOp(
-            name=_attention_name(mixer),
-            count=count,
-            flops_per_score=prefill,
-            kv_bytes_per_token=mixer_kv_bytes(mixer, precision, tp),
-            decode_flops_per_score=decode if decode != prefill else None,
-            window=mixer.window,
-            state_bytes=mixer_state_bytes(mixer, tp),
-        )
-
-
-def _attention_name(mixer: Mixer) -> str:
-    if isinstance(mixer, LatentAttention):
-        return "attention.latent"
-    if mixer.state_values(1):
-        return "attention.state"
-    return "attention" if mixer.window is None else "attention.window"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # What results call the types of cached keys and values; those that are not here have one name.
 _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
+# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
+_CPU_KV_BYTES = 4 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
@@ -82,6 +85,11 @@ def capacity_of(
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
     )
+
+
+def cpu_kv_bytes(free: int) -> int:
+    """What a KV pool on the CPU may take of the memory that is free beside the weights."""
+    return min(_CPU_KV_BYTES, free // 2)
 
 
 def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:

@@ -20,7 +20,7 @@ from octavo.core.executor import Probe
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
-from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of
+from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.runner import Runner
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from octavo.models.registry import CausalLM
 
 Progress = Callable[[int, int], None]
-
-# Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
-_CPU_KV_BYTES = 4 << 30
 
 
 class Rank:
@@ -99,7 +96,7 @@ class Rank:
 
     def _free_for_kv(self) -> int:
         if self.spec.device == "cpu":
-            return min(_CPU_KV_BYTES, machine.memory().available // 2)
+            return cpu_kv_bytes(machine.memory().available)
         from octavo.runtime.torch_backend import device_memory
 
         free, total = device_memory(self.spec.device)

@@ -1,0 +1,333 @@
+"""How an engine uses memory: what it keeps back beside the weights, and what it defaults to.
+
+``profile`` has engines by name. A constant that was measured belongs to the version it was measured
+with:
+
+    vllm        https://github.com/vllm-project/vllm: defaults of ``engine/arg_utils.py``; memory as
+                llm-d-planner measured it on H100 ("empirical vLLM memory results", up to 0.11), and
+                as issue 59 of LLMServingSim has it of 0.19 on an RTX 4090
+    llama.cpp   https://github.com/ggml-org/llama.cpp: ``llama-context.cpp``, and logs of it
+    octavo      this package: ``config.py``, ``runtime/rank.py``, ``kernels/cpu/program.py``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import ceil
+
+from octavo.cost.hardware import Device
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.parallel import Parallel
+from octavo.cost.prediction import Prediction
+from octavo.errors import ConfigError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an engine is to hold at once; None is the engine's default for a device.
+
+    Args:
+        max_model_len: tokens of a sequence; the model's, by default.
+        utilization: share of a device's memory that the engine may use.
+        kv_cache_memory: bytes of the KV pool, in place of what is left.
+        reserve_bytes: that are kept free for others.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    utilization: float | None = None
+    kv_cache_memory: int | None = None
+    reserve_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {value}")
+        if self.utilization is not None and not 0 < self.utilization <= 1:
+            raise ConfigError(f"utilization must be above 0 and up to 1, not {self.utilization}")
+        if self.reserve_bytes < 0 or (self.kv_cache_memory or 0) < 0:
+            raise ConfigError("bytes of memory cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Limits of which none is open; ``kv_cache_memory`` stays None where what is left is used."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    utilization: float
+    kv_cache_memory: int | None
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is for a KV pool. ``block_bytes``: of one block in all layers of a device."""
+
+    device: Device
+    num_bytes: float
+    block_bytes: float
+    kv_dtype: str
+
+
+Activations = Callable[[ModelSpec, Parallel, Settled], Prediction]
+
+
+def whole_blocks(num_bytes: float, block_bytes: float) -> int:
+    """Blocks that fit; none where layers keep nothing of a token."""
+    return max(0, int(num_bytes // block_bytes)) if block_bytes else 0
+
+
+def _all_blocks(room: Room, limits: Settled) -> int:
+    """An engine that takes what there is."""
+    return whole_blocks(room.num_bytes, room.block_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """An engine, as far as memory depends on it.
+
+    Args:
+        name, version: of the engine; the constants are of this version.
+        defaults: limits for a device, all but the length given.
+        activations: what a device needs for the largest step.
+        non_torch_bytes: of what no allocator counts: of one device alone, and of one that talks to
+            others.
+        graphs_bytes: of recorded steps, and more of them for each byte of a device's weights.
+        keeps_back: which of ``activations``, ``non_torch`` and ``graphs`` the engine leaves out of
+            the KV pool itself; the others must fit into the memory that it does not use.
+        keeps_windows_only: what no window sees any more gives its KV memory back.
+        kv_types: the types of the cache that it keeps in a way of its own, by its names for them.
+        mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
+        embedding_in_host: a GPU has no embedding, but where that is the head.
+        num_blocks: of its KV pool, if nobody says how large that is to be.
+    """
+
+    name: str
+    version: str
+    defaults: Callable[[Device], Limits]
+    activations: Activations
+    non_torch_bytes: tuple[float, float] = (0.0, 0.0)
+    graphs_bytes: tuple[float, float] = (0.0, 0.0)
+    keeps_back: frozenset[str] = frozenset({"activations", "non_torch"})
+    keeps_windows_only: bool = True
+    kv_types: Mapping[str, str] = field(default_factory=dict)
+    mxfp4_unit: int = 1
+    embedding_in_host: bool = False
+    num_blocks: Callable[[Room, Settled], int] = _all_blocks
+
+    def settle(self, limits: Limits, spec: ModelSpec, device: Device) -> Settled:
+        """Limits of which none is open. ConfigError for more tokens than the model has
+        positions."""
+        defaults = self.defaults(device)
+        length = limits.max_model_len or spec.max_position
+        if length > spec.max_position:
+            raise ConfigError(
+                f"max_model_len {length} exceeds the {spec.max_position} positions of "
+                f"{spec.name}: lower it"
+            )
+        return Settled(
+            max_num_seqs=limits.max_num_seqs or defaults.max_num_seqs or 1,
+            max_num_batched_tokens=(
+                limits.max_num_batched_tokens or defaults.max_num_batched_tokens or length
+            ),
+            max_model_len=length,
+            block_size=limits.block_size or defaults.block_size or 1,
+            utilization=limits.utilization or defaults.utilization or 1.0,
+            kv_cache_memory=limits.kv_cache_memory,
+            reserve_bytes=limits.reserve_bytes or defaults.reserve_bytes,
+        )
+
+    def kv_dtype(self, name: str | None) -> str | None:
+        """What ``precision_of`` calls a type of the KV cache as this engine keeps it."""
+        return None if name is None else self.kv_types.get(name, name)
+
+
+def profile(name: str) -> EngineProfile:
+    """An engine by its name, with a version where one is known: ``vllm``, ``vllm-0.11``.
+
+    ConfigError with the names that there are for others.
+    """
+    low = name.lower()
+    if low in _PROFILES:
+        return _PROFILES[low]
+    near = get_close_matches(low, _PROFILES, 2) or profiles()
+    raise ConfigError(f"profile {name!r:.80} is not known: do you mean {' or '.join(near)}?")
+
+
+def profiles() -> list[str]:
+    """All names."""
+    return list(_PROFILES)
+
+
+# -- vLLM -----------------------------------------------------------------------------------------
+
+_BIG_MEMORY = 70 * GIB  # from here on, defaults are those of large GPUs
+# Of the sampler that sorts: logits as float32, a sorted copy, indices, probabilities, masks. Fitted
+# to seven H100 runs of 1,024 sequences within 2 %; two others are 6 % below and 3 % above it.
+_SORT_BYTES = 38.7
+
+
+def _vllm_defaults(device: Device) -> Limits:
+    is_big = device.memory_bytes >= _BIG_MEMORY
+    return Limits(
+        max_num_seqs=1024 if is_big else 256,
+        max_num_batched_tokens=8192 if is_big else 2048,
+        block_size=16,
+        utilization=0.9,
+    )
+
+
+def _vllm_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """Of the sampler or of the layers, whichever is larger: one comes after the other."""
+    sampler = Prediction.around(
+        _SORT_BYTES * limits.max_num_seqs * spec.vocab_size, 0.06, "published"
+    )
+    # Checked with one run only, which was 11 % above it.
+    layers = Prediction.around(_layers_peak(spec, parallel, limits), 0.2, "published")
+    return max(sampler, layers, key=lambda each: each.value)
+
+
+def _layers_peak(spec: ModelSpec, parallel: Parallel, limits: Settled) -> float:
+    """Bytes of the layer that needs most for a step's tokens, in 16 bits: of its MLP, of its
+    queries, keys and values, and four times the hidden size."""
+    values = max(
+        sum(mixer.activation_values(parallel.tp) for mixer in layer.mixers)
+        + (layer.mlp.activation_values(spec.hidden_size, parallel.tp) if layer.mlp else 0.0)
+        for layer in set(spec.layers)
+    )
+    return 2.0 * limits.max_num_batched_tokens * (values + 4 * spec.hidden_size)
+
+
+# Up to 0.11 on H100: 0.13 GiB beside the allocator, 0.55 with NCCL. Recorded steps are made after
+# the pool, in what utilization leaves free: 0.3 GiB, and 1 of a model of 64 GiB.
+_VLLM_011 = EngineProfile(
+    name="vllm",
+    version="0.11",
+    defaults=_vllm_defaults,
+    activations=_vllm_activations,
+    non_torch_bytes=(0.13 * GIB, 0.55 * GIB),
+    graphs_bytes=(0.3 * GIB, 0.7 / 64),
+    mxfp4_unit=256,  # gpt-oss takes what 2,880 values take when they are 3,072
+)
+# On an RTX 4090 the sampler explains all that 0.19 keeps back (1.15 GiB), so that nothing is left
+# for the rest; what is more with NCCL is taken to be as before.
+_VLLM_019 = replace(_VLLM_011, version="0.19", non_torch_bytes=(0.0, 0.42 * GIB))
+
+
+# -- llama.cpp ------------------------------------------------------------------------------------
+
+_MICRO_BATCH = 512  # tokens that it computes at once: --ubatch-size
+
+
+def _llama_cpp_defaults(device: Device) -> Limits:
+    """``reserve_bytes``: what --fit leaves free on a GPU. Of memory that is shared with the
+    processor, Metal recommends three quarters at most."""
+    return Limits(
+        max_num_seqs=4,
+        max_num_batched_tokens=2048,
+        block_size=1,
+        utilization=0.75 if device.kind == "unified" else 1.0,
+        reserve_bytes=0 if device.kind == "cpu" else GIB,
+    )
+
+
+def _llama_cpp_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """Logits of a micro-batch and its hidden states, as 32-bit floats, with flash attention: its
+    log has 258.5 MiB for Llama 3 8B, which this is."""
+    rows = min(_MICRO_BATCH, limits.max_num_batched_tokens)
+    return Prediction.around(4.0 * rows * (spec.vocab_size + spec.hidden_size), 0.15, "published")
+
+
+_LLAMA_CPP = EngineProfile(
+    name="llama.cpp",
+    version="2026",
+    defaults=_llama_cpp_defaults,
+    activations=_llama_cpp_activations,
+    embedding_in_host=True,
+    kv_types={"int8": "q8_0", "int4": "q4_0"},
+)
+
+
+# -- octavo ---------------------------------------------------------------------------------------
+
+
+def _octavo_defaults(device: Device) -> Limits:
+    from octavo import config
+
+    is_cpu = device.kind == "cpu"
+    return Limits(
+        max_num_seqs=config.CPU_MAX_NUM_SEQS if is_cpu else config.CUDA_MAX_NUM_SEQS,
+        max_num_batched_tokens=(
+            config.CPU_MAX_NUM_BATCHED_TOKENS if is_cpu else config.CUDA_MAX_NUM_BATCHED_TOKENS
+        ),
+        block_size=16,
+        utilization=1.0 if is_cpu else 0.9,
+    )
+
+
+def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """Of the native kernels: values of a step in turn, as ``kernels/cpu/program.py`` places them,
+    and logits of the rows that are sampled; all 32-bit floats."""
+    widest = 0
+    for layer in set(spec.layers):
+        width = spec.hidden_size
+        for weight in layer.weights(spec.hidden_size):
+            if weight.op == "attention.qkv":
+                width += weight.outputs
+            elif weight.op in ("attention.output", "mlp.down"):
+                width += weight.inputs
+        widest = max(widest, width)
+    logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
+    step = limits.max_num_batched_tokens * widest
+    return Prediction.around(4.0 * (step + logits), 0.1, "published")
+
+
+def _octavo_blocks(room: Room, limits: Settled) -> int:
+    """As ``octavo.config.resolve`` decides, for the same capacity."""
+    from octavo.config import EngineArgs, resolve
+    from octavo.runtime.capacity import Capacity, cpu_kv_bytes
+
+    is_cpu = room.device.kind == "cpu"
+    num_bytes = int(room.num_bytes)
+    capacity = Capacity(
+        device="cpu" if is_cpu else "cuda",
+        dtype="float32" if is_cpu else "bfloat16",
+        model_max_len=limits.max_model_len,
+        kv_bytes_per_token=int(room.block_bytes) // limits.block_size,
+        kv_memory_bytes=cpu_kv_bytes(num_bytes) if is_cpu else num_bytes,
+        kv_dtype=room.kv_dtype,
+    )
+    if capacity.kv_memory_bytes < room.block_bytes:
+        return 0
+    args = EngineArgs(model="", max_num_seqs=limits.max_num_seqs, block_size=limits.block_size)
+    return resolve(args, capacity).cache.num_blocks
+
+
+_OCTAVO = EngineProfile(
+    name="octavo",
+    version="",
+    defaults=_octavo_defaults,
+    activations=_octavo_activations,
+    keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free
+    keeps_windows_only=False,
+    kv_types={"int8": "octavo-int8", "fp8": "octavo-fp8"},
+    num_blocks=_octavo_blocks,
+)
+
+_PROFILES = {
+    "octavo": _OCTAVO,
+    "vllm": _VLLM_019,
+    "vllm-0.11": _VLLM_011,
+    "vllm-0.19": _VLLM_019,
+    "llama.cpp": _LLAMA_CPP,
+}

@@ -1,0 +1,197 @@
+"""What a device holds of a model, and what is left for keys and values.
+
+    KV = utilization x reported - weights - activations - non-torch - graphs - reserve
+
+as far as an engine keeps these back itself (``engine_profile.py``). Reported is what the driver
+reports to an allocator, not what the sheet says. Of a pipeline, the stage that has room for the
+fewest tokens decides, as all stages hold the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from octavo.cost.engine_profile import EngineProfile, Limits, Room, Settled, whole_blocks
+from octavo.cost.hardware import Device
+from octavo.cost.kv import attention_ops, sequence_bytes
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import Precision
+from octavo.cost.prediction import Prediction
+from octavo.cost.rank import check_layout, stage_layers, stage_weights
+from octavo.cost.rank_model import AttentionOp
+from octavo.cost.weight_shape import Split, WeightShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory of one device, in bytes. What is no Prediction is exact, or the engine's rule.
+
+    Args:
+        total_bytes: that the device reports. usable_bytes: that the engine may use.
+        activations: of the largest step. non_torch_bytes, graphs_bytes: see ``EngineProfile``.
+        kept_back_bytes: what of these, and of the reserve, is not for the KV pool.
+        left_bytes: for the KV pool; less than 0 is what is missing.
+        kv_bytes: of the KV pool.
+        num_blocks: of the KV pool, of ``block_size`` tokens in all layers.
+        attention: the layers whose keys and values lie here.
+        limits: those that it was computed for.
+    """
+
+    total_bytes: int
+    usable_bytes: int
+    weights_bytes: int
+    activations: Prediction
+    non_torch_bytes: int
+    graphs_bytes: int
+    kept_back_bytes: int
+    left_bytes: int
+    kv_bytes: int
+    block_size: int
+    num_blocks: int
+    attention: tuple[AttentionOp, ...]
+    limits: Settled
+    keeps_windows_only: bool
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of a token in all layers of this device, whose windows it lies in."""
+        return sum(op.count * op.kv_bytes_per_token for op in self.attention)
+
+    @property
+    def kv_tokens(self) -> int:
+        """That fit at once, as engines report it: as if every layer kept all of them."""
+        return self.num_blocks * self.block_size
+
+    def max_concurrency(self, length: int) -> int:
+        """Sequences of ``length`` tokens that have room for what they keep at once."""
+        if self._is_uniform:
+            return self.num_blocks // -(-length // self.block_size)
+        needed = sequence_bytes(
+            self.attention,
+            length,
+            block_size=self.block_size,
+            step_tokens=self.limits.max_num_batched_tokens,
+            keeps_windows_only=self.keeps_windows_only,
+        )
+        return feasible_batch(self.kv_bytes, needed)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights fit, and one sequence of the greatest length beside them."""
+        return self.max_concurrency(self.limits.max_model_len) >= 1
+
+    @property
+    def _is_uniform(self) -> bool:
+        """Whether all layers keep as much of a token, for as long as its sequence lasts."""
+        return all(
+            not op.state_bytes and (op.window is None or not self.keeps_windows_only)
+            for op in self.attention
+        )
+
+
+def memory(
+    spec: ModelSpec,
+    precision: Precision,
+    parallel: Parallel,
+    device: Device,
+    profile: EngineProfile,
+    limits: Limits | None = None,
+) -> Memory:
+    """What the fullest device of a layout holds.
+
+    ConfigError if the model cannot be laid out so, or ``limits`` cannot be kept.
+    """
+    check_layout(spec, parallel)
+    settled = profile.settle(limits or Limits(), spec, device)
+    case = _Case(spec, precision, parallel, device, profile, settled)
+    stages = (case.stage(index) for index in range(parallel.pp))
+    return min(stages, key=lambda each: (each.max_concurrency(1), each.left_bytes))
+
+
+def feasible_batch(kv_bytes: float, sequence_bytes: float) -> int:
+    """How many sequences of so many bytes fit."""
+    return max(0, int(kv_bytes // sequence_bytes)) if sequence_bytes else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What memory depends on."""
+
+    spec: ModelSpec
+    precision: Precision
+    parallel: Parallel
+    device: Device
+    profile: EngineProfile
+    limits: Settled
+
+    def stage(self, index: int) -> Memory:
+        """A device of one stage of the pipeline."""
+        limits, profile = self.limits, self.profile
+        weights = round(sum(self._held_bytes(index)))
+        activations = profile.activations(self.spec, self.parallel, limits)
+        others = {"activations": activations.value, **self._fixed(weights)}
+        kept_back = limits.reserve_bytes + sum(others[name] for name in profile.keeps_back)
+        usable = limits.utilization * self.device.memory_bytes
+        left = usable - weights - kept_back
+        span = stage_layers(self.spec, self.parallel, index)
+        layers = self.spec.layers[span.start : span.stop]
+        attention = attention_ops(layers, self.precision, self.parallel.tp)
+        kv_bytes, num_blocks = self._pool(max(0.0, left), attention)
+        return Memory(
+            total_bytes=int(self.device.memory_bytes),
+            usable_bytes=int(usable),
+            weights_bytes=weights,
+            activations=activations,
+            non_torch_bytes=int(others["non_torch"]),
+            graphs_bytes=int(others["graphs"]),
+            kept_back_bytes=int(kept_back),
+            left_bytes=int(left),
+            kv_bytes=int(kv_bytes),
+            block_size=limits.block_size,
+            num_blocks=num_blocks,
+            attention=attention,
+            limits=limits,
+            keeps_windows_only=profile.keeps_windows_only,
+        )
+
+    def _fixed(self, weights_bytes: int) -> dict[str, float]:
+        alone, beside_others = self.profile.non_torch_bytes
+        least, for_each_byte = self.profile.graphs_bytes
+        return {
+            "non_torch": alone if self.parallel.num_devices == 1 else beside_others,
+            "graphs": least + for_each_byte * weights_bytes,
+        }
+
+    def _pool(self, left: float, attention: tuple[AttentionOp, ...]) -> tuple[float, int]:
+        """Bytes and blocks of the KV pool."""
+        token_bytes = sum(op.count * op.kv_bytes_per_token for op in attention)
+        block_bytes = self.limits.block_size * token_bytes
+        given = self.limits.kv_cache_memory
+        if given is not None:
+            num_blocks = whole_blocks(given, block_bytes)
+        else:
+            room = Room(self.device, left, block_bytes, self.precision.kv.name)
+            num_blocks = self.profile.num_blocks(room, self.limits)
+        if block_bytes:
+            return num_blocks * block_bytes, num_blocks
+        return left if given is None else given, num_blocks
+
+    def _held_bytes(self, stage: int) -> Iterator[float]:
+        """Of each weight that a device of a stage has."""
+        in_host = self.profile.embedding_in_host and self.device.kind == "gpu"
+        for weight in stage_weights(self.spec, self.parallel, stage):
+            if in_host and weight.part == "embedding" and not self.spec.tie_embeddings:
+                continue
+            share = weight.of_rank(self.parallel)
+            if weight.has_experts and self.precision.type_of(weight).name == "mxfp4":
+                share = _padded(share, self.profile.mxfp4_unit)
+            yield self.precision.num_bytes(weight, share)
+
+
+def _padded(share: WeightShape, unit: int) -> WeightShape:
+    """Experts whose inner size is made a multiple of ``unit``."""
+    if share.split is Split.OUTPUTS:
+        return replace(share, outputs=-(-share.outputs // unit) * unit)
+    return replace(share, inputs=-(-share.inputs // unit) * unit if share.inputs else 0)
