@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -169,20 +170,19 @@ def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterato
     """As many as it takes, where those that there are do not do."""
     if judge(deployment, traffic, slo).is_feasible:
         return
+    enough = []
     for factor in (1, 2, 4, 8):
         parallel = _with_tp(deployment.parallel, factor)
-        try:
-            enough = fewest_replicas(replace(deployment, parallel=parallel), traffic, slo)
-        except ConfigError:
-            continue
-        if enough is not None:
-            count, number = enough.deployment.num_devices, deployment.num_devices
-            yield _Change(
-                f"use {count} {deployment.device.name}, with tp = {parallel.tp}",
-                f"{number} do not do what is asked, however the requests are dealt out",
-                enough.deployment,
-            )
-            return
+        with suppress(ConfigError):
+            enough.append(fewest_replicas(replace(deployment, parallel=parallel), traffic, slo))
+    found = [verdict.deployment for verdict in enough if verdict is not None]
+    if found:
+        best = min(found, key=lambda each: each.num_devices)
+        yield _Change(
+            f"use {best.num_devices} {best.device.name}, with tp = {best.parallel.tp}",
+            f"{deployment.num_devices} do not do what is asked, however requests are dealt out",
+            best,
+        )
 
 
 # -- what it would bring --------------------------------------------------------------------------

@@ -53,6 +53,13 @@ class Deployment:
         """The limits, with the engine's defaults where none was given."""
         return self.profile.settle(self.limits, self.spec, self.device)
 
+    def times(self, replicas: int) -> Deployment:
+        """As many replicas. What is known of one of them is known of all."""
+        copy = replace(self, replicas=replicas)
+        for name in ("settled", "memory", "steps", "_tables"):
+            copy.__dict__[name] = getattr(self, name)
+        return copy
+
     def limited(self, **limits: int) -> Deployment:
         """The same with other limits."""
         return replace(self, limits=replace(self.limits, **limits))

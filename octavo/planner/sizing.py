@@ -73,7 +73,7 @@ def best_layout(base: Deployment, num_devices: int, traffic: Traffic, slo: Slo) 
     """The best of the layouts of a deployment over so many devices, with as many replicas as there
     are devices for."""
     verdicts = [
-        judge(replace(each, replicas=num_devices // each.num_devices), traffic, slo)
+        judge(each.times(num_devices // each.num_devices), traffic, slo)
         for each in _laid_out(base, num_devices)
     ]
     return min(verdicts, key=_order)
@@ -177,7 +177,7 @@ def fewest_replicas(
     most = most_devices // deployment.parallel.num_devices
 
     def judged(replicas: int) -> Verdict:
-        return judge(replace(deployment, replicas=replicas), traffic, slo)
+        return judge(deployment.times(replicas), traffic, slo)
 
     low, high = 0, 1
     while high <= most and not (verdict := judged(high)).is_feasible:

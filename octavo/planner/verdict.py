@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
-from octavo.planner.latency import Seats, Service
+from octavo.planner.latency import Service
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
+
+
+# Beyond these, more streams in a step hardly make it yield more.
+_MANY_SEATS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,9 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
 def _overload(deployment: Deployment, traffic: Traffic) -> Binding:
     """Who comes cannot be answered: for want of seats, of memory for more, or of speed."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
-    # More streams than tokens of a step would not all go on.
-    unlimited = Seats(limits.max_num_batched_tokens, limits.max_num_batched_tokens)
-    if not deployment.serve(traffic, unlimited).is_stable:
+    seats = deployment.seats(traffic.total_len)
+    more = replace(seats, max_num_seqs=max(seats.max_num_seqs, _MANY_SEATS))
+    if not deployment.serve(traffic, more).is_stable:
         return Binding(
             "throughput",
             f"{traffic.rate:g} requests a second are more than {deployment.num_devices} "
