@@ -56,9 +56,10 @@ ALLOWED = {
     "text.folder_tokenizer": {"fields", "model_files", "text"},
     "text.tokenizer_json": {"text"},
     "text.tokenizer_metadata": {"text"},
+    "cost": {"core", "fields", "hub", "kernels", "machine"},
     "measure": set(),
     "workload": {"measure"},
-    "sim": {"core", "measure", "workload"},
+    "sim": {"core", "cost", "measure", "workload"},
     "speculation.training": {
         *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
         *("runtime", "speculation", "text"),
@@ -80,8 +81,8 @@ def loaded_modules(statement: str) -> set[str]:
     [
         "import octavo",
         "import octavo.core.engine, octavo.core.scheduler",
-        "import octavo.executor.simulated, octavo.executor.hashing, octavo.sim.cost_model",
-        "import octavo.models.footprint, octavo.sim.cost_model",
+        "import octavo.executor.simulated, octavo.executor.hashing, octavo.cost.step_cost",
+        "import octavo.models.footprint, octavo.cost.live, octavo.cost.hardware_table",
         "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
         "from octavo import SamplingParams, EngineArgs",
         "import octavo.quantization, octavo.quality.tradeoffs",

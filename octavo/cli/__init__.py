@@ -39,6 +39,7 @@ COMMANDS = {
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),
     "train-draft": Command("train_draft", "configure", "train heads that guess a model's tokens"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),
+    "hardware": Command("hardware", "COMMANDS", "devices that octavo knows, and what they can do"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from octavo import hub
@@ -114,7 +112,7 @@ def list_models(args: argparse.Namespace) -> int:
         (entry.alias, terminal.format_bytes(entry.num_bytes), entry.license, "not fetched yet")
         for entry in others
     ]
-    _print_table(("NAME", "SIZE", "LICENSE", "WHERE"), rows)
+    terminal.print_table(("NAME", "SIZE", "LICENSE", "WHERE"), rows)
     return 0
 
 
@@ -137,11 +135,3 @@ def _as_json(model: InstalledModel) -> dict[str, Any]:
         "fetched": model.fetched,
         "sha256": {file.path: file.sha256 for file in model.files},
     }
-
-
-def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Plain columns: no box, so that cut and awk can read it too."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, *rows):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")

@@ -21,6 +21,9 @@ from octavo.speculation.analysis import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from octavo.cost.rank_model import RankModel
+    from octavo.cost.step_cost import StepModel
+
 EXAMPLES = """\
 A step with k drafted tokens brings those that are right, up to the first wrong one, and one more.
 Say how often they are right in one of four ways. alpha is the probability that a drafted token is
@@ -181,18 +184,37 @@ def _step_cost(args: argparse.Namespace) -> StepCost:
     row_cost = _row_cost(args)
     if row_cost is not None:
         return linear_step(row_cost)
+    from octavo.cost.live import live_rank_model
+    from octavo.cost.work import Span
     from octavo.models.checkpoint import open_checkpoint
     from octavo.models.footprint import matrices, native_kv_bytes_per_token, weight_types
-    from octavo.sim.cost_model import ModelCost, RooflineCost
-    from octavo.sim.hardware import HardwareSpec
 
     checkpoint = open_checkpoint(terminal.resolve(args.model))
     config = checkpoint.config()
     weights = matrices(config, weight_types(checkpoint, config))
-    cost = ModelCost.of(config, weights, native_kv_bytes_per_token(config))
-    hardware = HardwareSpec("as given", 0.0, args.bandwidth * 1e9, args.compute * 1e9)
-    roofline = RooflineCost(cost, hardware)
-    return lambda batch, rows: roofline.verification(batch, rows, args.context)
+    model = live_rank_model(config, weights, native_kv_bytes_per_token(config))
+    roofline = _roofline(model, args.bandwidth * 1e9, args.compute * 1e9)
+
+    def seconds(batch: int, rows: int) -> float:
+        return roofline.cost([Span.verifying(args.context, rows - 1)] * batch).total.value
+
+    return seconds
+
+
+def _roofline(model: RankModel, bandwidth: float, compute: float) -> StepModel:
+    """The least that steps take on a machine of which no more is known."""
+    from octavo.cost.efficiency import IDEAL
+    from octavo.cost.hardware import Device
+    from octavo.cost.step_cost import StepModel
+
+    machine = Device(
+        name="as given",
+        kind="cpu",
+        memory_bytes=0.0,
+        memory_bandwidth=bandwidth,
+        peaks={"fp32": compute},
+    )
+    return StepModel(model, machine, IDEAL)
 
 
 def _document(args: argparse.Namespace, forecast: Forecast) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.cost.rank_model import Arithmetic
 from octavo.errors import ConfigError
@@ -50,6 +51,26 @@ class Device:
     source: str = ""
     aliases: tuple[str, ...] = field(default=())
     is_measured: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """With the fields of a hardware file, and ``ridge_flops_per_byte``."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "memory_bytes": self.memory_bytes,
+            "bandwidth_gb_s": self.memory_bandwidth / 1e9,
+            "dense_tflops": {name: peak / 1e12 for name, peak in self.peaks.items()},
+            "ridge_flops_per_byte": self.ridge(),
+            "link_gb_s": self.link_bandwidth and self.link_bandwidth / 1e9,
+            "link_kind": self.link_kind or None,
+            "tdp_watts": self.tdp_watts,
+            "usd_per_hour": self.usd_per_hour and list(self.usd_per_hour),
+            "trust": self.trust,
+            "measured": self.is_measured,
+            "note": self.note,
+            "source": self.source,
+            "aliases": list(self.aliases),
+        }
 
     def computed_in(self, arithmetic: Arithmetic) -> Arithmetic:
         """The type that products of a type are computed in here: where there is no FP8, its weights

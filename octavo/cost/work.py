@@ -41,6 +41,10 @@ class Span(NamedTuple):
     num_sampled: int = 1
     draft: Sized | None = None
 
+    @property
+    def samples(self) -> bool:
+        return self.num_sampled > 0
+
     @classmethod
     def verifying(cls, start: int, num_drafted: int) -> Span:
         """A sequence of ``start`` computed tokens decodes one, and verifies drafts after it."""

@@ -38,7 +38,7 @@ class SimulatedExecutor:
     """Computes no tokens and takes no time.
 
     Args:
-        cost: seconds of a batch; see :mod:`octavo.sim.cost_model`.
+        cost: seconds of a batch; see :meth:`octavo.cost.step_cost.StepModel.seconds`.
         clock: the clock of the engine, which a step's result moves to the step's end.
         num_blocks: the size of the simulated KV pool.
         next_token: the token of a request at a position. The default makes up tokens; a replay

@@ -6,19 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
 from octavo.core.executor import LogitsObserver
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
+from octavo.kernels.cpu.probes import products, reads
 from octavo.kernels.cpu.program import Program
 from octavo.models.footprint import Matrix
 from octavo.runtime.forward import Observed
 
-READ_BYTES = 256 * 2**20
-
-# A packed format that stands for all whose products are computed in the same.
-_FORMAT_OF = {name: format for format, name in reversed(ARITHMETIC.items())}
 _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 
@@ -76,22 +71,7 @@ class NativeProbe(RunnerProbe):
         ]
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
-        library, pool = self._library, self._program.pool
-
-        def run(rounds: int) -> float:
-            done: int = library.check(
-                library.lib.oct_probe_products(pool, _FORMAT_OF[arithmetic], rounds)
-            )
-            return done
-
-        return run
+        return products(self._library, self._program.pool, arithmetic)
 
     def reads(self) -> Callable[[], float]:
-        library, pool = self._library, self._program.pool
-        memory = np.ones(READ_BYTES, dtype=np.uint8)  # zeros would all be one page
-
-        def run() -> float:
-            library.check(library.lib.oct_probe_read(pool, memory.ctypes.data, memory.nbytes))
-            return memory.nbytes
-
-        return run
+        return reads(self._library, self._program.pool)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from octavo.kernels.cpu.probes import READ_BYTES
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import Matrix
 from octavo.models.registry import CausalLM
 from octavo.runtime.forward import Observed
-from octavo.runtime.probe import READ_BYTES, Cache, RunnerProbe
+from octavo.runtime.probe import Cache, RunnerProbe
 
 
 class TorchProbe(RunnerProbe):

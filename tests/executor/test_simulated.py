@@ -12,9 +12,11 @@ from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.cost.efficiency import IDEAL
+from octavo.cost.hardware import Device
+from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
+from octavo.cost.step_cost import StepModel
 from octavo.executor.simulated import SimulatedExecutor
-from octavo.sim.cost_model import AttentionCost, ModelCost, RooflineCost
-from octavo.sim.hardware import HardwareSpec
 
 
 def make_engine(
@@ -104,25 +106,40 @@ def lone_stream(cost, max_rounds: int) -> tuple[list[int], float]:
     return tokens, engine.clock.now()
 
 
+def reading(bandwidth: float, step_s: float = 0.0):
+    """The cost of a model whose weights have 2,000 bytes, and little else."""
+    model = RankModel(
+        (
+            MatrixOp("linear", 1, 0, 0, num_params=1000, num_bytes=1500),
+            MatrixOp("head", 1, 0, 0, num_params=500, num_bytes=500, sampled_only=True),
+        ),
+        (AttentionOp("attention", 1, flops_per_score=32, kv_bytes_per_token=0.1),),
+        hidden_size=0,
+        vocab_size=0,
+        num_layers=1,
+        activation_bytes=0,
+    )
+    device = Device(
+        name="d", kind="gpu", memory_bytes=1e9, memory_bandwidth=bandwidth, peaks={"fp16": 1e15}
+    )
+    return StepModel(model, device, replace(IDEAL, step_s=step_s)).seconds
+
+
 def test_a_lone_stream_goes_in_rounds_as_it_does_in_earnest():
     """Eight tokens a step, or as many as there is time for; each costs what a step costs."""
-    model = ModelCost(1000, 1500, 500, 500, (AttentionCost(width=8, kv_bytes_per_token=10),))
     bandwidth = 2_000_000.0  # a token takes 1 ms
-    hardware = HardwareSpec("h", 1e9, bandwidth, flops=1e15, step_overhead=0.0)
-    cost = RooflineCost(model, hardware)
+    cost = reading(bandwidth)
     single, alone = lone_stream(cost, max_rounds=1)
     rounds, together = lone_stream(cost, max_rounds=8)
     assert single == [1] * 21 and rounds == [1, 8, 8, 4]
     assert together == pytest.approx(alone)
 
-    slow = RooflineCost(model, replace(hardware, memory_bandwidth=bandwidth / 5.5))
+    slow = reading(bandwidth / 5.5)
     assert lone_stream(slow, max_rounds=8)[0] == [1] + [3] * 6 + [2]  # in 20 ms
 
 
 def test_rounds_save_what_a_step_costs_besides():
-    model = ModelCost(1000, 1500, 500, 500, ())
-    hardware = HardwareSpec("h", 1e9, 2_000_000.0, 1e15, step_overhead=0.0003)
-    cost = RooflineCost(model, hardware)
+    cost = reading(2_000_000.0, step_s=0.0003)
     _, alone = lone_stream(cost, max_rounds=1)
     rounds, together = lone_stream(cost, max_rounds=8)
     assert alone - together == pytest.approx((21 - len(rounds)) * 0.0003)

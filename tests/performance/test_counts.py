@@ -19,13 +19,13 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.cost.live import live_rank_model
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.kernels.cpu import library
 from octavo.models import footprint
 from octavo.models.checkpoint import open_checkpoint
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import native_forward
-from octavo.sim.cost_model import ModelCost
 
 # -- the native step -----------------------------------------------------------------------------
 
@@ -53,7 +53,8 @@ def test_what_a_step_will_read_is_known_before_it_is_loaded(native, smollm2_gguf
     types = footprint.weight_types(checkpoint, config)
     assert GGMLType.Q4_1 in types.values()
     kv_bytes = footprint.native_kv_bytes_per_token(config)
-    assert ModelCost.of(config, footprint.matrices(config, types), kv_bytes) == native.cost
+    planned = live_rank_model(config, footprint.matrices(config, types), kv_bytes)
+    assert planned == native.rank_model
 
 
 def test_a_step_is_one_native_call(native, prompts, count_native_calls):

@@ -1,6 +1,6 @@
 """How close a run came to what the machine can do, and what held it back.
 
-The least that the steps had to do (`octavo.sim.cost_model`: every weight read once a step, keys and
+The least that the steps had to do (`octavo.cost.work`: every weight read once a step, keys and
 values once, two operations for each weight and token) is put over two measured ceilings: bytes that
 the processor reads a second, and operations that it does a second with the instruction that the
 kernels multiply with. Whichever of the two times is longer binds the run; nothing can be faster,
@@ -9,18 +9,17 @@ but for what the caches still hold of the step before. docs/metrics.md has the d
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.sim.cost_model import ModelCost, StepWork
+from octavo.cost.probing import best_bandwidth, best_rate
+from octavo.cost.rank_model import RankModel
+from octavo.cost.work import StepWork, step_work
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession, StepTiming
     from octavo.core.executor import Probe, WeightMatrix
-
-_PROBE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +158,14 @@ def draw(session: OfflineSession, steps: Iterable[StepTiming], read_bandwidth: f
     """
     if session.info["device"] != "cpu":
         read_bandwidth = 0.0  # that of other memory
-    return place(session.cost, measure_ceilings(session.probe, read_bandwidth), list(steps))
+    return place(session.rank_model, measure_ceilings(session.probe, read_bandwidth), list(steps))
 
 
-def place(cost: ModelCost, ceilings: Ceilings, steps: Sequence[StepTiming]) -> Roofline:
+def place(model: RankModel, ceilings: Ceilings, steps: Sequence[StepTiming]) -> Roofline:
     def of(kind: Sequence[StepTiming]) -> Utilisation | None:
         if not kind:
             return None
-        work = sum((cost.work(step.chunks, step.num_rounds) for step in kind), StepWork())
+        work = sum((step_work(model, step.chunks, step.num_rounds) for step in kind), StepWork())
         return Utilisation(
             len(kind),
             sum(step.wall_s for step in kind),
@@ -191,7 +190,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
 
     def rate(name: str) -> float:
         if name not in found:
-            found[name] = _best_rate(probe.products(name))
+            found[name] = best_rate(probe.products(name))
         return found[name]
 
     def rate_of(parts: Sequence[WeightMatrix]) -> float:
@@ -209,7 +208,7 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
     heads = [matrix for matrix in matrices if matrix.is_head]
     layers = [matrix for matrix in matrices if not matrix.is_head]
     return Ceilings(
-        max(read_bandwidth, _bandwidth(probe.reads())),
+        max(read_bandwidth, best_bandwidth(probe.reads())),
         rate_of(layers),
         rate_of(heads),
         rate(probe.attention_arithmetic),
@@ -220,27 +219,3 @@ def measure_ceilings(probe: Probe, read_bandwidth: float = 0.0) -> Ceilings:
 
 def _names(matrices: Sequence[WeightMatrix]) -> str:
     return ", ".join(dict.fromkeys(matrix.arithmetic for matrix in matrices))
-
-
-def _best_rate(run: Callable[[int], float]) -> float:
-    """What ``run(rounds)`` returns, a second: the best of several runs of some milliseconds."""
-    rounds, seconds = 1, 0.0
-    while seconds < _PROBE_SECONDS / 5:
-        rounds *= 4
-        seconds, _ = _timed(run, rounds)
-    best, begin = 0.0, time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_SECONDS:
-        seconds, done = _timed(run, rounds)
-        best = max(best, done / seconds)
-    return best
-
-
-def _bandwidth(read: Callable[[], float]) -> float:
-    """Bytes a second: the best of some reads."""
-    return max(done / seconds for seconds, done in (_timed(read) for _ in range(4)))
-
-
-def _timed(run: Callable[..., float], *arguments: int) -> tuple[float, float]:
-    begin = time.perf_counter()
-    done = run(*arguments)
-    return max(time.perf_counter() - begin, 1e-9), done

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineArgs
 from octavo.core.sampling_params import SamplingParams
+from octavo.cost.live import live_rank_model
+from octavo.cost.rank_model import RankModel
+from octavo.cost.work import Span
 from octavo.errors import BenchmarkError, QueueFullError
-from octavo.sim.cost_model import ModelCost
 from octavo.workload.requests import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -20,14 +22,6 @@ if TYPE_CHECKING:
     from octavo.core.stats import RequestStats
     from octavo.text.tokenizer import Tokenizer
     from octavo.text_engine import SampleGroup
-
-
-class StepChunk(NamedTuple):
-    """Tokens that a step computed of one request, as `octavo.sim.cost_model` counts them."""
-
-    start: int
-    num_tokens: int
-    samples: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ class StepTiming:
     wall_s: float
     kernel_s: float
     kv_utilisation: float = 0.0
-    chunks: tuple[StepChunk, ...] = ()
+    chunks: tuple[Span, ...] = ()
     num_new_tokens: int = 0
 
     @property
@@ -112,10 +106,10 @@ class OfflineSession:
         return 0.0 if proposer is None else proposer.seconds
 
     @property
-    def cost(self) -> ModelCost:
-        """What a step has to do, with the weights and the KV cache as they lie in memory."""
+    def rank_model(self) -> RankModel:
+        """The weights and the KV cache as they lie in memory, for counting what steps do."""
         probe = self.probe
-        return ModelCost.of(self.loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
+        return live_rank_model(self.loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -245,8 +239,13 @@ def _timing(done: EngineStep, wall_s: float, kernel_s: float) -> StepTiming:
         kernel_s,
         done.stats.kv_utilisation,
         tuple(
-            # The requests have moved on: what was sampled is known from what came of it.
-            StepChunk(item.start, item.num_tokens, new_tokens.get(item.request.request_id, 0) > 0)
+            Span(
+                item.start,
+                item.num_tokens,
+                # The request has moved on: what was sampled is known from what came of it.
+                new_tokens.get(item.request.request_id, 0),
+                None if item.draft is None else range(len(item.draft)),
+            )
             for item in batch.items
         ),
         sum(new_tokens.values()),

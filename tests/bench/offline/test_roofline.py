@@ -11,22 +11,28 @@ from safetensors.torch import load_file, save_file
 
 from octavo.bench.offline import roofline
 from octavo.bench.offline.roofline import Ceilings, WeightKind, place
-from octavo.bench.offline.session import OfflineSession, StepChunk, StepTiming
+from octavo.bench.offline.session import OfflineSession, StepTiming
 from octavo.config import EngineArgs
 from octavo.core.executor import NoModel
+from octavo.cost.live import live_rank_model
+from octavo.cost.rank_model import AttentionOp, MatrixOp, RankModel
+from octavo.cost.work import Span, Work
 from octavo.kernels.cpu.library import runnable
 from octavo.models import footprint
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import Matrix
-from octavo.sim.cost_model import AttentionCost, ModelCost, Work
 from octavo.workload.requests import WorkloadRequest
 
-COST = ModelCost(
-    linear_params=100,
-    linear_bytes=50,
-    head_params=30,
-    head_bytes=60,
-    attention=(AttentionCost(width=2, kv_bytes_per_token=4),),
+MODEL = RankModel(
+    matrices=(
+        MatrixOp("linear", 1, 0, 0, num_params=100, num_bytes=50),
+        MatrixOp("head", 1, 0, 0, num_params=30, num_bytes=60, sampled_only=True),
+    ),
+    attention=(AttentionOp("attention", 1, flops_per_score=4 * 2, kv_bytes_per_token=4),),
+    hidden_size=0,
+    vocab_size=0,
+    num_layers=1,
+    activation_bytes=0,
 )
 CEILINGS = Ceilings(
     bytes_per_s=10.0, linear=100.0, head=20.0, attention=8.0, arithmetic=("a", "b", "c")
@@ -37,14 +43,14 @@ NATIVE = pytest.param(
 
 
 def step(*chunks: tuple[int, int, bool], wall_s: float = 100.0, rounds: int = 1) -> StepTiming:
-    parts = tuple(StepChunk(*chunk) for chunk in chunks)
+    parts = tuple(Span(*chunk) for chunk in chunks)
     tokens = sum(part.num_tokens for part in parts)
     is_decode = all(part.num_tokens == 1 for part in parts)
     return StepTiming(len(parts), tokens, is_decode, rounds, wall_s, wall_s, 0.0, parts)
 
 
 def test_decode_by_hand():
-    drawn = place(COST, CEILINGS, [step((4, 1, True))])
+    drawn = place(MODEL, CEILINGS, [step((4, 1, True))])
     assert drawn.prefill is None and drawn.decode is not None
     decode = drawn.decode.as_json()
     # weights 50 + 60, five keys read and one written
@@ -62,7 +68,7 @@ def test_decode_by_hand():
 
 
 def test_prefill_by_hand():
-    drawn = place(COST, CEILINGS, [step((0, 10, False)), step((10, 10, True))])
+    drawn = place(MODEL, CEILINGS, [step((0, 10, False)), step((10, 10, True))])
     assert drawn.decode is None and drawn.prefill is not None
     prefill = drawn.prefill.as_json()
     assert prefill["steps"] == 2
@@ -75,23 +81,23 @@ def test_prefill_by_hand():
 
 
 def test_rounds_read_the_weights_each_time():
-    one = place(COST, CEILINGS, [step((4, 1, True))]).decode
-    three = place(COST, CEILINGS, [step((4, 1, True), rounds=3)]).decode
+    one = place(MODEL, CEILINGS, [step((4, 1, True))]).decode
+    three = place(MODEL, CEILINGS, [step((4, 1, True), rounds=3)]).decode
     assert one is not None and three is not None
     assert three.work.linear == Work(3 * 50, 3 * 200) and three.work.head.bytes == 3 * 60
     assert three.work.attention == Work((6 + 7 + 8) * 4, 8 * (5 + 6 + 7))
 
 
 def test_steps_of_both_kinds_are_kept_apart():
-    drawn = place(COST, CEILINGS, [step((0, 3, True), (9, 1, True)), step((3, 1, True))])
+    drawn = place(MODEL, CEILINGS, [step((0, 3, True), (9, 1, True)), step((3, 1, True))])
     assert drawn.prefill is not None and drawn.prefill.num_steps == 1
     assert drawn.decode is not None and drawn.decode.num_steps == 1
-    assert place(COST, CEILINGS, []).as_json()["decode"] is None
+    assert place(MODEL, CEILINGS, []).as_json()["decode"] is None
 
 
 def test_twice_the_time_is_half_the_use():
     slow, fast = (
-        place(COST, CEILINGS, [step((4, 1, True), wall_s=wall_s)]).decode for wall_s in (2.0, 1.0)
+        place(MODEL, CEILINGS, [step((4, 1, True), wall_s=wall_s)]).decode for wall_s in (2.0, 1.0)
     )
     assert slow is not None and fast is not None
     assert fast.mbu == pytest.approx(2 * slow.mbu) and fast.mfu == pytest.approx(2 * slow.mfu)
@@ -128,31 +134,34 @@ def session(request, tiny_model):
 
 
 def test_weights_are_counted_as_a_step_reads_them(session):
-    cost = session.cost
-    assert cost.linear_params == LINEAR and cost.head_params == HIDDEN * VOCAB
+    model = session.rank_model
+    *linear, head = model.matrices
+    assert head.sampled_only and not any(op.sampled_only for op in linear)
+    assert sum(op.count * op.num_params for op in linear) == LINEAR
+    assert head.num_params == HIDDEN * VOCAB
     # The embedding is tied: it is read once, as the head. Packed tiles are of 16 columns.
-    assert cost.linear_bytes == 4 * LINEAR
-    assert 4 * HIDDEN * VOCAB <= cost.head_bytes < 4 * HIDDEN * (VOCAB + 16)
-    (attention,) = cost.attention
-    assert attention == AttentionCost(
-        LAYERS * HEADS * HEAD_DIM, LAYERS * KV_HEADS * HEAD_DIM * 2 * 4, None
-    )
+    assert sum(op.count * op.num_bytes for op in linear) == 4 * LINEAR
+    assert 4 * HIDDEN * VOCAB <= head.num_bytes < 4 * HIDDEN * (VOCAB + 16)
+    (attention,) = model.attention
+    kv_bytes = KV_HEADS * HEAD_DIM * 2 * 4
+    assert attention == AttentionOp("attention", LAYERS, 4 * HEADS * HEAD_DIM, kv_bytes)
 
 
-def planned(path, kernels: str, kv_dtype: str) -> ModelCost:
-    """What a model in a file costs, of which no weight is read."""
+def planned(path, kernels: str, kv_dtype: str) -> RankModel:
+    """Of a model in a file, of which no weight is read."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config()
     types = footprint.weight_types(checkpoint, config)
     if kernels == "native":
         matrices = footprint.matrices(config, types)
-        return ModelCost.of(config, matrices, footprint.native_kv_bytes_per_token(config, kv_dtype))
+        kv_bytes = footprint.native_kv_bytes_per_token(config, kv_dtype)
+        return live_rank_model(config, matrices, kv_bytes)
     matrices = footprint.matrices(config, types, footprint.as_stored)
-    return ModelCost.of(config, matrices, footprint.kv_bytes_per_token(config, "float32"))
+    return live_rank_model(config, matrices, footprint.kv_bytes_per_token(config, "float32"))
 
 
 def test_the_plan_is_what_is_loaded(session, tiny_model):
-    assert planned(tiny_model, session.info["kernels"], "float32") == session.cost
+    assert planned(tiny_model, session.info["kernels"], "float32") == session.rank_model
 
 
 @pytest.mark.parametrize("kernels", ["reference", NATIVE])
@@ -161,23 +170,25 @@ def test_the_plan_of_another_type(tmp_path, kernels, tied, bf16_model):
     folder = bf16_model(tied)
     args = EngineArgs(model=str(folder), kernels=kernels, threads=1, num_blocks=8)
     with OfflineSession(args) as session:
-        assert planned(folder, kernels, "bfloat16") == session.cost
+        assert planned(folder, kernels, "bfloat16") == session.rank_model
 
 
 def test_the_work_of_a_run_is_its_closed_form(session):
     prompt, output = 40, 9
     ids = tuple(range(1, prompt + 1))
     timing = session.run([WorkloadRequest("a", prompt_token_ids=ids, output_len=output)])
-    cost = session.cost
-    drawn = place(cost, CEILINGS, timing.steps)
+    model = session.rank_model
+    drawn = place(model, CEILINGS, timing.steps)
     assert drawn.prefill is not None and drawn.decode is not None
     total = drawn.prefill.work + drawn.decode.work
     positions = prompt + output - 1  # the last token is not put in
-    assert total.linear == Work(output * cost.linear_bytes, 2 * LINEAR * positions)
-    assert total.head == Work(output * cost.head_bytes, 2 * HIDDEN * VOCAB * output)
+    head_bytes = model.matrices[-1].num_bytes
+    linear_bytes = model.weights_bytes - head_bytes
+    assert total.linear == Work(output * linear_bytes, 2 * LINEAR * positions)
+    assert total.head == Work(output * head_bytes, 2 * HIDDEN * VOCAB * output)
     assert total.attention.flops == 4 * LAYERS * HEADS * HEAD_DIM * positions * (positions + 1) / 2
     keys = prompt + sum(range(prompt + 1, positions + 1)) + positions
-    assert total.attention.bytes == keys * cost.attention[0].kv_bytes_per_token
+    assert total.attention.bytes == keys * model.kv_bytes_per_token
 
 
 def test_ceilings_are_measured_in_what_is_computed_in(session):
@@ -233,23 +244,12 @@ def test_parts_of_mixed_types_take_the_time_of_each(monkeypatch):
     """Half of the weights at 10 a second, half at 30: 15 together."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(roofline, "_best_rate", lambda run: run(1))
+    monkeypatch.setattr(roofline, "best_rate", lambda run: run(1))
     ceilings = roofline.measure_ceilings(Mixed(now))
     assert ceilings.linear == pytest.approx(15.0) and ceilings.head == pytest.approx(30.0)
     assert ceilings.attention == 5.0 and ceilings.bytes_per_s == 4.0
     assert ceilings.arithmetic == ("slow, fast", "fast", "other")
     assert ceilings.weights == (WeightKind("slow", 100, 1, 10.0), WeightKind("fast", 107, 2, 30.0))
-
-
-def test_a_rate_is_the_best_of_several(monkeypatch):
-    now, speeds = [0.0], iter([*[1.0] * 8, 4.0, 2.0, *[1.0] * 1000])
-
-    def run(rounds: int) -> float:
-        now[0] += rounds / (next(speeds) * 1e6)
-        return float(rounds)
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    assert roofline._best_rate(run) == pytest.approx(4e6)
 
 
 @pytest.mark.cuda

@@ -1,0 +1,85 @@
+"""The seam from the other side: what an engine has loaded, or would load, as a `RankModel`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.cost.rank_model import Arithmetic, AttentionOp, MatrixOp, RankModel
+
+if TYPE_CHECKING:
+    from octavo.core.executor import WeightMatrix
+
+
+class ModelShape(Protocol):
+    """What is asked of a ``ModelConfig``."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def live_rank_model(
+    config: ModelShape, matrices: Iterable[WeightMatrix], kv_bytes_per_token: float
+) -> RankModel:
+    """Of a model by its config, before it is loaded, or as an engine has it.
+
+    Activations do not count: they are small, and stay in caches.
+
+    Args:
+        matrices, kv_bytes_per_token: planned (`octavo.models.footprint`), or those of an engine's
+            `Executor.probe()`.
+    """
+    windows = Counter(config.layer_windows or (None,) * config.num_layers)
+    alike = Counter((m.is_head, m.num_params, m.num_bytes, m.arithmetic) for m in matrices)
+    return RankModel(
+        matrices=tuple(_matrix_op(*each, alike[each]) for each in sorted(alike)),
+        attention=tuple(
+            AttentionOp(
+                "attention" if window is None else f"attention.{window}",
+                count,
+                flops_per_score=4.0 * config.num_heads * config.head_dim,
+                kv_bytes_per_token=kv_bytes_per_token / config.num_layers,
+                window=window,
+            )
+            for window, count in windows.items()
+        ),
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        activation_bytes=0.0,
+    )
+
+
+def computed_in(arithmetic: str) -> Arithmetic:
+    """What kernels call their arithmetic, by the peak that bounds it; 16 bits where they do not
+    say."""
+    if "int8" in arithmetic:  # with weights of fewer bits, too
+        return "int8"
+    return "fp32" if "float32" in arithmetic else "fp16"
+
+
+def _matrix_op(
+    is_head: bool, num_params: int, num_bytes: int, arithmetic: str, count: int
+) -> MatrixOp:
+    """Of matrices that are alike. Their sides are not told, and matter to activations only."""
+    return MatrixOp(
+        name="head" if is_head else f"matrices of {num_params:,}",
+        count=count,
+        inputs=0,
+        outputs=0,
+        num_params=num_params,
+        num_bytes=num_bytes,
+        arithmetic=computed_in(arithmetic),
+        sampled_only=is_head,
+    )

@@ -1,0 +1,107 @@
+"""This machine as a device: its GPU by name, or what its cores and its memory reach.
+
+Cores are measured once, for half a second, and what was found is kept in
+``$OCTAVO_HOME/machine.json`` as long as the processor, the threads and the kernels are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from octavo import machine
+from octavo.cost.hardware import Device
+from octavo.cost.probing import best_bandwidth, best_rate
+from octavo.cost.rank_model import Arithmetic
+from octavo.errors import ConfigError
+from octavo.files import replace_file
+
+# By what the native kernels call it.
+_MEASURED: dict[Arithmetic, str] = {"int8": "int8", "fp16": "bfloat16", "fp32": "float32"}
+
+
+def this_machine() -> Device:
+    """Its GPU, if it has a driver for one; else its processor, with the memory that is free.
+
+    ConfigError if the GPU is in no table, or there are no native kernels to measure with.
+    """
+    name = gpu_name() if machine.has_gpu_driver() else None
+    if name is not None:
+        from octavo.cost.hardware_table import find_device
+
+        return find_device(name)[0]
+    return _processor(machine.cpu())
+
+
+def gpu_name() -> str | None:
+    """Of the first GPU, as its driver calls it; None if that cannot be asked."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.splitlines()), None)
+
+
+def _processor(cpu: machine.Cpu) -> Device:
+    from octavo.hub.store import home
+    from octavo.kernels.cpu.library import Unavailable, choose
+
+    try:
+        isa = choose()
+    except Unavailable as error:
+        raise ConfigError(
+            f"this machine cannot be measured: {error} Name the hardware that is nearest instead "
+            "(`octavo hardware list`)"
+        ) from error
+    path = home() / "machine.json"
+    key = {"cpu": cpu.model, "threads": cpu.usable_cores, "isa": isa}
+    found = _kept(path, key)
+    if found is None:
+        found = _measure()
+        _keep(path, {**key, **found})
+    return Device(
+        name=f"{cpu.model}, {cpu.usable_cores} threads",
+        kind="cpu",
+        memory_bytes=machine.memory().available,
+        memory_bandwidth=found["bytes_per_s"],
+        peaks={name: found[f"{name}_per_s"] for name in _MEASURED},
+        note=f"Memory is what is free now. Kernels: {isa}.",
+        source=f"measured here; kept in {path}",
+        is_measured=True,
+    )
+
+
+def _measure() -> dict[str, float]:
+    from octavo.kernels.cpu.library import Pool, load
+    from octavo.kernels.cpu.probes import products, reads
+
+    library = load()
+    with Pool(library) as pool:
+        rates = {"bytes_per_s": best_bandwidth(reads(library, pool))}
+        for name, arithmetic in _MEASURED.items():
+            rates[f"{name}_per_s"] = best_rate(products(library, pool, arithmetic))
+    return rates
+
+
+def _kept(path: Path, key: dict[str, Any]) -> dict[str, float] | None:
+    """What was measured before; None of another machine, and where nothing sound is kept."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        names = ("bytes_per_s", *(f"{name}_per_s" for name in _MEASURED))
+        rates = {name: float(kept[name]) for name in names}
+        is_same = all(kept[name] == value for name, value in key.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rates if is_same and min(rates.values()) > 0 else None
+
+
+def _keep(path: Path, found: dict[str, Any]) -> None:
+    with suppress(OSError):  # it is measured anew the next time
+        replace_file(path, json.dumps(found, indent=2).encode())

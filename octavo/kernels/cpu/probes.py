@@ -1,0 +1,38 @@
+"""What the processor reaches with the instructions that kernels use; see ``csrc/probe.cpp``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from octavo.kernels.cpu.layout import ARITHMETIC
+from octavo.kernels.cpu.library import Library, Pool
+
+READ_BYTES = 256 * 2**20  # more than any cache holds
+
+# A packed format that stands for all whose products are computed in the same.
+_FORMAT_OF = {name: format for format, name in reversed(ARITHMETIC.items())}
+
+
+def products(library: Library, pool: Pool, arithmetic: str) -> Callable[[int], float]:
+    """``run(rounds)`` multiplies on all threads, and returns the operations that it did."""
+
+    def run(rounds: int) -> float:
+        done: int = library.check(
+            library.lib.oct_probe_products(pool, _FORMAT_OF[arithmetic], rounds)
+        )
+        return done
+
+    return run
+
+
+def reads(library: Library, pool: Pool) -> Callable[[], float]:
+    """``run()`` reads memory on all threads, and returns the bytes."""
+    memory = np.ones(READ_BYTES, dtype=np.uint8)  # zeros would all be one page
+
+    def run() -> float:
+        library.check(library.lib.oct_probe_read(pool, memory.ctypes.data, memory.nbytes))
+        return memory.nbytes
+
+    return run
