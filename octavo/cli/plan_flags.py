@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from octavo.planner import Question
     from octavo.planner.money import Price
 
+_USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
+
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
@@ -102,10 +104,16 @@ def _add_money_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--purchase", type=float, metavar="USD", help="of a device that is owned")
     group.add_argument(
-        "--years", type=float, metavar="Y", help="in which it is paid for (default: 3)"
+        "--years",
+        type=float,
+        metavar="Y",
+        help=f"in which it is paid for (default: {_USUAL_YEARS:g})",
     )
     group.add_argument(
-        "--electricity", type=float, metavar="USD", help="price of a kWh (default: 0.15)"
+        "--electricity",
+        type=float,
+        metavar="USD",
+        help=f"price of a kWh (default: {_USUAL_ELECTRICITY})",
     )
     group.add_argument(
         "--utilization",
@@ -162,4 +170,6 @@ def _price(args: argparse.Namespace) -> Price | None:
     if watts is None:
         raise UsageError(f"nothing is known of the power of {device.name}: say --price")
     years = 3.0 if args.years is None else args.years
-    return owned(args.purchase, years, watts, 0.15 if args.electricity is None else args.electricity)
+    return owned(
+        args.purchase, years, watts, 0.15 if args.electricity is None else args.electricity
+    )

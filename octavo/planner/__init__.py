@@ -5,9 +5,9 @@
     found = plan("llama-3.1-8b", "h100-sxm", Traffic(1024, 256, rate=10), slo="ttft=500,tpot=50")
     print(found.is_feasible, found.service.latency(99).tpot, found.bill.per_million_output_tokens)
 
-    plan -> deployment -> together, steady_state     what becomes of traffic, by what steps cost
-            verdict, sizing, advice                  whether that will do, what would, what is better
-            queueing, money, slo                     formulas
+    plan -> deployment -> together, steady_state what becomes of traffic, by what steps cost
+            verdict, sizing, advice              whether that will do, what would, what would help
+            queueing, money, slo                 formulas
 
 All of it is formula on `octavo.cost`, in plain Python.
 """

@@ -4,20 +4,23 @@ reason why there is none."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
 from octavo.planner.confirmation import Confirmed, confirm
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed
-from octavo.planner.plan import Plan, Question, deployment_of
+from octavo.planner.plan import Plan, Question, deployment_of, open_model
+from octavo.planner.report import deployment_json, latency_json
 from octavo.planner.sizing import Offer, Search, search
+from octavo.planner.verdict import Verdict
 
 ANY = "any"  # hardware of the table that is for rent
 MOST_DEVICES = 64
 _QUANTIZATIONS = (None, "fp8", "int4")
-_TRIED = 5  # offers that are simulated before the first is taken as it is
+_TRIED = 3  # offers that are simulated before the first is taken as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,15 @@ class Solution:
     @property
     def is_confirmed(self) -> bool:
         return bool(self.search.offers) and all(each.holds for each in self.confirmed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Beside what its plan says of itself."""
+        return {
+            "confirmed": self.is_confirmed,
+            "simulated": [each.as_json() for each in self.confirmed],
+            "offers": [_offer_json(offer) for offer in self.search.offers],
+            "refused": [_refusal_json(verdict) for verdict in self.search.refused],
+        }
 
 
 def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
@@ -57,3 +69,38 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
             return Solution(Plan(question, offer.verdict, slo), found, confirmed)
     best = found.offers[0].verdict
     return Solution(Plan(question, best, slo), found, confirm(best, slo))
+
+
+def _bases(question: Question) -> Iterator[Deployment]:
+    spec = open_model(question.model)
+    given = question.quantization
+    for device in _named(question.hardware):
+        for quantization in _QUANTIZATIONS if given is None else (given,):
+            yield deployment_of(question, spec, device, quantization)
+
+
+def _named(names: str) -> Sequence[Device]:
+    if names.strip().lower() == ANY:
+        return [device for device in devices() if device.usd_per_hour is not None]
+    return [find_device(name)[0] for name in names.split(",")]
+
+
+def _price(question: Question, device: Device) -> Price | None:
+    return question.price or listed(device)
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    dollars, service = offer.dollars_per_hour, offer.verdict.service
+    assert service is not None
+    return {
+        **deployment_json(offer.deployment),
+        "per_hour": None if dollars is None else dollars.as_json(),
+        **latency_json(service.latency()),
+        "slo": [each.as_json() for each in offer.verdict.kept],
+    }
+
+
+def _refusal_json(verdict: Verdict) -> dict[str, Any]:
+    binding = verdict.binding
+    assert binding is not None
+    return {**deployment_json(verdict.deployment), "binding": binding.name, "why": binding.why}

@@ -26,7 +26,7 @@ from octavo.workload.arrivals import arrival_times
 from octavo.workload.plan import LoadPlan
 
 # Of which one per cent are a few, and which take a few seconds to simulate.
-NUM_REQUESTS = 500
+NUM_REQUESTS = 300
 
 _NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 

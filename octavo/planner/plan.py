@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import find_device
 from octavo.cost.model_spec import ModelSpec
 from octavo.cost.open_spec import open_spec
@@ -70,6 +71,12 @@ class Question:
             return None
         return Parallel(*(1 if degree is None else degree for degree in degrees))
 
+    @property
+    def limits_of_answers(self) -> Slo:
+        if self.slo is None:
+            return Slo()
+        return parse_slo(self.slo) if isinstance(self.slo, str) else self.slo
+
 
 def plan(
     model: str | ModelSpec, hardware: str = "auto", traffic: Traffic | None = None, **choices: Any
@@ -85,38 +92,39 @@ def plan(
             are not known come with the nearest ones.
         ModelError: a file of the model is damaged, or of a kind that is not known.
     """
-    question = Question(model=model, hardware=hardware, traffic=traffic or Traffic(), **choices)
-    slo = question.slo
-    slo = Slo() if slo is None else parse_slo(slo) if isinstance(slo, str) else slo
-    if question.utilization is not None and question.traffic.rate is not None:
+    return answer(Question(model=model, hardware=hardware, traffic=traffic or Traffic(), **choices))
+
+
+def answer(question: Question) -> Plan:
+    """The same of a question."""
+    slo, traffic, parallel = question.limits_of_answers, question.traffic, question.parallel
+    if question.utilization is not None and traffic.rate is not None:
         raise ConfigError(
             "utilization follows from the rate: give one of them, or concurrency in place of rate"
         )
-    return Plan(question, _verdict(question, slo), slo)
-
-
-def _verdict(question: Question, slo: Slo) -> Verdict:
     device, count = find_device(question.hardware)
-    spec = open_model(question.model)
+    base = deployment_of(question, open_model(question.model), device, question.quantization)
+    if parallel is None and count > 1:
+        return Plan(question, best_layout(base, count, traffic, slo), slo)
+    if ":" in question.hardware:
+        base = replace(base, replicas=_replicas(count, base.parallel))
+    return Plan(question, judge(base, traffic, slo), slo)
+
+
+def deployment_of(
+    question: Question, spec: ModelSpec, device: Device, quantization: str | None
+) -> Deployment:
+    """One replica as the question has it, on other hardware or in other bits."""
     engine = profile(question.engine)
-    base = Deployment(
+    kv_cache_dtype = engine.kv_dtype(question.kv_cache_dtype)
+    return Deployment(
         spec,
-        precision_of(
-            spec,
-            question.quantization,
-            engine.kv_dtype(question.kv_cache_dtype),
-            question.dtype,
-        ),
+        precision_of(spec, quantization, kv_cache_dtype, question.dtype),
         device,
         question.parallel or Parallel(),
         engine,
         question.limits,
     )
-    if question.parallel is None and count > 1:
-        return best_layout(base, count, question.traffic, slo)
-    if ":" in question.hardware:
-        base = replace(base, replicas=_replicas(count, question.parallel or Parallel()))
-    return judge(base, question.traffic, slo)
 
 
 def _replicas(count: int, parallel: Parallel) -> int:

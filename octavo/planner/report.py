@@ -9,6 +9,7 @@ from typing import Any
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.memory import Memory
 from octavo.cost.prediction import Prediction
+from octavo.cost.step_cost import StepCost
 from octavo.cost.weights import num_parameters, weights
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Latency
@@ -86,6 +87,17 @@ def memory_json(memory: Memory) -> dict[str, Any]:
 
 def latency_json(latency: Latency) -> dict[str, Any]:
     return {f"{name}_ms": _ms(latency.of(name)) for name in ("ttft", "tpot", "e2e")}
+
+
+def cost_json(cost: StepCost) -> dict[str, Any]:
+    """What a step goes to."""
+    return {
+        "total_ms": _ms(cost.total),
+        "bound": cost.bound,
+        "ops": [op.as_json() for op in cost.ops],
+        "communication_ms": _ms(cost.comm),
+        "overhead_ms": _ms(cost.overhead),
+    }
 
 
 def _binding_json(plan: Plan) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from octavo.planner.latency import Service
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
 
-
 # Beyond these, more streams in a step hardly make it yield more.
 _MANY_SEATS = 1024
 
