@@ -13,8 +13,9 @@ from octavo import hub
 from octavo.config import EngineArgs, EngineConfig, resolve
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
+from octavo.garbage import no_collections
 from octavo.machine import has_gpu_driver, keep_openmp_patient
-from octavo.open_model import no_collections, notes_folder, open_source
+from octavo.open_model import notes_folder, open_source
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec
 from octavo.speculation.drafters import Drafter, Target, acceptance_of, open_drafter
 from octavo.text_engine import TextEngine

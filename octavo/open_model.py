@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import hub
+from octavo.garbage import no_collections
 from octavo.model_files import is_engine_folder
 from octavo.model_source import CheckpointSource, ModelSource
 
@@ -36,16 +34,3 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of whatever ``hub.resolve`` finds, without its weights and without torch."""
     with no_collections():
         return open_source(path).tokenizer()
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Nearly all that is made in a start stays, and there are 100,000 tokens of it: to look at it
-    again and again for what could go takes a tenth of a second."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -17,7 +17,7 @@ PACKAGE = Path(octavo.__file__).parent
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "huggingface_hub")
 
 # What each part may import of octavo, beside itself. These are open to all:
-OPEN = {"errors", "extras", "files", "options"}
+OPEN = {"errors", "extras", "files", "garbage", "options"}
 
 ALLOWED = {
     "machine": set(),
@@ -59,7 +59,11 @@ ALLOWED = {
     "cost": {"core", "fields", "hub", "kernels", "machine"},
     "measure": set(),
     "workload": {"measure"},
-    "sim": {"core", "cost", "measure", "workload"},
+    "wiring": {"config", "core"},
+    "sim": {
+        *("config", "core", "cost", "executor", "measure", "runtime", "speculation", "wiring"),
+        "workload",
+    },
     "speculation.training": {
         *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
         *("runtime", "speculation", "text"),

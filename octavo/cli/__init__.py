@@ -33,6 +33,7 @@ COMMANDS = {
     "chat": Command("chat", "configure", "a conversation in the terminal"),
     "serve": Command("serve", "configure", "an OpenAI-compatible server, and a chat page"),
     "bench": Command("bench", "COMMANDS", "measure how fast a model, or a server, is"),
+    "simulate": Command("simulate", "configure", "a server and its load, in virtual time"),
     "spec": Command("spec", "configure", "what speculative decoding is worth, by formula"),
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),

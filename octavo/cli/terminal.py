@@ -115,6 +115,47 @@ class _Bar:
         return bar
 
 
+@contextmanager
+def request_progress() -> Iterator[Callable[[int, int], None]]:
+    """A callback that takes (requests that have ended, requests in all). Shown on a terminal only,
+    from its first call on."""
+    if not sys.stderr.isatty():
+        yield lambda ended, total: None
+        return
+    bar = _RequestBar()
+    try:
+        yield bar.show
+    finally:
+        bar.stop()
+
+
+class _RequestBar:
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def show(self, ended: int, total: int) -> None:
+        if self._progress is None:
+            self._progress = self._start()
+            self._task = self._progress.add_task("", total=total)
+        self._progress.update(self._task, completed=ended)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _start(self) -> Progress:
+        from rich import progress
+        from rich.console import Console
+
+        columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        # It is drawn in a thread: seldom, for that thread takes time from what is measured.
+        bar = progress.Progress(
+            *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
+        )
+        bar.start()
+        return bar
+
+
 def _quiet_progress(doing: str, model: str) -> Callable[[int, int | None], None]:
     started = False
 

@@ -157,7 +157,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+        return sum([item.num_tokens for item in self.items])
 
     @property
     def num_known_tokens(self) -> int:

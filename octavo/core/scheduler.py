@@ -81,7 +81,7 @@ class SchedulerConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for the reason that ScheduledRequest is not
 class RequestUpdate:
     """What one step brought for one request. Its state is read from ``request``."""
 

@@ -104,6 +104,8 @@ class SimulatedExecutor:
         return replace(batch, items=tuple(replace(i, num_sampled=rounds) for i in batch.items))
 
     def _tokens(self, item: ScheduledRequest) -> list[int]:
+        if item.num_sampled == 1:
+            return [self._next_token(item.request, item.end)]
         positions = range(item.end, item.end + item.num_sampled)
         tokens = [self._next_token(item.request, position) for position in positions]
         if item.draft is None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from octavo.measure.concurrency import concurrency_curve
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.statistics import bootstrap_interval, percentile
+from octavo.measure.statistics import bootstrap, bootstrap_interval, percentile
 
 # The latencies of a report, by the names that they have in it.
 LATENCIES = (
@@ -194,16 +195,13 @@ def bootstrap_intervals(
         seconds = values[name]
         if len(seconds) < 2:
             continue
-        wanted = {"mean": None, "median": 50.0} | {percent_name(p): p for p in percents}
+        wanted = {"median": 50.0} | {percent_name(percent): percent for percent in percents}
+        of_sample: dict[str, Callable[[Sequence[float]], float]] = {
+            f"mean_{name}_ms": statistics.fmean
+        }
         for statistic, percent in wanted.items():
-            found[f"{statistic}_{name}_ms"] = bootstrap_interval(
-                [value * 1e3 for value in seconds],
-                statistics.fmean
-                if percent is None
-                else lambda sample, percent=percent: percentile(sample, percent),  # type: ignore[misc]
-                rounds=rounds,
-                seed=seed,
-            )
+            of_sample[f"{statistic}_{name}_ms"] = partial(percentile, percent=percent)
+        found |= bootstrap([value * 1e3 for value in seconds], of_sample, rounds=rounds, seed=seed)
     gaps = [(sum(itls) * 1e3, len(itls)) for record in completed if (itls := record.itls)]
     if len(gaps) >= 2:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -59,6 +59,31 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
+def bootstrap(
+    values: Sequence[float],
+    statistics: Mapping[str, Callable[[Sequence[float]], float]],
+    *,
+    confidence: float = 0.95,
+    rounds: int = 200,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """The percentile intervals of statistics over samples drawn with replacement (Efron 1979).
+
+    The same seed gives the same samples, and all statistics are of these. They are handed a sample
+    in ascending order.
+    """
+    draws = random.Random(seed)
+    found: dict[str, list[float]] = {name: [] for name in statistics}
+    for _ in range(rounds):
+        sample = sorted(draws.choices(values, k=len(values)))
+        for name, statistic in statistics.items():
+            found[name].append(statistic(sample))
+    tail = (1 - confidence) / 2 * 100
+    return {
+        name: (percentile(each, tail), percentile(each, 100 - tail)) for name, each in found.items()
+    }
+
+
 def bootstrap_interval(
     values: Sequence[float],
     statistic: Callable[[Sequence[float]], float],
@@ -67,11 +92,6 @@ def bootstrap_interval(
     rounds: int = 200,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The percentile interval of ``statistic`` over samples drawn with replacement (Efron 1979).
-
-    The same seed gives the same interval.
-    """
-    draws = random.Random(seed)
-    found = [statistic(draws.choices(values, k=len(values))) for _ in range(rounds)]
-    tail = (1 - confidence) / 2 * 100
-    return percentile(found, tail), percentile(found, 100 - tail)
+    """The interval of one statistic; see ``bootstrap``."""
+    found = bootstrap(values, {"": statistic}, confidence=confidence, rounds=rounds, seed=seed)
+    return found[""]

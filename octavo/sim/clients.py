@@ -53,7 +53,7 @@ class Clients:
         """Put down what is known to be sent."""
         times = self._plan.times
         if times is None:
-            self._fill_places()
+            self._agenda.at(0.0, self._fill_places)
             return
         if len(times) != len(self._firsts):
             raise ConfigError(f"the plan has {len(times)} times for {len(self._firsts)} requests")

@@ -45,16 +45,16 @@ class PrefixAware:
     def choose(self, request: Request, replicas: Sequence[Replica]) -> Replica:
         return min(replicas, key=lambda replica: self._work(request, replica))
 
-    def _work(self, request: Request, replica: Replica) -> int:
+    def _work(self, request: Request, replica: Replica) -> tuple[int, int]:
+        """Tokens; and of equals, whose pool has the most to lose."""
         prompt = request.prompt_token_ids
         blocks = replica.engine.scheduler.block_manager
         num_cached = len(blocks.match(request, len(prompt) - 1)) * blocks.block_size
-        waiting = sum(
-            max(0, other.num_prompt_tokens - other.num_computed_tokens)
-            for other in replica.requests.values()
-        )
-        held = sum(other.num_computed_tokens for other in replica.requests.values())
-        return len(prompt) - num_cached + waiting + held
+        waiting = held = 0
+        for other in replica.requests.values():
+            waiting += max(0, other.num_prompt_tokens - other.num_computed_tokens)
+            held += other.num_computed_tokens
+        return len(prompt) - num_cached + waiting + held, -blocks.num_free_blocks
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from octavo.garbage import no_collections
 from octavo.measure.request_record import RequestRecord
 from octavo.sim.agenda import Agenda
 from octavo.sim.clients import Clients
@@ -72,7 +73,8 @@ def simulate(
     fleet = Fleet(spec, agenda, end, watch)
     clients = Clients(asks, plan, agenda, fleet.send, fleet.abort, end)
     clients.start()
-    agenda.run(fleet.begin)
+    with no_collections():
+        agenda.run(fleet.begin)
     for flight in clients.flights:
         if not flight.is_over:  # every replica that could serve it has failed for good
             flight.fail(agenda.now, "no replica was left to serve it", status=503)

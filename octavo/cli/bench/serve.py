@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
         model = config.model or DEFAULT_MODEL
         terminal.resolve(model)
         terminal.say(f"starting octavo serve {model}")
-    with _Progress() as progress:
-        result = run_serve_bench(config, progress.show)
+    with terminal.request_progress() as progress:
+        result = run_serve_bench(config, progress)
     return _tell(args, result)
 
 
@@ -159,34 +158,3 @@ def _figure(result: ServeResult) -> Figure:
         title=f"{result.summary.model_id}: {result.report.metrics.completed} requests",
         bounds_ms={name.removesuffix("_ms").upper(): limit for name, limit in slo.items()},
     )
-
-
-class _Progress:
-    """How many requests have ended, on a terminal."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, ended: int, total: int) -> None:
-        if not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
-
-            columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-            # It is drawn in a thread: seldom, for that thread takes time from the measurement.
-            self._bar = Progress(
-                *columns, console=Console(stderr=True), transient=True, refresh_per_second=2
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=total)
-        self._bar.update(self._task, completed=ended)

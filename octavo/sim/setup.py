@@ -1,0 +1,257 @@
+"""From settings to a simulation that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.config import EngineArgs, EngineConfig, parse_bytes, resolve
+from octavo.core.lookahead import MAX_ROUNDS
+from octavo.cost.engine_profile import EngineProfile, Limits, profile
+from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import find_device
+from octavo.cost.kv import kv_bytes_per_token
+from octavo.cost.memory import Memory, memory
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import Precision, precision_of
+from octavo.cost.rank import rank_model
+from octavo.cost.step_cost import StepModel
+from octavo.errors import ConfigError
+from octavo.measure.slo import Slo
+from octavo.runtime.capacity import Capacity
+from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
+from octavo.sim.fleet import Disaggregation, FleetSpec
+from octavo.sim.replica import ReplicaSpec, StepTimes
+from octavo.sim.report import SimulationReport, report_on
+from octavo.sim.settings import TRANSFER_GB_S, ClientSettings, FleetSettings
+from octavo.sim.simulation import Progress, simulate
+from octavo.workload.plan import LoadPlan, PromptMaker, create_plan, create_requests
+from octavo.workload.settings import LoadSettings, Workload
+from octavo.workload.traces import KINDS, read_trace
+
+# Settings of an engine that a simulation has, too. The others choose what runs a model, or how.
+ENGINE_SETTINGS = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),
+    *("kv_cache_memory", "gpu_memory_utilization", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "itl_target_ms", "batching", "max_queued_requests"),
+    *("max_queued_tokens", "speculative_config", "enforce_eager"),
+)
+_TRACES = {"trace": "auto", "timed_trace": "bailian", **{kind: kind for kind in KINDS}}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All that a run needs. ``setting``: what is simulated, as a report tells it."""
+
+    model: str
+    asks: Sequence[Ask]
+    plan: LoadPlan
+    fleet: FleetSpec
+    load: LoadSettings
+    setting: Mapping[str, Any]
+    slo: Slo | None = None
+    seed: int = 0
+
+    def run(
+        self,
+        watch: Callable[[StepTimes], None] | None = None,
+        progress: Progress | None = None,
+    ) -> SimulationReport:
+        """Simulate, and report on it; see ``simulate``."""
+        result = simulate(self.asks, self.plan, self.fleet, watch=watch, progress=progress)
+        return report_on(
+            result,
+            self.model,
+            self.load,
+            is_open_loop=self.plan.is_open_loop,
+            setting=self.setting,
+            slo=self.slo,
+            seed=self.seed,
+        )
+
+
+def prepare(
+    spec: ModelSpec,
+    fleet: FleetSettings,
+    engine: Mapping[str, Any],
+    clients: ClientSettings,
+    workload: Workload,
+    load: LoadSettings,
+    *,
+    slo: Slo | None = None,
+    tokenizer: PromptMaker | None = None,
+) -> Simulation:
+    """A simulation of a model.
+
+    Args:
+        engine: settings of the engine that were asked for, of ``ENGINE_SETTINGS``.
+        slo: limits that requests should meet.
+        tokenizer: of the model, for prompts that are text.
+
+    Raises:
+        ConfigError: settings contradict each other, or the model does not fit.
+        WorkloadFileError: a file of requests is not as it should be.
+    """
+    fleet_spec, setting = _fleet(spec, fleet, engine)
+    asks = _asks(workload, clients, tokenizer or _Vocabulary(spec.vocab_size))
+    load = clients.load(load)
+    plan = create_plan(load, [ask for ask in asks if ask.follows is None], workload.seed)
+    return Simulation(spec.name, asks, plan, fleet_spec, load, setting, slo, workload.seed)
+
+
+# -- what serves ----------------------------------------------------------------------------------
+
+
+def _fleet(
+    spec: ModelSpec, settings: FleetSettings, engine: Mapping[str, Any]
+) -> tuple[FleetSpec, dict[str, Any]]:
+    device, count = find_device(settings.hardware)
+    parallel = _parallel(settings, count)
+    known = profile(settings.profile)
+    precision = precision_of(
+        spec, settings.quantization, known.kv_dtype(settings.kv_cache_dtype), settings.dtype
+    )
+    held = memory(spec, precision, parallel, device, known, _limits(engine))
+    config = _engine_config(spec, precision, held, device, known, engine)
+    eager = bool(engine.get("enforce_eager"))
+    steps = StepModel.of(rank_model(spec, precision, parallel), device, known.name, eager=eager)
+    fleet = FleetSpec(
+        # The stages of a pipeline work on a batch each.
+        ReplicaSpec(config, steps.seconds, depth=parallel.pp),
+        settings.replicas,
+        settings.router,
+        settings.outages,
+        _disaggregation(settings, kv_bytes_per_token(spec, precision)),
+    )
+    setting = {
+        "hardware": device.name,
+        "devices": parallel.num_devices * settings.replicas,
+        "profile": known.name,
+        "precision": precision.name,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "ep")},
+        "router": settings.router,
+        "kv_blocks": config.cache.num_blocks,
+        "block_size": config.cache.block_size,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "max_model_len": config.scheduler.max_model_len,
+    }
+    return fleet, setting
+
+
+def _parallel(settings: FleetSettings, count: int) -> Parallel:
+    """The layout of one replica on its share of the devices; where nobody says how many there are,
+    there are as many as are needed."""
+    if count == 1:
+        return Parallel(tp=settings.tp or 1, pp=settings.pp, ep=settings.ep)
+    others = settings.pp * settings.replicas
+    if settings.tp is None and count % others:
+        raise ConfigError(
+            f"{count} devices cannot be shared out to {settings.replicas} replicas of pp = "
+            f"{settings.pp}: give --tp, or a multiple of {others} devices"
+        )
+    tp = settings.tp or count // others
+    if count < tp * others:
+        raise ConfigError(f"{tp * others} devices are needed, and --hardware has {count}")
+    return Parallel(tp=tp, pp=settings.pp, ep=settings.ep)
+
+
+def _limits(engine: Mapping[str, Any]) -> Limits:
+    kv_memory = engine.get("kv_cache_memory")
+    return Limits(
+        max_num_seqs=engine.get("max_num_seqs"),
+        max_num_batched_tokens=engine.get("max_num_batched_tokens"),
+        max_model_len=engine.get("max_model_len"),
+        block_size=engine.get("block_size"),
+        utilization=engine.get("gpu_memory_utilization"),
+        kv_cache_memory=None if kv_memory is None else parse_bytes(kv_memory),
+    )
+
+
+def _engine_config(
+    spec: ModelSpec,
+    precision: Precision,
+    held: Memory,
+    device: Device,
+    known: EngineProfile,
+    engine: Mapping[str, Any],
+) -> EngineConfig:
+    """What production makes of the same settings, on a device of that memory."""
+    is_ours, on_cpu = known.name == "octavo", device.kind == "cpu"
+    num_blocks = engine.get("num_blocks") or held.num_blocks
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{spec.name} does not fit {device.name}: of {held.usable_bytes / 1e9:.1f} GB that may "
+            f"be used, its weights take {held.weights_bytes / 1e9:.1f} GB, and nothing is left for "
+            "keys and values: choose more devices (--tp), larger ones, or a --quantization"
+        )
+    given = {**engine, "num_blocks": num_blocks, "block_size": held.block_size}
+    given["max_num_seqs"] = held.limits.max_num_seqs
+    given.pop("kv_cache_memory", None)
+    if given.get("enable_chunked_prefill", True):
+        given["max_num_batched_tokens"] = held.limits.max_num_batched_tokens
+    if not is_ours:
+        given.setdefault("max_queued_requests", None)
+    args = EngineArgs.from_kwargs(spec.name, **given)
+    capacity = Capacity(
+        device="cpu" if on_cpu else "cuda",
+        dtype=precision.name,
+        model_max_len=held.limits.max_model_len,
+        kv_bytes_per_token=int(held.kv_bytes_per_token),
+        kv_memory_bytes=max(0, held.kv_bytes),
+        kv_dtype=precision.kv.name,
+        max_rounds=MAX_ROUNDS if is_ours and on_cpu else 1,
+    )
+    return resolve(args.serving() if is_ours else args, capacity)
+
+
+def _disaggregation(settings: FleetSettings, kv_bytes: float) -> Disaggregation | None:
+    if not settings.prefill_replicas:
+        return None
+    seconds_per_token = kv_bytes / ((settings.transfer_gb_s or TRANSFER_GB_S) * 1e9)
+    return Disaggregation(settings.prefill_replicas, lambda tokens: tokens * seconds_per_token)
+
+
+# -- who asks -------------------------------------------------------------------------------------
+
+
+def _asks(workload: Workload, clients: ClientSettings, tokenizer: PromptMaker) -> list[Ask]:
+    kind = _TRACES.get(workload.dataset_name)
+    if clients.trace is not None:
+        asks = _asks_of_file(clients.trace, "auto", workload)
+    elif kind is None:
+        asks = asks_of_requests(create_requests(workload, tokenizer))
+    elif workload.dataset_path is None:
+        raise ConfigError(f"the data set {workload.dataset_name!r} needs a --dataset-path")
+    else:
+        asks = _asks_of_file(workload.dataset_path, kind, workload)
+    if clients.turns > 1:
+        asks = as_conversations(asks, clients.turns, clients.think_time)
+    if clients.patience is not None:
+        asks = [replace(ask, patience_s=clients.patience) for ask in asks]
+    return asks
+
+
+def _asks_of_file(path: str, kind: str, workload: Workload) -> list[Ask]:
+    entries = read_trace(path, kind, limit=workload.num_prompts)
+    if workload.output_len is not None:
+        entries = [replace(entry, output_len=workload.output_len) for entry in entries]
+    return asks_of_trace(entries, speedup=workload.speedup, max_input_len=workload.max_input_len)
+
+
+class _Vocabulary:
+    """Of a model that is not here: it has so many tokens, and nobody knows which."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+    def encode(self, text: str) -> Sequence[int]:
+        raise ConfigError(
+            "only the model's tokenizer can count the tokens of a text: give a MODEL that is here, "
+            "or a data set of token ids, or a trace"
+        )
