@@ -109,6 +109,7 @@ def _engine(deployment: Deployment, traffic: Traffic) -> EngineConfig:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
+            target_step_seconds=deployment.target_step_seconds,
         ),
     )
 

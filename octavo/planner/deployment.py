@@ -90,7 +90,16 @@ class Deployment:
         """Of one lot of requests."""
         fitting = self.memory.max_concurrency(total_len)
         most = min(self.settled.max_num_seqs, fitting) // self.parallel.pp
-        return Seats(max(1, most), self.settled.max_num_batched_tokens)
+        return Seats(max(1, most), self.settled.max_num_batched_tokens, self.target_step_seconds)
+
+    @property
+    def target_step_seconds(self) -> float:
+        """Octavo's server keeps prompts from holding up answers; others compute what they can."""
+        if self.profile.name != "octavo":
+            return 0.0
+        from octavo.config import SERVING_ITL_TARGET_MS  # it takes a while to import
+
+        return SERVING_ITL_TARGET_MS / 1e3
 
     def serve(self, traffic: Traffic, seats: Seats | None = None) -> Service:
         """What becomes of traffic. ``seats``: of each lot, others than there are."""

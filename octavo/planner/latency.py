@@ -20,10 +20,13 @@ StepTime = Callable[[Sequence[Span]], Prediction]
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """How many requests run at once, and how many tokens of them a step computes."""
+    """How many requests run at once, and how many tokens of them a step computes: no more of
+    prompts than ``target_step_seconds`` allow while others are being answered, 0 is no bound; see
+    `octavo.core.pacing`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    target_step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import cached_property
 from statistics import NormalDist
 
+from octavo.core.pacing import room_of_prompts
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.planner.latency import (
@@ -112,6 +113,7 @@ class _Steps:
         self.input_len = traffic.input_len
         self.gaps = traffic.output_len - 1  # between the tokens of an answer
         self._budget = seats.max_num_batched_tokens
+        self._target = seats.target_step_seconds
         self._costs = costs
         self._end = end
 
@@ -132,8 +134,16 @@ class _Steps:
         return self._line(streams, Span(0, self.input_len), self.room(streams) // self.input_len)
 
     def room(self, streams: float) -> int:
-        """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least."""
-        return max(1, self._budget - math.ceil(streams))
+        """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least.
+
+        Fewer where a step would keep streams waiting for longer than the target.
+        """
+        room = max(1, self._budget - math.ceil(streams))
+        if not self._target or streams < 1:
+            return room
+        decode, tokens = self.decode(streams), min(room, self.input_len)
+        each = (self._line(streams, Span(0, tokens)) - decode) / tokens
+        return min(room, room_of_prompts(self._target, decode, each))
 
     def _line(self, streams: float, chunk: Span | None = None, count: int = 1) -> float:
         """Between the costs at the whole numbers of streams around it."""

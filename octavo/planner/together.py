@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
+from octavo.core.pacing import Pacer
 from octavo.cost.prediction import Prediction, worst
 from octavo.cost.work import Span
 from octavo.measure.statistics import percentile as percentile_of
 from octavo.planner.latency import ENDS, Latency, Seats, StepTime, between
 from octavo.planner.traffic import Traffic
+
+# What pacing remembers of steps that are alike.
+_REMEMBERED = 20
 
 # Steps that are taken at once, at the mean cost of the first and the last of them: costs rise with
 # the length in a straight line almost everywhere.
@@ -93,6 +98,16 @@ class _Request:
     last: int = 0
 
 
+class _Step(NamedTuple):
+    """What pacing sees of a step."""
+
+    items: list[Span]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items)
+
+
 class _Walk:
     """``strides`` are the seconds of steps, or of many that are alike, in their order."""
 
@@ -105,12 +120,13 @@ class _Walk:
         self._seats = seats
         self._waiting = self.requests[::-1]
         self._running: list[_Request] = []
+        self._pacer = Pacer(seats.target_step_seconds)
 
     def run(self) -> None:
         while self._waiting or self._running:
             decoding = [each for each in self._running if each.produced]
             decoding = decoding[: self._seats.max_num_batched_tokens]
-            prompts = self._prompts(self._seats.max_num_batched_tokens - len(decoding))
+            prompts = self._prompts(self._budget(len(decoding)))
             if prompts:
                 self._step(decoding, prompts)
             else:
@@ -118,6 +134,11 @@ class _Walk:
             self._running = [
                 each for each in self._running if each.produced < self.traffic.output_len
             ]
+
+    def _budget(self, num_decoding: int) -> int:
+        """Tokens of a step that are left for prompts."""
+        left = self._seats.max_num_batched_tokens - num_decoding
+        return int(min(left, self._pacer.prompt_tokens(num_decoding)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
         """Who computes how many tokens of its prompt; whoever is admitted for it runs then."""
@@ -151,6 +172,7 @@ class _Walk:
             self._produce(request, 1)
         seconds = self._step_time(rows)
         self.strides.append(seconds)
+        self._pacer.observe(_Step(rows), seconds.value)
         # What the streams beside them would have taken anyhow is not the prompts'.
         beside = self._step_time(streams).value if streams else 0.0
         self.prefill_seconds += seconds.value - beside
@@ -161,6 +183,9 @@ class _Walk:
         count = min(left, _STRIDE)
         first = self._step_time(self._chunks(decoding))
         last = first if count == 1 else self._step_time(self._chunks(decoding, count - 1))
+        if self._seats.target_step_seconds:
+            for _ in range(min(count, _REMEMBERED)):
+                self._pacer.observe(_Step(self._chunks(decoding)), last.value)
         for request in decoding:
             self._produce(request, count)
         self.strides.append((first + last) * (count / 2))
