@@ -56,7 +56,10 @@ ALLOWED = {
     "text.folder_tokenizer": {"fields", "model_files", "text"},
     "text.tokenizer_json": {"text"},
     "text.tokenizer_metadata": {"text"},
-    "cost": {"core", "fields", "hub", "kernels", "machine"},
+    "cost": {
+        *("config", "core", "fields", "hub", "kernels", "machine", "model_files", "models"),
+        *("quantization", "runtime.capacity"),
+    },
     "measure": set(),
     "workload": {"measure"},
     "wiring": {"config", "core"},
@@ -64,6 +67,7 @@ ALLOWED = {
         *("config", "core", "cost", "executor", "measure", "runtime", "speculation", "wiring"),
         "workload",
     },
+    "planner": {"config", "core", "cost", "hub", "measure", "sim", "speculation", "workload"},
     "speculation.training": {
         *("core", "kernels", "layers", "models", "quantization", "quantization.produce"),
         *("runtime", "speculation", "text"),
@@ -90,6 +94,7 @@ def loaded_modules(statement: str) -> set[str]:
         "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
         "from octavo import SamplingParams, EngineArgs",
         "import octavo.quantization, octavo.quality.tradeoffs",
+        "import octavo.planner",
     ],
 )
 def test_light_parts_stay_light(statement):

@@ -18,6 +18,7 @@ from octavo.cost.precision import precision_of
 from octavo.cost.work import Span
 from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
+from octavo.planner.figures import gib, ms
 from octavo.planner.sizing import fewest_replicas
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
@@ -65,6 +66,7 @@ def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
         worth, gain = _gain(verdict, after)
         if worth > LEAST_GAIN:
             found.append((worth, Advice(change.what, change.why, gain)))
+    found += _shorter_requests(verdict)
     if verdict.service is not None and verdict.service.is_stable:
         found += _guessing(verdict)
         found += _sharing_prompts(verdict, slo)
@@ -85,8 +87,8 @@ def _changes(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Ch
 def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
     """Of weights: they are read for every token of a small batch."""
     spec, device, held = deployment.spec, deployment.device, deployment.memory.weights_bytes
-    reading = held / device.memory_bandwidth * 1e3
-    why = f"{_gib(held)} of weights a device are read in every step, which takes {reading:.2g} ms"
+    reading = ms(held / device.memory_bandwidth)
+    why = f"{gib(held)} of weights a device are read in every step, which takes {reading}"
     for name in ("fp8", "int4"):
         if name == "fp8" and "fp8" not in device.peaks:
             continue  # read as 8 bits and computed in 16, as int8 would be: int4 does that better
@@ -113,18 +115,18 @@ def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
 def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
     """The same devices, with each matrix on twice as many of them, or on half."""
     parallel, replicas = deployment.parallel, deployment.replicas
-    reading = deployment.memory.weights_bytes / deployment.device.memory_bandwidth * 1e3
+    reading = ms(deployment.memory.weights_bytes / deployment.device.memory_bandwidth)
     if replicas % 2 == 0:
         yield _Change(
             f"lay each replica out over tp = {2 * parallel.tp}, with {replicas // 2} of them",
-            f"reading the weights takes {reading:.2g} ms of each step, and would take half",
+            f"reading the weights takes {reading} of each step, and would take half",
             replace(deployment, parallel=_with_tp(parallel, 2), replicas=replicas // 2),
         )
     if parallel.tp % 2 == 0:
-        said = deployment.step_cost([Span(0, 1)]).comm.value * 1e3
+        said = ms(deployment.step_cost([Span(0, 1)]).comm.value)
         yield _Change(
             f"lay each replica out over tp = {parallel.tp // 2}, with {2 * replicas} of them",
-            f"devices take {said:.2g} ms of each step to tell each other what they have",
+            f"devices take {said} of each step to tell each other what they have",
             replace(deployment, parallel=_with_tp(parallel, 0.5), replicas=2 * replicas),
         )
 
@@ -160,7 +162,7 @@ def _other_limits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]
     elif 0 < each < limits.max_num_seqs and traffic.concurrency is not None:
         yield _Change(
             f"set max_num_seqs to {each}",
-            f"{_gib(deployment.memory.activations.value)} are kept for steps of "
+            f"{gib(deployment.memory.activations.value)} are kept for steps of "
             f"{limits.max_num_seqs} requests, and no more than {each} are under way",
             deployment.limited(max_num_seqs=each),
         )
@@ -229,8 +231,24 @@ def _figures(verdict: Verdict) -> str:
     tokens = service.requests_per_second.value * traffic.output_len
     fitting = verdict.deployment.max_concurrency(traffic.total_len)
     return (
-        f"TTFT {latency.ttft.value * 1e3:,.0f} ms, TPOT {latency.tpot.value * 1e3:,.1f} ms, "
+        f"TTFT {ms(latency.ttft.value)}, TPOT {ms(latency.tpot.value)}, "
         f"{tokens:,.0f} tokens/s, room for {fitting:,} requests"
+    )
+
+
+def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
+    """Most engines do not start where one request of the greatest length would not fit."""
+    memory, most = verdict.deployment.memory, verdict.deployment.settled.max_model_len
+    if memory.num_blocks == 0 or memory.max_concurrency(most) >= 1:
+        return
+    tokens = memory.kv_tokens
+    yield (
+        20.0,
+        Advice(
+            f"set max_model_len to {tokens} or less",
+            f"one request of {most:,} tokens, which may come, does not fit",
+            "without that most engines refuse to start",
+        ),
     )
 
 
@@ -276,11 +294,7 @@ def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice
         Advice(
             "have requests begin with the same text, and cache its keys and values",
             f"prompts take {service.prefill_share:.0%} of the time of the device",
-            f"TTFT {before_s * 1e3:,.0f} → {after_s * 1e3:,.0f} ms, where the first {shared:,} "
+            f"TTFT {ms(before_s)} → {ms(after_s)}, where the first {shared:,} "
             "tokens of prompts are known",
         ),
     )
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:,.1f} GiB"

@@ -12,6 +12,7 @@ from typing import Any
 from octavo.cost.hardware import Device
 from octavo.cost.prediction import Prediction, worst
 from octavo.errors import ConfigError
+from octavo.planner.figures import figure_json
 
 # Mean load over capacity, where nobody says how many come. Services that people use by day, and
 # that have room for their best hour, are seldom above it.
@@ -107,14 +108,14 @@ class Bill:
         joules = self.joules_per_output_token
         return {
             "utilization": self.utilization,
-            "per_request": self.per_request.as_json(),
-            "per_million_output_tokens": self.per_million_output_tokens.as_json(),
-            "per_million_tokens": self.per_million_tokens.as_json(),
-            "input_per_million": self.input_per_million.as_json(),
-            "output_per_million": self.output_per_million.as_json(),
-            "per_hour": self.per_hour.as_json(),
-            "per_day": self.per_day.as_json(),
-            "joules_per_output_token": None if joules is None else joules.as_json(),
+            "per_request": figure_json(self.per_request),
+            "per_million_output_tokens": figure_json(self.per_million_output_tokens),
+            "per_million_tokens": figure_json(self.per_million_tokens),
+            "input_per_million": figure_json(self.input_per_million),
+            "output_per_million": figure_json(self.output_per_million),
+            "per_hour": figure_json(self.per_hour),
+            "per_day": figure_json(self.per_day),
+            "joules_per_output_token": None if joules is None else figure_json(joules),
         }
 
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.memory import Memory
-from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.weights import num_parameters, weights
 from octavo.planner.deployment import Deployment
+from octavo.planner.figures import figure_json, ms_json
 from octavo.planner.latency import Latency
 from octavo.planner.plan import Plan
 
@@ -38,8 +37,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "output_len": traffic.output_len,
         "request_rate": traffic.rate,
         "concurrency": traffic.concurrency,
-        "prefill_ms": _ms(plan.prefill),
-        "decode_step_ms": _ms(plan.decode_step),
+        "prefill_ms": ms_json(plan.prefill),
+        "decode_step_ms": ms_json(plan.decode_step),
         **_service_json(plan),
         "cost": _cost_json(plan),
         "bound": {"prefill": plan.prefill_cost.bound, "decode": plan.decode_cost.bound},
@@ -86,17 +85,17 @@ def memory_json(memory: Memory) -> dict[str, Any]:
 
 
 def latency_json(latency: Latency) -> dict[str, Any]:
-    return {f"{name}_ms": _ms(latency.of(name)) for name in ("ttft", "tpot", "e2e")}
+    return {f"{name}_ms": ms_json(latency.of(name)) for name in ("ttft", "tpot", "e2e")}
 
 
 def cost_json(cost: StepCost) -> dict[str, Any]:
     """What a step goes to."""
     return {
-        "total_ms": _ms(cost.total),
+        "total_ms": ms_json(cost.total),
         "bound": cost.bound,
         "ops": [op.as_json() for op in cost.ops],
-        "communication_ms": _ms(cost.comm),
-        "overhead_ms": _ms(cost.overhead),
+        "communication_ms": ms_json(cost.comm),
+        "overhead_ms": ms_json(cost.overhead),
     }
 
 
@@ -121,7 +120,7 @@ def _service_json(plan: Plan) -> dict[str, Any]:
         "p99": latency_json(service.latency(99)),
         "requests_per_s": rate.as_json(),
         "output_tps": (rate * plan.traffic.output_len).as_json(),
-        "streams": _json(service.streams),
+        "streams": figure_json(service.streams),
     }
 
 
@@ -129,15 +128,3 @@ def _cost_json(plan: Plan) -> dict[str, Any]:
     if plan.bill is not None:
         return plan.bill.as_json()
     return dict.fromkeys(("utilization", "per_request", "per_million_output_tokens", "per_day"))
-
-
-def _ms(seconds: Prediction) -> dict[str, Any]:
-    return _json(seconds * 1e3)
-
-
-def _json(prediction: Prediction) -> dict[str, Any]:
-    """What has no end is null."""
-    return {
-        name: value if isinstance(value, str) or math.isfinite(value) else None
-        for name, value in prediction.as_json().items()
-    }

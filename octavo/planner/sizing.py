@@ -40,7 +40,7 @@ _BY_NEARNESS = ("max_model_len", "weights", "kv", "throughput", "max_num_seqs", 
 def layouts(spec: ModelSpec, device: Device, num_devices: int) -> Iterator[Parallel]:
     """Ways to lay one replica out over at most so many devices."""
     has_experts = any(layer.mlp is not None and layer.mlp.num_experts for layer in spec.layers)
-    island = _island(device)
+    island = island_of(device)
     for tp in _divisors(num_devices):
         if tp > island:
             continue
@@ -48,7 +48,7 @@ def layouts(spec: ModelSpec, device: Device, num_devices: int) -> Iterator[Paral
         if has_experts and tp > 1:
             yield Parallel(tp=tp, ep=tp)
             yield Parallel(dp=tp, ep=tp)
-        if tp == island or _is_slow(device):
+        if tp == island or has_slow_link(device):
             for pp in _divisors(num_devices // tp)[1:]:
                 if pp <= spec.num_layers:
                     yield Parallel(tp=tp, pp=pp)
@@ -58,14 +58,14 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _island(device: Device) -> int:
+def island_of(device: Device) -> int:
     for words, size in _LARGE_ISLANDS.items():
         if words in device.link_kind:
             return size
     return _ISLAND
 
 
-def _is_slow(device: Device) -> bool:
+def has_slow_link(device: Device) -> bool:
     return device.link_bandwidth is None or device.link_bandwidth < _SLOW_LINK
 
 

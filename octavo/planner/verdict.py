@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.cost.prediction import Prediction
 from octavo.planner.deployment import Deployment
+from octavo.planner.figures import gib, ms, ms_json
 from octavo.planner.latency import Service
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
@@ -44,7 +44,7 @@ class Kept:
         return {
             "limit": self.limit.name,
             "limit_ms": self.limit.seconds * 1e3,
-            "predicted_ms": (self.predicted * 1e3).as_json(),
+            "predicted_ms": ms_json(self.predicted),
             "holds": self.holds,
             "certain": self.is_certain,
         }
@@ -110,8 +110,8 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
     if memory.kv_bytes <= 0:
         return Binding(
             "weights",
-            f"{_gib(memory.weights_bytes)} of weights and {_gib(memory.kept_back_bytes)} that the "
-            f"engine keeps back leave nothing of the {_gib(memory.usable_bytes)} that it may use "
+            f"{gib(memory.weights_bytes)} of weights and {gib(memory.kept_back_bytes)} that the "
+            f"engine keeps back leave nothing of the {gib(memory.usable_bytes)} that it may use "
             f"of each {deployment.device.name}",
         )
     fitting = deployment.max_concurrency(total_len)
@@ -119,7 +119,7 @@ def _does_not_fit(deployment: Deployment, traffic: Traffic) -> Binding | None:
     if fitting < asked:
         return Binding(
             "kv",
-            f"{_gib(memory.kv_bytes)} a device hold the keys and values of {fitting:,} requests of "
+            f"{gib(memory.kv_bytes)} a device hold the keys and values of {fitting:,} requests of "
             f"{total_len:,} tokens, and {asked:,} are to be answered at once",
         )
     return None
@@ -155,21 +155,13 @@ def _late(kept: Iterable[Kept], service: Service, traffic: Traffic) -> Binding |
         return None
     worst = min(broken, key=lambda each: each.slack)
     name, metric = worst.limit.name, worst.limit.metric
-    why = f"{name} is {_ms(worst.predicted.value)}, and may be {_ms(worst.limit.seconds)}"
+    why = f"{name} is {ms(worst.predicted.value)}, and may be {ms(worst.limit.seconds)}"
     if metric == "e2e":
         latency = service.latency(worst.limit.percentile)
         answer = (traffic.output_len - 1) * latency.tpot.value
         metric = "tpot" if answer > latency.ttft.value else "ttft"
         why += (
-            f": {_ms(latency.ttft.value)} to the first token, and {traffic.output_len - 1} times "
-            f"{_ms(latency.tpot.value)} for the others"
+            f": {ms(latency.ttft.value)} to the first token, and {traffic.output_len - 1} times "
+            f"{ms(latency.tpot.value)} for the others"
         )
     return Binding(metric, why, tuple(each.limit.name for each in broken))
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:,.1f} GiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms" if math.isfinite(seconds) else "without end"

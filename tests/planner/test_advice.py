@@ -63,3 +63,13 @@ def test_what_helps_most_comes_first():
     ).advice
     possible = [each.gain.startswith("possible") for each in found]
     assert possible == sorted(possible, reverse=True)
+
+
+def test_a_length_that_does_not_fit_is_to_be_lowered():
+    """131,072 tokens take 16 GiB, and 4,608 are asked for."""
+    advice = advised("llama-3.1-8b", "rtx4090", Traffic(4096, 512))
+    assert next(iter(advice)).startswith("set max_model_len to")
+    fitting = advised(
+        "llama-3.1-8b", "rtx4090", Traffic(4096, 512), limits=Limits(max_model_len=8192)
+    )
+    assert not any("max_model_len" in what for what in fitting)

@@ -6,6 +6,7 @@ import pytest
 from simulated_service import figures, line_cost, serve
 
 from octavo.measure.statistics import percentile
+from octavo.planner.figures import ms_json
 from octavo.planner.latency import Seats
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.traffic import Traffic
@@ -73,3 +74,9 @@ def test_the_share_of_prompts_is_that_of_the_work():
     service = settled(Traffic(200, 2, rate=10), fixed=0.0, per_key=0.0)
     assert service.prefill_share == pytest.approx(0.2, rel=0.01)
     assert service.requests_per_second.value == 10
+
+
+def test_what_has_no_end_is_null_in_json():
+    ttft = settled(Traffic(2000, 1, rate=4.2), spread=0.2).latency().ttft
+    document = ms_json(ttft)
+    assert document["high"] is None and document["value"] == pytest.approx(ttft.value * 1e3)
