@@ -36,8 +36,9 @@ ALLOWED = {
         *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
+    "runtime.capacity": {"core", "kernels", "models"},
     "executor": {"core", "runtime"},
-    "config": {"core", "runtime", "speculation.config"},
+    "config": {"core", "runtime.capacity", "speculation.config"},
     "speculation.config": {"core"},
     "speculation": {
         *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
@@ -56,6 +57,7 @@ ALLOWED = {
     "text.folder_tokenizer": {"fields", "model_files", "text"},
     "text.tokenizer_json": {"text"},
     "text.tokenizer_metadata": {"text"},
+    # What octavo's own engine would take is asked of its own arithmetic, where it is asked for.
     "cost": {
         *("config", "core", "fields", "hub", "kernels", "machine", "model_files", "models"),
         *("quantization", "runtime.capacity"),
@@ -91,6 +93,7 @@ def loaded_modules(statement: str) -> set[str]:
         "import octavo.core.engine, octavo.core.scheduler",
         "import octavo.executor.simulated, octavo.executor.hashing, octavo.cost.step_cost",
         "import octavo.models.footprint, octavo.cost.live, octavo.cost.hardware_table",
+        "import octavo.cost.memory, octavo.cost.open_spec, octavo.cost.rank",
         "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
         "from octavo import SamplingParams, EngineArgs",
         "import octavo.quantization, octavo.quality.tradeoffs",

@@ -148,8 +148,9 @@ class EngineProfile:
         )
 
     def kv_dtype(self, name: str | None) -> str | None:
-        """What ``precision_of`` calls a type of the KV cache as this engine keeps it."""
-        return None if name is None else self.kv_types.get(name, name)
+        """What ``precision_of`` calls a type of the KV cache as this engine keeps it; None is what
+        the engine takes where nothing is said."""
+        return self.kv_types.get(name or "auto", name)
 
 
 def profile(name: str) -> EngineProfile:
@@ -234,7 +235,7 @@ def _llama_cpp_defaults(device: Device) -> Limits:
     processor, Metal recommends three quarters at most."""
     return Limits(
         max_num_seqs=4,
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=_MICRO_BATCH,
         block_size=1,
         utilization=0.75 if device.kind == "unified" else 1.0,
         reserve_bytes=0 if device.kind == "cpu" else GIB,
@@ -264,7 +265,7 @@ _LLAMA_CPP = EngineProfile(
 def _octavo_defaults(device: Device) -> Limits:
     from octavo import config
 
-    is_cpu = device.kind == "cpu"
+    is_cpu = device.kind != "gpu"
     return Limits(
         max_num_seqs=config.CPU_MAX_NUM_SEQS if is_cpu else config.CUDA_MAX_NUM_SEQS,
         max_num_batched_tokens=(
@@ -297,7 +298,7 @@ def _octavo_blocks(room: Room, limits: Settled) -> int:
     from octavo.config import EngineArgs, resolve
     from octavo.runtime.capacity import Capacity, cpu_kv_bytes
 
-    is_cpu = room.device.kind == "cpu"
+    is_cpu = room.device.kind != "gpu"
     num_bytes = int(room.num_bytes)
     capacity = Capacity(
         device="cpu" if is_cpu else "cuda",
@@ -320,7 +321,7 @@ _OCTAVO = EngineProfile(
     activations=_octavo_activations,
     keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free
     keeps_windows_only=False,
-    kv_types={"int8": "octavo-int8", "fp8": "octavo-fp8"},
+    kv_types={"auto": "bfloat16", "int8": "octavo-int8", "fp8": "octavo-fp8"},
     num_blocks=_octavo_blocks,
 )
 

@@ -179,11 +179,12 @@ class _Layer:
     def _has(self, name: str) -> bool:
         return f"{name}.weight" in self._shapes
 
-    def _of_layers(self, name: str, default: Any = Fields._REQUIRED) -> int:
+    def _of_layers(self, name: str, default: int | None = None) -> int:
         """A number that some files give for each layer, some once."""
         value = self._fields.raw(name)
         if isinstance(value, (int, float, str, type(None))):
-            return int(self._fields.integer(name, default))
+            given = () if default is None else (default,)
+            return int(self._fields.integer(name, *given))
         return int(self._fields.each(name, _count)[self._index])
 
 

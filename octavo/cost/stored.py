@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.weight_shape import Part, WeightShape
+from octavo.cost.weight_type import FLOATS, WeightType
 from octavo.cost.weights import weights
 from octavo.errors import ModelFileError
 from octavo.fields import Fields
@@ -42,51 +44,36 @@ _PARTS: tuple[tuple[str, Part], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCodes:
-    """Numbers of as many bits as a file has for them on average, scales included."""
-
-    bits: float
-    arithmetic: Arithmetic
-    name: str = "stored"
-
-    def num_bytes(self, outputs: int, inputs: int) -> float:
-        return outputs * max(1, inputs) * self.bits / 8
-
-
-@dataclass(frozen=True, slots=True)
 class StoredRule:
-    """Bits of each place of a file, and what products with quantized weights are computed in."""
+    """Bits of a number in each place of a file, scales included, and what products with quantized
+    weights are computed in."""
 
-    bits: Mapping[Place, float]
+    bits: Mapping[Place, float] = field(hash=False)
     quantized: Arithmetic
 
-    def type_of(self, weight: WeightShape) -> StoredCodes:
-        part: Part = "norm" if not weight.inputs and weight.part != "other" else weight.part
-        place = weight.layer, part
-        if place not in self.bits and part == "head":  # it is the embedding
+    def type_of(self, weight: WeightShape) -> WeightType:
+        place = _place_of(weight)
+        if place not in self.bits and weight.part == "head":  # it is the embedding
             place = None, "embedding"
         bits = self.bits.get(place, 16.0)
         arithmetic = self.quantized
         if bits >= 16:
             arithmetic = "fp32" if bits >= 32 else "fp16"
-        return StoredCodes(bits, arithmetic)
+        return WeightType("stored", bits, arithmetic)
 
 
-def stored_rule(spec: ModelSpec, quantized: Arithmetic = "int8") -> StoredRule:
-    """Of the files of ``spec.source``. ModelFileError if they cannot be read.
-
-    ``quantized``: what products with weights of less than 16 bits are computed in.
-    """
+def stored_rule(spec: ModelSpec) -> StoredRule:
+    """Of the files of ``spec.source``. ModelFileError if they cannot be read."""
     assert spec.source is not None, "only the shape is known"
-    found = stored_bytes(spec.source)
+    quantized: Arithmetic = "int8"  # as GGUF's types are
+    if spec.quantization:
+        quantized = read(spec, FLOATS["bfloat16"]).quantized.arithmetic
     params: defaultdict[Place, int] = defaultdict(int)
     for weight in weights(spec):
-        part: Part = "norm" if not weight.inputs and weight.part != "other" else weight.part
-        params[weight.layer, part] += weight.num_params
-    return StoredRule(
-        {place: found[place] * 8 / count for place, count in params.items() if found.get(place)},
-        quantized,
-    )
+        params[_place_of(weight)] += weight.num_params
+    found = stored_bytes(spec.source)
+    bits = {place: found[place] * 8 / count for place, count in params.items() if place in found}
+    return StoredRule(bits, quantized)
 
 
 def stored_bytes(path: Path) -> dict[Place, int]:
@@ -100,6 +87,11 @@ def stored_bytes(path: Path) -> dict[Place, int]:
 def has_weights(folder: Path) -> bool:
     """Whether a folder has more than a config."""
     return any((folder / name).exists() for name in (_WHOLE, _INDEX))
+
+
+def _place_of(weight: WeightShape) -> Place:
+    is_vector = not weight.inputs and weight.part != "other"
+    return weight.layer, "norm" if is_vector else weight.part
 
 
 def _place(name: str, shape: tuple[int, ...]) -> Place:

@@ -1,0 +1,67 @@
+"""The text part of a ``config.json`` under one spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.fields import Fields
+
+if TYPE_CHECKING:
+    from octavo.cost.hf_families import Family
+
+_MAX_LAYERS = 1024
+
+# What families call the same thing.
+_SPELLINGS = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+    "num_experts": ("n_routed_experts", "num_local_experts"),
+    "num_experts_per_tok": ("experts_per_token", "num_experts_per_token", "moe_topk"),
+    "moe_intermediate_size": ("expert_intermediate_size",),
+}
+
+
+class TextConfig(Fields):
+    """The text part of a config under one spelling, and the family that it is of."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any], family: Family):
+        given = {name: value for name, value in values.items() if value is not None}
+        renamed = {
+            name: given[other]
+            for name, others in _SPELLINGS.items()
+            for other in others
+            if name not in given and other in given
+        }
+        super().__init__(path, {**family.defaults, **given, **renamed})
+        self.family = family
+
+    @property
+    def hidden(self) -> int:
+        return int(self.integer("hidden_size"))
+
+    @property
+    def num_layers(self) -> int:
+        kinds = self.raw("layers_block_type") or self.raw("hybrid_override_pattern")
+        return len(kinds) if kinds else int(self.integer("num_hidden_layers", maximum=_MAX_LAYERS))
+
+    @property
+    def heads(self) -> int:
+        return int(self.integer("num_attention_heads"))
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.integer("head_dim", max(self.hidden // self.heads, 1)))
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.family.windows(self)
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self.boolean(name, default))

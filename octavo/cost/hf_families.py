@@ -1,0 +1,260 @@
+"""What a config leaves to the name of its kind: families of models, by ``model_type``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.cost.hf_config import TextConfig
+from octavo.cost.hf_layers import (
+    Windows,
+    attention,
+    chunks_but_every_fourth,
+    deepseek_experts,
+    delta_net_or_attention,
+    dense,
+    experts_everywhere,
+    experts_or_dense,
+    latent_attention,
+    llama4_experts,
+    mamba_or_attention,
+    nemotron_mixer,
+    nemotron_mlp,
+    no_windows,
+    qwen_experts,
+    same_window,
+    windows_by_type,
+    windows_if_used,
+)
+from octavo.cost.mixers import Mixer
+from octavo.cost.mlps import Mlp
+from octavo.errors import UnsupportedModelError
+
+QkNorm = Literal["none", "head", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a config leaves to the name of its kind.
+
+    Args:
+        norms: of the hidden size in each layer. norm_bias: these have one.
+        final_norms: after (or before) all layers.
+        is_gated: MLPs have two matrices that go up.
+        bias_field: what says whether queries, keys and values have biases; it is ``qkv_bias``
+            where the field is absent, or has no name.
+        output_bias: of attention; None is like ``qkv_bias``.
+        qk_norm: whether queries and keys are normed, each head by the same values or all by own.
+        multi_query: one head of keys and values, unless ``multi_query`` says otherwise.
+        mlp_bias, mlp_bias_field: as for queries; of experts, without a field.
+        router_bias: see ``ExpertMlp``. has_output_gate, has_sinks: see ``Attention``.
+        experts_per_token: where a config does not say.
+        extra_positions: rows of learned positions beyond ``max_position_embeddings``; None
+            where positions are not learned.
+        tie: the head is the embedding, unless ``tie_word_embeddings`` says otherwise.
+        windows, mixers, mlp: what makes the windows of all layers, and the parts of one.
+        defaults: what a field means that is absent.
+    """
+
+    norms: int = 2
+    norm_bias: bool = False
+    final_norms: int = 1
+    is_gated: bool = True
+    qkv_bias: bool = False
+    output_bias: bool | None = None
+    bias_field: str = "attention_bias"
+    mlp_bias: bool = False
+    mlp_bias_field: str = "mlp_bias"
+    head_bias: bool = False
+    qk_norm: QkNorm | Callable[[TextConfig], QkNorm] = "none"
+    multi_query: bool = False
+    has_output_gate: bool = False
+    has_sinks: bool = False
+    router_bias: bool = False
+    has_shared_gate: bool = False
+    experts_per_token: int = 2
+    extra_positions: int | None = None
+    tie: bool = False
+    windows: Callable[[TextConfig], Windows] = no_windows
+    mixers: Callable[[TextConfig, int], tuple[Mixer, ...]] = attention
+    mlp: Callable[[TextConfig, int], Mlp | None] = dense
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _if_asked(name: str, kind: QkNorm) -> Callable[[TextConfig], QkNorm]:
+    return lambda config: kind if config.flag(name, False) else "none"
+
+
+def _biased(**more: Any) -> Family:
+    """Of the time of GPT-2: norms with biases, an MLP without a gate, biases everywhere."""
+    facts: dict[str, Any] = {
+        "norm_bias": True,
+        "is_gated": False,
+        "qkv_bias": True,
+        "bias_field": "",
+        "mlp_bias": True,
+        **more,
+    }
+    return Family(**facts)
+
+
+_LLAMA = Family()
+_GEMMA3 = Family(
+    norms=4,
+    qk_norm="head",
+    tie=True,
+    windows=windows_by_type(6, 4096),
+    defaults={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+)
+_QWEN3_NEXT = Family(
+    qk_norm="head",
+    has_output_gate=True,
+    has_shared_gate=True,
+    mixers=delta_net_or_attention,
+    mlp=qwen_experts,
+)
+_QWEN35 = Family(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
+_DEEPSEEK3 = Family(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
+_GRANITE_EXPERTS = Family(mlp=experts_everywhere)
+_FALCON = Family(
+    norms=1,
+    norm_bias=True,
+    is_gated=False,
+    tie=True,
+    multi_query=True,
+    bias_field="bias",
+    mlp_bias_field="bias",
+    defaults={"max_position_embeddings": 2048},
+)
+_FALCON_40B = Family(
+    norms=2,
+    norm_bias=True,
+    is_gated=False,
+    tie=True,
+    bias_field="bias",
+    mlp_bias_field="bias",
+    defaults={"max_position_embeddings": 2048},
+)
+
+_FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": Family(windows=same_window),
+    "ministral": Family(windows=windows_by_type(1)),
+    "mixtral": Family(windows=same_window, mlp=experts_everywhere),
+    "qwen2": Family(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
+    "qwen2_moe": Family(
+        qkv_bias=True,
+        bias_field="",
+        output_bias=False,
+        has_shared_gate=True,
+        windows=windows_if_used,
+        mlp=qwen_experts,
+    ),
+    "qwen3": Family(qk_norm="head", windows=windows_if_used, defaults={"head_dim": 128}),
+    "qwen3_moe": Family(qk_norm="head", windows=windows_if_used, mlp=qwen_experts),
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5": _QWEN35,
+    "qwen3_5_moe": _QWEN3_NEXT,
+    "gemma": Family(tie=True),
+    "gemma2": Family(norms=4, tie=True, windows=windows_by_type(2, 4096)),
+    "gemma3": _GEMMA3,
+    "phi": _biased(norms=1, head_bias=True),
+    "phi3": Family(windows=same_window),
+    "phimoe": Family(
+        norm_bias=True,
+        head_bias=True,
+        windows=same_window,
+        mlp=experts_everywhere,
+    ),
+    "gpt2": _biased(tie=True, extra_positions=0),
+    "gpt_bigcode": _biased(tie=True, extra_positions=0, multi_query=True),
+    "gpt_neox": _biased(bias_field="attention_bias"),
+    "opt": _biased(tie=True, extra_positions=2),
+    "bloom": _biased(tie=True, final_norms=2, defaults={"max_position_embeddings": 2048}),
+    "starcoder2": _biased(
+        bias_field="use_bias", mlp_bias_field="use_bias", tie=True, windows=same_window
+    ),
+    "falcon": _FALCON,
+    "cohere": Family(norms=1, tie=True, qk_norm=_if_asked("use_qk_norm", "full")),
+    "cohere2": Family(norms=1, tie=True, windows=windows_by_type(4, 4096)),
+    "olmo2": Family(qk_norm="full"),
+    "olmoe": Family(qk_norm="full", mlp=experts_everywhere),
+    "deepseek_v2": Family(mixers=latent_attention, mlp=deepseek_experts),
+    "deepseek_v3": _DEEPSEEK3,
+    "kimi_k2": _DEEPSEEK3,
+    "glm4": Family(norms=4, qkv_bias=True, output_bias=False),
+    "glm4_moe": Family(
+        output_bias=False,
+        qk_norm=_if_asked("use_qk_norm", "head"),
+        mlp=deepseek_experts,
+        router_bias=True,
+    ),
+    "glm4_moe_lite": _DEEPSEEK3,
+    "gpt_oss": Family(
+        qkv_bias=True,
+        mlp_bias=True,
+        router_bias=True,
+        has_sinks=True,
+        windows=windows_by_type(2, 128),
+        mlp=experts_everywhere,
+    ),
+    "llama4": Family(windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1),
+    "granite": _LLAMA,
+    "granitemoe": _GRANITE_EXPERTS,
+    "granitemoeshared": _GRANITE_EXPERTS,
+    "granitemoehybrid": Family(mixers=mamba_or_attention, mlp=experts_or_dense),
+    "bamba": Family(mixers=mamba_or_attention),
+    "nemotron": Family(norm_bias=True, is_gated=False),
+    "nemotron_h": Family(
+        norms=1, is_gated=False, router_bias=True, mixers=nemotron_mixer, mlp=nemotron_mlp
+    ),
+    "minimax_m2": Family(qk_norm="full", mlp=experts_everywhere, router_bias=True),
+    "seed_oss": Family(qkv_bias=True, output_bias=False),
+    "smollm3": _LLAMA,
+    "stablelm": Family(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
+}
+# Other names of the same: a text model that is part of one that sees, or of another company.
+_SAME = {
+    "llama4_text": "llama4",
+    "gemma3_text": "gemma3",
+    "mistral3": "mistral",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "kimi_k25": "deepseek_v3",
+    "RefinedWeb": "falcon",
+    "RefinedWebModel": "falcon",
+}
+
+
+def family_of(kind: str, values: Mapping[str, Any], path: Path) -> Family:
+    """By a config's ``model_type``, and what else it says. UnsupportedModelError with the nearest
+    for kinds that are not known."""
+    kind = _SAME.get(kind, kind)
+    if kind == "falcon" and values.get("new_decoder_architecture"):
+        return _FALCON_40B
+    if kind in _FAMILIES:
+        return _FAMILIES[kind]
+    near = get_close_matches(kind, _FAMILIES, 3)
+    raise UnsupportedModelError(
+        f"{path}: models of type {kind!r:.80} cannot be planned"
+        + (f"; do you mean {' or '.join(near)}?" if near else "")
+    )

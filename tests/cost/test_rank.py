@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.cost.catalogue import spec_of
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.rank import rank_model, stage_layers, stage_weights
+from octavo.cost.rank_model import Experts, MatrixOp, RankModel
+from octavo.cost.weights import num_parameters, weights, weights_bytes
+from octavo.errors import ConfigError
+
+
+def rank(name: str, quantization: str | None = None, **degrees: int) -> RankModel:
+    spec = spec_of(name)
+    return rank_model(spec, precision_of(spec, quantization), Parallel(**degrees))
+
+
+def op(model: RankModel, name: str) -> MatrixOp:
+    (found,) = (each for each in model.matrices if each.name == name)
+    return found
+
+
+def test_the_matrices_of_a_dense_model():
+    model = rank("llama-3.1-8b")
+    assert {each.name: (each.count, each.inputs, each.outputs) for each in model.matrices} == {
+        "attention.qkv": (32, 4096, 4096 + 2 * 1024),
+        "attention.output": (32, 4096, 4096),
+        "mlp.gate_up": (32, 4096, 2 * 14336),
+        "mlp.down": (32, 14336, 4096),
+        "head": (1, 4096, 128_256),
+    }
+    assert [each.name for each in model.matrices if each.sampled_only] == ["head"]
+    assert op(model, "mlp.down").num_bytes == 2 * 14336 * 4096
+    assert model.kv_bytes_per_token == 131_072
+    (attention,) = model.attention
+    assert attention.flops_per_score == 4 * 32 * 128
+    assert attention.decode_flops_per_score is None
+
+
+def test_matrices_are_all_but_embeddings_norms_and_biases():
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt2", "bamba-9b"):
+        spec = spec_of(name)
+        rest = sum(w.num_params for w in weights(spec) if not w.op)
+        head = spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0
+        counted = sum(each.count * each.num_params for each in rank(name).matrices)
+        assert counted + rest - head == num_parameters(spec), name
+
+
+def test_experts_are_said_to_be_such():
+    model = rank("mixtral-8x7b", tp=8, ep=8)
+    assert op(model, "experts.gate_up").experts == Experts(total=8, per_token=2, on_rank=1)
+    assert op(model, "experts.gate_up").num_params == 4096 * 2 * 14336
+    assert model.num_moe_layers == 32
+    cut = op(rank("mixtral-8x7b", tp=8), "experts.gate_up")
+    assert cut.experts == Experts(total=8, per_token=2, on_rank=8)
+    assert (cut.inputs, cut.outputs) == (4096, 2 * 14336 // 8)
+    assert op(rank("mixtral-8x7b"), "router").num_bytes == 2 * 8 * 4096
+
+
+def test_layers_that_differ_are_ops_of_their_own():
+    model = rank("deepseek-v3")
+    assert op(model, "mlp.gate_up").count == 3
+    assert op(model, "experts.down").count == op(model, "shared.down").count == 58
+    windows = {each.name: each for each in rank("gpt-oss-20b").attention}
+    assert windows["attention.window"].window == 128
+    assert windows["attention"].count == windows["attention.window"].count == 12
+
+
+def test_latent_attention_is_expanded_for_prompts_and_absorbed_for_single_tokens():
+    (attention,) = rank("deepseek-v3").attention
+    assert attention.flops_per_score == 2 * 128 * (128 + 64 + 128)
+    assert attention.decode_flops_per_score == 2 * 128 * (2 * 512 + 64)
+
+
+def test_arithmetic_is_that_of_the_type():
+    assert op(rank("llama-3.1-8b"), "mlp.down").arithmetic == "fp16"
+    assert op(rank("llama-3.1-8b", "fp8"), "mlp.down").arithmetic == "fp8"
+    assert op(rank("llama-3.1-8b", "awq"), "mlp.down").arithmetic == "fp16"
+    assert op(rank("llama-3.1-8b", "int8"), "mlp.down").arithmetic == "int8"
+    assert op(rank("llama-3.1-8b", "fp8"), "head").arithmetic == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        *(("llama-3.1-8b", {"tp": 2}), ("llama-3.1-8b", {"tp": 8})),
+        *(("qwen3-30b-a3b", {"tp": 4}), ("qwen3-30b-a3b", {"tp": 4, "ep": 4})),
+        *(("deepseek-v3", {"tp": 2, "ep": 2}), ("deepseek-v3", {"tp": 8, "ep": 4})),
+    ],
+)
+def test_ranks_together_have_all_and_repeat_little(name, degrees):
+    parts = rank(name, **degrees)
+    whole = rank(name).weights_bytes
+    assert whole <= degrees["tp"] * parts.weights_bytes < 1.1 * whole
+
+
+def test_more_devices_than_key_value_heads_repeat_them():
+    keys = [op(rank("llama-3.1-8b", tp=tp), "attention.qkv").outputs for tp in (1, 8, 16)]
+    assert keys == [4096 + 2048, 512 + 256, 256 + 256]
+
+
+@given(layers=st.integers(1, 100), pp=st.integers(1, 12))
+def test_stages_take_all_layers_once(layers, pp):
+    spec = spec_of("llama-3.1-8b")
+    spec = replace(spec, layers=spec.layers[:1] * layers)
+    if pp > layers:
+        with pytest.raises(ConfigError, match="pipeline"):
+            rank_model(spec, precision_of(spec), Parallel(pp=pp))
+        return
+    spans = [stage_layers(spec, Parallel(pp=pp), stage) for stage in range(pp)]
+    assert [index for span in spans for index in span] == list(range(layers))
+    sizes = [len(span) for span in spans]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.2-1b"])
+def test_stages_together_have_the_weights_of_the_model(name):
+    spec = spec_of(name)
+    parallel = Parallel(pp=4)
+    held = [*stage_weights(spec, parallel, 0), *stage_weights(spec, parallel, 3)]
+    assert [w.name for w in held if w.part in ("embedding", "head")] == [
+        *("model.embed_tokens", "lm_head")  # a tied one is there twice, at both ends
+    ]
+    total = sum(
+        precision_of(spec).num_bytes(weight)
+        for stage in range(4)
+        for weight in stage_weights(spec, parallel, stage)
+    )
+    again = 2 * spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0
+    assert total == weights_bytes(spec, precision_of(spec)) + again
+
+
+def test_the_rank_of_a_pipeline_is_the_one_with_most_to_do():
+    model = rank("llama-3.1-8b", pp=2)
+    assert model.num_layers == 16
+    assert op(model, "head").count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "what"),
+    [
+        ("llama-3.1-8b", {"tp": 3}, "32 heads"),
+        ("llama-3.1-8b", {"pp": 33}, "32 layers"),
+        ("llama-3.1-8b", {"tp": 2, "ep": 2}, "no experts"),
+        ("mixtral-8x7b", {"tp": 16, "ep": 16}, "8 experts"),
+    ],
+)
+def test_layouts_that_cannot_be_say_why(name, degrees, what):
+    with pytest.raises(ConfigError, match=what):
+        rank(name, **degrees)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.weights import num_parameters
+from octavo.errors import ModelFileError, UnsupportedModelError
+
+HIDDEN, VOCAB = 64, 320
+NORMS = {"attn_norm.weight": (HIDDEN,), "ffn_norm.weight": (HIDDEN,)}
+ATTENTION = {
+    "attn_q.weight": (64, HIDDEN),
+    "attn_k.weight": (32, HIDDEN),
+    "attn_v.weight": (32, HIDDEN),
+    "attn_output.weight": (HIDDEN, 64),
+}
+MLP = {
+    "ffn_gate.weight": (96, HIDDEN),
+    "ffn_up.weight": (96, HIDDEN),
+    "ffn_down.weight": (HIDDEN, 96),
+}
+EXPERTS = {
+    "ffn_gate_inp.weight": (8, HIDDEN),
+    "ffn_gate_exps.weight": (8, 24, HIDDEN),
+    "ffn_up_exps.weight": (8, 24, HIDDEN),
+    "ffn_down_exps.weight": (8, HIDDEN, 24),
+}
+SHARED = {
+    "ffn_gate_shexp.weight": (40, HIDDEN),
+    "ffn_up_shexp.weight": (40, HIDDEN),
+    "ffn_down_shexp.weight": (HIDDEN, 40),
+}
+HEADS = {"attention.head_count": 4, "attention.head_count_kv": 2}
+
+
+def parsed(
+    kind: str, layers: list[dict[str, tuple[int, ...]]], tied: bool = True, **metadata: Any
+) -> tuple[ModelSpec, int]:
+    """A spec, and the parameters of all its tensors."""
+    shapes = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    if not tied:
+        shapes["output.weight"] = (VOCAB, HIDDEN)
+    for index, layer in enumerate(layers):
+        shapes |= {f"blk.{index}.{name}": shape for name, shape in layer.items()}
+    values = {"block_count": len(layers), "context_length": 128, **metadata}
+    table = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
+    entries = {f"{kind}.{name.replace('__', '.')}": value for name, value in values.items()}
+    spec = ModelSpec.of_gguf({"general.architecture": kind, **entries}, table)
+    return spec, sum(map(prod, shapes.values()))
+
+
+def test_a_llama():
+    spec, count = parsed("llama", [{**ATTENTION, **MLP, **NORMS}] * 3, tied=False, **HEADS)
+    assert num_parameters(spec) == count
+    assert spec.num_layers == 3
+    assert not spec.tie_embeddings
+    (attention,) = spec.layers[0].mixers
+    assert attention == Attention(heads=4, kv_heads=2, head_dim=16)
+
+
+def test_biases_norms_and_sinks_are_found_by_their_tensors():
+    layer = {
+        **ATTENTION,
+        **MLP,
+        **NORMS,
+        "attn_q.bias": (64,),
+        "attn_k.bias": (32,),
+        "attn_v.bias": (32,),
+        "attn_q_norm.weight": (16,),
+        "attn_k_norm.weight": (16,),
+        "attn_sinks.weight": (4,),
+        "post_ffw_norm.weight": (HIDDEN,),
+    }
+    spec, count = parsed("gpt-oss", [layer], **HEADS)
+    assert num_parameters(spec) == count
+
+
+def test_fused_matrices_and_old_mlps():
+    fused = {
+        "attn_qkv.weight": (128, HIDDEN),
+        "attn_output.weight": (HIDDEN, 64),
+        "ffn_up.weight": (2 * 96, HIDDEN),
+        "ffn_down.weight": (HIDDEN, 96),
+    }
+    spec, count = parsed("phi3", [{**fused, **NORMS}], **HEADS)
+    assert num_parameters(spec) == count
+    assert spec.layers[0].mlp.is_gated
+    old = {**ATTENTION, **NORMS, **{k: v for k, v in MLP.items() if "gate" not in k}}
+    spec, count = parsed("starcoder2", [old], **HEADS)
+    assert num_parameters(spec) == count
+    assert not spec.layers[0].mlp.is_gated
+
+
+def test_experts_beside_what_is_shared():
+    dense = {**ATTENTION, **MLP, **NORMS}
+    sparse = {**ATTENTION, **EXPERTS, **SHARED, **NORMS, "exp_probs_b.bias": (8,)}
+    spec, count = parsed("glm4moe", [dense, sparse], expert_used_count=2, **HEADS)
+    assert num_parameters(spec) == count
+    assert [layer.mlp.num_experts for layer in spec.layers] == [0, 8]
+    inactive = 6 * 3 * 24 * HIDDEN
+    assert num_parameters(spec, active=True) == count - inactive
+
+
+def test_latent_attention():
+    layer = {
+        "attn_q_a.weight": (24, HIDDEN),
+        "attn_q_a_norm.weight": (24,),
+        "attn_q_b.weight": (4 * 24, 24),
+        "attn_kv_a_mqa.weight": (40, HIDDEN),
+        "attn_kv_a_norm.weight": (32,),
+        "attn_kv_b.weight": (4 * 28, 32),
+        "attn_output.weight": (HIDDEN, 48),
+        **MLP,
+        **NORMS,
+    }
+    sizes = {
+        "attention.head_count": 4,
+        "attention.kv_lora_rank": 32,
+        "attention.q_lora_rank": 24,
+        "attention.key_length": 24,
+        "attention.value_length": 12,
+        "rope.dimension_count": 8,
+    }
+    spec, count = parsed("deepseek2", [layer], **sizes)
+    assert num_parameters(spec) == count
+    (latent,) = spec.layers[0].mixers
+    assert isinstance(latent, LatentAttention)
+    assert (latent.nope_dim, latent.rope_dim, latent.value_dim) == (16, 8, 12)
+
+
+def test_recurrences_are_told_apart():
+    state = {
+        "ssm.time_step_rank": 8,
+        "ssm.inner_size": 64,
+        "ssm.state_size": 16,
+        "ssm.group_count": 4,
+        "ssm.conv_kernel": 4,
+    }
+    delta = {"ssm_conv1d.weight": (192, 4), "ssm_ba.weight": (16, HIDDEN), **MLP, **NORMS}
+    gated = {**ATTENTION, "attn_q.weight": (128, HIDDEN), **MLP, **NORMS}
+    spec, _ = parsed("qwen3next", [delta, gated], **HEADS, **state)
+    first, second = (layer.mixers[0] for layer in spec.layers)
+    assert first == GatedDeltaNet(heads=8, key_heads=4, key_dim=16, value_dim=8, kernel=4)
+    assert second.has_output_gate
+    mamba = {"ssm_conv1d.weight": (192, 4), "ssm_conv1d.bias": (192,), **NORMS}
+    spec, _ = parsed("granitehybrid", [mamba], **state)
+    assert isinstance(spec.layers[0].mixers[0], Mamba2)
+    with pytest.raises(UnsupportedModelError, match="Mamba 1"):
+        parsed("jamba", [{**mamba, "ssm_x.weight": (8, 64)}], **state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "expected"),
+    [
+        ("llama", None, [None] * 4),
+        ("phi3", None, [32] * 4),
+        ("gemma2", None, [32, None, 32, None]),
+        ("cohere2", 4, [32, 32, 32, None]),
+        ("gemma3", np.array([1, 1, 0, 1], bool), [32, 32, None, 32]),
+    ],
+)
+def test_windows(kind, pattern, expected):
+    window = {"attention.sliding_window": 32} if kind != "llama" else {}
+    if pattern is not None:
+        window["attention.sliding_window_pattern"] = pattern
+    spec, _ = parsed(kind, [{**ATTENTION, **MLP, **NORMS}] * 4, **HEADS, **window)
+    assert [layer.mixers[0].window for layer in spec.layers] == expected
+
+
+def test_a_number_may_be_of_each_layer():
+    per_layer = {"attention.head_count": [4, 4], "attention.head_count_kv": np.array([2, 1])}
+    small = {**ATTENTION, "attn_k.weight": (16, HIDDEN), "attn_v.weight": (16, HIDDEN)}
+    layers = [{**ATTENTION, **MLP, **NORMS}, {**small, **MLP, **NORMS}]
+    spec, count = parsed("openelm", layers, **{"attention.key_length": 16}, **per_layer)
+    assert num_parameters(spec) == count
+    assert [layer.mixers[0].kv_heads for layer in spec.layers] == [2, 1]
+
+
+def test_a_file_without_an_embedding_is_damaged():
+    with pytest.raises(ModelFileError, match=r"token_embd\.weight"):
+        ModelSpec.of_gguf({"general.architecture": "llama"}, {})

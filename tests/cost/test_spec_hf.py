@@ -1,0 +1,225 @@
+"""Shapes from configs, against what transformers makes of the same configs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2
+from octavo.cost.mlps import DenseMlp, ExpertMlp
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.weights import num_parameters
+from octavo.errors import ModelFileError, UnsupportedModelError
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+SMALL_EXPERTS = {**EXPERTS, "moe_intermediate_size": 24}
+LATENT = {
+    **SMALL_EXPERTS,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+LINEAR = {
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+OLD = {"vocab_size": 320, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+NO_GROUPS = {"num_key_value_heads": None, "head_dim": None}
+SHARED = {"shared_expert_intermediate_size": 40}
+
+# (model type, what differs from SIZES); None takes a field away.
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("mistral", {}),
+    ("mixtral", EXPERTS),
+    ("qwen2", {}),
+    ("qwen2_moe", {**SMALL_EXPERTS, **SHARED, "decoder_sparse_step": 2}),
+    ("qwen3", {}),
+    ("qwen3_moe", SMALL_EXPERTS),
+    ("qwen3_next", {**SMALL_EXPERTS, **SHARED, **LINEAR}),
+    ("qwen3_5_text", LINEAR),
+    ("qwen3_5_moe_text", {**SMALL_EXPERTS, **SHARED, **LINEAR}),
+    ("gemma", {}),
+    ("gemma2", {}),
+    ("gemma3_text", {}),
+    ("phi", NO_GROUPS),
+    ("phi3", {}),
+    ("phimoe", {**EXPERTS, "attention_bias": True, "lm_head_bias": True}),
+    ("gpt2", OLD),
+    ("gpt_neox", NO_GROUPS),
+    ("opt", {**NO_GROUPS, "intermediate_size": None, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    ("bloom", {"vocab_size": 320, "hidden_size": 64, "n_layer": 3, "n_head": 4}),
+    ("starcoder2", {}),
+    ("falcon", {**NO_GROUPS, "intermediate_size": None, "multi_query": True}),
+    ("cohere", {"use_qk_norm": True}),
+    ("cohere2", {}),
+    ("olmo2", {}),
+    ("olmoe", EXPERTS),
+    ("deepseek_v2", LATENT),
+    ("deepseek_v3", {**LATENT, "n_group": 1, "topk_group": 1}),
+    ("glm4", {}),
+    ("glm4_moe", {**SMALL_EXPERTS, "first_k_dense_replace": 1, "n_shared_experts": 1}),
+    ("gpt_oss", EXPERTS),
+    (
+        "llama4_text",
+        {**EXPERTS, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2},
+    ),
+    ("granitemoeshared", {**EXPERTS, "shared_intermediate_size": 40}),
+    (
+        "granitemoehybrid",
+        {
+            **EXPERTS,
+            **MAMBA,
+            "shared_intermediate_size": 40,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        },
+    ),
+    ("bamba", {**MAMBA, "attn_layer_indices": [1, 3]}),
+    ("nemotron", {}),
+    ("minimax_m2", EXPERTS),
+    ("seed_oss", {}),
+    ("smollm3", {}),
+    ("stablelm", {"use_qkv_bias": True}),
+]
+
+
+def config_of(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
+    is_old = "n_layer" in changes
+    values = {**({} if is_old else SIZES), **changes}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), CASES, ids=[f"{k}-{i}" for i, (k, _) in enumerate(CASES)]
+)
+def test_parameters_are_those_of_transformers(kind, changes):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    config = transformers.CONFIG_MAPPING[kind](**config_of(kind, changes))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shapes = {id(each): each.shape for each in model.parameters()}  # tied ones once
+    corrections = [each for name, each in model.named_buffers() if "correction_bias" in name]
+    expected = sum(map(prod, shapes.values())) + sum(each.numel() for each in corrections)
+
+    written = {**config_of(kind, changes), "tie_word_embeddings": config.tie_word_embeddings}
+    spec = ModelSpec.of_hf({**written, "model_type": kind})
+    assert num_parameters(spec) == expected
+
+
+def spec_of(kind: str, **changes: Any) -> ModelSpec:
+    return ModelSpec.of_hf({**config_of(kind, changes), "model_type": kind})
+
+
+def test_heads_are_as_large_as_the_config_says_or_shared_out_evenly():
+    config = {**SIZES, "model_type": "llama", "head_dim": None}
+    assert ModelSpec.of_hf(config).layers[0].mixers[0].head_dim == 64 // 4
+    assert spec_of("llama", head_dim=48).layers[0].mixers[0].head_dim == 48
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.mixers[0].window for layer in spec.layers]
+
+
+def test_windows_are_where_each_family_has_them():
+    assert windows(spec_of("mistral", sliding_window=32)) == [32] * 4
+    assert windows(spec_of("mistral", sliding_window=None)) == [None] * 4
+    assert windows(spec_of("gemma2", sliding_window=32)) == [32, None, 32, None]
+    six = spec_of("gemma3_text", sliding_window=32, num_hidden_layers=7)
+    assert windows(six) == [32] * 5 + [None, 32]
+    assert windows(spec_of("gpt_oss", sliding_window=32, **EXPERTS)) == [32, None, 32, None]
+    assert windows(spec_of("qwen3", sliding_window=32)) == [None] * 4  # unless it is used
+    used = spec_of("qwen3", sliding_window=32, use_sliding_window=True, max_window_layers=3)
+    assert windows(used) == [None, None, None, 32]
+    types = ["full_attention", "sliding_attention"] * 2
+    assert windows(spec_of("cohere2", sliding_window=32, layer_types=types)) == [None, 32] * 2
+
+
+def test_layers_of_hybrids_are_of_two_kinds():
+    spec = spec_of("qwen3_next", **SMALL_EXPERTS, **SHARED, **LINEAR)
+    kinds = [type(layer.mixers[0]) for layer in spec.layers]
+    assert kinds == [GatedDeltaNet] * 3 + [Attention]
+    spec = spec_of("bamba", **MAMBA, attn_layer_indices=[1])
+    assert [type(layer.mixers[0]) for layer in spec.layers] == [Mamba2, Attention, Mamba2, Mamba2]
+
+
+def test_layers_of_nemotron_h_are_of_one_thing_each():
+    spec = spec_of(
+        "nemotron_h",
+        hybrid_override_pattern="M-*E",
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        conv_kernel=4,
+        moe_shared_expert_intermediate_size=40,
+        **SMALL_EXPERTS,
+    )
+    assert [len(layer.mixers) for layer in spec.layers] == [1, 0, 1, 0]
+    assert [type(layer.mlp) for layer in spec.layers] == [
+        *(type(None), DenseMlp, type(None), ExpertMlp)
+    ]
+
+
+def test_latent_attention_may_make_queries_in_one_step():
+    whole = spec_of("deepseek_v2", **{**LATENT, "q_lora_rank": None}).layers[0].mixers[0]
+    assert isinstance(whole, LatentAttention)
+    assert whole.q_rank is None
+
+
+def test_a_multimodal_config_has_its_text_model_inside():
+    inner = {**SIZES, "model_type": "gemma3_text"}
+    outer = ModelSpec.of_hf({"model_type": "gemma3", "text_config": inner})
+    assert outer == ModelSpec.of_hf(inner)
+
+
+def test_layers_alike_are_one_object():
+    assert len({id(layer) for layer in spec_of("llama").layers}) == 1
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(UnsupportedModelError, match="qwen3"):
+        spec_of("qwen33")
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(ModelFileError, match="vocab_size"):
+        spec_of("llama", vocab_size=None)
