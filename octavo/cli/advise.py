@@ -9,7 +9,7 @@ from octavo.cli import terminal
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
-    from octavo.planner import Plan
+    from octavo.planner.answer import Plan
     from octavo.planner.decisions import Decision
 
 EXAMPLES = """\
@@ -31,8 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from octavo.planner.answer import answer
     from octavo.planner.decisions import decisions
-    from octavo.planner.plan import answer
     from octavo.planner.report import deployment_json
 
     plan = answer(question_of(args))

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from octavo.cost.prediction import Prediction
     from octavo.cost.step_cost import StepCost
-    from octavo.planner import Plan
+    from octavo.planner.answer import Plan
     from octavo.planner.cheapest import Solution
+    from octavo.planner.deployment import Deployment
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from octavo.planner.plan import answer
+    from octavo.planner.answer import answer
     from octavo.planner.report import cost_json, plan_json
 
     plan = answer(question_of(args))
@@ -128,19 +129,24 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
 
 def _what(plan: Plan) -> str:
     """``llama-3.1-8b in fp8 on 2 x H100 SXM (tp 2), as vllm runs it``."""
-    deployment, parallel = plan.deployment, plan.deployment.parallel
-    degrees = ", ".join(
+    deployment = plan.deployment
+    layout = _layout(deployment)
+    return (
+        f"{deployment.spec.name} in {deployment.precision.name} on {deployment.num_devices} × "
+        f"{deployment.device.name}{f' ({layout})' if layout else ''}, "
+        f"as {deployment.profile.name} runs it"
+    )
+
+
+def _layout(deployment: Deployment) -> str:
+    """``tp 2, 4 replicas``; nothing of one device."""
+    parallel, replicas = deployment.parallel, deployment.replicas
+    degrees = [
         f"{name} {getattr(parallel, name)}"
         for name in ("tp", "pp", "ep", "dp")
         if getattr(parallel, name) > 1
-    )
-    if deployment.replicas > 1:
-        degrees = ", ".join(filter(None, (degrees, f"{deployment.replicas} replicas")))
-    return (
-        f"{deployment.spec.name} in {deployment.precision.name} on {deployment.num_devices} × "
-        f"{deployment.device.name}{f' ({degrees})' if degrees else ''}, "
-        f"as {deployment.profile.name} runs it"
-    )
+    ]
+    return ", ".join([*degrees, f"{replicas} replicas"] if replicas > 1 else degrees)
 
 
 def _table(*columns: str) -> Table:
@@ -230,6 +236,8 @@ def _nearest_lines(plan: Plan) -> Iterator[str]:
     if nearest.rate is not None:
         yield f"  {nearest.rate:.3g} requests a second on these"
     yield f"  {nearest.concurrency:,} requests at once"
+    if nearest.output_len is not None:
+        yield f"  answers of {nearest.output_len:,} tokens"
     for name, seconds in nearest.limits.items():
         yield f"  {name} = {seconds * 1e3:,.0f} ms"
 
@@ -242,13 +250,14 @@ def _advice_lines(plan: Plan) -> Iterator[str]:
 
 
 def _print_search(console: Console, solution: Solution) -> None:
-    table = _table("offer", "devices", "USD/h", "TTFT ms", "TPOT ms")
+    table = _table("offer", "layout", "devices", "USD/h", "TTFT ms", "TPOT ms")
     for offer in solution.search.offers[:_MOST_OFFERS]:
         deployment, service = offer.deployment, offer.verdict.service
         assert service is not None
-        latency, parallel = service.latency(), deployment.parallel
+        latency = service.latency()
         table.add_row(
-            f"{deployment.device.name}, {deployment.precision.name}, tp {parallel.tp}",
+            f"{deployment.device.name}, {deployment.precision.name}",
+            _layout(deployment),
             str(deployment.num_devices),
             "" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour.value:,.2f}",
             f"{latency.ttft.value * 1e3:,.0f}",
@@ -256,6 +265,8 @@ def _print_search(console: Console, solution: Solution) -> None:
         )
     if solution.search.offers:
         console.print(table)
+    else:
+        console.print("no number of these does; what comes nearest:")
     for each in solution.confirmed:
         verdict = "holds" if each.holds else "does not hold"
         console.print(

@@ -11,7 +11,7 @@ from octavo.cli.engine_flags import add_model_argument
 from octavo.config import parse_bytes
 
 if TYPE_CHECKING:
-    from octavo.planner import Question
+    from octavo.planner.answer import Question
     from octavo.planner.money import Price
 
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
@@ -126,7 +126,8 @@ def _add_money_flags(parser: argparse.ArgumentParser) -> None:
 def question_of(args: argparse.Namespace) -> Question:
     """What the flags ask. ConfigError or UsageError for values that cannot be."""
     from octavo.cost.engine_profile import Limits
-    from octavo.planner import Question, Traffic
+    from octavo.planner.answer import Question
+    from octavo.planner.traffic import Traffic
 
     return Question(
         model=args.model,

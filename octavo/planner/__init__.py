@@ -5,32 +5,42 @@
     found = plan("llama-3.1-8b", "h100-sxm", Traffic(1024, 256, rate=10), slo="ttft=500,tpot=50")
     print(found.is_feasible, found.service.latency(99).tpot, found.bill.per_million_output_tokens)
 
-    plan -> deployment -> together, steady_state what becomes of traffic, by what steps cost
-            verdict, sizing, advice              whether that will do, what would, what would help
-            queueing, money, slo                 formulas
+    answer -> deployment -> together, steady_state   what becomes of traffic, by what steps cost
+              verdict, sizing, advice                whether that will do, what would, what helps
+              queueing, money, slo                   formulas
 
-All of it is formula on `octavo.cost`, in plain Python.
+All of it is formula on `octavo.cost`, in plain Python. Importing this package is cheap: a name
+below brings in what it needs when it is first used.
 """
 
-from octavo.planner.deployment import Deployment
-from octavo.planner.plan import Plan, Question, open_model, plan
-from octavo.planner.report import plan_json
-from octavo.planner.sizing import search
-from octavo.planner.slo import Slo, parse_slo
-from octavo.planner.traffic import Traffic
-from octavo.planner.verdict import Verdict, judge
+from __future__ import annotations
 
-__all__ = [
-    "Deployment",
-    "Plan",
-    "Question",
-    "Slo",
-    "Traffic",
-    "Verdict",
-    "judge",
-    "open_model",
-    "parse_slo",
-    "plan",
-    "plan_json",
-    "search",
-]
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Deployment": "deployment",
+    "Plan": "answer",
+    "Question": "answer",
+    "Slo": "slo",
+    "Traffic": "traffic",
+    "Verdict": "verdict",
+    "judge": "verdict",
+    "open_model": "answer",
+    "parse_slo": "slo",
+    "plan": "answer",
+    "plan_json": "report",
+    "search": "sizing",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo.planner' has no attribute {name!r}")
+    return getattr(import_module(f"octavo.planner.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,10 +9,10 @@ from typing import Any
 
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
+from octavo.planner.answer import Plan, Question, deployment_of, open_model
 from octavo.planner.confirmation import Confirmed, confirm
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed
-from octavo.planner.plan import Plan, Question, deployment_of, open_model
 from octavo.planner.report import deployment_json, latency_json
 from octavo.planner.sizing import Offer, Search, search
 from octavo.planner.verdict import Verdict
@@ -25,8 +25,9 @@ _TRIED = 3  # offers that are simulated before the first is taken as it is
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """``plan`` is that of the best offer, or of what comes nearest. ``confirmed`` is empty where
-    there is no offer, and where no limit was given."""
+    """``plan`` is that of the best offer, or else of what comes nearest, for as much of the traffic
+    as proves that it will not do: if one request alone is too slow, for that. ``confirmed`` is
+    empty where there is no offer, and where no limit was given."""
 
     plan: Plan
     search: Search
@@ -51,7 +52,7 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
     weights as they are, in fp8 and in int4 if it names none.
 
     Raises:
-        ConfigError: see `octavo.planner.plan.plan`.
+        ConfigError: see `octavo.planner.plan`.
     """
     slo = question.limits_of_answers
     found = search(

@@ -9,10 +9,10 @@ from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.memory import Memory
 from octavo.cost.step_cost import StepCost
 from octavo.cost.weights import num_parameters, weights
+from octavo.planner.answer import Plan
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import figure_json, ms_json
 from octavo.planner.latency import Latency
-from octavo.planner.plan import Plan
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
