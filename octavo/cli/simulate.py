@@ -16,7 +16,7 @@ from octavo.cli.engine_flags import (
     given_settings,
 )
 from octavo.config import EngineArgs
-from octavo.sim.settings import ClientSettings, FleetSettings
+from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from octavo.sim.setup import ENGINE_SETTINGS
-
     parser.epilog = EXAMPLES
     add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -86,10 +84,10 @@ def _prepare(args: argparse.Namespace) -> Simulation:
     return prepare(
         open_spec(args.model),
         FleetSettings(**given_settings(args, FleetSettings)),
-        engine_kwargs(args),
-        ClientSettings(**given_settings(args, ClientSettings)),
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),
+        engine=engine_kwargs(args),
+        clients=ClientSettings(**given_settings(args, ClientSettings)),
         slo=Slo.from_texts(args.goodput),
     )
 

@@ -156,7 +156,10 @@ class BlockManager:
         released: one content, one block, and no request is left reading a block that is free.
         """
         table, size = request.block_ids, self.block_size
-        for index in range(request.num_published_blocks, request.num_computed_tokens // size):
+        num_full = request.num_computed_tokens // size
+        if num_full == request.num_published_blocks:  # as after nearly every token of an answer
+            return
+        for index in range(request.num_published_blocks, num_full):
             tokens = tuple(request.token_ids[index * size : (index + 1) * size])
             parent = table[index - 1] if index else None
             own = table[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -69,11 +69,6 @@ class Engine:
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests or self._submitted or self._halves)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Steps that were begun and are not finished."""
-        return len(self._submitted)
 
     @property
     def next_result_at(self) -> float | None:
@@ -296,7 +291,7 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_seqs=batch.num_seqs,
-            num_tokens=batch.num_known_tokens + sum(map(_tokens_of_further_rounds, updates)),
+            num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),
             num_preempted=len(batch.preempted_ids),
             num_finished=sum(update.request.is_finished for update in updates),
             num_free_blocks=blocks.num_free_blocks,
@@ -338,5 +333,5 @@ def _apart(batch: Batch) -> list[Batch]:
     return batches
 
 
-def _tokens_of_further_rounds(update: RequestUpdate) -> int:
-    return max(0, len(update.new_token_ids) - 1)
+def _tokens_of_further_rounds(updates: Iterable[RequestUpdate]) -> int:
+    return sum([max(0, len(update.new_token_ids) - 1) for update in updates])

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -23,22 +23,20 @@ from octavo.errors import ConfigError
 
 # What names are said with and that changes no shape.
 _NO_MATTER = {
-    "meta",
-    "hf",
-    "base",
-    "chat",
-    "instruct",
-    "it",
-    "pt",
-    "v0.1",
-    "v0.2",
-    "v1.0",
-    "fp16",
-    "bf16",
-    "thinking",
-    "preview",
+    *("meta", "hf", "base", "chat", "instruct", "it", "pt", "thinking", "preview", "coder", "math"),
+    *("v0.1", "v0.2", "v1.0", "fp16", "bf16"),
 }
 _DATES = re.compile(r"\d{4}|\d{6}")
+# What names of quantized models end in, and what the configs of these say.
+_QUANTIZED = re.compile(
+    r"[-_.](fp8|awq|gptq|nvfp4)(?:[-_](?:dynamic|int4|marlin))?$", re.IGNORECASE
+)
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8"},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+}
 
 
 @lru_cache(maxsize=1)
@@ -60,9 +58,9 @@ def find_name(text: str) -> str:
     ConfigError with the nearest names if there is none.
     """
     plain = _plain(text)
-    for name in names():
-        if _plain(name) == plain or _plain(entries()[name]["source"]) == plain:
-            return name
+    alike = [name for name in names() if plain in (_plain(name), _plain(entries()[name]["source"]))]
+    if alike:  # of a model and of one made of it, that which is written more like it
+        return max(alike, key=lambda name: SequenceMatcher(None, name, text.lower()).ratio())
     near = get_close_matches(plain, [_plain(name) for name in names()], 4, 0.5)
     known = {_plain(name): name for name in reversed(names())}
     hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else ""
@@ -70,11 +68,23 @@ def find_name(text: str) -> str:
 
 
 def spec_of(name: str) -> ModelSpec:
-    """The shape of a model of the catalogue, by a name that ``find_name`` understands."""
-    found = find_name(name)
+    """The shape of a model of the catalogue, by a name that ``find_name`` understands, which may
+    end in how it is quantized: ``-FP8``, ``-AWQ``, ``-GPTQ-Int4``, ``-NVFP4``."""
+    try:
+        found, quantization = find_name(name), None
+    except ConfigError:
+        ending = _QUANTIZED.search(name)
+        if ending is None:
+            raise
+        found, quantization = find_name(name[: ending.start()]), _CONFIGS[ending[1].lower()]
     entry = entries()[found]
     spec = ModelSpec.of_hf(entry["config"], path=found)
-    return replace(spec, name=found, other_params=entry.get("other_parameters", 0))
+    return replace(
+        spec,
+        name=found,
+        other_params=entry.get("other_parameters", 0),
+        quantization=quantization or spec.quantization,
+    )
 
 
 def _plain(name: str) -> str:

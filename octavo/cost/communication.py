@@ -24,39 +24,47 @@ from octavo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between devices of one machine.
+    """Between devices.
 
     Args:
         bandwidth: bytes a second and direction, of the sheet.
         shares: of it that collective operations reach among 2, 4, and 8 or more ranks.
         latency_s: the least that one takes among 2 ranks; each doubling of them adds a quarter.
+        island: how many devices have this link to each other; more of them talk over a network.
     """
 
     bandwidth: float
     shares: tuple[float, float, float]
     latency_s: float
+    island: int = 8
 
     def reached(self, num_ranks: int) -> float:
         """Bytes a second."""
-        return self.bandwidth * self.shares[min(2, bisect_left((2, 4), num_ranks))]
+        own = self.bandwidth * self.shares[min(2, bisect_left((2, 4), num_ranks))]
+        return own if num_ranks <= self.island else min(own, _NETWORK_REACHED)
 
     def floor_s(self, num_ranks: int) -> float:
-        return self.latency_s * (1 + 0.25 * (num_ranks - 1).bit_length() - 0.25)
+        own = self.latency_s * (0.75 + 0.25 * (num_ranks - 1).bit_length())
+        return own if num_ranks <= self.island else own + _NETWORK_LATENCY_S
 
 
+# Between machines, for each device: 400 Gbit/s of which 0.8 is reached.
+_NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # By what a link is called. Shares from Vidur's all-reduces of 64 MB: bus bandwidths of 156, 167 and
 # 174 GB/s among 2, 4 and 8 A100, 274, 317 and 365 among H100. Small messages take 5 to 10 us in
 # one-shot kernels, which engines use for decoding, 7 to 60 in NCCL; 20 to 40 us over PCIe, of whose
-# 32 GB/s 12 to 20 are reached without peer-to-peer copies.
+# 32 GB/s 12 to 20 are reached without peer-to-peer copies. In a mesh, two devices have but one of
+# the links between them, of 64 GB/s.
 _LINKS = {
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
     "NVLink4": ((0.61, 0.70, 0.81), 8e-6),
     "NVLink5": ((0.61, 0.70, 0.81), 8e-6),
-    "NVLink bridge": ((0.52, 0.50, 0.50), 12e-6),
-    "xGMI": ((0.50, 0.60, 0.70), 12e-6),
+    "NVLink bridge": ((0.52, 0.52, 0.52), 12e-6),
+    "xGMI": ((0.11, 0.32, 0.70), 12e-6),
     "PCIe": ((0.50, 0.50, 0.50), 30e-6),
 }
 _UNKNOWN_LINK = ((0.50, 0.50, 0.50), 20e-6)
+_ISLANDS = {"NVL72": 72, "pair": 2}  # by a word of what the link is called; others: a machine of 8
 
 
 def link_of(device: Device) -> Link:
@@ -68,7 +76,8 @@ def link_of(device: Device) -> Link:
         )
     known = (of for name, of in _LINKS.items() if device.link_kind.startswith(name))
     shares, latency = next(known, _UNKNOWN_LINK)
-    return Link(device.link_bandwidth, shares, latency)
+    island = next((size for word, size in _ISLANDS.items() if word in device.link_kind), 8)
+    return Link(device.link_bandwidth, shares, latency, island)
 
 
 # -- the operations -------------------------------------------------------------------------------
@@ -94,8 +103,11 @@ def all_to_all(num_bytes: float, num_ranks: int, link: Link) -> float:
     return _collective(num_bytes, num_ranks, link)
 
 
-def point_to_point(num_bytes: float, link: Link) -> float:
-    """Seconds until one rank has what another one sends."""
+def point_to_point(num_bytes: float, link: Link, num_ranks: int = 2) -> float:
+    """Seconds until one rank has what another one sends. ``num_ranks``: all there are, which says
+    whether a network lies between them."""
+    if num_ranks > link.island:
+        return _NETWORK_LATENCY_S + num_bytes / min(link.reached(2), _NETWORK_REACHED)
     return link.floor_s(2) + num_bytes / link.reached(2)
 
 
@@ -130,7 +142,7 @@ def transfers(model: RankModel, rows: Rows, link: Link) -> list[Transfer]:
         said += _of_experts(model, rows, link)
     if parallel.pp > 1:
         hops = parallel.pp - 1
-        seconds = hops * point_to_point(hidden, link)
+        seconds = hops * point_to_point(hidden, link, parallel.tp * parallel.pp)
         said.append(Transfer("stages.send", hops, hops * hidden, seconds))
     return said
 

@@ -35,6 +35,7 @@ class Efficiency:
         link: between devices; None where there is but one.
         spread: by what share operations and communication may be off, in nine cases of ten.
         overhead_spread: the same of everything else: 1 is half to twice as much.
+        source, overhead_source: how the one and the other is known.
     """
 
     memory: float
@@ -49,6 +50,7 @@ class Efficiency:
     spread: float = 0.0
     overhead_spread: float = 0.0
     source: Source = "roofline"
+    overhead_source: Source = "roofline"
 
 
 # What nothing can beat: every ceiling is reached, and nothing else takes time.
@@ -58,7 +60,8 @@ IDEAL = Efficiency(memory=1.0, compute=1.0, attention_compute=1.0, sharpness=flo
 def efficiency_of(
     profile_name: str, device: Device, parallel: Parallel | None = None, *, eager: bool = False
 ) -> Efficiency:
-    """Of an engine (one of ``PROFILES``) on a device.
+    """Of an engine (one of ``PROFILES``) on a device. On processors, and where these share
+    their memory with a GPU, too little is known of each engine: all have the same.
 
     ``eager``: every kernel is launched by Python, without CUDA graphs (vLLM's ``enforce_eager``).
 
@@ -72,8 +75,8 @@ def efficiency_of(
         found = _UNIFIED
     else:
         found = _on_gpu(profile_name, device, eager)
-    if parallel is None or parallel.num_devices == 1:
-        return found
+    if parallel is None or parallel.tp == parallel.pp == parallel.ep == 1:
+        return found  # copies of a model have nothing to say to each other
     return replace(found, link=link_of(device))
 
 
@@ -88,8 +91,8 @@ _OTHER_GPU = (0.80, 0.70)  # as the A40 of the same profiles: 0.74 to 0.83, and 
 _SPREAD, _OTHER_SPREAD = 0.20, 0.30
 
 _GRAPHS = Efficiency(
-    memory=0.0,
-    compute=0.0,
+    memory=_OTHER_GPU[0],
+    compute=_OTHER_GPU[1],
     # FlashAttention-2 and -3 reach about 0.6 to 0.7 of the peak at long prompts, less at short.
     attention_compute=0.55,
     dequantized=0.8,  # weights of 4 bits in products of 16: 0.7 to 0.9
@@ -109,7 +112,7 @@ def _on_gpu(profile_name: str, device: Device, eager: bool) -> Efficiency:
     # octavo runs op by op on a GPU, in PyTorch.
     is_eager = eager or profile_name == "octavo"
     base = _LLAMA_CPP if profile_name == "llama.cpp" else _EAGER if is_eager else _GRAPHS
-    spread = _SPREAD if shares else _OTHER_SPREAD
+    spread = _SPREAD if shares and device.trust == "sure" else _OTHER_SPREAD
     return replace(base, memory=memory, compute=compute, spread=spread)
 
 
@@ -121,20 +124,21 @@ _UNIFIED = replace(
 
 # -- processors -----------------------------------------------------------------------------------
 
-# Of what probes reach on the same cores, octavo's kernels (benchmarks/results, two vCPUs of an EPYC
-# and of a Xeon; SmolLM2-135M and a model of 1B, both of 4 bits): a lone stream 0.70 to 0.89 of the
-# bandwidth with all that surrounds reading, prompts 0.39 to 0.58 of the products. Batches of 8 and
-# 32 take nearly as long as their reading and their products together: in-order work on few cores
-# overlaps badly.
+# Of what probes reach on the same cores, octavo's kernels (benchmarks/results of 2026-11-22, two
+# vCPUs of an EPYC and of a Xeon with neighbours; models of 4 bits): a lone stream 0.70 to 0.89 of
+# the bandwidth with all that surrounds reading, prompts 0.38 to 0.58 of the products. Batches of 8
+# and 32 take nearly as long as reading and products together: on few cores they overlap badly.
+# Operations alone then come to 0.97 to 1.22 of the step times of the one, 0.67 to 0.84 of those of
+# the other.
 _CPU = Efficiency(
-    memory=0.95,
-    compute=0.53,
+    memory=0.90,
+    compute=0.48,
     attention_compute=0.30,
     sharpness=1.5,
     launch_s=1e-6,  # a barrier of all threads
     step_s=0.1e-3,  # 56 to 157 us with one sequence, 418 to 524 with eight
     sequence_s=40e-6,
-    spread=0.30,
+    spread=0.35,
     overhead_spread=1.0,
 )
 # Of a sheet: 0.75 to 0.85 of the channels' bandwidth is reached at all, and clocks fall.
@@ -149,5 +153,5 @@ def _on_cpu(device: Device) -> Efficiency:
         memory=_CPU.memory * _SHEET_MEMORY,
         compute=_CPU.compute * _SHEET_COMPUTE,
         attention_compute=_CPU.attention_compute * _SHEET_COMPUTE,
-        spread=0.40,
+        spread=0.45,
     )

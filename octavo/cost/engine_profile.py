@@ -79,6 +79,8 @@ class Room:
     kv_dtype: str
 
 
+_NOTHING = Prediction.sure(0.0)
+
 Activations = Callable[[ModelSpec, Parallel, Settled], Prediction]
 
 
@@ -100,9 +102,9 @@ class EngineProfile:
         name, version: of the engine; the constants are of this version.
         defaults: limits for a device, all but the length given.
         activations: what a device needs for the largest step.
-        non_torch_bytes: of what no allocator counts: of one device alone, and of one that talks to
+        non_torch: bytes that no allocator counts: of one device alone, and of one that talks to
             others.
-        graphs_bytes: of recorded steps, and more of them for each byte of a device's weights.
+        graphs: bytes of recorded steps, by those of a device's weights.
         keeps_back: which of ``activations``, ``non_torch`` and ``graphs`` the engine leaves out of
             the KV pool itself; the others must fit into the memory that it does not use.
         keeps_windows_only: what no window sees any more gives its KV memory back.
@@ -116,8 +118,8 @@ class EngineProfile:
     version: str
     defaults: Callable[[Device], Limits]
     activations: Activations
-    non_torch_bytes: tuple[float, float] = (0.0, 0.0)
-    graphs_bytes: tuple[float, float] = (0.0, 0.0)
+    non_torch: tuple[Prediction, Prediction] = (_NOTHING, _NOTHING)
+    graphs: Callable[[int], Prediction] = lambda weights_bytes: _NOTHING
     keeps_back: frozenset[str] = frozenset({"activations", "non_torch"})
     keeps_windows_only: bool = True
     kv_types: Mapping[str, str] = field(default_factory=dict)
@@ -209,20 +211,31 @@ def _layers_peak(spec: ModelSpec, parallel: Parallel, limits: Settled) -> float:
     return 2.0 * limits.max_num_batched_tokens * (values + 4 * spec.hidden_size)
 
 
-# Up to 0.11 on H100: 0.13 GiB beside the allocator, 0.55 with NCCL. Recorded steps are made after
-# the pool, in what utilization leaves free: 0.3 GiB, and 1 of a model of 64 GiB.
+def _vllm_graphs(weights_bytes: int) -> Prediction:
+    """Made after the pool, in what utilization leaves free: 0.3 GiB of small models, 1 GiB of one
+    of 64 GiB; logs have anything from -0.9 to 1."""
+    return Prediction.around(0.3 * GIB + 0.7 / 64 * weights_bytes, 1.0, "published")
+
+
+def _gibs(value: float, low: float, high: float) -> Prediction:
+    return Prediction(value * GIB, low * GIB, high * GIB, "published")
+
+
+# Up to 0.11 on H100: 0.13 GiB beside the allocator, 0.55 with NCCL.
 _VLLM_011 = EngineProfile(
     name="vllm",
     version="0.11",
     defaults=_vllm_defaults,
     activations=_vllm_activations,
-    non_torch_bytes=(0.13 * GIB, 0.55 * GIB),
-    graphs_bytes=(0.3 * GIB, 0.7 / 64),
+    non_torch=(_gibs(0.13, 0.0, 0.3), _gibs(0.55, 0.4, 0.8)),
+    graphs=_vllm_graphs,
     mxfp4_unit=256,  # gpt-oss takes what 2,880 values take when they are 3,072
 )
 # On an RTX 4090 the sampler explains all that 0.19 keeps back (1.15 GiB), so that nothing is left
 # for the rest; what is more with NCCL is taken to be as before.
-_VLLM_019 = replace(_VLLM_011, version="0.19", non_torch_bytes=(0.0, 0.42 * GIB))
+_VLLM_019 = replace(
+    _VLLM_011, version="0.19", non_torch=(_gibs(0.0, 0.0, 0.3), _gibs(0.42, 0.3, 0.8))
+)
 
 
 # -- llama.cpp ------------------------------------------------------------------------------------

@@ -83,10 +83,12 @@ def _layer_type(config: TextConfig, layer: int) -> str:
     return "linear_attention" if (layer + 1) % interval else "full_attention"
 
 
-def _mamba2(config: TextConfig) -> Mamba2:
-    """As Bamba and Granite have it; the inner size is a multiple of the hidden one."""
+def _mamba2(config: TextConfig, has_norm: bool = True) -> Mamba2:
+    """As Bamba, Granite and Falcon-H1 have it; the inner size is a multiple of the hidden one where
+    it is not given."""
     heads = config.integer("mamba_n_heads")
-    inner = int(config.number("mamba_expand", 2.0) * config.hidden)
+    expanded = int(config.number("mamba_expand", 2.0) * config.hidden)
+    inner = config.integer("mamba_d_ssm", expanded)
     return Mamba2(
         heads=heads,
         head_dim=inner // heads,
@@ -95,8 +97,13 @@ def _mamba2(config: TextConfig) -> Mamba2:
         kernel=config.integer("mamba_d_conv"),
         has_conv_bias=config.flag("mamba_conv_bias", True),
         has_proj_bias=config.flag("mamba_proj_bias", False),
-        norm_size=inner,
+        norm_size=inner if has_norm else 0,
     )
+
+
+def mamba_beside_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
+    mamba = _mamba2(config, has_norm=config.flag("mamba_rms_norm", False))
+    return (*attention(config, layer), mamba)
 
 
 def mamba_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:

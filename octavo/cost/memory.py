@@ -32,7 +32,7 @@ class Memory:
         total_bytes: that the device reports. usable_bytes: that the engine may use.
         activations: of the largest step. non_torch_bytes, graphs_bytes: see ``EngineProfile``.
         kept_back_bytes: what of these, and of the reserve, is not for the KV pool.
-        left_bytes: for the KV pool; less than 0 is what is missing.
+        left: for the KV pool; less than 0 is what is missing.
         kv_bytes: of the KV pool.
         num_blocks: of the KV pool, of ``block_size`` tokens in all layers.
         attention: the layers whose keys and values lie here.
@@ -46,13 +46,17 @@ class Memory:
     non_torch_bytes: int
     graphs_bytes: int
     kept_back_bytes: int
-    left_bytes: int
+    left: Prediction
     kv_bytes: int
     block_size: int
     num_blocks: int
     attention: tuple[AttentionOp, ...]
     limits: Settled
     keeps_windows_only: bool
+
+    @property
+    def left_bytes(self) -> int:
+        return int(self.left.value)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -128,40 +132,42 @@ class _Case:
 
     def stage(self, index: int) -> Memory:
         """A device of one stage of the pipeline."""
-        limits, profile = self.limits, self.profile
         weights = round(sum(self._held_bytes(index)))
-        activations = profile.activations(self.spec, self.parallel, limits)
-        others = {"activations": activations.value, **self._fixed(weights)}
-        kept_back = limits.reserve_bytes + sum(others[name] for name in profile.keeps_back)
-        usable = limits.utilization * self.device.memory_bytes
-        left = usable - weights - kept_back
+        needs = self._needs(weights)
+        kept_back = sum(
+            (needs[name] for name in sorted(self.profile.keeps_back)),
+            Prediction.sure(self.limits.reserve_bytes),
+        )
+        usable = self.limits.utilization * self.device.memory_bytes
+        left = kept_back.map(lambda num_bytes: usable - weights - num_bytes)
         span = stage_layers(self.spec, self.parallel, index)
         layers = self.spec.layers[span.start : span.stop]
         attention = attention_ops(layers, self.precision, self.parallel.tp)
-        kv_bytes, num_blocks = self._pool(max(0.0, left), attention)
+        kv_bytes, num_blocks = self._pool(max(0.0, left.value), attention)
         return Memory(
             total_bytes=int(self.device.memory_bytes),
             usable_bytes=int(usable),
             weights_bytes=weights,
-            activations=activations,
-            non_torch_bytes=int(others["non_torch"]),
-            graphs_bytes=int(others["graphs"]),
-            kept_back_bytes=int(kept_back),
-            left_bytes=int(left),
+            activations=needs["activations"],
+            non_torch_bytes=int(needs["non_torch"].value),
+            graphs_bytes=int(needs["graphs"].value),
+            kept_back_bytes=int(kept_back.value),
+            left=left,
             kv_bytes=int(kv_bytes),
-            block_size=limits.block_size,
+            block_size=self.limits.block_size,
             num_blocks=num_blocks,
             attention=attention,
-            limits=limits,
-            keeps_windows_only=profile.keeps_windows_only,
+            limits=self.limits,
+            keeps_windows_only=self.profile.keeps_windows_only,
         )
 
-    def _fixed(self, weights_bytes: int) -> dict[str, float]:
-        alone, beside_others = self.profile.non_torch_bytes
-        least, for_each_byte = self.profile.graphs_bytes
+    def _needs(self, weights_bytes: int) -> dict[str, Prediction]:
+        """What a device needs beside weights and KV, by the names of ``keeps_back``."""
+        alone, beside_others = self.profile.non_torch
         return {
+            "activations": self.profile.activations(self.spec, self.parallel, self.limits),
             "non_torch": alone if self.parallel.num_devices == 1 else beside_others,
-            "graphs": least + for_each_byte * weights_bytes,
+            "graphs": self.profile.graphs(weights_bytes),
         }
 
     def _pool(self, left: float, attention: tuple[AttentionOp, ...]) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo.cost.catalogue import spec_of
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.stored import has_weights
+from octavo.cost.stored import has_weights, other_params
 from octavo.errors import ConfigError, ModelFileError
 from octavo.model_files import ModelFolder, begins_as_gguf, split_parts
 
@@ -39,7 +39,9 @@ def _of_folder(path: Path) -> ModelSpec:
     if config is None:
         raise ModelFileError(path, "the folder has no config.json")
     spec = ModelSpec.of_hf(config, path=path / "config.json")
-    return replace(spec, source=path) if has_weights(path) else spec
+    if not has_weights(path):
+        return spec
+    return replace(spec, source=path, other_params=other_params(path))
 
 
 def _of_config(path: Path) -> ModelSpec:

@@ -41,6 +41,11 @@ class Prediction:
         """Give or take a share of the value, which is not negative: 0.1 is ten per cent."""
         return cls(value, value / (1 + share), value * (1 + share), source)
 
+    @classmethod
+    def sure(cls, value: float, source: Source = "published") -> Prediction:
+        """What is not in doubt."""
+        return cls(value, value, value, source)
+
     def map(self, function: Callable[[float], float]) -> Prediction:
         """What a function makes of it that rises, or falls, all the way."""
         ends = function(self.low), function(self.high)

@@ -97,8 +97,9 @@ class StepCost:
         """What takes most of the time; ``latency``: launches, and all that comes once a step."""
         seconds: dict[Bound, float] = {"memory": 0.0, "compute": 0.0}
         seconds |= {"latency": self.overhead.value, "communication": self.comm.value}
+        stages = self.compute.value / (sum(op.seconds for op in self.ops) or 1.0)
         for op in self.ops:
-            seconds[op.bound] += op.seconds
+            seconds[op.bound] += stages * op.seconds
         return max(seconds, key=seconds.__getitem__)
 
 
@@ -155,7 +156,9 @@ class StepModel:
             merge_transfers(chain.from_iterable(each.transfers for each in done)),
             _sum(each.compute for each in done),
             _sum(each.comm for each in done),
-            self._off_by(overhead, self.efficiency.overhead_spread),
+            Prediction.around(
+                overhead, self.efficiency.overhead_spread, self.efficiency.overhead_source
+            ),
         )
 
     def _pass_seconds(self, rows: Rows) -> float:
@@ -175,7 +178,7 @@ class StepModel:
             [op.cost(work) for op, work in works if work.bytes or work.flops],
             said,
             _sum(op.prediction(work) for op, work in works),
-            self._off_by(comm, self.efficiency.spread),
+            Prediction.around(comm, self.efficiency.spread, self.efficiency.source),
         )
         known = self._known(rows)
         return found if known is None else found.scaled_to(known)
@@ -191,9 +194,6 @@ class StepModel:
 
     def _overhead(self, num_seqs: int) -> float:
         return self.efficiency.step_s + num_seqs * self.efficiency.sequence_s
-
-    def _off_by(self, seconds: float, spread: float) -> Prediction:
-        return Prediction.around(seconds, spread, self.efficiency.source)
 
 
 @dataclass(frozen=True, slots=True)

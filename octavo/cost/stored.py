@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from octavo.cost.model_spec import ModelSpec
@@ -29,9 +30,11 @@ Place = tuple[int | None, Part]
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h|blocks)\.(\d+)\.")
 _VECTORS = ("weight", "bias", "sinks", "A_log", "D", "dt_bias", "e_score_correction_bias", "ssm_a")
+# Modules that only draft (``speculation/mtp.py``), and factors of rope: no part of a plan.
+_UNPLANNED = ("mtp.", "nextn.", "rope_freqs")
 # The first of these that a name has in it says what the tensor is part of.
 _PARTS: tuple[tuple[str, Part], ...] = (
-    *((word, "other") for word in ("vision", "visual", "multi_modal", "mtp.", "rope_freqs")),
+    *((word, "other") for word in ("vision", "visual", "multi_modal", "audio_tower")),
     ("conv1d", "norm"),
     *((word, "mlp") for word in ("shexp", "shared_expert.", "shared_experts.", "shared_mlp")),
     *((word, "router") for word in ("router", "gate_inp", "mlp.gate.", "moe.gate.", "expert_gate")),
@@ -40,6 +43,7 @@ _PARTS: tuple[tuple[str, Part], ...] = (
     *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "fc1", "fc2")),
     *((word, "head") for word in ("lm_head", "output.", "embed_out")),
     *((word, "embedding") for word in ("embd", "embed", "wte", "wpe")),
+    *((word, "norm") for word in ("norm", "ln_")),
 )
 
 
@@ -84,30 +88,41 @@ def stored_bytes(path: Path) -> dict[Place, int]:
     return dict(found)
 
 
+def other_params(path: Path) -> int:
+    """Parameters that a checkpoint has beside its text model, such as those of a vision tower."""
+    return sum(
+        prod(shape) for name, shape, _ in _tensors(path) if _place(name, shape) == (None, "other")
+    )
+
+
 def has_weights(folder: Path) -> bool:
     """Whether a folder has more than a config."""
     return any((folder / name).exists() for name in (_WHOLE, _INDEX))
 
 
 def _place_of(weight: WeightShape) -> Place:
-    is_vector = not weight.inputs and weight.part != "other"
+    is_vector = not weight.inputs and weight.part not in ("experts", "other")
     return weight.layer, "norm" if is_vector else weight.part
 
 
 def _place(name: str, shape: tuple[int, ...]) -> Place:
+    part: Part = next((part for word, part in _PARTS if word in name), "other")
+    if part == "other":
+        return None, part
     match = _LAYER.search(name)
     layer = int(match[1]) if match else None
     if len(shape) == 1 and name.rpartition(".")[2] in _VECTORS:
         return layer, "norm"
-    part = next((part for word, part in _PARTS if word in name), None)
-    return layer, part or "other"
+    return layer, part
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Name, shape and bytes of each tensor."""
-    if path.is_dir():
-        yield from _of_safetensors(path)
-        return
+    """Name, shape and bytes of each tensor that a plan counts."""
+    tensors = _of_safetensors(path) if path.is_dir() else _of_gguf(path)
+    return (each for each in tensors if not any(word in each[0] for word in _UNPLANNED))
+
+
+def _of_gguf(path: Path) -> Iterator[tuple[str, tuple[int, ...], int]]:
     from octavo.models.gguf import GGUFFile
 
     for part in split_parts(path.name):

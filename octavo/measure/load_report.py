@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +41,9 @@ class SteadyState:
         tokens = completions = 0
         for record in records:
             completions += record.completed and window.begin < record.ended <= window.end
-            for time, count in zip(record.event_times, record.tokens_of_events(), strict=True):
-                tokens += count * (window.begin < time <= window.end)
+            first = bisect_right(record.event_times, window.begin)
+            last = bisect_right(record.event_times, window.end)
+            tokens += sum(record.tokens_of_events()[first:last])
         inside = [record for record in records if window.holds(record)]
         return cls(
             window,

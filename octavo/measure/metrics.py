@@ -7,8 +7,8 @@ is exact and not by whole seconds. docs/metrics.md has them all. Nothing here re
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,11 +41,13 @@ class Distribution:
     @classmethod
     def of(cls, values: Sequence[float], percents: Sequence[float]) -> Distribution:
         ordered = sorted(values)
+        mean = statistics.fmean(ordered)
         return cls(
             len(ordered),
-            statistics.fmean(ordered),
+            mean,
             statistics.median(ordered),
-            statistics.pstdev(ordered),
+            # What statistics.pstdev gives, which computes with fractions, and so for a long time.
+            math.sqrt(math.fsum([(value - mean) ** 2 for value in ordered]) / len(ordered)),
             ordered[0],
             ordered[-1],
             {percent: percentile(ordered, percent) for percent in percents},
@@ -172,11 +174,11 @@ def peak_output_rate(completed: Sequence[RequestRecord], duration: float) -> flo
     begin = min(record.sent for record in completed)
     width = min(1.0, duration)
     last = max(0, int(duration / width) - 1) if duration <= 1.0 else int(duration)
-    bins: Counter[int] = Counter()
+    bins = [0] * (last + 1)
     for record in completed:
         for time, tokens in zip(record.event_times, record.tokens_of_events(), strict=True):
             bins[min(last, int((time - begin) / width))] += tokens
-    return max(bins.values(), default=0) / width
+    return max(bins) / width
 
 
 def bootstrap_intervals(

@@ -85,6 +85,8 @@ class RequestRecord:
 
     def tokens_of_events(self) -> list[int]:
         """Tokens of each event. What is not known is what is left of the total, spread evenly."""
+        if None not in self.event_tokens:
+            return list(self.event_tokens)  # type: ignore[arg-type]
         known = sum(count for count in self.event_tokens if count is not None)
         unknown = self.event_tokens.count(None)
         left = max(0, self.output_tokens - known)

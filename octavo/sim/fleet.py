@@ -8,23 +8,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from octavo.core.batch import Batch, ScheduledRequest
-from octavo.core.request import FinishReason, Request
+from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, QueueFullError, RequestError
 from octavo.sim.agenda import Agenda
 from octavo.sim.drafts import check_drafts
 from octavo.sim.flight import Flight
+from octavo.sim.outage import Outage
 from octavo.sim.replica import Cost, Replica, ReplicaSpec, ReplicaTotals, StepTimes
 from octavo.sim.router import Router, router_named
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """A replica fails, and comes back with an empty cache. Its requests are sent again."""
-
-    replica: int
-    at_s: float
-    lasts_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +127,23 @@ class Fleet:
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
         flight = self._flights[request.request_id]
-        if token_ids:
-            if not flight.output:
-                flight.first_scheduled = request.stats.first_scheduled_time
-                flight.record.cached_tokens = request.stats.num_cached_tokens
-            flight.take(token_ids, now)
-        if request.is_finished:
-            self._stage_ended(flight, request, now)
+        if not flight.output:
+            flight.first_scheduled = request.stats.first_scheduled_time
+            flight.record.cached_tokens = request.stats.num_cached_tokens
+        flight.take(token_ids, now)
+
+    def ended(self, request: Request, now: float) -> None:
+        flight = self._flights[request.request_id]
+        flight.num_preemptions += request.num_preemptions
+        if self._apart is None or not self._is_first_token_of_more(flight, request):
+            del self._flights[request.request_id]
+            assert request.finish_reason is not None
+            flight.end(now, request.finish_reason.value)
+            self._on_end(flight)
+            return
+        arrives = now + self._apart.transfer_seconds(request.num_prompt_tokens)
+        attempt = flight.times_sent
+        self._agenda.at(arrives, lambda: self._go_on(flight, attempt))
 
     def refused(self, request: Request, error: RequestError) -> None:
         flight = self._flights.pop(request.request_id, None)
@@ -163,19 +165,10 @@ class Fleet:
         )
         pool.add(flight, request)
 
-    def _stage_ended(self, flight: Flight, request: Request, now: float) -> None:
-        flight.num_preemptions += request.num_preemptions
-        apart = self._apart
-        is_first = apart is not None and request.params.max_tokens == 1 and flight.num_missing
-        if apart is None or not is_first or request.finish_reason is not FinishReason.LENGTH:
-            del self._flights[request.request_id]
-            assert request.finish_reason is not None
-            flight.end(now, request.finish_reason.value)
-            self._on_end(flight)
-            return
-        arrives = now + apart.transfer_seconds(request.num_prompt_tokens)
-        attempt = flight.times_sent
-        self._agenda.at(arrives, lambda: self._go_on(flight, attempt))
+    def _is_first_token_of_more(self, flight: Flight, request: Request) -> bool:
+        """Whether a request that has ended was for the prompt and the first token alone."""
+        is_first = len(flight.output) == 1 and request.params.max_tokens == 1
+        return is_first and flight.num_missing > 0
 
     def _go_on(self, flight: Flight, attempt: int) -> None:
         """The KV of a prompt has arrived where its answer is computed."""

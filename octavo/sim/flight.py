@@ -34,20 +34,15 @@ class Flight:
 
     def take(self, token_ids: list[int], now: float) -> None:
         """Some tokens of the answer have come."""
-        record = self.record
-        if not self.output:
-            record.first_byte = record.first_token = now
-        record.last_token = now
-        record.event_times.append(now)
-        record.event_tokens.append(len(token_ids))
+        self.record.event_times.append(now)
+        self.record.event_tokens.append(len(token_ids))
         self.output.extend(token_ids)
 
     def begin_anew(self) -> None:
         """Whoever was at it has failed: what came until then is worth nothing."""
-        record = self.record
-        record.first_byte = record.first_token = record.last_token = record.cached_tokens = None
-        record.event_times.clear()
-        record.event_tokens.clear()
+        self.record.cached_tokens = None
+        self.record.event_times.clear()
+        self.record.event_tokens.clear()
         self.output.clear()
         self.first_scheduled = None
 
@@ -55,6 +50,9 @@ class Flight:
         """All has come that will."""
         record = self.record
         record.ended = now
+        if record.event_times:
+            record.first_byte = record.first_token = record.event_times[0]
+            record.last_token = record.event_times[-1]
         record.output_tokens = len(self.output)
         record.finish_reason = finish_reason
         self.is_over = True

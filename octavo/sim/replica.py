@@ -45,6 +45,7 @@ class ReplicaTotals:
     name: str
     num_steps: int = 0
     busy_s: float = 0.0
+    last_step_s: float = 0.0  # when it ended
     tokens_computed: int = 0
     num_preemptions: int = 0
     prefix_tokens_queried: int = 0
@@ -68,7 +69,11 @@ class Front(Protocol):
     """Who stands before a replica, and hears what comes of requests."""
 
     def received(self, request: Request, token_ids: list[int], now: float) -> None:
-        """Tokens have come, or the request has ended."""
+        """Tokens of an answer have come."""
+        ...
+
+    def ended(self, request: Request, now: float) -> None:
+        """No more will come."""
         ...
 
     def refused(self, request: Request, error: RequestError) -> None:
@@ -100,7 +105,6 @@ class Replica:
         self._front = front
         self._watch = watch
         self._totals = ReplicaTotals(name)
-        self._last_end = 0.0
         self._start_engine()
 
     def _start_engine(self) -> None:
@@ -201,8 +205,8 @@ class Replica:
         begun, totals = self._begun.popleft(), self._totals
         totals.num_steps += 1
         totals.tokens_computed += step.stats.num_tokens
-        totals.busy_s += now - max(begun, self._last_end)
-        self._last_end = now
+        totals.busy_s += now - max(begun, totals.last_step_s)
+        totals.last_step_s = now
         if self._watch is not None:
             self._watch(StepTimes(self.name, begun, now, step))
         self._deliver(step, now)
@@ -216,9 +220,10 @@ class Replica:
             request = update.request
             if request.request_id not in requests:
                 continue  # nobody listens any more
+            received(request, update.new_token_ids, now)
             if request.is_finished:
                 del requests[request.request_id]
-            received(request, update.new_token_ids, now)
+                self._front.ended(request, now)
 
 
 class _Cost:

@@ -4,17 +4,23 @@ wrong, who the clients are. The rest are those of the engine, the workload and t
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 from octavo.options import option
-from octavo.sim.fleet import Outage
-from octavo.sim.router import ROUTERS
+from octavo.sim.outage import Outage
 from octavo.workload.settings import LoadSettings, at_least
 
+# As in octavo.sim.router, which a test checks; --help need not import it.
+ROUTER_NAMES = ("round_robin", "least_loaded", "prefix_aware")
+# Settings of an engine that a simulation has, too. The others choose what runs a model, or how.
+ENGINE_SETTINGS = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),
+    *("kv_cache_memory", "gpu_memory_utilization", "enable_prefix_caching"),
+    *("enable_chunked_prefill", "itl_target_ms", "batching", "max_queued_requests"),
+    *("max_queued_tokens", "speculative_config", "enforce_eager"),
+)
 TRANSFER_GB_S = 50.0  # a network card of 400 Gb/s
-_OUTAGE = re.compile(r"(\d+)@(\d+(?:\.\d+)?)(?:\+(\d+(?:\.\d+)?))?")
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class FleetSettings:
     )
     kv_cache_dtype: str | None = option(None, "type of cached keys and values")
     replicas: int = option(1, "whole engines, each with devices of its own")
-    router: str = option("least_loaded", "who gets a request", tuple(ROUTERS))
+    router: str = option("least_loaded", "who gets a request", ROUTER_NAMES)
     prefill_replicas: int = option(
         0, "of the replicas, those that compute prompts only; the others then compute answers only"
     )
@@ -64,7 +70,7 @@ class FleetSettings:
 
     @property
     def outages(self) -> tuple[Outage, ...]:
-        return tuple(map(_outage, self.fail))
+        return tuple(map(Outage.read, self.fail))
 
 
 @dataclass(frozen=True)
@@ -104,11 +110,3 @@ class ClientSettings:
                 f"arrival {self.arrival} and burstiness {load.burstiness} contradict each other"
             )
         return replace(load, burstiness=shape)
-
-
-def _outage(text: str) -> Outage:
-    match = _OUTAGE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"fail: {text!r} is no outage: write 0@30, or 0@30+10 for ten seconds")
-    replica, at_s, lasts_s = match.groups()
-    return Outage(int(replica), float(at_s), math.inf if lasts_s is None else float(lasts_s))

@@ -31,13 +31,6 @@ from octavo.workload.plan import LoadPlan, PromptMaker, create_plan, create_requ
 from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import KINDS, read_trace
 
-# Settings of an engine that a simulation has, too. The others choose what runs a model, or how.
-ENGINE_SETTINGS = (
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),
-    *("kv_cache_memory", "gpu_memory_utilization", "enable_prefix_caching"),
-    *("enable_chunked_prefill", "itl_target_ms", "batching", "max_queued_requests"),
-    *("max_queued_tokens", "speculative_config", "enforce_eager"),
-)
 _TRACES = {"trace": "auto", "timed_trace": "bailian", **{kind: kind for kind in KINDS}}
 
 
@@ -75,11 +68,11 @@ class Simulation:
 def prepare(
     spec: ModelSpec,
     fleet: FleetSettings,
-    engine: Mapping[str, Any],
-    clients: ClientSettings,
     workload: Workload,
     load: LoadSettings,
     *,
+    engine: Mapping[str, Any] | None = None,
+    clients: ClientSettings | None = None,
     slo: Slo | None = None,
     tokenizer: PromptMaker | None = None,
 ) -> Simulation:
@@ -94,7 +87,8 @@ def prepare(
         ConfigError: settings contradict each other, or the model does not fit.
         WorkloadFileError: a file of requests is not as it should be.
     """
-    fleet_spec, setting = _fleet(spec, fleet, engine)
+    clients = clients or ClientSettings()
+    fleet_spec, setting = _fleet(spec, fleet, engine or {})
     asks = _asks(workload, clients, tokenizer or _Vocabulary(spec.vocab_size))
     load = clients.load(load)
     plan = create_plan(load, [ask for ask in asks if ask.follows is None], workload.seed)
@@ -125,20 +119,26 @@ def _fleet(
         settings.outages,
         _disaggregation(settings, kv_bytes_per_token(spec, precision)),
     )
-    setting = {
+    told = {
         "hardware": device.name,
         "devices": parallel.num_devices * settings.replicas,
         "profile": known.name,
         "precision": precision.name,
         **{name: getattr(parallel, name) for name in ("tp", "pp", "ep")},
         "router": settings.router,
+    }
+    return fleet, told | _limits_json(config)
+
+
+def _limits_json(config: EngineConfig) -> dict[str, int]:
+    limits = config.scheduler
+    return {
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
-        "max_num_seqs": config.scheduler.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "max_model_len": config.scheduler.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len,
     }
-    return fleet, setting
 
 
 def _parallel(settings: FleetSettings, count: int) -> Parallel:
@@ -180,21 +180,11 @@ def _engine_config(
 ) -> EngineConfig:
     """What production makes of the same settings, on a device of that memory."""
     is_ours, on_cpu = known.name == "octavo", device.kind == "cpu"
-    num_blocks = engine.get("num_blocks") or held.num_blocks
-    if num_blocks < 1:
-        raise ConfigError(
-            f"{spec.name} does not fit {device.name}: of {held.usable_bytes / 1e9:.1f} GB that may "
-            f"be used, its weights take {held.weights_bytes / 1e9:.1f} GB, and nothing is left for "
-            "keys and values: choose more devices (--tp), larger ones, or a --quantization"
-        )
-    given = {**engine, "num_blocks": num_blocks, "block_size": held.block_size}
-    given["max_num_seqs"] = held.limits.max_num_seqs
-    given.pop("kv_cache_memory", None)
-    if given.get("enable_chunked_prefill", True):
-        given["max_num_batched_tokens"] = held.limits.max_num_batched_tokens
-    if not is_ours:
-        given.setdefault("max_queued_requests", None)
-    args = EngineArgs.from_kwargs(spec.name, **given)
+    args = EngineArgs.from_kwargs(spec.name, **_engine_settings(spec, held, device, engine))
+    if is_ours:
+        args = args.serving()
+    elif "max_queued_requests" not in engine:
+        args = replace(args, max_queued_requests=None)
     capacity = Capacity(
         device="cpu" if on_cpu else "cuda",
         dtype=precision.name,
@@ -204,7 +194,26 @@ def _engine_config(
         kv_dtype=precision.kv.name,
         max_rounds=MAX_ROUNDS if is_ours and on_cpu else 1,
     )
-    return resolve(args.serving() if is_ours else args, capacity)
+    return resolve(args, capacity)
+
+
+def _engine_settings(
+    spec: ModelSpec, held: Memory, device: Device, engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What was asked for, and what follows from the memory that there is."""
+    num_blocks = engine.get("num_blocks") or held.num_blocks
+    if num_blocks < 1:
+        raise ConfigError(
+            f"{spec.name} does not fit {device.name}: of {held.usable_bytes / 1e9:.1f} GB that may "
+            f"be used, its weights take {held.weights_bytes / 1e9:.1f} GB, and nothing is left for "
+            "keys and values: choose more devices (--tp), larger ones, or a --quantization"
+        )
+    settings = {name: value for name, value in engine.items() if name != "kv_cache_memory"}
+    settings |= {"num_blocks": num_blocks, "block_size": held.block_size}
+    settings["max_num_seqs"] = held.limits.max_num_seqs
+    if settings.get("enable_chunked_prefill", True):
+        settings["max_num_batched_tokens"] = held.limits.max_num_batched_tokens
+    return settings
 
 
 def _disaggregation(settings: FleetSettings, kv_bytes: float) -> Disaggregation | None:

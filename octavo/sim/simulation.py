@@ -25,12 +25,16 @@ Progress = Callable[[int, int], None]  # requests that have ended, and all
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last of
-    all that happened."""
+    """What happened. ``flights`` are in the order of sending; ``makespan_s`` ends with the last
+    request and the last step."""
 
     flights: Sequence[Flight]
     replicas: Sequence[ReplicaTotals]
-    makespan_s: float
+
+    @property
+    def makespan_s(self) -> float:
+        ends = [flight.record.ended for flight in self.flights]
+        return max([*ends, *(each.last_step_s for each in self.replicas)], default=0.0)
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -78,4 +82,4 @@ def simulate(
     for flight in clients.flights:
         if not flight.is_over:  # every replica that could serve it has failed for good
             flight.fail(agenda.now, "no replica was left to serve it", status=503)
-    return SimulationResult(clients.flights, fleet.totals(), agenda.now)
+    return SimulationResult(clients.flights, fleet.totals())

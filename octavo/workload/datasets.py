@@ -73,6 +73,7 @@ def random_requests(
     output_len: int,
     *,
     range_ratio: float = 0.0,
+    length_cv: float = 0.0,
     prefix_len: int = 0,
     seed: int = 0,
     avoid: Collection[int] = (),
@@ -81,7 +82,9 @@ def random_requests(
 
     Lengths (without the prefix) are uniform over the whole numbers from ``len * (1 - ratio)``,
     rounded down, to ``len * (1 + ratio)``, rounded up; answers have at least one token. This is
-    what vLLM's ``--random-range-ratio`` has meant since 2025. ``avoid``: ids that must not occur.
+    what vLLM's ``--random-range-ratio`` has meant since 2025. With ``length_cv`` they are
+    log-normal instead, more or less as those of people are: ``len`` is their mean, and so many
+    times that their standard deviation. ``avoid``: ids that must not occur.
 
     Raises:
         ConfigError: a number is out of range.
@@ -90,6 +93,11 @@ def random_requests(
     _at_least(1, output_len=output_len)
     if not 0 <= range_ratio < 1:
         raise ConfigError(f"the range ratio is {range_ratio}, and must be from 0 to below 1")
+    if not 0 <= length_cv < math.inf or (length_cv and range_ratio):
+        raise ConfigError(
+            f"the variation of lengths is {length_cv}: it must be at least 0, and goes not with a "
+            "range ratio"
+        )
     input_lens = _spread(input_len, range_ratio, least=0)
     output_lens = _spread(output_len, range_ratio, least=1)
     if prefix_len + input_lens.start < 1:
@@ -99,8 +107,14 @@ def random_requests(
     prefix = random_token_ids(allowed, prefix_len, f"{seed} prefix")
     requests = []
     for index in range(num):
-        tokens = random_token_ids(allowed, lengths.choice(input_lens), f"{seed} prompt {index}")
-        requests.append(_of_tokens(index, (*prefix, *tokens), lengths.choice(output_lens)))
+        if length_cv:
+            prompt_len, answer_len = (
+                _log_normal(mean, length_cv, lengths) for mean in (input_len, output_len)
+            )
+        else:
+            prompt_len, answer_len = lengths.choice(input_lens), lengths.choice(output_lens)
+        tokens = random_token_ids(allowed, prompt_len, f"{seed} prompt {index}")
+        requests.append(_of_tokens(index, (*prefix, *tokens), answer_len))
     return requests
 
 
@@ -145,6 +159,12 @@ def _spread(length: int, ratio: float, least: int) -> range:
     # 100 * 1.1 is a little more than 110, and must not become 111.
     low, high = round(length * (1 - ratio), 6), round(length * (1 + ratio), 6)
     return range(max(least, math.floor(low)), math.ceil(high) + 1)
+
+
+def _log_normal(mean: float, variation: float, draws: random.Random) -> int:
+    """A length of at least 1, whose standard deviation is ``variation`` times its mean."""
+    variance = math.log1p(variation**2)  # of the logarithm
+    return max(1, round(draws.lognormvariate(math.log(max(mean, 1)) - variance / 2, variance**0.5)))
 
 
 def _of_tokens(index: int, tokens: tuple[int, ...], output_len: int) -> WorkloadRequest:
@@ -321,6 +341,7 @@ def load_dataset(
     input_len: int = 1024,
     output_len: int | None = None,
     range_ratio: float = 0.0,
+    length_cv: float = 0.0,
     prefix_len: int | None = None,
     suffix_len: int = 256,
     num_prefixes: int = 10,
@@ -365,6 +386,7 @@ def load_dataset(
             input_len,
             128 if output_len is None else output_len,
             range_ratio=range_ratio,
+            length_cv=length_cv,
             prefix_len=prefix_len or 0,
             seed=seed,
             avoid=avoid,

@@ -70,6 +70,7 @@ def create_requests(workload: Workload, tokenizer: PromptMaker | None) -> list[W
         input_len=workload.input_len or workload.random_input_len,
         output_len=workload.output_len or lengths.get(name),
         range_ratio=workload.random_range_ratio,
+        length_cv=workload.random_length_cv,
         prefix_len=prefix_lens.get(name),
         suffix_len=workload.prefix_repetition_suffix_len,
         num_prefixes=workload.prefix_repetition_num_prefixes,

@@ -34,6 +34,9 @@ class Workload:
     random_input_len: int = option(1024, "tokens of a random prompt")
     random_output_len: int = option(128, "tokens of its answer")
     random_range_ratio: float = option(0.0, "lengths vary by this share; below 1")
+    random_length_cv: float = option(
+        0.0, "lengths are log-normal instead, with so many times their mean as standard deviation"
+    )
     random_prefix_len: int = option(0, "tokens that all random prompts begin with")
     prefix_repetition_prefix_len: int = option(256, "tokens of a shared beginning")
     prefix_repetition_suffix_len: int = option(256, "tokens behind it")

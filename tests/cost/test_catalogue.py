@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.cost.catalogue import entries, find_name, names, spec_of
+from octavo.cost.precision import precision_of
 from octavo.cost.weights import num_parameters
 from octavo.errors import ConfigError
 
@@ -62,6 +63,8 @@ def test_active_parameters_are_near_those_of_model_cards(name, billions):
         ("google/gemma-3-27b-it", "gemma-3-27b"),
         ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
         ("DeepSeek_V3", "deepseek-v3"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder-30b-a3b"),
         ("openai/gpt-oss-20b", "gpt-oss-20b"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
     ],
@@ -82,3 +85,25 @@ def test_an_unknown_name_is_an_error_with_the_nearest(text, nearest):
 def test_a_name_like_no_other_is_an_error_too():
     with pytest.raises(ConfigError, match="no model"):
         spec_of("§§§")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "quantization"),
+    [
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b", "int4-g128"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b", "int4-g128"),
+        ("nvidia/Qwen3-32B-NVFP4", "qwen3-32b", "nvfp4"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b-fp8", "fp8"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b", "mxfp4"),
+    ],
+)
+def test_names_may_end_in_how_a_model_is_quantized(text, name, quantization):
+    spec = spec_of(text)
+    assert spec.name == name
+    assert precision_of(spec).name == quantization
+
+
+def test_an_unknown_model_that_is_quantized_is_an_error_with_the_nearest():
+    with pytest.raises(ConfigError, match="qwen3-32b"):
+        spec_of("Qwen3-33B-AWQ")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from octavo.cost import hardware_table, this_machine
 from octavo.cost.hardware import Device
@@ -51,6 +54,15 @@ def test_every_device_is_called_by_its_names_and_by_no_other_s():
             assert find_device(name) == (device, 1)
             assert named.setdefault(name, device) is device
     assert len(devices()) >= 33
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(hardware_table._built_in()), st.randoms(), st.sampled_from(" -_"))
+def test_order_case_and_separators_do_not_matter(device, rng, separator):
+    words = re.split("[ -]", device.name)
+    rng.shuffle(words)
+    text = separator.join(rng.choice((str.upper, str.lower, str.title))(word) for word in words)
+    assert find_device(text)[0] == device
 
 
 @pytest.mark.parametrize(

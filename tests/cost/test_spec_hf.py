@@ -87,9 +87,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("bloom", {"vocab_size": 320, "hidden_size": 64, "n_layer": 3, "n_head": 4}),
     ("starcoder2", {}),
     ("falcon", {**NO_GROUPS, "intermediate_size": None, "multi_query": True}),
+    ("falcon_h1", {**MAMBA, "mamba_d_ssm": 128}),
+    ("gptj", {**OLD, "rotary_dim": 8}),
+    ("mpt", {"vocab_size": 320, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}),
     ("cohere", {"use_qk_norm": True}),
     ("cohere2", {}),
+    ("olmo", {}),
     ("olmo2", {}),
+    ("olmo3", {}),
+    ("exaone4", {}),
+    ("ernie4_5", {}),
+    ("hunyuan_v1_dense", {}),
+    ("arcee", {}),
+    ("dots1", {**SMALL_EXPERTS, "first_k_dense_replace": 1, "n_shared_experts": 1}),
     ("olmoe", EXPERTS),
     ("deepseek_v2", LATENT),
     ("deepseek_v3", {**LATENT, "n_group": 1, "topk_group": 1}),
@@ -120,7 +130,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def config_of(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
-    is_old = "n_layer" in changes
+    is_old = "n_layer" in changes or "n_layers" in changes
     values = {**({} if is_old else SIZES), **changes}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of
@@ -123,3 +123,19 @@ def test_a_config_alone_has_no_files(quantized):
     assert alone.source is None
     assert replace(open_spec(path), source=None, name="") == replace(alone, name="")
     assert precision_of(alone).name == "int4-g16"
+
+
+def test_a_vision_tower_counts_and_modules_that_draft_do_not(tiny_model, tmp_path):
+    tensors = load_file(tiny_model / "model.safetensors")
+    tower = {
+        "vision_tower.layers.0.self_attn.q_proj.weight": np.zeros((8, 8), np.float16),
+        "multi_modal_projector.linear_1.bias": np.zeros(8, np.float16),
+    }
+    drafts = {"mtp.fc.weight": np.zeros((48, 96), np.float32)}
+    save_file(tensors | tower | drafts, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    spec, plain = open_spec(tmp_path), open_spec(tiny_model)
+    assert spec.other_params == 8 * 8 + 8
+    assert weights_bytes(spec, precision_of(spec)) == 2 * spec.other_params + weights_bytes(
+        plain, precision_of(plain)
+    )

@@ -54,6 +54,15 @@ def test_time_is_the_sum_of_the_costs():
     assert engine.clock.now() == pytest.approx(1.2)
 
 
+def test_an_engine_says_when_its_next_result_comes():
+    engine = make_engine(lambda batch: 2.0)
+    assert engine.next_result_at is None
+    engine.add(request("a", 10, 1))
+    assert engine.begin_step() and engine.next_result_at == 2.0
+    engine.finish_step()
+    assert engine.next_result_at is None and engine.clock.now() == 2.0
+
+
 def test_a_pipeline_overlaps_batches_but_never_a_request_with_itself():
     def run(depth: int) -> tuple[float, float]:
         engine = make_engine(lambda batch: 1.0, depth=depth, max_num_seqs=2)

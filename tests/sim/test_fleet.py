@@ -11,7 +11,8 @@ import pytest
 from simulating import at_times, different_asks, fleet_spec
 
 from octavo.sim.demand import Ask
-from octavo.sim.fleet import Disaggregation, Outage
+from octavo.sim.fleet import Disaggregation
+from octavo.sim.outage import Outage
 from octavo.workload.arrivals import arrival_times
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_aware")

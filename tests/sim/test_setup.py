@@ -9,8 +9,9 @@ import pytest
 
 from octavo.cost.open_spec import open_spec
 from octavo.errors import ConfigError
-from octavo.sim.fleet import Outage
-from octavo.sim.settings import ClientSettings, FleetSettings
+from octavo.sim.outage import Outage
+from octavo.sim.router import ROUTERS
+from octavo.sim.settings import ROUTER_NAMES, ClientSettings, FleetSettings
 from octavo.sim.setup import prepare
 from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import TraceEntry, write_trace
@@ -23,10 +24,10 @@ def prepared(model="llama-3.1-8b", engine=None, clients=None, workload=SMALL, lo
     return prepare(
         open_spec(model),
         FleetSettings(**fleet),
-        engine or {},
-        clients or ClientSettings(),
         workload,
         load or LoadSettings(request_rate=10.0),
+        engine=engine,
+        clients=clients,
     )
 
 
@@ -114,6 +115,10 @@ def test_prompts_apart_take_time_to_travel():
     kv_bytes = 2 * 8 * 128 * 2 * 32 * 200
     expected = kv_bytes / 0.1e9 - kv_bytes / 100e9
     assert slow.itls[0] - fast.itls[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_routers_have_the_names_that_flags_know():
+    assert tuple(ROUTERS) == ROUTER_NAMES
 
 
 def test_outages_are_read():

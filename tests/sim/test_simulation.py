@@ -21,7 +21,8 @@ from simulating import at_times, different_asks, fleet_spec, replica_spec
 from octavo.errors import ConfigError, EngineError
 from octavo.measure.concurrency import concurrency_curve
 from octavo.sim.demand import Ask, asks_of_trace
-from octavo.sim.fleet import Disaggregation, FleetSpec, Outage
+from octavo.sim.fleet import Disaggregation, FleetSpec
+from octavo.sim.outage import Outage
 from octavo.sim.simulation import simulate
 from octavo.speculation.config import SpeculativeConfig
 from octavo.workload.arrivals import arrival_times
@@ -363,6 +364,13 @@ def test_who_hangs_up_costs_no_more():
     assert gone.record.ended == 1.0 and "hung up after 1 s" in gone.record.error
     assert served.record.completed and not gone.record.completed
     assert all(times.step.batch.num_seqs == 1 for times in steps if times.begun > 1.1)
+
+
+def test_a_run_ends_with_its_last_request_however_long_clients_would_have_waited():
+    asks = [replace(ask, patience_s=500.0) for ask in different_asks(2)]
+    spec = fleet_spec(num_replicas=2, outages=[Outage(1, 100.0, 50.0)])
+    result = at_times(asks, [0.0, 0.0], spec)
+    assert result.makespan_s == max(record.ended for record in result.records) < 2.0
 
 
 def test_what_cannot_be_served_is_refused_as_the_engine_says():

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
 import pytest
@@ -356,3 +357,17 @@ print(read_sharegpt(sys.argv[1], Words(), 12))
         for hash_seed in ("0", "1", "4711")
     }
     assert len(printed) == 1 and len(printed.pop()) > 5000
+
+
+def test_lengths_may_be_log_normal():
+    requests = random_requests(4000, 5000, 400, 50, length_cv=1.0, seed=2)
+    for name, mean in (("input_len", 400), ("output_len", 50)):
+        lengths = [getattr(request, name) for request in requests]
+        assert fmean(lengths) == pytest.approx(mean, rel=0.06)
+        assert pstdev(lengths) == pytest.approx(mean, rel=0.15)
+        assert median(lengths) == pytest.approx(mean / 2**0.5, rel=0.06)
+        assert min(lengths) >= 1
+    assert requests == random_requests(4000, 5000, 400, 50, length_cv=1.0, seed=2)
+    for wrong in ({"length_cv": -1.0}, {"length_cv": 0.5, "range_ratio": 0.5}):
+        with pytest.raises(ConfigError, match="variation of lengths"):
+            random_requests(1, 5000, 400, 50, **wrong)

@@ -1,0 +1,150 @@
+"""What ranks say to each other, by the formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_models import llama3_70b, mixture
+
+from octavo.cost.communication import (
+    Link,
+    Transfer,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    link_of,
+    merge_transfers,
+    point_to_point,
+    reduce_scatter,
+    transfers,
+)
+from octavo.cost.hardware_table import find_device
+from octavo.cost.parallel import Parallel
+from octavo.cost.work import Span, passes
+from octavo.errors import ConfigError
+
+LINK = Link(100.0, (0.5, 0.6, 0.8), latency_s=1.0)
+
+
+def test_formulas_by_hand():
+    # Two ranks reach 50 a second, four 60, eight 80; floors of 1, 1.25 and 1.5 seconds.
+    assert all_reduce(100, 2, LINK) == pytest.approx(1 + 2 * 1 / 2 * 100 / 50)
+    assert all_reduce(100, 4, LINK) == pytest.approx(1.25 + 2 * 3 / 4 * 100 / 60)
+    assert all_reduce(100, 8, LINK) == pytest.approx(1.5 + 2 * 7 / 8 * 100 / 80)
+    assert all_gather(100, 4, LINK) == pytest.approx(1.25 + 3 / 4 * 100 / 60)
+    assert all_to_all(100, 8, LINK) == pytest.approx(1.5 + 7 / 8 * 100 / 80)
+    assert point_to_point(100, LINK) == pytest.approx(1 + 100 / 50)
+
+
+def test_a_sum_is_scattered_and_gathered():
+    """But for one floor of latency."""
+    apart = reduce_scatter(640, 4, LINK) + all_gather(640, 4, LINK)
+    assert all_reduce(640, 4, LINK) == pytest.approx(apart - LINK.floor_s(4))
+
+
+def test_one_rank_says_nothing():
+    assert all_reduce(100, 1, LINK) == all_gather(100, 1, LINK) == 0.0
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(2, 64))
+def test_more_bytes_never_take_less(few, more, num_ranks):
+    few, more = sorted((few, more))
+    for operation in (all_reduce, all_gather, all_to_all):
+        assert operation(few, num_ranks, LINK) <= operation(more, num_ranks, LINK)
+
+
+@pytest.mark.parametrize(
+    ("name", "bus"),
+    [
+        ("a100-80 sxm", {2: 156e9, 4: 167e9, 8: 174e9}),
+        ("h100 sxm", {2: 274e9, 4: 317e9, 8: 365e9}),
+    ],
+)
+def test_large_sums_as_they_were_measured(name, bus):
+    """Bus bandwidth of 64 MB by Vidur's profiles: 2 (n-1)/n bytes / seconds."""
+    link = link_of(find_device(name)[0])
+    for num_ranks, measured in bus.items():
+        seconds = all_reduce(64e6, num_ranks, link)
+        found = 2 * (num_ranks - 1) / num_ranks * 64e6 / seconds
+        assert found == pytest.approx(measured, rel=0.05)
+
+
+def test_small_sums_of_a_decode_step_are_not_for_nothing():
+    """Two in each of 80 layers: one to three milliseconds."""
+    model = llama3_70b(parallel=Parallel(tp=8))
+    (rows,) = passes([Span(100, 1)])
+    layers, head = transfers(model, rows, link_of(find_device("h100 sxm")[0]))
+    assert (layers.name, layers.count) == ("layers.all_reduce", 160)
+    assert 1e-3 < layers.seconds < 3e-3
+    assert layers.num_bytes == 160 * 8192 * 2
+    assert (head.name, head.num_bytes) == ("head.all_gather", 128_256 * 2)
+
+
+def test_nothing_is_gathered_where_nothing_is_sampled():
+    (rows,) = passes([Span(0, 100, 0)])
+    said = transfers(llama3_70b(parallel=Parallel(tp=2)), rows, LINK)
+    assert [each.name for each in said] == ["layers.all_reduce"]
+
+
+def test_stages_send_on():
+    (rows,) = passes([Span(0, 100)])
+    (sent,) = transfers(llama3_70b(parallel=Parallel(pp=4)), rows, LINK)
+    assert (sent.name, sent.count) == ("stages.send", 3)
+    assert sent.seconds == pytest.approx(3 * point_to_point(100 * 8192 * 2, LINK))
+
+
+def test_a_pipeline_of_groups_sums_in_all_layers():
+    (rows,) = passes([Span(9, 1)])
+    parallel = Parallel(tp=2, pp=4)
+    layers, _, sent = transfers(llama3_70b(parallel=parallel), rows, LINK)
+    assert layers.count == 160 and sent.count == 3
+
+
+def test_experts_of_a_group_that_shares_its_rows_are_summed():
+    (rows,) = passes([Span(9, 1)] * 4)
+    for ep in (1, 4):
+        said = transfers(mixture(Parallel(tp=4, ep=ep)), rows, LINK)
+        assert [(each.name, each.count) for each in said] == [
+            ("layers.all_reduce", 96),
+            ("head.all_gather", 1),
+        ]
+
+
+def test_experts_elsewhere_are_sent_their_rows():
+    (rows,) = passes([Span(9, 1)] * 4)
+    (sent,) = transfers(mixture(Parallel(ep=8, dp=8)), rows, LINK)
+    assert (sent.name, sent.count) == ("experts.all_to_all", 2 * 48)
+    assert sent.num_bytes == 2 * 48 * 4 * 8 * 2048 * 2
+    attention, _, experts = transfers(mixture(Parallel(tp=2, ep=8, dp=4)), rows, LINK)
+    assert attention.count == 48  # after attention only
+    assert experts.num_bytes == sent.num_bytes / 2  # either rank of a group sends half
+
+
+def test_transfers_of_passes_add_up():
+    (rows,) = passes([Span(9, 1)])
+    said = transfers(llama3_70b(parallel=Parallel(tp=2)), rows, LINK)
+    twice = merge_transfers([*said, *said])
+    assert twice == tuple(
+        Transfer(each.name, 2 * each.count, 2 * each.num_bytes, 2 * each.seconds) for each in said
+    )
+
+
+def test_beyond_an_island_there_is_a_network():
+    h100, gb200, pair = (
+        link_of(find_device(name)[0]) for name in ("h100 sxm", "gb200", "h100 nvl")
+    )
+    assert (h100.island, gb200.island, pair.island) == (8, 72, 2)
+    assert h100.reached(16) == 40e9 < h100.reached(8)
+    assert h100.floor_s(16) > 2 * h100.floor_s(8)
+    assert gb200.reached(16) == gb200.reached(8) and pair.reached(4) == 40e9
+    assert point_to_point(1e6, h100, 16) > point_to_point(1e6, h100, 8)
+
+
+def test_links_by_their_kind():
+    pcie, nvlink = (link_of(find_device(name)[0]) for name in ("rtx4090", "h100 sxm"))
+    assert 12e9 <= pcie.reached(2) <= 20e9 and 20e-6 <= pcie.floor_s(2) <= 40e-6
+    assert nvlink.floor_s(8) > nvlink.floor_s(4) > nvlink.floor_s(2)
+    assert nvlink.reached(3) == nvlink.reached(4)
+    with pytest.raises(ConfigError, match="M2 Max has no link"):
+        link_of(find_device("m2 max")[0])
