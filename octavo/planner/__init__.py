@@ -26,7 +26,6 @@ _HOMES = {
     "Traffic": "traffic",
     "Verdict": "verdict",
     "judge": "verdict",
-    "open_model": "answer",
     "parse_slo": "slo",
     "plan": "answer",
     "plan_json": "report",

@@ -72,6 +72,11 @@ class Question:
         return Parallel(*(1 if degree is None else degree for degree in degrees))
 
     @property
+    def spec(self) -> ModelSpec:
+        """Of the model; nothing is fetched."""
+        return self.model if isinstance(self.model, ModelSpec) else open_spec(self.model)
+
+    @property
     def limits_of_answers(self) -> Slo:
         if self.slo is None:
             return Slo()
@@ -103,7 +108,7 @@ def answer(question: Question) -> Plan:
             "utilization follows from the rate: give one of them, or concurrency in place of rate"
         )
     device, count = find_device(question.hardware)
-    base = deployment_of(question, open_model(question.model), device, question.quantization)
+    base = deployment_of(question, question.spec, device, question.quantization)
     if parallel is None and count > 1:
         return Plan(question, best_layout(base, count, traffic, slo), slo)
     if ":" in question.hardware:
@@ -134,16 +139,6 @@ def _replicas(count: int, parallel: Parallel) -> int:
             f"{parallel.tp}, pp = {parallel.pp} and dp = {parallel.dp} take"
         )
     return count // parallel.num_devices
-
-
-def open_model(model: str | ModelSpec) -> ModelSpec:
-    """A shape. A model that has been fetched is taken as it is stored; nothing is fetched."""
-    if isinstance(model, ModelSpec):
-        return model
-    from octavo.hub.store import find  # only for who asks by name: it takes a while to import
-
-    stored = find(model)
-    return open_spec(model if stored is None else stored.path)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
-from octavo.planner.answer import Plan, Question, deployment_of, open_model
+from octavo.planner.answer import Plan, Question, deployment_of
 from octavo.planner.confirmation import Confirmed, confirm
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed
@@ -73,8 +73,7 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
 
 
 def _bases(question: Question) -> Iterator[Deployment]:
-    spec = open_model(question.model)
-    given = question.quantization
+    spec, given = question.spec, question.quantization
     for device in _named(question.hardware):
         for quantization in _QUANTIZATIONS if given is None else (given,):
             yield deployment_of(question, spec, device, quantization)
