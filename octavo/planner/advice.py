@@ -19,6 +19,7 @@ from octavo.cost.work import Span
 from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
+from octavo.planner.layouts import island_of
 from octavo.planner.sizing import fewest_replicas
 from octavo.planner.slo import Slo
 from octavo.planner.traffic import Traffic
@@ -140,7 +141,7 @@ def _other_limits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]
     """How many run at once, and how much of prompts a step computes."""
     limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
     for factor in (2.0, 0.5):
-        budget = int(limits.max_num_batched_tokens * factor)
+        budget = max(1, int(limits.max_num_batched_tokens * factor))
         why = (
             "a longer step computes more of a prompt for each reading of the weights"
             if factor > 1
@@ -149,7 +150,7 @@ def _other_limits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]
         yield _Change(
             f"set max_num_batched_tokens to {budget}",
             f"{why}; it is {limits.max_num_batched_tokens}",
-            deployment.limited(max_num_batched_tokens=max(1, budget)),
+            deployment.limited(max_num_batched_tokens=budget),
         )
     needed = traffic.concurrency or fitting
     each = -(-min(needed, fitting) // deployment.num_groups)
@@ -175,6 +176,8 @@ def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterato
     enough = []
     for factor in (1, 2, 4, 8):
         parallel = _with_tp(deployment.parallel, factor)
+        if parallel.tp > island_of(deployment.device):
+            break
         with suppress(ConfigError):
             enough.append(fewest_replicas(replace(deployment, parallel=parallel), traffic, slo))
     found = [verdict.deployment for verdict in enough if verdict is not None]
@@ -280,7 +283,7 @@ def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
 
 
 def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice]]:
-    """Prefix caching, if prompts take a good part of the time."""
+    """Prefix caching, if prompts take a good part of the time: prompts of the rest alone."""
     service, traffic = verdict.service, verdict.traffic
     assert service is not None
     shared = int(traffic.input_len * _SHARED_PREFIX)

@@ -25,8 +25,10 @@ from octavo.errors import ConfigError
 from octavo.planner.advice import Advice, advise
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
+from octavo.planner.layouts import best_layout
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
-from octavo.planner.sizing import Nearest, best_layout, highest_rate, nearest
+from octavo.planner.nearest import Nearest, nearest
+from octavo.planner.sizing import highest_rate
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge

@@ -12,7 +12,7 @@ from octavo.cost.work import Span
 from octavo.errors import ConfigError
 from octavo.planner.deployment import Deployment
 from octavo.planner.figures import gib, ms
-from octavo.planner.sizing import has_slow_link, island_of
+from octavo.planner.layouts import has_slow_link, island_of
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict
 

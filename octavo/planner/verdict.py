@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,9 @@ from octavo.planner.figures import gib, ms, ms_json
 from octavo.planner.latency import Service
 from octavo.planner.slo import Limit, Slo
 from octavo.planner.traffic import Traffic
+
+# What is in the way, from what is farthest from an answer to what is nearest.
+_BY_NEARNESS = ("max_model_len", "weights", "kv", "throughput", "max_num_seqs", "ttft", "tpot")
 
 # Beyond these, more streams in a step hardly make it yield more.
 _MANY_SEATS = 1024
@@ -76,6 +80,17 @@ class Verdict:
     @property
     def is_feasible(self) -> bool:
         return self.binding is None
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Less is better: what does what is asked comes before what does not, then who answers
+        most, then who is soonest; of those that do not, who is nearest to it."""
+        service, binding = self.service, self.binding
+        if service is not None and binding is None:
+            return (0, -service.requests_per_second.value, service.latency().e2e.value)
+        place = 0 if binding is None else _BY_NEARNESS.index(binding.name)
+        slack = min((each.slack for each in self.kept), default=-math.inf)
+        return (1, -place, -slack)
 
     @property
     def is_certain(self) -> bool:

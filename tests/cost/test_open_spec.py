@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from octavo.cost.catalogue import spec_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.weights import num_parameters
 from octavo.errors import ConfigError, ModelError, ModelFileError

@@ -7,7 +7,7 @@ from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.planner import Deployment, Slo, Traffic, judge, parse_slo, search
 from octavo.planner.money import listed
-from octavo.planner.sizing import fewest_replicas, highest_rate, layouts
+from octavo.planner.sizing import fewest_replicas, highest_rate
 
 
 def deployment(model: str, hardware: str, quantization: str | None = None, **parallel: int):
@@ -21,24 +21,6 @@ def deployment(model: str, hardware: str, quantization: str | None = None, **par
         profile("vllm"),
         Limits(),
     )
-
-
-def test_tensors_are_shared_within_a_machine_and_layers_across():
-    spec = open_spec("llama-3.1-405b")
-    found = list(layouts(spec, find_device("h100-sxm")[0], 16))
-    assert {each.tp for each in found} == {1, 2, 4, 8}
-    assert {(each.tp, each.pp) for each in found if each.pp > 1} == {(8, 2)}
-    assert all(each.num_devices <= 16 for each in found)
-
-
-def test_slow_links_allow_pipelines():
-    found = list(layouts(open_spec("llama-3.1-70b"), find_device("rtx4090")[0], 8))
-    assert Parallel(tp=2, pp=4) in found and Parallel(pp=8) in found
-
-
-def test_experts_are_shared_by_tensors_or_by_copies():
-    found = list(layouts(open_spec("mixtral-8x7b"), find_device("h100-sxm")[0], 4))
-    assert Parallel(tp=4, ep=4) in found and Parallel(dp=4, ep=4) in found
 
 
 def test_the_fewest_replicas_do_and_one_less_does_not():
