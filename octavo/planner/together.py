@@ -124,9 +124,12 @@ class _Walk:
 
     def run(self) -> None:
         while self._waiting or self._running:
-            decoding = [each for each in self._running if each.produced]
-            decoding = decoding[: self._seats.max_num_batched_tokens]
-            prompts = self._prompts(self._budget(len(decoding)))
+            # Those that need a single token come first: streams, and prompts but for one.
+            singles = [each for each in self._running if each.produced or self._left(each) == 1]
+            singles = singles[: self._seats.max_num_batched_tokens]
+            decoding = [each for each in singles if each.produced]
+            prompts = [(each, 1) for each in singles if not each.produced]
+            prompts += self._prompts(self._budget(len(singles)))
             if prompts:
                 self._step(decoding, prompts)
             else:
@@ -135,15 +138,19 @@ class _Walk:
                 each for each in self._running if each.produced < self.traffic.output_len
             ]
 
-    def _budget(self, num_decoding: int) -> int:
+    def _left(self, request: _Request) -> int:
+        """Tokens of its prompt."""
+        return self.traffic.input_len - request.computed
+
+    def _budget(self, num_singles: int) -> int:
         """Tokens of a step that are left for prompts."""
-        left = self._seats.max_num_batched_tokens - num_decoding
-        return int(min(left, self._pacer.prompt_tokens(num_decoding)))
+        left = self._seats.max_num_batched_tokens - num_singles
+        return int(min(left, self._pacer.prompt_tokens(num_singles)))
 
     def _prompts(self, budget: int) -> list[tuple[_Request, int]]:
         """Who computes how many tokens of its prompt; whoever is admitted for it runs then."""
         chunks = []
-        started = [each for each in self._running if not each.produced]
+        started = [each for each in self._running if self._left(each) > 1]
         while budget > 0:
             if started:
                 request = started.pop(0)
@@ -152,7 +159,7 @@ class _Walk:
                 self._running.append(request)
             else:
                 break
-            tokens = min(budget, self.traffic.input_len - request.computed)
+            tokens = min(budget, self._left(request))
             chunks.append((request, tokens))
             budget -= tokens
         return chunks

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulated_service import figures, line_cost, serve
 
 from octavo.planner.latency import Seats, decode_time, prefill_time
@@ -27,6 +29,24 @@ def test_without_a_queue_the_plan_is_what_the_simulator_does(input_len):
 def test_who_waits_for_a_seat_and_who_for_tokens_too(seats):
     traffic = Traffic(150, output_len=40, concurrency=8)
     simulated = figures(serve(line_cost(), traffic, seats, 8))
+    assert together(traffic, seats) == pytest.approx(simulated, rel=0.01)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    input_len=st.integers(1, 60),
+    output_len=st.integers(1, 20),
+    concurrency=st.integers(1, 9),
+    max_num_seqs=st.integers(1, 9),
+    budget=st.integers(1, 80),
+    target=st.sampled_from([0.0, 0.006, 0.02]),
+)
+def test_whatever_the_shape_it_is_what_the_engine_does(
+    input_len, output_len, concurrency, max_num_seqs, budget, target
+):
+    traffic = Traffic(input_len, output_len, concurrency=concurrency)
+    seats = Seats(max_num_seqs, budget, target)
+    simulated = figures(serve(line_cost(), traffic, seats, concurrency))
     assert together(traffic, seats) == pytest.approx(simulated, rel=0.01)
 
 

@@ -41,6 +41,7 @@ def serve(step_time, traffic: Traffic, seats: Seats, num_requests: int, seed: in
         max_num_batched_tokens=seats.max_num_batched_tokens,
         max_num_seqs=seats.max_num_seqs,
         max_model_len=traffic.total_len,
+        target_step_seconds=seats.target_step_seconds,
     )
     executor = SimulatedExecutor(lambda batch: step_time(batch.items).value, clock, num_blocks)
     scheduler = Scheduler(config, BlockManager(num_blocks, 16, NoPrefixCache()))
