@@ -35,6 +35,9 @@ class Limits:
         utilization: share of a device's memory that the engine may use.
         kv_cache_memory: bytes of the KV pool, in place of what is left.
         reserve_bytes: that are kept free for others.
+
+    Raises:
+        ConfigError: a value that cannot be.
     """
 
     max_num_seqs: int | None = None
@@ -43,7 +46,7 @@ class Limits:
     block_size: int | None = None
     utilization: float | None = None
     kv_cache_memory: int | None = None
-    reserve_bytes: int = 0
+    reserve_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -52,7 +55,7 @@ class Limits:
                 raise ConfigError(f"{name} must be 1 or more, not {value}")
         if self.utilization is not None and not 0 < self.utilization <= 1:
             raise ConfigError(f"utilization must be above 0 and up to 1, not {self.utilization}")
-        if self.reserve_bytes < 0 or (self.kv_cache_memory or 0) < 0:
+        if min(self.reserve_bytes or 0, self.kv_cache_memory or 0) < 0:
             raise ConfigError("bytes of memory cannot be negative")
 
 
@@ -137,6 +140,7 @@ class EngineProfile:
                 f"max_model_len {length} exceeds the {spec.max_position} positions of "
                 f"{spec.name}: lower it"
             )
+        reserve = limits.reserve_bytes
         return Settled(
             max_num_seqs=limits.max_num_seqs or defaults.max_num_seqs or 1,
             max_num_batched_tokens=(
@@ -146,7 +150,7 @@ class EngineProfile:
             block_size=limits.block_size or defaults.block_size or 1,
             utilization=limits.utilization or defaults.utilization or 1.0,
             kv_cache_memory=limits.kv_cache_memory,
-            reserve_bytes=limits.reserve_bytes or defaults.reserve_bytes,
+            reserve_bytes=(defaults.reserve_bytes or 0) if reserve is None else reserve,
         )
 
     def kv_dtype(self, name: str | None) -> str | None:

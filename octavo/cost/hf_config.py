@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,9 @@ class TextConfig(Fields):
             for other in others
             if name not in given and other in given
         }
+        kinds = given.get("layers_block_type", given.get("hybrid_override_pattern"))
+        if isinstance(kinds, (list, str)):  # which newer configs have in place of the number
+            given.setdefault("num_hidden_layers", len(kinds))
         super().__init__(path, {**family.defaults, **given, **renamed})
         self.family = family
 
@@ -48,8 +51,7 @@ class TextConfig(Fields):
 
     @property
     def num_layers(self) -> int:
-        kinds = self.raw("layers_block_type") or self.raw("hybrid_override_pattern")
-        return len(kinds) if kinds else int(self.integer("num_hidden_layers", maximum=_MAX_LAYERS))
+        return int(self.integer("num_hidden_layers", maximum=_MAX_LAYERS))
 
     @property
     def heads(self) -> int:
@@ -62,6 +64,15 @@ class TextConfig(Fields):
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
         return self.family.windows(self)
+
+    def kinds(self, name: str, known: Collection[str]) -> list[str]:
+        """What each layer is; ModelFileError if that is not one of those that are known."""
+        kinds = self.texts(name)
+        if len(kinds) != self.num_layers or not set(kinds) <= set(known):
+            raise self.error(
+                name, f"is not one of {', '.join(known)} for each of {self.num_layers} layers"
+            )
+        return kinds
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.boolean(name, default))

@@ -78,7 +78,7 @@ def delta_net_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
 
 def _layer_type(config: TextConfig, layer: int) -> str:
     if "layer_types" in config:
-        return str(config.each("layer_types", Fields.text, config.num_layers)[layer])
+        return config.kinds("layer_types", ("linear_attention", "full_attention"))[layer]
     interval = config.integer("full_attention_interval", 4)
     return "linear_attention" if (layer + 1) % interval else "full_attention"
 
@@ -108,7 +108,8 @@ def mamba_beside_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
 
 def mamba_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
     if "layer_types" in config:
-        is_attention = _layer_type(config, layer) in ("attention", "full_attention")
+        kinds = config.kinds("layer_types", ("mamba", "attention", "full_attention"))
+        is_attention = kinds[layer] != "mamba"
     else:
         is_attention = layer in config.each("attn_layer_indices", _index)
     return attention(config, layer) if is_attention else (_mamba2(config),)
@@ -144,10 +145,13 @@ _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def _nemotron_layers(config: TextConfig) -> list[str]:
     """What each layer is, of either spelling."""
-    if "layers_block_type" in config:
-        return config.texts("layers_block_type")
-    pattern = config.text("hybrid_override_pattern")
-    return [_NEMOTRON_LETTERS.get(letter, letter) for letter in pattern]
+    name = "hybrid_override_pattern"
+    if name not in config:
+        return config.kinds("layers_block_type", _NEMOTRON_LETTERS.values())
+    letters = config.text(name)
+    if len(letters) != config.num_layers or not set(letters) <= set(_NEMOTRON_LETTERS):
+        raise config.error(name, f"is not a letter of M*-E for each of {config.num_layers} layers")
+    return [_NEMOTRON_LETTERS[letter] for letter in letters]
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -167,7 +171,7 @@ def windows_by_type(pattern: int, default: int | None = None) -> Callable[[TextC
     def windows(config: TextConfig) -> Windows:
         window = config.integer("sliding_window", default)
         if "layer_types" in config:
-            types = config.each("layer_types", Fields.text, config.num_layers)
+            types = config.kinds("layer_types", ("sliding_attention", "full_attention"))
             return tuple(window if each == "sliding_attention" else None for each in types)
         every = config.integer("sliding_window_pattern", None) or config.integer(
             "_sliding_window_pattern", pattern

@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
-from octavo.cost.weight_shape import Split, WeightShape
+from octavo.cost.weight_shape import Part, Split, WeightShape
 
 _VOCABULARY_UNIT = 64  # rows of an embedding that is shared out are padded to a multiple of these
 
@@ -123,6 +123,6 @@ class ModelSpec:
         if self.head_bias:
             yield replace(self._vocabulary_matrix("lm_head.bias", "norm", ""), inputs=0)
 
-    def _vocabulary_matrix(self, name: str, part: Any, op: str) -> WeightShape:
+    def _vocabulary_matrix(self, name: str, part: Part, op: str) -> WeightShape:
         units = -(-self.vocab_size // _VOCABULARY_UNIT)
         return WeightShape(name, part, self.vocab_size, self.hidden_size, op, Split.OUTPUTS, units)

@@ -33,9 +33,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     kind = general.text("architecture")
     fields = Fields(path, metadata, f"{kind}.")
     shapes = {name: tuple(int(size) for size in entry.shape) for name, entry in tensors.items()}
-    if "token_embd.weight" not in shapes:
-        raise ModelFileError(path, "the tensor token_embd.weight is missing")
-    vocab_size, hidden = shapes["token_embd.weight"]
+    vocab_size, hidden = _sizes_of(shapes, "token_embd.weight", 2, path)
     num_layers = fields.integer("block_count", maximum=_MAX_LAYERS)
     windows = _windows(fields, kind, num_layers)
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
@@ -59,6 +57,15 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
 def _of_layer(shapes: Shapes, index: int) -> Shapes:
     prefix = f"blk.{index}."
     return {name.removeprefix(prefix): s for name, s in shapes.items() if name.startswith(prefix)}
+
+
+def _sizes_of(shapes: Shapes, name: str, count: int, path: Path) -> tuple[int, ...]:
+    """Of a tensor that there has to be."""
+    if name not in shapes:
+        raise ModelFileError(path, f"the tensor {name} is missing")
+    if len(shapes[name]) != count:
+        raise ModelFileError(path, f"{count} dimensions are needed", field=name)
+    return shapes[name]
 
 
 def _sizes(shapes: Shapes, *names: str) -> int:
@@ -154,7 +161,7 @@ class _Layer:
         if not self._has("ffn_gate_inp"):
             return self._dense("ffn_{}", hidden)
         shared = self._dense("ffn_{}_shexp", hidden)
-        count, inner, _ = self._shapes["ffn_up_exps.weight"]
+        count, inner, _ = self._sizes_of("ffn_up_exps.weight", 3)
         return ExpertMlp(
             num_experts=count,
             per_token=self._fields.integer("expert_used_count"),
@@ -167,14 +174,17 @@ class _Layer:
         )
 
     def _dense(self, name: str, hidden: int) -> DenseMlp | None:
-        down = self._shapes.get(name.format("down") + ".weight")
-        if down is None:
+        if not self._has(name.format("down")):
             return None
-        up = self._shapes[name.format("up") + ".weight"]
+        down = self._sizes_of(name.format("down") + ".weight", 2)
+        up = self._sizes_of(name.format("up") + ".weight", 2)
         is_fused = up[0] == 2 * down[1]  # both matrices in one, as Phi-3 has them
         has_bias = f"{name.format('up')}.bias" in self._shapes
         is_gated = self._has(name.format("gate")) or is_fused
         return DenseMlp(inner=down[1], is_gated=is_gated, has_bias=has_bias)
+
+    def _sizes_of(self, name: str, count: int) -> tuple[int, ...]:
+        return _sizes_of(self._shapes, name, count, self._fields.path)
 
     def _has(self, name: str) -> bool:
         return f"{name}.weight" in self._shapes

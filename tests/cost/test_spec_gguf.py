@@ -185,3 +185,16 @@ def test_a_number_may_be_of_each_layer():
 def test_a_file_without_an_embedding_is_damaged():
     with pytest.raises(ModelFileError, match=r"token_embd\.weight"):
         ModelSpec.of_gguf({"general.architecture": "llama"}, {})
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        ({**ATTENTION, "ffn_down.weight": (HIDDEN, 96)}, "ffn_up"),
+        ({**ATTENTION, "ffn_gate_inp.weight": (8, HIDDEN)}, "ffn_up_exps"),
+        ({**ATTENTION, **EXPERTS, "ffn_up_exps.weight": (24, HIDDEN)}, "3 dimensions"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_errors(layer, name):
+    with pytest.raises(ModelFileError, match=name):
+        parsed("llama", [layer], **HEADS)

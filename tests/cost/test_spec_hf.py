@@ -209,6 +209,21 @@ def test_layers_of_nemotron_h_are_of_one_thing_each():
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "name"),
+    [
+        ("nemotron_h", {"hybrid_override_pattern": "MX*E"}, "hybrid_override_pattern"),
+        ("nemotron_h", {"layers_block_type": ["mamba"] * 3}, "layers_block_type"),
+        ("bamba", {**MAMBA, "layer_types": ["mamba", "magic"] * 2}, "layer_types"),
+        ("cohere2", {"layer_types": ["sliding_attention"]}, "layer_types"),
+        ("qwen3_next", {**LINEAR, "layer_types": 4}, "layer_types"),
+    ],
+)
+def test_layers_of_a_kind_that_nobody_knows_are_errors(kind, changes, name):
+    with pytest.raises(ModelFileError, match=name):
+        spec_of(kind, **changes)
+
+
 def test_latent_attention_may_make_queries_in_one_step():
     whole = spec_of("deepseek_v2", **{**LATENT, "q_lora_rank": None}).layers[0].mixers[0]
     assert isinstance(whole, LatentAttention)
