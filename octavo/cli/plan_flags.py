@@ -25,6 +25,9 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:N]",
         help="a device and how many of them; auto is this machine (default: %(default)s)",
     )
+    parser.add_argument(
+        "--hardware-file", metavar="FILE", help="devices of your own, beside those of the table"
+    )
     _add_model_flags(parser)
     _add_traffic_flags(parser)
     _add_engine_flags(parser)
@@ -132,6 +135,7 @@ def question_of(args: argparse.Namespace) -> Question:
     return Question(
         model=args.model,
         hardware=args.hardware,
+        hardware_file=args.hardware_file,
         traffic=Traffic(args.isl, args.osl, args.rate, args.concurrency),
         tp=args.tp,
         pp=args.pp,
@@ -166,7 +170,7 @@ def _price(args: argparse.Namespace) -> Price | None:
         return None if args.price is None else rented(args.price)
     if args.price is not None:
         raise UsageError("--price is of rented hardware, and --purchase of owned: leave one out")
-    device, _ = find_device(args.hardware)
+    device, _ = find_device(args.hardware, args.hardware_file)
     watts = watts_of(device)
     if watts is None:
         raise UsageError(f"nothing is known of the power of {device.name}: say --price")

@@ -40,6 +40,7 @@ class Question:
 
     Args:
         hardware: a device and how many, as `octavo.cost.hardware_table.find_device` has them.
+        hardware_file: of devices of one's own, beside those of the table.
         tp, pp, ep, dp: where none is given, the best layout over all of the devices is taken.
         slo: see `octavo.planner.slo.parse_slo`.
         engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
@@ -51,6 +52,7 @@ class Question:
 
     model: str | ModelSpec
     hardware: str = "auto"
+    hardware_file: str | None = None
     traffic: Traffic = field(default_factory=Traffic)
     tp: int | None = None
     pp: int | None = None
@@ -109,7 +111,7 @@ def answer(question: Question) -> Plan:
         raise ConfigError(
             "utilization follows from the rate: give one of them, or concurrency in place of rate"
         )
-    device, count = find_device(question.hardware)
+    device, count = find_device(question.hardware, question.hardware_file)
     base = deployment_of(question, question.spec, device, question.quantization)
     if parallel is None and count > 1:
         return Plan(question, best_layout(base, count, traffic, slo), slo)

@@ -74,15 +74,15 @@ def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
 
 def _bases(question: Question) -> Iterator[Deployment]:
     spec, given = question.spec, question.quantization
-    for device in _named(question.hardware):
+    for device in _named(question.hardware, question.hardware_file):
         for quantization in _QUANTIZATIONS if given is None else (given,):
             yield deployment_of(question, spec, device, quantization)
 
 
-def _named(names: str) -> Sequence[Device]:
+def _named(names: str, own: str | None) -> Sequence[Device]:
     if names.strip().lower() == ANY:
-        return [device for device in devices() if device.usd_per_hour is not None]
-    return [find_device(name)[0] for name in names.split(",")]
+        return [device for device in devices(own) if device.usd_per_hour is not None]
+    return [find_device(name, own)[0] for name in names.split(",")]
 
 
 def _price(question: Question, device: Device) -> Price | None:

@@ -107,6 +107,20 @@ def test_owned_hardware(document):
     assert found["cost"]["per_day"]["value"] == pytest.approx(24 * hour)
 
 
+def test_hardware_of_ones_own(document, tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text(
+        '[[devices]]\nname = "Lab card"\nmemory_gib = 40\nbandwidth_gb_s = 900\n'
+        "dense_tflops = { fp16 = 100 }\nusd_per_hour = [1, 2]\n"
+    )
+    own = ("--hardware-file", path)
+    _, found = document("plan", "qwen3-8b", "--hardware", "lab-card", *own)
+    assert found["deployment"]["hardware"] == "Lab card"
+    assert found["memory"]["total_bytes"] == 40 * 2**30
+    _, found = document("plan", "qwen3-8b", "--hardware", "lab card,l4", *own, "--cheapest")
+    assert "Lab card" in {offer["hardware"] for offer in found["offers"]}
+
+
 def test_the_cheapest(document, octavo):
     arguments = ("plan", "qwen3-8b", "--hardware", "l4,l40s", "--cheapest", "--rate", 2)
     status, found = document(*arguments, "--slo", "tpot=60", "--profile", "vllm")
