@@ -33,6 +33,9 @@ LEAST_GAIN = 0.05
 # of what they were asked; and how many are guessed at once.
 _ACCEPTANCE, _DRAFT_LENGTH = 0.6, 4
 
+# Of a device that has nothing else to do; the rest is for what no allocator counts.
+_UTILIZATION = 0.95
+
 _SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all have
 
 
@@ -81,7 +84,9 @@ def _changes(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Ch
     yield from _fewer_bits(deployment, traffic)
     yield from _smaller_kv(deployment, traffic)
     yield from _other_layouts(deployment)
-    yield from _other_limits(deployment, traffic)
+    yield from _other_budgets(deployment)
+    yield from _other_seats(deployment, traffic)
+    yield from _more_memory(deployment)
     yield from _more_devices(deployment, traffic, slo)
 
 
@@ -137,9 +142,9 @@ def _with_tp(parallel: Parallel, factor: float) -> Parallel:
     return replace(parallel, tp=tp, ep=1 if parallel.ep == 1 else tp * parallel.dp)
 
 
-def _other_limits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
-    """How many run at once, and how much of prompts a step computes."""
-    limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
+def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
+    """How much of prompts a step computes."""
+    limits = deployment.settled
     for factor in (2.0, 0.5):
         budget = max(1, int(limits.max_num_batched_tokens * factor))
         why = (
@@ -152,20 +157,33 @@ def _other_limits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]
             f"{why}; it is {limits.max_num_batched_tokens}",
             deployment.limited(max_num_batched_tokens=budget),
         )
-    needed = traffic.concurrency or fitting
-    each = -(-min(needed, fitting) // deployment.num_groups)
+
+
+def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+    """How many run at once: as many as are asked for and fit, and no memory for more."""
+    limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
+    asked = traffic.concurrency or (1 if traffic.rate is None else fitting)
+    each = -(-min(asked, fitting or asked) // deployment.num_groups)
     if each > limits.max_num_seqs:
-        yield _Change(
-            f"set max_num_seqs to {each}",
-            f"memory has room for {fitting:,} requests, and {limits.max_num_seqs} run at once",
-            deployment.limited(max_num_seqs=each),
-        )
-    elif 0 < each < limits.max_num_seqs and traffic.concurrency is not None:
-        yield _Change(
-            f"set max_num_seqs to {each}",
+        why = f"memory has room for {fitting:,} requests, and {limits.max_num_seqs} run at once"
+    elif 0 < each < limits.max_num_seqs and traffic.rate is None:
+        why = (
             f"{gib(deployment.memory.activations.value)} are kept for steps of "
-            f"{limits.max_num_seqs} requests, and no more than {each} are under way",
-            deployment.limited(max_num_seqs=each),
+            f"{limits.max_num_seqs} requests, and no more than {each} are under way"
+        )
+    else:
+        return
+    yield _Change(f"set max_num_seqs to {each}", why, deployment.limited(max_num_seqs=each))
+
+
+def _more_memory(deployment: Deployment) -> Iterator[_Change]:
+    """What an engine leaves alone of a device that nobody else uses."""
+    memory, share = deployment.memory, deployment.settled.utilization
+    if deployment.device.kind == "gpu" and share < _UTILIZATION:
+        yield _Change(
+            f"set gpu_memory_utilization to {_UTILIZATION}",
+            f"{gib((1 - share) * memory.total_bytes)} of each device are not used",
+            deployment.limited(utilization=_UTILIZATION),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from octavo.cost.engine_profile import EngineProfile, Limits, Settled
 from octavo.cost.hardware import Device
@@ -60,7 +61,7 @@ class Deployment:
             copy.__dict__[name] = getattr(self, name)
         return copy
 
-    def limited(self, **limits: int) -> Deployment:
+    def limited(self, **limits: Any) -> Deployment:
         """The same with other limits."""
         return replace(self, limits=replace(self.limits, **limits))
 

@@ -73,3 +73,10 @@ def test_a_length_that_does_not_fit_is_to_be_lowered():
         "llama-3.1-8b", "rtx4090", Traffic(4096, 512), limits=Limits(max_model_len=8192)
     )
     assert not any("max_model_len" in what for what in fitting)
+
+
+def test_memory_that_is_kept_for_others_is_advised_where_it_would_do():
+    """The sampler of 1,024 requests takes what the weights would need (reference case R13)."""
+    advice = advised("gpt-oss-120b", "h100-sxm", Traffic(512, 128, concurrency=8))
+    assert advice["set max_num_seqs to 8"].startswith("possible")
+    assert advice["set gpu_memory_utilization to 0.95"].startswith("possible")
