@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.cost.step_cost import StepCost
     from octavo.planner.answer import Plan
     from octavo.planner.cheapest import Solution
+    from octavo.planner.confirmation import Confirmed
     from octavo.planner.deployment import Deployment
 
 EXAMPLES = """\
@@ -54,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --cheapest: no more than so many (default: 64)",
     )
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="have production's scheduler, simulated, say what it makes of the limits of --slo; "
+        "--cheapest always does",
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--memory", action="store_true", help="what memory goes to")
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
@@ -64,6 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.most_devices is not None and not args.cheapest:
         raise UsageError("--most-devices says nothing without --cheapest")
+    if args.confirm and args.slo is None:
+        raise UsageError("--confirm needs --slo: it says whether limits hold")
     return _run_search(args) if args.cheapest else _run_plan(args)
 
 
@@ -72,8 +81,11 @@ def _run_plan(args: argparse.Namespace) -> int:
     from octavo.planner.report import cost_json, plan_json
 
     plan = answer(question_of(args))
+    confirmed = _confirmed(plan) if args.confirm else ()
     if args.json:
         document = plan_json(plan)
+        if args.confirm:
+            document["simulated"] = [each.as_json() for each in confirmed]
         if args.roofline:
             document["roofline"] = {
                 "prefill": cost_json(plan.prefill_cost),
@@ -82,7 +94,18 @@ def _run_plan(args: argparse.Namespace) -> int:
         terminal.print_json(document)
     else:
         _print_plan(_console(), plan, args)
-    return 0 if plan.is_feasible else INFEASIBLE
+        _print_confirmed(_console(), confirmed)
+    return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
+
+
+def _confirmed(plan: Plan) -> Sequence[Confirmed]:
+    """Nothing where there is nothing to simulate."""
+    from octavo.planner.confirmation import confirm
+
+    if plan.service is None:
+        return ()
+    with terminal.spinner("simulating"):
+        return confirm(plan.verdict, plan.slo)
 
 
 def _run_search(args: argparse.Namespace) -> int:
@@ -267,7 +290,11 @@ def _print_search(console: Console, solution: Solution) -> None:
         console.print(table)
     else:
         console.print("no number of these does; what comes nearest:")
-    for each in solution.confirmed:
+    _print_confirmed(console, solution.confirmed)
+
+
+def _print_confirmed(console: Console, confirmed: Sequence[Confirmed]) -> None:
+    for each in confirmed:
         verdict = "holds" if each.holds else "does not hold"
         console.print(
             f"simulated: {each.limit.name} is {each.seconds * 1e3:,.1f} ms, which {verdict}",

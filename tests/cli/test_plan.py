@@ -107,6 +107,17 @@ def test_owned_hardware(document):
     assert found["cost"]["per_day"]["value"] == pytest.approx(24 * hour)
 
 
+def test_a_plan_is_confirmed_by_simulation(document, octavo):
+    arguments = ("plan", *SMALL, "--isl", 256, "--osl", 32, "--rate", 5, "--slo", "tpot=50")
+    status, found = document(*arguments, "--confirm")
+    (simulated,) = found["simulated"]
+    assert status == 0 and simulated["holds"] is True
+    foreseen = found["slo"][0]["predicted_ms"]["value"]
+    assert simulated["simulated_ms"] == pytest.approx(foreseen, rel=0.35)
+    _, out, _ = octavo(*arguments, "--confirm")
+    assert "simulated: tpot_p99 is" in out
+
+
 def test_hardware_of_ones_own(document, tmp_path):
     path = tmp_path / "lab.toml"
     path.write_text(
@@ -155,6 +166,7 @@ def test_what_cannot_be_fails_with_one_line(octavo, arguments, words):
         (("--years", 3), "--purchase"),
         (("--purchase", 3000, "--price", 2), "leave one out"),
         (("--most-devices", 4), "--cheapest"),
+        (("--confirm",), "--slo"),
     ],
 )
 def test_flags_that_say_nothing_are_refused(octavo, arguments, words):
