@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -205,10 +206,17 @@ def _figures_table(plan: Plan) -> Table:
         ]
     for name, figure in rows:
         ends = (figure.value, figure.low, figure.high)
-        table.add_row(name, *(f"{end:,.4g}" for end in ends), figure.source)
+        table.add_row(name, *map(_number, ends), figure.source)
     fitting = plan.deployment.max_concurrency(traffic.total_len)
     table.add_row(f"requests of {traffic.total_len:,} tokens that fit", f"{fitting:,}")
     return table
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    if math.isinf(value):
+        return "no end"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _memory_table(plan: Plan) -> Table:
