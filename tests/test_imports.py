@@ -69,6 +69,7 @@ ALLOWED = {
         *("config", "core", "cost", "executor", "measure", "runtime", "speculation", "wiring"),
         "workload",
     },
+    "planner": {"config", "core", "cost", "hub", "measure", "sim", "speculation", "workload"},
     "speculation.training": {
         *("core", "fields", "kernels", "layers", "models", "quantization"),
         *("quantization.produce", "runtime", "speculation", "text"),
@@ -96,6 +97,7 @@ def loaded_modules(statement: str) -> set[str]:
         "import octavo.workload.datasets, octavo.measure.load_report, octavo.measure.serve_report",
         "from octavo import SamplingParams, EngineArgs",
         "import octavo.quantization, octavo.quality.tradeoffs",
+        "import octavo.planner",
     ],
 )
 def test_light_parts_stay_light(statement):

@@ -43,6 +43,8 @@ COMMANDS = {
     "train-draft": Command("train_draft", "configure", "train heads that guess a model's tokens"),
     "build": Command("build", "configure", "make a model ready, as a folder that starts at once"),
     "hardware": Command("hardware", "COMMANDS", "devices that octavo knows, and what they can do"),
+    "plan": Command("plan", "configure", "does a model fit, how fast, for how many, at what cost"),
+    "advise": Command("advise", "configure", "what would make a model faster or cheaper here"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),

@@ -12,9 +12,8 @@ not depend on how a prompt is cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from octavo.core.batch import Batch, ScheduledRequest
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 # The least that prompts get of a step, so that they end.
 MIN_CHUNK = 16
@@ -22,6 +21,24 @@ MIN_CHUNK = 16
 # times as long as one that only decodes, whatever the target is.
 _LEAST_SPAN = 4.0
 _KEPT = 0.8  # of what is known, after each step
+
+
+class Piece(Protocol):
+    """What a step computes of a request, as a ``ScheduledRequest`` has it."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_sampled(self) -> int: ...
+
+
+class Step(Protocol):
+    """What is read of a ``Batch``."""
+
+    @property
+    def items(self) -> Sequence[Piece]: ...
+    @property
+    def num_tokens(self) -> int: ...
 
 
 class Pacer:
@@ -42,11 +59,10 @@ class Pacer:
         """How many tokens of prompts may be beside so many that decode."""
         if not (self.target_seconds and num_decoding and self._prompt_seconds > 0):
             return float("inf")
-        span = max(self.target_seconds, _LEAST_SPAN * self._decode_seconds)
-        room = span - self._decode_seconds
-        return max(MIN_CHUNK, int(room * self._prompt_tokens / self._prompt_seconds))
+        each = self._prompt_seconds / self._prompt_tokens
+        return room_of_prompts(self.target_seconds, self._decode_seconds, each)
 
-    def observe(self, batch: Batch, seconds: float) -> None:
+    def observe(self, batch: Step, seconds: float) -> None:
         """A step took so long. Of those with guesses or rounds, nothing is to be learned."""
         if not self.target_seconds or any(item.num_sampled > 1 for item in batch.items):
             return
@@ -61,5 +77,12 @@ class Pacer:
         self._prompt_tokens = _KEPT * self._prompt_tokens + num_prompt
 
 
-def _num_decoding(items: Iterable[ScheduledRequest]) -> int:
+def room_of_prompts(target: float, decode: float, each: float) -> int:
+    """Tokens of prompts that go into a step of ``target`` seconds, if it takes ``decode`` without
+    them, and so much longer for each."""
+    room = max(target, _LEAST_SPAN * decode) - decode
+    return max(MIN_CHUNK, int(room / each))
+
+
+def _num_decoding(items: Iterable[Piece]) -> int:
     return sum(item.num_tokens == 1 for item in items)

@@ -18,7 +18,8 @@ def open_spec(text: str | Path) -> ModelSpec:
     """The shape of a model.
 
     Args:
-        text: a name of the catalogue, a ``config.json``, a model's folder, or a GGUF file.
+        text: a ``config.json``, a model's folder, a GGUF file, the name of a model that has been
+            fetched, which is taken as it is stored, or a name of the catalogue.
 
     Raises:
         ConfigError: there is no such file, and no such model in the catalogue.
@@ -31,7 +32,10 @@ def open_spec(text: str | Path) -> ModelSpec:
         return _of_gguf(path) if begins_as_gguf(path) else _of_config(path)
     if path.suffix in _ENDINGS or str(text).startswith((".", "/", "~")):
         raise ConfigError(f"{text}: there is no such file")
-    return spec_of(str(text))
+    from octavo.hub.store import find  # only for who asks by name: it takes a while to import
+
+    stored = find(str(text))
+    return spec_of(str(text)) if stored is None else open_spec(stored.path)
 
 
 def _of_folder(path: Path) -> ModelSpec:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from octavo.cost.catalogue import spec_of
 from octavo.cost.open_spec import open_spec
 from octavo.cost.weights import num_parameters
 from octavo.errors import ConfigError, ModelError, ModelFileError
@@ -18,10 +20,17 @@ def test_a_folder_its_config_and_the_catalogue_are_opened_alike(tiny_model):
 
 
 def test_a_file_of_ggufs_has_the_shape_of_its_model(smollm2_gguf):
-    found, listed = open_spec(smollm2_gguf), open_spec("smollm2-135m")
+    found, listed = open_spec(smollm2_gguf), spec_of("smollm2-135m")
     assert found.layers == listed.layers
     assert found.tie_embeddings
     assert num_parameters(found) == num_parameters(listed) == 134_515_008
+
+
+def test_a_model_that_is_here_is_taken_as_it_is_stored(tiny_model, monkeypatch):
+    here = SimpleNamespace(path=tiny_model)
+    monkeypatch.setattr("octavo.hub.store.find", {"smollm2-135m": here}.get)
+    assert open_spec("smollm2-135m").source == tiny_model
+    assert open_spec("llama-3.1-8b").source is None
 
 
 @pytest.mark.parametrize("text", ["./nowhere", "/no/such/folder", "missing.gguf", "config.json"])

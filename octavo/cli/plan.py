@@ -1,0 +1,310 @@
+"""``octavo plan``: whether a model fits on some hardware, how fast, for how many, at what cost."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench.common import positive
+from octavo.cli.plan_flags import add_plan_flags, question_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from octavo.cost.prediction import Prediction
+    from octavo.cost.step_cost import StepCost
+    from octavo.planner.answer import Plan
+    from octavo.planner.cheapest import Solution
+    from octavo.planner.confirmation import Confirmed
+    from octavo.planner.deployment import Deployment
+
+EXAMPLES = """\
+MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
+nothing is downloaded. Hardware is a name of `octavo hardware list`, with how many: h100-sxm:8.
+
+Figures are from ceilings of the hardware and shares of them that engines reach, with the interval
+that they lie in nine times out of ten. Exit status: 0 feasible, 2 not.
+
+examples:
+  octavo plan llama-3.1-8b --hardware rtx4090 --isl 1024 --osl 256 --concurrency 8
+  octavo plan llama-3.3-70b --hardware h100-sxm:4 --rate 5 --slo ttft=500,tpot=50,e2e=10s@p99
+  octavo plan qwen3-32b --hardware a100-80,h100-sxm,l40s --cheapest --rate 20 --slo tpot=40
+  octavo plan mixtral-8x7b --hardware h100-sxm:2 --profile vllm --memory --roofline
+"""
+
+INFEASIBLE = 2
+_MOST_OFFERS = 8
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    add_plan_flags(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--cheapest",
+        action="store_true",
+        help="the least number of devices that does what is asked, of each of the hardware that "
+        "is named, in any layout, with weights as they are, in fp8, and in int4",
+    )
+    group.add_argument(
+        "--most-devices",
+        type=positive,
+        metavar="N",
+        help="with --cheapest: no more than so many (default: 64)",
+    )
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="have production's scheduler, simulated, say what it makes of the limits of --slo; "
+        "--cheapest always does",
+    )
+    group = parser.add_argument_group("output")
+    group.add_argument("--memory", action="store_true", help="what memory goes to")
+    group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.most_devices is not None and not args.cheapest:
+        raise UsageError("--most-devices says nothing without --cheapest")
+    if args.confirm and args.slo is None:
+        raise UsageError("--confirm needs --slo: it says whether limits hold")
+    return _run_search(args) if args.cheapest else _run_plan(args)
+
+
+def _run_plan(args: argparse.Namespace) -> int:
+    from octavo.planner.answer import answer
+    from octavo.planner.report import cost_json, plan_json
+
+    plan = answer(question_of(args))
+    confirmed = _confirmed(plan) if args.confirm else ()
+    if args.json:
+        document = plan_json(plan)
+        if args.confirm:
+            document["simulated"] = [each.as_json() for each in confirmed]
+        if args.roofline:
+            document["roofline"] = {
+                "prefill": cost_json(plan.prefill_cost),
+                "decode": cost_json(plan.decode_cost),
+            }
+        terminal.print_json(document)
+    else:
+        _print_plan(_console(), plan, args)
+        _print_confirmed(_console(), confirmed)
+    return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
+
+
+def _confirmed(plan: Plan) -> Sequence[Confirmed]:
+    """Nothing where there is nothing to simulate."""
+    from octavo.planner.confirmation import confirm
+
+    if plan.service is None:
+        return ()
+    with terminal.spinner("simulating"):
+        return confirm(plan.verdict, plan.slo)
+
+
+def _run_search(args: argparse.Namespace) -> int:
+    from octavo.planner.cheapest import MOST_DEVICES, cheapest
+    from octavo.planner.report import plan_json
+
+    with terminal.spinner("looking for the cheapest"):
+        solution = cheapest(question_of(args), args.most_devices or MOST_DEVICES)
+    if args.json:
+        terminal.print_json({**plan_json(solution.plan), **solution.as_json()})
+    else:
+        _print_search(_console(), solution)
+        _print_plan(_console(), solution.plan, args)
+    return 0 if solution.search.offers else INFEASIBLE
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
+    console.print(_what(plan), markup=False)
+    binding = plan.verdict.binding
+    if binding is None:
+        sure = "" if plan.verdict.is_certain else ", though a limit lies inside of an interval"
+        console.print(f"[green]feasible[/green]{sure}")
+    else:
+        console.print(f"[red]not feasible[/red]: {binding.name}")
+        console.print(f"  {binding.why}", markup=False)
+    console.print(_figures_table(plan))
+    if args.memory:
+        console.print(_memory_table(plan))
+    if args.roofline:
+        console.print(_roofline_table("prefill", plan.prefill_cost))
+        console.print(_roofline_table("decode", plan.decode_cost))
+    for line in (*_nearest_lines(plan), *_advice_lines(plan)):
+        console.print(line, markup=False)
+
+
+def _what(plan: Plan) -> str:
+    """``llama-3.1-8b in fp8 on 2 x H100 SXM (tp 2), as vllm runs it``."""
+    deployment = plan.deployment
+    layout = _layout(deployment)
+    return (
+        f"{deployment.spec.name} in {deployment.precision.name} on {deployment.num_devices} × "
+        f"{deployment.device.name}{f' ({layout})' if layout else ''}, "
+        f"as {deployment.profile.name} runs it"
+    )
+
+
+def _layout(deployment: Deployment) -> str:
+    """``tp 2, 4 replicas``; nothing of one device."""
+    parallel, replicas = deployment.parallel, deployment.replicas
+    degrees = [
+        f"{name} {getattr(parallel, name)}"
+        for name in ("tp", "pp", "ep", "dp")
+        if getattr(parallel, name) > 1
+    ]
+    return ", ".join([*degrees, f"{replicas} replicas"] if replicas > 1 else degrees)
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left")
+    return table
+
+
+def _figures_table(plan: Plan) -> Table:
+    table = _table("", "foreseen", "from", "to", "known by")
+    traffic, service = plan.traffic, plan.service
+    rows: list[tuple[str, Prediction]] = [
+        (f"prefill of {traffic.input_len:,} tokens, ms", plan.prefill * 1e3),
+        (f"decode step of {plan.streams:,}, ms", plan.decode_step * 1e3),
+    ]
+    if service is not None:
+        mean = service.latency()
+        rows += [
+            ("time to first token, ms", mean.ttft * 1e3),
+            ("time per output token, ms", mean.tpot * 1e3),
+            ("whole answer, ms", mean.e2e * 1e3),
+            ("output, tokens/s", service.requests_per_second * traffic.output_len),
+        ]
+        rows += [(f"{each.limit.name}, ms", each.predicted * 1e3) for each in plan.verdict.kept]
+    if plan.bill is not None:
+        rows += [
+            ("a million output tokens, USD", plan.bill.per_million_output_tokens),
+            ("a day, USD", plan.bill.per_day),
+        ]
+    for name, figure in rows:
+        ends = (figure.value, figure.low, figure.high)
+        table.add_row(name, *map(_number, ends), figure.source)
+    fitting = plan.deployment.max_concurrency(traffic.total_len)
+    table.add_row(f"requests of {traffic.total_len:,} tokens that fit", f"{fitting:,}")
+    return table
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    if math.isinf(value):
+        return "no end"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _memory_table(plan: Plan) -> Table:
+    memory, utilization = plan.deployment.memory, plan.deployment.settled.utilization
+    table = _table("memory of one device", "")
+    for name, count in (
+        ("reported", memory.total_bytes),
+        (f"that may be used ({utilization:.0%})", memory.usable_bytes),
+        ("weights", memory.weights_bytes),
+        ("activations of the largest step", round(memory.activations.value)),
+        ("outside of what is allocated", memory.non_torch_bytes),
+        ("recorded graphs", memory.graphs_bytes),
+        ("of these and others kept back", memory.kept_back_bytes),
+        ("left for keys and values", memory.kv_bytes),
+    ):
+        table.add_row(name, terminal.format_bytes(count) if count >= 0 else "nothing")
+    table.add_row("KV of a token", terminal.format_bytes(memory.kv_bytes_per_token))
+    table.add_row("tokens that fit", f"{memory.kv_tokens:,}")
+    return table
+
+
+def _roofline_table(phase: str, cost: StepCost) -> Table:
+    table = _table(phase, "ms", "MB", "GFLOP", "FLOP/B", "ridge", "bound")
+    for op in cost.ops:
+        table.add_row(
+            op.name,
+            f"{op.seconds * 1e3:.3f}",
+            f"{op.bytes / 1e6:,.1f}",
+            f"{op.flops / 1e9:,.1f}",
+            f"{op.intensity:,.1f}",
+            f"{op.ridge:,.0f}",
+            op.bound,
+        )
+    table.add_row("communication", f"{cost.comm.value * 1e3:.3f}")
+    table.add_row("once a step", f"{cost.overhead.value * 1e3:.3f}")
+    table.add_row("in all", f"{cost.total.value * 1e3:.3f}", *[""] * 4, cost.bound)
+    return table
+
+
+def _nearest_lines(plan: Plan) -> Iterator[str]:
+    nearest = plan.nearest
+    if nearest is None:
+        return
+    if nearest.num_devices is not None:
+        yield f"nearest: {nearest.num_devices} devices of this kind would do"
+    else:
+        yield "nearest: no number of such devices would do"
+    if nearest.rate is not None:
+        yield f"  {nearest.rate:.3g} requests a second on these"
+    yield f"  {nearest.concurrency:,} requests at once"
+    if nearest.output_len is not None:
+        yield f"  answers of {nearest.output_len:,} tokens"
+    for name, seconds in nearest.limits.items():
+        yield f"  {name} = {seconds * 1e3:,.0f} ms"
+
+
+def _advice_lines(plan: Plan) -> Iterator[str]:
+    for number, advice in enumerate(plan.advice, start=1):
+        yield f"{number}. {advice.what}"
+        yield f"   {advice.why}"
+        yield f"   {advice.gain}"
+
+
+def _print_search(console: Console, solution: Solution) -> None:
+    table = _table("offer", "layout", "devices", "USD/h", "TTFT ms", "TPOT ms")
+    for offer in solution.search.offers[:_MOST_OFFERS]:
+        deployment, service = offer.deployment, offer.verdict.service
+        assert service is not None
+        latency = service.latency()
+        table.add_row(
+            f"{deployment.device.name}, {deployment.precision.name}",
+            _layout(deployment),
+            str(deployment.num_devices),
+            "" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour.value:,.2f}",
+            f"{latency.ttft.value * 1e3:,.0f}",
+            f"{latency.tpot.value * 1e3:,.1f}",
+        )
+    if solution.search.offers:
+        console.print(table)
+    else:
+        console.print("no number of these does; what comes nearest:")
+    _print_confirmed(console, solution.confirmed)
+
+
+def _print_confirmed(console: Console, confirmed: Sequence[Confirmed]) -> None:
+    for each in confirmed:
+        verdict = "holds" if each.holds else "does not hold"
+        console.print(
+            f"simulated: {each.limit.name} is {each.seconds * 1e3:,.1f} ms, which {verdict}",
+            markup=False,
+        )

@@ -1,0 +1,180 @@
+"""The flags of those commands that plan, and the question that they make."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from octavo.cli import UsageError
+from octavo.cli.bench.common import positive
+from octavo.cli.engine_flags import add_model_argument
+from octavo.config import parse_bytes
+
+if TYPE_CHECKING:
+    from octavo.planner.answer import Question
+    from octavo.planner.money import Price
+
+_USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    parser.add_argument(
+        "--hardware",
+        default="auto",
+        metavar="NAME[:N]",
+        help="a device and how many of them; auto is this machine (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hardware-file", metavar="FILE", help="devices of your own, beside those of the table"
+    )
+    _add_model_flags(parser)
+    _add_traffic_flags(parser)
+    _add_engine_flags(parser)
+    _add_money_flags(parser)
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("layout and precision")
+    for name, what in (
+        ("tp", "devices that share each matrix"),
+        ("pp", "groups of layers, one after the other"),
+        ("ep", "devices that share the experts"),
+        ("dp", "copies of all but the experts, with requests of their own"),
+    ):
+        group.add_argument(
+            f"--{name}", type=positive, metavar="N", help=f"{what} (default: the best)"
+        )
+    group.add_argument("--dtype", metavar="T", help="of weights that are not quantized")
+    group.add_argument(
+        "--quantization",
+        metavar="Q",
+        help="of weights, such as fp8, int4, int4-g32, Q4_K_M (default: as the model is)",
+    )
+    group.add_argument("--kv-cache-dtype", metavar="T", help="of keys and values, such as fp8")
+
+
+def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("traffic")
+    group.add_argument(
+        "--isl", "--input-len", type=int, default=512, metavar="N", help="tokens of a prompt"
+    )
+    group.add_argument(
+        "--osl", "--output-len", type=int, default=128, metavar="N", help="tokens of an answer"
+    )
+    group.add_argument(
+        "--rate", "--request-rate", type=float, metavar="R", help="requests a second, at random"
+    )
+    group.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="C",
+        help="requests that begin together; with --rate, the most that run at once (default: 1)",
+    )
+    group.add_argument(
+        "--slo",
+        metavar="LIMITS",
+        help="in milliseconds: ttft=500,tpot=50,e2e=10s@p99, or a preset such as "
+        "mlperf:llama-2-70b-interactive",
+    )
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--profile",
+        default="octavo",
+        metavar="NAME",
+        help="whose memory and overheads: octavo, vllm, llama.cpp (default: %(default)s)",
+    )
+    group.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a request at most")
+    group.add_argument("--max-num-seqs", type=int, metavar="N", help="requests that run at once")
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of one step")
+    group.add_argument("--block-size", type=int, metavar="N", help="tokens of a KV block")
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="U",
+        help="share of a device's memory that the engine may use",
+    )
+    group.add_argument("--kv-cache-memory", metavar="BYTES", help="of the KV pool, such as 4GiB")
+
+
+def _add_money_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("money")
+    group.add_argument(
+        "--price", type=float, metavar="USD", help="of a device and hour, in place of the table's"
+    )
+    group.add_argument("--purchase", type=float, metavar="USD", help="of a device that is owned")
+    group.add_argument(
+        "--years",
+        type=float,
+        metavar="Y",
+        help=f"in which it is paid for (default: {_USUAL_YEARS:g})",
+    )
+    group.add_argument(
+        "--electricity",
+        type=float,
+        metavar="USD",
+        help=f"price of a kWh (default: {_USUAL_ELECTRICITY})",
+    )
+    group.add_argument(
+        "--utilization",
+        type=float,
+        metavar="U",
+        help="mean load over capacity, for costs (default: 0.6; with --rate, what follows from it)",
+    )
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    """What the flags ask. ConfigError or UsageError for values that cannot be."""
+    from octavo.cost.engine_profile import Limits
+    from octavo.planner.answer import Question
+    from octavo.planner.traffic import Traffic
+
+    return Question(
+        model=args.model,
+        hardware=args.hardware,
+        hardware_file=args.hardware_file,
+        traffic=Traffic(args.isl, args.osl, args.rate, args.concurrency),
+        tp=args.tp,
+        pp=args.pp,
+        ep=args.ep,
+        dp=args.dp,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
+        slo=args.slo,
+        engine=args.profile,
+        limits=Limits(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            max_model_len=args.max_model_len,
+            block_size=args.block_size,
+            utilization=args.gpu_memory_utilization,
+            kv_cache_memory=args.kv_cache_memory and parse_bytes(args.kv_cache_memory),
+        ),
+        price=_price(args),
+        utilization=args.utilization,
+    )
+
+
+def _price(args: argparse.Namespace) -> Price | None:
+    """What somebody states of it; None where that is nothing."""
+    from octavo.cost.hardware_table import find_device
+    from octavo.planner.money import owned, rented, watts_of
+
+    if args.purchase is None:
+        if args.years is not None or args.electricity is not None:
+            raise UsageError("--years and --electricity say nothing without --purchase")
+        return None if args.price is None else rented(args.price)
+    if args.price is not None:
+        raise UsageError("--price is of rented hardware, and --purchase of owned: leave one out")
+    device, _ = find_device(args.hardware, args.hardware_file)
+    watts = watts_of(device)
+    if watts is None:
+        raise UsageError(f"nothing is known of the power of {device.name}: say --price")
+    years = 3.0 if args.years is None else args.years
+    return owned(
+        args.purchase, years, watts, 0.15 if args.electricity is None else args.electricity
+    )

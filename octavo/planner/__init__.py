@@ -1,0 +1,45 @@
+"""Planning: does it fit, how fast is it, for how many, at what cost, what binds, what to change.
+
+    from octavo.planner import Traffic, plan
+
+    found = plan("llama-3.1-8b", "h100-sxm", Traffic(1024, 256, rate=10), slo="ttft=500,tpot=50")
+    print(found.is_feasible, found.service.latency(99).tpot, found.bill.per_million_output_tokens)
+
+    answer -> deployment -> together, steady_state   what becomes of traffic, by what steps cost
+              verdict, sizing, advice                whether that will do, what would, what helps
+              queueing, money, slo                   formulas
+
+All of it is formula on `octavo.cost`, in plain Python. Importing this package is cheap: a name
+below brings in what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Deployment": "deployment",
+    "Plan": "answer",
+    "Question": "answer",
+    "Slo": "slo",
+    "Traffic": "traffic",
+    "Verdict": "verdict",
+    "judge": "verdict",
+    "parse_slo": "slo",
+    "plan": "answer",
+    "plan_json": "report",
+    "search": "sizing",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo.planner' has no attribute {name!r}")
+    return getattr(import_module(f"octavo.planner.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

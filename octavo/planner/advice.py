@@ -1,0 +1,321 @@
+"""What to change, and what it would bring: each advice is another plan, computed like the first.
+
+Nothing is advised because it is usual. A change is tried on the model, the hardware and the traffic
+that are asked about, and is named only if it makes possible what was not, or makes it better by
+more than a twentieth; its gain is said in figures before and after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.work import Span
+from octavo.errors import ConfigError
+from octavo.planner.deployment import Deployment
+from octavo.planner.figures import gib, ms
+from octavo.planner.layouts import island_of
+from octavo.planner.sizing import fewest_replicas
+from octavo.planner.slo import Slo
+from octavo.planner.traffic import Traffic
+from octavo.planner.verdict import Verdict, judge
+from octavo.speculation.analysis import batched_speedup, expected_tokens
+
+# A change that brings less than this share is not worth the trouble.
+LEAST_GAIN = 0.05
+
+# How often a token that is looked up in the request's own text is right, where answers copy a part
+# of what they were asked; and how many are guessed at once.
+_ACCEPTANCE, _DRAFT_LENGTH = 0.6, 4
+
+# Of a device that has nothing else to do; the rest is for what no allocator counts.
+_UTILIZATION = 0.95
+
+_SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all have
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """``what`` to do, ``why`` it matters here, and the ``gain`` in figures."""
+
+    what: str
+    why: str
+    gain: str
+
+    def as_json(self) -> dict[str, str]:
+        return {"what": self.what, "why": self.why, "gain": self.gain}
+
+
+class _Change(NamedTuple):
+    """Something that could be done, and the deployment that it would make."""
+
+    what: str
+    why: str
+    deployment: Deployment
+
+
+def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
+    """What would help, what helps most first."""
+    found: list[tuple[float, Advice]] = []
+    for change in _changes(verdict.deployment, verdict.traffic, slo):
+        try:
+            after = judge(change.deployment, verdict.traffic, slo)
+        except ConfigError:
+            continue  # such a model cannot be laid out so, or nothing is known of it
+        worth, gain = _gain(verdict, after)
+        if worth > LEAST_GAIN:
+            found.append((worth, Advice(change.what, change.why, gain)))
+    found += _shorter_requests(verdict)
+    if verdict.service is not None and verdict.service.is_stable:
+        found += _guessing(verdict)
+        found += _sharing_prompts(verdict, slo)
+    return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
+
+
+# -- what could be done ---------------------------------------------------------------------------
+
+
+def _changes(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Change]:
+    yield from _fewer_bits(deployment, traffic)
+    yield from _smaller_kv(deployment, traffic)
+    yield from _other_layouts(deployment)
+    yield from _other_budgets(deployment)
+    yield from _other_seats(deployment, traffic)
+    yield from _more_memory(deployment)
+    yield from _more_devices(deployment, traffic, slo)
+
+
+def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+    """Of weights: they are read for every token of a small batch."""
+    spec, device, held = deployment.spec, deployment.device, deployment.memory.weights_bytes
+    reading = ms(held / device.memory_bandwidth)
+    why = f"{gib(held)} of weights a device are read in every step, which takes {reading}"
+    for name in ("fp8", "int4"):
+        if name == "fp8" and "fp8" not in device.peaks:
+            continue  # read as 8 bits and computed in 16, as int8 would be: int4 does that better
+        precision = precision_of(spec, name, deployment.precision.kv.name)
+        changed = replace(deployment, precision=precision)
+        if changed.memory.weights_bytes < 0.9 * held:
+            yield _Change(f"quantize the weights to {name}", why, changed)
+
+
+def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+    """Keys and values of 8 bits: more requests fit, and less is read for each."""
+    precision = deployment.precision
+    kv = precision_of(deployment.spec, None, deployment.profile.kv_dtype("fp8")).kv
+    changed = replace(deployment, precision=replace(precision, kv=kv))
+    each = deployment.memory.kv_bytes_per_token
+    if changed.memory.kv_bytes_per_token < 0.9 * each:
+        why = (
+            f"{each / 1024:,.1f} KiB a token: {deployment.max_concurrency(traffic.total_len):,} "
+            f"requests of {traffic.total_len:,} tokens fit"
+        )
+        yield _Change("keep keys and values in fp8", why, changed)
+
+
+def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
+    """The same devices, with each matrix on twice as many of them, or on half."""
+    parallel, replicas = deployment.parallel, deployment.replicas
+    reading = ms(deployment.memory.weights_bytes / deployment.device.memory_bandwidth)
+    if replicas % 2 == 0:
+        yield _Change(
+            f"lay each replica out over tp = {2 * parallel.tp}, with {replicas // 2} of them",
+            f"reading the weights takes {reading} of each step, and would take half",
+            replace(deployment, parallel=_with_tp(parallel, 2), replicas=replicas // 2),
+        )
+    if parallel.tp % 2 == 0:
+        said = ms(deployment.step_cost([Span(0, 1)]).comm.value)
+        yield _Change(
+            f"lay each replica out over tp = {parallel.tp // 2}, with {2 * replicas} of them",
+            f"devices take {said} of each step to tell each other what they have",
+            replace(deployment, parallel=_with_tp(parallel, 0.5), replicas=2 * replicas),
+        )
+
+
+def _with_tp(parallel: Parallel, factor: float) -> Parallel:
+    tp = int(parallel.tp * factor)
+    return replace(parallel, tp=tp, ep=1 if parallel.ep == 1 else tp * parallel.dp)
+
+
+def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
+    """How much of prompts a step computes."""
+    limits = deployment.settled
+    for factor in (2.0, 0.5):
+        budget = max(1, int(limits.max_num_batched_tokens * factor))
+        why = (
+            "a longer step computes more of a prompt for each reading of the weights"
+            if factor > 1
+            else "a step with a piece of a prompt keeps all others waiting for their next token"
+        )
+        yield _Change(
+            f"set max_num_batched_tokens to {budget}",
+            f"{why}; it is {limits.max_num_batched_tokens}",
+            deployment.limited(max_num_batched_tokens=budget),
+        )
+
+
+def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
+    """How many run at once: as many as are asked for and fit, and no memory for more."""
+    limits, fitting = deployment.settled, deployment.max_concurrency(traffic.total_len)
+    asked = traffic.concurrency or (1 if traffic.rate is None else fitting)
+    each = -(-min(asked, fitting or asked) // deployment.num_groups)
+    if each > limits.max_num_seqs:
+        why = f"memory has room for {fitting:,} requests, and {limits.max_num_seqs} run at once"
+    elif 0 < each < limits.max_num_seqs and traffic.rate is None:
+        why = (
+            f"{gib(deployment.memory.activations.value)} are kept for steps of "
+            f"{limits.max_num_seqs} requests, and no more than {each} are under way"
+        )
+    else:
+        return
+    yield _Change(f"set max_num_seqs to {each}", why, deployment.limited(max_num_seqs=each))
+
+
+def _more_memory(deployment: Deployment) -> Iterator[_Change]:
+    """What an engine leaves alone of a device that nobody else uses."""
+    memory, share = deployment.memory, deployment.settled.utilization
+    if deployment.device.kind == "gpu" and share < _UTILIZATION:
+        yield _Change(
+            f"set gpu_memory_utilization to {_UTILIZATION}",
+            f"{gib((1 - share) * memory.total_bytes)} of each device are not used",
+            deployment.limited(utilization=_UTILIZATION),
+        )
+
+
+def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterator[_Change]:
+    """As many as it takes, where those that there are do not do."""
+    if judge(deployment, traffic, slo).is_feasible:
+        return
+    enough = []
+    for factor in (1, 2, 4, 8):
+        parallel = _with_tp(deployment.parallel, factor)
+        if parallel.tp > island_of(deployment.device):
+            break
+        with suppress(ConfigError):
+            enough.append(fewest_replicas(replace(deployment, parallel=parallel), traffic, slo))
+    found = [verdict.deployment for verdict in enough if verdict is not None]
+    if found:
+        best = min(found, key=lambda each: each.num_devices)
+        yield _Change(
+            f"use {best.num_devices} {best.device.name}, with tp = {best.parallel.tp}",
+            f"{deployment.num_devices} do not do what is asked, however requests are dealt out",
+            best,
+        )
+
+
+# -- what it would bring --------------------------------------------------------------------------
+
+
+def _gain(before: Verdict, after: Verdict) -> tuple[float, str]:
+    """How much a change is worth, 0 where it is not, and in which figures."""
+    if after.service is None or (before.is_feasible and not after.is_feasible):
+        return 0.0, ""
+    if before.service is None or not before.service.is_stable:
+        worth = 10.0 if after.is_feasible else 5.0
+        return (worth, f"possible: {_figures(after)}") if after.service.is_stable else (0.0, "")
+    if not after.service.is_stable:
+        return 0.0, ""
+    worth = _log_gain(before, after)
+    if after.is_feasible and not before.is_feasible:
+        return 10.0 + worth, f"possible: {_figures(after)}"
+    return worth, f"{_figures(before)} → {_figures(after)}"
+
+
+def _log_gain(before: Verdict, after: Verdict) -> float:
+    """Of answers a second from each device, of the time that they take, and a little of how many
+    fit, which somebody may need."""
+    assert before.service is not None and after.service is not None
+    rates = [
+        each.service.requests_per_second.value / each.deployment.num_devices
+        for each in (before, after)
+        if each.service is not None
+    ]
+    times = [before.service.latency().e2e.value, after.service.latency().e2e.value]
+    total = before.traffic.total_len
+    fitting = [each.deployment.max_concurrency(total) for each in (before, after)]
+    return (
+        math.log(rates[1] / rates[0])
+        + math.log(times[0] / times[1])
+        + 0.2 * math.log(fitting[1] / fitting[0])
+    )
+
+
+def _figures(verdict: Verdict) -> str:
+    service, traffic = verdict.service, verdict.traffic
+    assert service is not None
+    latency = service.latency()
+    tokens = service.requests_per_second.value * traffic.output_len
+    fitting = verdict.deployment.max_concurrency(traffic.total_len)
+    return (
+        f"TTFT {ms(latency.ttft.value)}, TPOT {ms(latency.tpot.value)}, "
+        f"{tokens:,.0f} tokens/s, room for {fitting:,} requests"
+    )
+
+
+def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
+    """Most engines do not start where one request of the greatest length would not fit."""
+    memory, most = verdict.deployment.memory, verdict.deployment.settled.max_model_len
+    if memory.num_blocks == 0 or memory.max_concurrency(most) >= 1:
+        return
+    tokens = memory.kv_tokens
+    yield (
+        20.0,
+        Advice(
+            f"set max_model_len to {tokens} or less",
+            f"one request of {most:,} tokens, which may come, does not fit",
+            "without that most engines refuse to start",
+        ),
+    )
+
+
+def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
+    """Speculative decoding, if further rows of a step cost less than the tokens that they bring."""
+    deployment, service, traffic = verdict.deployment, verdict.service, verdict.traffic
+    assert service is not None
+    batch = max(1, round(service.streams.value / deployment.num_groups))
+    context = traffic.input_len + traffic.output_len // 2
+
+    def seconds(batch: int, rows: int) -> float:
+        return deployment.step_time([Span.verifying(context, rows - 1)] * batch).value
+
+    tokens = expected_tokens(_ACCEPTANCE, _DRAFT_LENGTH)
+    speed = batched_speedup(tokens, _DRAFT_LENGTH, batch, seconds)
+    if speed <= 1 + LEAST_GAIN:
+        return
+    rows, plain = seconds(batch, 1 + _DRAFT_LENGTH), seconds(batch, 1)
+    yield (
+        math.log(speed),
+        Advice(
+            f"guess {_DRAFT_LENGTH} tokens ahead (speculation)",
+            f"with {batch} under way, a step that verifies them takes {rows / plain:.2f} times as "
+            "long as one that does not",
+            f"{speed:.2f} × the tokens of a stream, where {_ACCEPTANCE:.0%} of the guesses are "
+            "right; measure that with `octavo bench spec`",
+        ),
+    )
+
+
+def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice]]:
+    """Prefix caching, if prompts take a good part of the time: prompts of the rest alone."""
+    service, traffic = verdict.service, verdict.traffic
+    assert service is not None
+    shared = int(traffic.input_len * _SHARED_PREFIX)
+    less = replace(traffic, input_len=traffic.input_len - shared)
+    after = judge(verdict.deployment, less, slo)
+    if service.prefill_share <= 0.1 or after.service is None or not after.service.is_stable:
+        return
+    before_s, after_s = (each.latency().ttft.value for each in (service, after.service))
+    yield (
+        math.log(service.latency().e2e.value / after.service.latency().e2e.value),
+        Advice(
+            "have requests begin with the same text, and cache its keys and values",
+            f"prompts take {service.prefill_share:.0%} of the time of the device",
+            f"TTFT {ms(before_s)} → {ms(after_s)}, where the first {shared:,} "
+            "tokens of prompts are known",
+        ),
+    )

@@ -1,0 +1,262 @@
+"""A plan: whether a model fits on some hardware, how fast it is there, for how many, at what cost,
+what binds, what to change, and how sure that is.
+
+Nothing is loaded or started, and nothing but the shape of the model is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import find_device
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.open_spec import open_spec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.prediction import Prediction
+from octavo.cost.step_cost import StepCost
+from octavo.cost.work import Span
+from octavo.errors import ConfigError
+from octavo.planner.advice import Advice, advise
+from octavo.planner.deployment import Deployment
+from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
+from octavo.planner.layouts import best_layout
+from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
+from octavo.planner.nearest import Nearest, nearest
+from octavo.planner.sizing import highest_rate
+from octavo.planner.slo import Slo, parse_slo
+from octavo.planner.traffic import Traffic
+from octavo.planner.verdict import Verdict, judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of the planner. None is chosen, or what is usual.
+
+    Args:
+        hardware: a device and how many, as `octavo.cost.hardware_table.find_device` has them.
+        hardware_file: of devices of one's own, beside those of the table.
+        tp, pp, ep, dp: where none is given, the best layout over all of the devices is taken.
+        slo: see `octavo.planner.slo.parse_slo`.
+        engine: whose rules of memory and overheads hold; see `octavo.cost.engine_profile`.
+        limits: of the engine.
+        price: of one device; None is what it was found for.
+        utilization: share of its capacity at which it works, as far as cost goes. Where a rate is
+            given it follows from that.
+    """
+
+    model: str | ModelSpec
+    hardware: str = "auto"
+    hardware_file: str | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    slo: str | Slo | None = None
+    engine: str = "octavo"
+    limits: Limits = field(default_factory=Limits)
+    price: Price | None = None
+    utilization: float | None = None
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """The layout that was given, None where it is to be chosen."""
+        degrees = (self.tp, self.pp, self.ep, self.dp)
+        if all(degree is None for degree in degrees):
+            return None
+        return Parallel(*(1 if degree is None else degree for degree in degrees))
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of the model; nothing is fetched."""
+        return self.model if isinstance(self.model, ModelSpec) else open_spec(self.model)
+
+    @property
+    def limits_of_answers(self) -> Slo:
+        if self.slo is None:
+            return Slo()
+        return parse_slo(self.slo) if isinstance(self.slo, str) else self.slo
+
+
+def plan(
+    model: str | ModelSpec, hardware: str = "auto", traffic: Traffic | None = None, **choices: Any
+) -> Plan:
+    """What becomes of a model on some hardware.
+
+    Args:
+        model: a name of the catalogue, a model that is here, a ``config.json``, folder or GGUF.
+        choices: other fields of `Question`.
+
+    Raises:
+        ConfigError: something that is asked cannot be, or contradicts something else; names that
+            are not known come with the nearest ones.
+        ModelError: a file of the model is damaged, or of a kind that is not known.
+    """
+    return answer(Question(model=model, hardware=hardware, traffic=traffic or Traffic(), **choices))
+
+
+def answer(question: Question) -> Plan:
+    """The same of a question."""
+    slo, traffic, parallel = question.limits_of_answers, question.traffic, question.parallel
+    if question.utilization is not None and traffic.rate is not None:
+        raise ConfigError(
+            "utilization follows from the rate: give one of them, or concurrency in place of rate"
+        )
+    device, count = find_device(question.hardware, question.hardware_file)
+    base = deployment_of(question, question.spec, device, question.quantization)
+    if parallel is None and count > 1:
+        return Plan(question, best_layout(base, count, traffic, slo), slo)
+    if ":" in question.hardware:
+        base = replace(base, replicas=_replicas(count, base.parallel))
+    return Plan(question, judge(base, traffic, slo), slo)
+
+
+def deployment_of(
+    question: Question, spec: ModelSpec, device: Device, quantization: str | None
+) -> Deployment:
+    """One replica as the question has it, on other hardware or in other bits."""
+    engine = profile(question.engine)
+    kv_cache_dtype = engine.kv_dtype(question.kv_cache_dtype)
+    return Deployment(
+        spec,
+        precision_of(spec, quantization, kv_cache_dtype, question.dtype),
+        device,
+        question.parallel or Parallel(),
+        engine,
+        question.limits,
+    )
+
+
+def _replicas(count: int, parallel: Parallel) -> int:
+    if count % parallel.num_devices:
+        raise ConfigError(
+            f"{count} devices do not make replicas of {parallel.num_devices}, which tp = "
+            f"{parallel.tp}, pp = {parallel.pp} and dp = {parallel.dp} take"
+        )
+    return count // parallel.num_devices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer. What cannot be, as the latency of what does not fit, is None."""
+
+    question: Question
+    verdict: Verdict
+    slo: Slo
+
+    @property
+    def is_feasible(self) -> bool:
+        return self.verdict.is_feasible
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.verdict.deployment
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.verdict.traffic
+
+    @property
+    def service(self) -> Service | None:
+        """What becomes of the traffic, if all of it is answered."""
+        service = self.verdict.service
+        return service if service is not None and service.is_stable else None
+
+    # -- steps -------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> int:
+        """Answers under way in a step: those that are asked for, or that fit."""
+        deployment = self.deployment
+        most = deployment.seats(self.traffic.total_len).max_num_seqs
+        if self.service is not None and self.traffic.rate is not None:
+            under_way = self.service.streams.value / deployment.num_groups
+        else:
+            under_way = (self.traffic.concurrency or 1) / deployment.num_groups
+        return max(1, min(most, math.ceil(under_way)))
+
+    @property
+    def prefill(self) -> Prediction:
+        """Seconds of a prompt alone."""
+        budget = self.deployment.settled.max_num_batched_tokens
+        return prefill_time(self.deployment.step_time, self.traffic.input_len, budget)
+
+    @property
+    def decode_step(self) -> Prediction:
+        """Seconds of a step of all streams, half way to their ends."""
+        return decode_time(self.deployment.step_time, self.streams, self._context)
+
+    @cached_property
+    def prefill_cost(self) -> StepCost:
+        """Of the first step of a prompt alone, by operation."""
+        budget = self.deployment.settled.max_num_batched_tokens
+        return self.deployment.step_cost(prompt_chunks(self.traffic.input_len, budget)[:1])
+
+    @cached_property
+    def decode_cost(self) -> StepCost:
+        """Of a step of all streams, half way to their ends, by operation."""
+        return self.deployment.step_cost([Span(self._context - 1, 1)] * self.streams)
+
+    @property
+    def _context(self) -> int:
+        return self.traffic.input_len + self.traffic.output_len // 2
+
+    # -- money -------------------------------------------------------------------------------
+
+    @cached_property
+    def capacity(self) -> Prediction | None:
+        """Requests a second that are answered at the most, limits or not: at a rate the highest
+        that is, else what becomes of those that begin together."""
+        service = self.service
+        if service is None:
+            return None
+        if self.traffic.rate is None:
+            return service.requests_per_second
+        most = max(self.traffic.rate, highest_rate(self.deployment, self.traffic, Slo()))
+        step = self.decode_step  # the longer it takes, the fewer there are
+        return Prediction(
+            most, most * step.value / step.high, most * step.value / step.low, step.source
+        )
+
+    @cached_property
+    def bill(self) -> Bill | None:
+        """None where nothing is answered, or no price is known."""
+        capacity, device = self.capacity, self.deployment.device
+        price = self.question.price or listed(device)
+        if capacity is None or price is None or self.service is None:
+            return None
+        return bill(
+            price,
+            self.deployment.num_devices,
+            capacity,
+            self.traffic.input_len,
+            self.traffic.output_len,
+            self.service.prefill_share,
+            self._utilization(capacity),
+            watts_of(device),
+        )
+
+    def _utilization(self, capacity: Prediction) -> float:
+        if self.traffic.rate is not None:
+            return min(1.0, self.traffic.rate / capacity.value)
+        return self.question.utilization or USUAL_UTILIZATION
+
+    # -- what to change ----------------------------------------------------------------------
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        return advise(self.verdict, self.slo)
+
+    @cached_property
+    def nearest(self) -> Nearest | None:
+        """What could be had instead; None where what is asked can."""
+        return None if self.is_feasible else nearest(self.verdict, self.slo)

@@ -1,0 +1,106 @@
+"""The cheapest hardware that does what is asked: found by formula, confirmed by simulation, or the
+reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import devices, find_device
+from octavo.planner.answer import Plan, Question, deployment_of
+from octavo.planner.confirmation import Confirmed, confirm
+from octavo.planner.deployment import Deployment
+from octavo.planner.money import Price, listed
+from octavo.planner.report import deployment_json, latency_json
+from octavo.planner.sizing import Offer, Search, search
+from octavo.planner.verdict import Verdict
+
+ANY = "any"  # hardware of the table that is for rent
+MOST_DEVICES = 64
+_QUANTIZATIONS = (None, "fp8", "int4")
+_TRIED = 3  # offers that are simulated before the first is taken as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """``plan`` is that of the best offer, or else of what comes nearest, for as much of the traffic
+    as proves that it will not do: if one request alone is too slow, for that. ``confirmed`` is
+    empty where there is no offer, and where no limit was given."""
+
+    plan: Plan
+    search: Search
+    confirmed: tuple[Confirmed, ...] = ()
+
+    @property
+    def is_confirmed(self) -> bool:
+        return bool(self.search.offers) and all(each.holds for each in self.confirmed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Beside what its plan says of itself."""
+        return {
+            "confirmed": self.is_confirmed,
+            "simulated": [each.as_json() for each in self.confirmed],
+            "offers": [_offer_json(offer) for offer in self.search.offers],
+            "refused": [_refusal_json(verdict) for verdict in self.search.refused],
+        }
+
+
+def cheapest(question: Question, most_devices: int = MOST_DEVICES) -> Solution:
+    """Of the hardware that the question names (joined by commas, or ``any``), in any layout, with
+    weights as they are, in fp8 and in int4 if it names none.
+
+    Raises:
+        ConfigError: see `octavo.planner.plan`.
+    """
+    slo = question.limits_of_answers
+    found = search(
+        _bases(question),
+        question.traffic,
+        slo,
+        price_of=lambda device: _price(question, device),
+        most_devices=most_devices,
+    )
+    if not found.offers:
+        return Solution(Plan(question, found.refused[0], slo), found)
+    for offer in found.offers[:_TRIED]:
+        confirmed = confirm(offer.verdict, slo)
+        if all(each.holds for each in confirmed):
+            return Solution(Plan(question, offer.verdict, slo), found, confirmed)
+    best = found.offers[0].verdict
+    return Solution(Plan(question, best, slo), found, confirm(best, slo))
+
+
+def _bases(question: Question) -> Iterator[Deployment]:
+    spec, given = question.spec, question.quantization
+    for device in _named(question.hardware, question.hardware_file):
+        for quantization in _QUANTIZATIONS if given is None else (given,):
+            yield deployment_of(question, spec, device, quantization)
+
+
+def _named(names: str, own: str | None) -> Sequence[Device]:
+    if names.strip().lower() == ANY:
+        return [device for device in devices(own) if device.usd_per_hour is not None]
+    return [find_device(name, own)[0] for name in names.split(",")]
+
+
+def _price(question: Question, device: Device) -> Price | None:
+    return question.price or listed(device)
+
+
+def _offer_json(offer: Offer) -> dict[str, Any]:
+    dollars, service = offer.dollars_per_hour, offer.verdict.service
+    assert service is not None
+    return {
+        **deployment_json(offer.deployment),
+        "per_hour": None if dollars is None else dollars.as_json(),
+        **latency_json(service.latency()),
+        "slo": [each.as_json() for each in offer.verdict.kept],
+    }
+
+
+def _refusal_json(verdict: Verdict) -> dict[str, Any]:
+    binding = verdict.binding
+    assert binding is not None
+    return {**deployment_json(verdict.deployment), "binding": binding.name, "why": binding.why}

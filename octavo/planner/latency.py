@@ -1,0 +1,98 @@
+"""How long answers take, and how many come out: of requests that begin together, or of a stream.
+
+Both work on nothing but what steps cost. Metrics are those of `octavo.measure`: the time to the
+first token from when a request came (TTFT), the mean time between two tokens of one answer (TPOT),
+and the time to the last (E2E).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.cost.prediction import Prediction, Source
+from octavo.cost.work import Span
+
+# Seconds of a step.
+StepTime = Callable[[Sequence[Span]], Prediction]
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """How many requests run at once, and how many tokens of them a step computes: no more of
+    prompts than ``target_step_seconds`` allow while others are being answered, 0 is no bound; see
+    `octavo.core.pacing`."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    target_step_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds, of some percentile of the requests or of their mean."""
+
+    ttft: Prediction
+    tpot: Prediction
+    e2e: Prediction
+
+    def of(self, metric: str) -> Prediction:
+        """``metric``: ttft, tpot or e2e."""
+        found: Prediction = getattr(self, metric)
+        return found
+
+
+ENDS = ("value", "low", "high")
+
+
+def between(ends: Sequence[float], source: Source) -> Prediction:
+    """A prediction of what follows from each of the ``ENDS`` of others."""
+    return Prediction(ends[0], min(ends), max(ends), source)
+
+
+class Service(Protocol):
+    """What becomes of some traffic."""
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether all of it is answered, and no queue grows without end."""
+        ...
+
+    @property
+    def streams(self) -> Prediction:
+        """Answers that are under way at once, on average."""
+        ...
+
+    @property
+    def requests_per_second(self) -> Prediction: ...
+
+    @property
+    def prefill_share(self) -> float:
+        """Of the time of the device, what goes into prompts."""
+        ...
+
+    def latency(self, percentile: float | None = None) -> Latency:
+        """Of a percentile of the requests; None for their mean."""
+        ...
+
+
+def prefill_time(step_time: StepTime, input_len: int, budget: int) -> Prediction:
+    """Of a prompt that is alone, in as many steps as the budget of tokens makes it take."""
+    total = Prediction(0.0, 0.0, 0.0, "measured")
+    for chunk in prompt_chunks(input_len, budget):
+        total += step_time([chunk])
+    return total
+
+
+def prompt_chunks(input_len: int, size: int) -> list[Span]:
+    """A prompt in pieces of so many tokens. A token is sampled after the last."""
+    return [
+        Span(start, min(size, input_len - start), int(start + size >= input_len))
+        for start in range(0, input_len, size)
+    ]
+
+
+def decode_time(step_time: StepTime, streams: int, context: int) -> Prediction:
+    """Of a step in which each of some streams gets a token after ``context`` others."""
+    return step_time([Span(context - 1, 1)] * streams)

@@ -1,0 +1,71 @@
+"""What could be had where what is asked cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.planner.sizing import fewest_replicas, highest_rate
+from octavo.planner.slo import Slo
+from octavo.planner.verdict import Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Each of these would do, by itself.
+
+    Args:
+        num_devices: of the same kind that would do, None where no number does.
+        rate: requests a second that these devices answer within the limits, where a rate is asked.
+        concurrency: requests that have room at once.
+        output_len: tokens of answers that end in time; None where no limit is of whole answers, or
+            not even one token does.
+        limits: seconds that limits would have to be for what is asked, by their names.
+    """
+
+    num_devices: int | None
+    rate: float | None
+    concurrency: int
+    output_len: int | None
+    limits: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_devices": self.num_devices,
+            "rate": self.rate,
+            "concurrency": self.concurrency,
+            "output_len": self.output_len,
+            "slo": {f"{name}_ms": seconds * 1e3 for name, seconds in self.limits.items()},
+        }
+
+
+def nearest(verdict: Verdict, slo: Slo) -> Nearest:
+    """Of a deployment that does not do what is asked."""
+    deployment, traffic = verdict.deployment, verdict.traffic
+    enough = fewest_replicas(deployment, traffic, slo)
+    return Nearest(
+        num_devices=None if enough is None else enough.deployment.num_devices,
+        rate=None if traffic.rate is None else highest_rate(deployment, traffic, slo),
+        concurrency=deployment.max_concurrency(traffic.total_len),
+        output_len=_longest_answer(verdict, slo),
+        limits={
+            each.limit.name: max(each.limit.seconds, each.predicted.value) for each in verdict.kept
+        },
+    )
+
+
+def _longest_answer(verdict: Verdict, slo: Slo) -> int | None:
+    """Tokens of an answer that keeps the limits where that of the traffic ends too late."""
+    if not any(each.limit.metric == "e2e" and not each.holds for each in verdict.kept):
+        return None
+
+    def keeps(output_len: int) -> bool:
+        shorter = replace(verdict.traffic, output_len=output_len)
+        return judge(verdict.deployment, shorter, slo).is_feasible
+
+    low, high = 0, verdict.traffic.output_len
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low or None

@@ -1,0 +1,222 @@
+"""How long requests wait, and how many are under way, by formula.
+
+Rates are per second, times in seconds. What is overloaded waits for ever: ``math.inf``.
+
+Sources: M/D/1 and M/M/k as in Kleinrock, "Queueing Systems" (1975); the distribution of waiting
+times of M/D/1 as in Franx (Operations Research Letters 29, 2001), whose sums have positive terms
+only, unlike Crommelin's (1932); parallel prefill as in DistServe (Zhong et al., OSDI 2024, section
+3.1); L = lambda W is Little's (1961).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from octavo.errors import ConfigError
+
+# From this load on, waiting times of M/D/1 are taken for exponential (Kingman 1961): the exact sums
+# grow with the square of the wait, and differ from it by less than three per cent.
+_HEAVY = 0.97
+
+
+# -- one server that takes the same time for everybody: M/D/1 -------------------------------------
+
+
+def md1_wait(rate: float, service: float) -> float:
+    """Mean wait before ``service`` seconds of service, of arrivals at random (Poisson)."""
+    load = _load(rate, service)
+    return math.inf if load >= 1 else load * service / (2 * (1 - load))
+
+
+def md1_wait_quantile(rate: float, service: float, share: float) -> float:
+    """The wait that a ``share`` of the requests do not exceed."""
+    _check_share(share)
+    load = _load(rate, service)
+    if load >= 1:
+        return math.inf
+    if share <= 1 - load:  # so many find nobody there
+        return 0.0
+    if load > _HEAVY:
+        return md1_wait(rate, service) * -math.log1p(-share) / load
+    waits = _MD1Waits(rate, service)
+    high = service
+    while waits.share_up_to(high) < share:
+        high *= 2
+    return _root(lambda wait: waits.share_up_to(wait) - share, 0.0, high)
+
+
+class _MD1Waits:
+    """The distribution of waiting times of M/D/1."""
+
+    def __init__(self, rate: float, service: float):
+        self._rate = rate
+        self._service = service
+        self._load = rate * service
+        self._in_system = [1 - self._load]  # probability of n requests
+        self._up_to = [1 - self._load]  # and of at most n
+        # Of so many arrivals, or more, while one is served.
+        self._arrivals = _poisson_tails(self._load)
+
+    def share_up_to(self, wait: float) -> float:
+        """Of the requests that wait no longer."""
+        services = int(wait / self._service) + 1
+        past = self._rate * (services * self._service - wait)
+        term, total = math.exp(-past), 0.0
+        for count in range(services):
+            # So many wait, or fewer, beside the one that is served.
+            total += term * self._at_most(services - count)
+            term *= past / (count + 1)
+        return total
+
+    def _at_most(self, number: int) -> float:
+        """The probability that so many requests are there, or fewer."""
+        while len(self._up_to) <= number:
+            self._add_one()
+        return self._up_to[number]
+
+    def _add_one(self) -> None:
+        """As many services lead from n - 1 requests, or fewer, to n or more as lead back."""
+        number = len(self._in_system)
+        upwards = self._in_system[0] * self._tail(number) + sum(
+            self._in_system[before] * self._tail(number - before + 1) for before in range(1, number)
+        )
+        self._in_system.append(upwards / math.exp(-self._load))
+        self._up_to.append(self._up_to[-1] + self._in_system[-1])
+
+    def _tail(self, number: int) -> float:
+        return self._arrivals[number] if number < len(self._arrivals) else 0.0
+
+
+def _poisson_tails(mean: float) -> list[float]:
+    """Probabilities of n or more, until they vanish."""
+    shares = [math.exp(-mean)]
+    while shares[-1] > 1e-18:
+        shares.append(shares[-1] * mean / len(shares))
+    tails = [0.0]
+    for share in reversed(shares):
+        tails.append(tails[-1] + share)
+    return tails[:0:-1]
+
+
+# -- a few servers, times at random: M/M/k --------------------------------------------------------
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """The share that has to wait. ``offered``: arrivals in the time of a service."""
+    if servers < 1:
+        raise ConfigError(f"a queue has one server or more, not {servers}")
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0  # Erlang's B, which has a recursion without factorials
+    for number in range(1, servers + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    return blocked / (1 - offered / servers * (1 - blocked))
+
+
+def mmk_wait(rate: float, service: float, servers: int) -> float:
+    """Mean wait, where ``service`` is the mean of times that are exponential."""
+    offered = _load(rate, service)
+    if offered >= servers:
+        return math.inf
+    return erlang_c(servers, offered) * service / (servers - offered)
+
+
+def mmk_wait_quantile(rate: float, service: float, servers: int, share: float) -> float:
+    """The wait that a ``share`` of the requests do not exceed."""
+    _check_share(share)
+    offered = _load(rate, service)
+    if offered >= servers:
+        return math.inf
+    waiting = erlang_c(servers, offered)
+    if share <= 1 - waiting:
+        return 0.0
+    return service / (servers - offered) * math.log(waiting / (1 - share))
+
+
+# -- prompts on devices of their own: DistServe ---------------------------------------------------
+
+
+def prefill_latency(rate: float, prefill: float) -> float:
+    """Mean time to the first token on an instance that only computes prompts, one at a time."""
+    return prefill + md1_wait(rate, prefill)
+
+
+def prefill_latency_in_stages(rate: float, prefill: float) -> float:
+    """The same with its layers on two devices, one after the other: the next prompt begins when
+    the first stage is free, after half of the time."""
+    return prefill + md1_wait(rate, prefill / 2)
+
+
+def prefill_latency_shared(rate: float, prefill: float, speedup: float) -> float:
+    """The same with each matrix on several devices, which makes it ``speedup`` times as fast."""
+    return prefill_latency(rate, prefill / speedup)
+
+
+# -- how many are under way -----------------------------------------------------------------------
+
+
+def number_under_way(rate: float, seconds: float) -> float:
+    """Little's law: of requests that stay so long."""
+    return rate * seconds
+
+
+def balance(arriving: Callable[[float], float], most: float) -> float | None:
+    """The number of streams at which as many are there as come: the least B = ``arriving(B)``.
+
+    ``arriving``: how many would be under way if each went on as beside B others, such as
+    ``rate * output_len * tpot(B)``. None: more than ``most`` would be, and the queue grows.
+    """
+    if arriving(0.0) <= 0.0:
+        return 0.0
+    low, high = 0.0, min(1.0, most)
+    while arriving(high) > high:
+        if high >= most:
+            return None
+        low, high = high, min(2 * high, most)
+    return _root(lambda number: number - arriving(number), low, high)
+
+
+def delays_quantile(mean: float, further: float, share: float) -> int:
+    """How many delays meet a ``share`` of those who stay a while, or fewer.
+
+    ``mean`` of them come at random while one would stay anyhow, and each keeps one so much longer
+    that ``further`` more come, on average: a generalized Poisson distribution (Consul and Jain,
+    Technometrics 15, 1973), whose mean is ``mean / (1 - further)``.
+    """
+    _check_share(share)
+    if not 0 <= further < 1:
+        raise ConfigError(f"delays that bring {further} others each have no end")
+    number, total = 0, math.exp(-mean)
+    while total < share:
+        number += 1
+        rate = mean + number * further
+        log = math.log(mean) + (number - 1) * math.log(rate) - rate - math.lgamma(number + 1)
+        if (chance := math.exp(log)) < 1e-15 and number > mean / (1 - further):
+            break  # rounding keeps the sum from ever coming nearer
+        total += chance
+    return number
+
+
+def _root(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that rises becomes 0, by bisection, to a part in 10^12."""
+    for _ in range(80):
+        middle = (low + high) / 2
+        if rising(middle) < 0:
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-12 * high:
+            break
+    return high
+
+
+def _load(rate: float, service: float) -> float:
+    if rate < 0 or service < 0:
+        raise ConfigError(f"rates and times are 0 or more, not {rate} and {service}")
+    return rate * service
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share < 1:
+        raise ConfigError(f"a share of the requests is from 0 to below 1, not {share}")

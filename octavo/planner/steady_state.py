@@ -1,0 +1,269 @@
+"""Requests that come at random, for as long as one likes: where the load settles, and how long
+answers take there.
+
+Streams get a token in each step. Prompts come in between: a step that has a piece of one takes
+longer, for everybody. Beside B others, steps with and without prompts make a stream's mean time
+between tokens; and with that time, requests at a given rate make a number of streams. The load
+settles where both agree (`octavo.planner.queueing.balance`), or grows without end. As arrivals at
+random see the mean of what is there, so do streams: each has B others beside it where B are there.
+
+A prompt waits for the step that is under way, then for the prompts before it (M/D/1), and for a
+seat where all are taken (M/M/k). These are approximations. The number of streams, and that of
+prompts which come meanwhile, are taken to vary as arrivals do (Poisson).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from statistics import NormalDist
+
+from octavo.core.pacing import room_of_prompts
+from octavo.cost.prediction import Prediction, worst
+from octavo.cost.work import Span
+from octavo.planner.latency import (
+    ENDS,
+    Latency,
+    Seats,
+    StepTime,
+    between,
+    prompt_chunks,
+)
+from octavo.planner.queueing import (
+    balance,
+    delays_quantile,
+    md1_wait,
+    md1_wait_quantile,
+    mmk_wait,
+    mmk_wait_quantile,
+)
+from octavo.planner.traffic import Traffic
+
+
+class StepTable:
+    """Seconds of steps with some streams, half way to their ends, and some equal pieces of prompts.
+
+    For requests of given lengths, whatever their rate.
+    """
+
+    def __init__(self, step_time: StepTime, traffic: Traffic):
+        self.known: dict[tuple[int, Span | None, int], Prediction] = {}
+        self._step_time = step_time
+        self._stream = Span(traffic.input_len + traffic.output_len // 2 - 1, 1)
+
+    def __call__(self, streams: int, chunk: Span | None = None, count: int = 1) -> Prediction:
+        key = (streams, chunk, count)
+        if key not in self.known:
+            pieces = [] if chunk is None else [chunk] * count
+            self.known[key] = self._step_time([self._stream] * streams + pieces)
+        return self.known[key]
+
+
+class SteadyState:
+    """Where the load settles; a `octavo.planner.latency.Service`.
+
+    What is said of an end of the predictions at which the queue grows is ``math.inf``.
+    """
+
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats):
+        assert traffic.rate is not None
+        self._rate = traffic.rate
+        steps = [_Steps(costs, traffic, seats, end) for end in ENDS]
+        self._loads = [_Load(each, traffic.rate, seats.max_num_seqs) for each in steps]
+        self._source = worst(cost.source for cost in costs.known.values())
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the queue stays finite, by the middle of the predictions."""
+        return self._loads[0].is_stable
+
+    @property
+    def streams(self) -> Prediction:
+        return self._between(lambda load: load.streams)
+
+    @property
+    def requests_per_second(self) -> Prediction:
+        """In the long run as many end as come."""
+        return Prediction.around(self._rate, 0.0, self._source)
+
+    @property
+    def prefill_share(self) -> float:
+        return self._loads[0].prefill_share
+
+    def latency(self, percentile: float | None = None) -> Latency:
+        return Latency(
+            self._between(lambda load: load.ttft(percentile)),
+            self._between(lambda load: load.tpot(percentile)),
+            self._between(lambda load: load.e2e(percentile)),
+        )
+
+    def _between(self, figure: Callable[[_Load], float]) -> Prediction:
+        ends = [figure(load) if load.is_stable else math.inf for load in self._loads]
+        return between(ends, self._source)
+
+
+class _Steps:
+    """Seconds of steps by one end of their predictions.
+
+    Numbers of streams need not be whole: between two, the cost is a straight line.
+    """
+
+    def __init__(self, costs: StepTable, traffic: Traffic, seats: Seats, end: str):
+        self.input_len = traffic.input_len
+        self.gaps = traffic.output_len - 1  # between the tokens of an answer
+        self._budget = seats.max_num_batched_tokens
+        self._target = seats.target_step_seconds
+        self._costs = costs
+        self._end = end
+
+    def decode(self, streams: float) -> float:
+        """Without prompts; of one stream at the least."""
+        return self._line(max(1.0, streams))
+
+    def prompt(self, streams: float) -> float:
+        """Of all the steps that one prompt takes beside some streams."""
+        chunks = prompt_chunks(self.input_len, self.room(streams))
+        return sum(self._line(streams, chunk) for chunk in chunks)
+
+    def num_chunks(self, streams: float) -> int:
+        return math.ceil(self.input_len / self.room(streams))
+
+    def full(self, streams: float) -> float:
+        """Of one step with as many whole prompts as there is room for."""
+        return self._line(streams, Span(0, self.input_len), self.room(streams) // self.input_len)
+
+    def room(self, streams: float) -> int:
+        """Tokens of a step that are left for prompts; 1, lest nothing goes on, at the least.
+
+        Fewer where a step would keep streams waiting for longer than the target.
+        """
+        room = max(1, self._budget - math.ceil(streams))
+        if not self._target or streams < 1:
+            return room
+        decode, tokens = self.decode(streams), min(room, self.input_len)
+        each = (self._line(streams, Span(0, tokens)) - decode) / tokens
+        return min(room, room_of_prompts(self._target, decode, each))
+
+    def _line(self, streams: float, chunk: Span | None = None, count: int = 1) -> float:
+        """Between the costs at the whole numbers of streams around it."""
+        below = math.floor(streams)
+        low = self._cost(below, chunk, count)
+        if below == streams:
+            return low
+        return low + (self._cost(below + 1, chunk, count) - low) * (streams - below)
+
+    def _cost(self, streams: int, chunk: Span | None, count: int) -> float:
+        seconds: float = getattr(self._costs(streams, chunk, count), self._end)
+        return seconds
+
+
+def _joint(one: float, other: float) -> float:
+    """The deviation of a sum from its mean, of parts that have nothing to do with each other."""
+    return math.copysign(math.hypot(one, other), one + other)
+
+
+class _Load:
+    """How it is at some rate, by one end of what steps cost."""
+
+    def __init__(self, steps: _Steps, rate: float, seats: int):
+        self._steps = steps
+        self._rate = rate
+        self._seats = seats
+        settled = balance(lambda others: rate * steps.gaps * self._tpot_beside(others), seats)
+        # Answers of one token leave no streams, and prompts may be too many all the same.
+        self.is_stable = settled is not None and math.isfinite(self._tpot_beside(settled))
+        self.streams = math.inf if settled is None else settled
+
+    @cached_property
+    def prefill_share(self) -> float:
+        """Of the time, what steps take longer for the prompts in them."""
+        return min(1.0, self._rate * self._delay)
+
+    def ttft(self, percentile: float | None) -> float:
+        steps, streams = self._steps, self.streams
+        own, step = steps.prompt(streams), self._step_under_way
+        service = own if steps.num_chunks(streams) > 1 else self._packed(streams)
+        stay = steps.gaps * self._tpot_beside(streams)
+        if percentile is None:
+            waits = md1_wait(self._rate, service) + mmk_wait(self._rate, stay, self._seats)
+            return own + step / 2 + waits
+        share = percentile / 100
+        waits = md1_wait_quantile(self._rate, service, share)
+        waits += mmk_wait_quantile(self._rate, stay, self._seats, share)
+        return own + step * share + waits
+
+    def tpot(self, percentile: float | None) -> float:
+        gaps = self._steps.gaps
+        if not gaps:
+            return 0.0
+        mean = self._tpot_beside(self.streams)
+        if percentile is None:
+            return mean
+        share = percentile / 100
+        delay, met = self._delay, self._rate * (gaps * mean + self._steps.prompt(self.streams))
+        further = self._rate * delay
+        by_prompts = delay * (delays_quantile(met * (1 - further), further, share) - met) / gaps
+        by_streams = NormalDist().inv_cdf(share) * self._decode_spread
+        return mean + _joint(by_prompts, by_streams)
+
+    def e2e(self, percentile: float | None) -> float:
+        mean = self.ttft(None) + self._steps.gaps * self.tpot(None)
+        if percentile is None:
+            return mean
+        first = self.ttft(percentile) - self.ttft(None)
+        rest = self._steps.gaps * (self.tpot(percentile) - self.tpot(None))
+        return mean + _joint(first, rest)
+
+    def _tpot_beside(self, others: float) -> float:
+        """Mean time between two tokens of a stream, as prompts come in between: ``math.inf`` where
+        they come faster than they are computed."""
+        steps, rate = self._steps, self._rate
+        streams = min(others + 1, self._seats)
+        decode, prompt = steps.decode(streams), steps.prompt(streams)
+        if rate * prompt < 1:
+            extra = prompt - steps.num_chunks(streams) * decode
+            # Prompts that came while its own was computed are computed while it decodes.
+            before = rate * extra * prompt / max(1, steps.gaps)
+            return (decode + before) / (1 - rate * extra)
+        # Every step has prompts: as many as come while it lasts, if there is room for them.
+        each = self._packed(streams)
+        together = rate * (prompt - each) / (1 - rate * each) if rate * each < 1 else math.inf
+        if together > steps.room(streams) / steps.input_len:
+            return math.inf
+        return together / rate
+
+    def _packed(self, streams: float) -> float:
+        """Seconds of one more prompt in a step that has one."""
+        steps = self._steps
+        count = steps.room(streams) // steps.input_len
+        if count < 2:
+            return steps.prompt(streams)
+        return (steps.full(streams) - steps.prompt(streams)) / (count - 1)
+
+    @property
+    def _delay(self) -> float:
+        """Seconds by which a prompt delays the streams beside it."""
+        steps, streams = self._steps, self.streams
+        extra = steps.prompt(streams) - steps.num_chunks(streams) * steps.decode(streams)
+        shared = self._rate * steps.prompt(streams) >= 1
+        return self._packed(streams) if shared else extra
+
+    @property
+    def _decode_spread(self) -> float:
+        """Standard deviation of the time of a step, for the number of streams in it."""
+        more = min(self.streams + math.sqrt(self.streams), self._seats)
+        return self._steps.decode(more) - self._steps.decode(min(self.streams, more))
+
+    @property
+    def _step_under_way(self) -> float:
+        """Mean seconds of the step that a request comes into; it finds none where nobody is there.
+
+        Prompts of several steps are counted where they are waited for.
+        """
+        steps, streams = self._steps, self.streams
+        decode, prompt = steps.decode(streams), steps.prompt(streams)
+        busy = min(1.0, self._rate * prompt)
+        with_prompt = prompt if steps.num_chunks(streams) == 1 else 0.0
+        somebody = 1 - math.exp(-streams)
+        return busy * with_prompt + (1 - busy) * somebody * decode

@@ -1,0 +1,191 @@
+"""``octavo plan`` and ``octavo advise``: what is typed, what is said, and the exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo.cli import main
+
+SMALL = ("llama-3.1-8b", "--hardware", "h100-sxm", "--profile", "vllm")
+
+
+@pytest.fixture
+def octavo(capsys):
+    """``octavo("plan", ...)``: status, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = main([*map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def document(octavo):
+    """Status and JSON."""
+
+    def run(*arguments: object) -> tuple[int, dict]:
+        status, out, err = octavo(*arguments, "--json")
+        assert err == ""
+        return status, json.loads(out)
+
+    return run
+
+
+def test_what_is_feasible_exits_with_0(document):
+    status, found = document("plan", *SMALL, "--isl", 1024, "--osl", 256, "--concurrency", 16)
+    assert status == 0 and found["feasible"] is True and found["binding"] is None
+    assert found["input_len"] == 1024 and found["concurrency"] == 16
+    assert found["output_tps"]["low"] < found["output_tps"]["value"] < found["output_tps"]["high"]
+
+
+def test_what_is_not_exits_with_2_and_says_why(document, octavo):
+    arguments = ("plan", "llama-3.1-70b", "--hardware", "h100-sxm", "--profile", "vllm")
+    status, found = document(*arguments)
+    assert status == 2 and found["feasible"] is False and found["binding"] == "weights"
+    assert found["ttft_ms"] is None and found["cost"]["per_day"] is None
+    status, out, _ = octavo(*arguments)
+    assert status == 2 and "not feasible: weights" in out and "1. " in out
+
+
+def test_flags_reach_the_plan(document):
+    _, found = document(
+        *("plan", "llama-3.1-70b", "--hardware", "h100-sxm:8", "--tp", 4, "--quantization", "fp8"),
+        *("--kv-cache-dtype", "fp8", "--max-num-seqs", 32, "--max-num-batched-tokens", 4096),
+        *("--max-model-len", 9000, "--gpu-memory-utilization", 0.8, "--rate", 2, "--price", 3),
+        *("--slo", "ttft=2s,tpot=80@p90", "--profile", "vllm"),
+    )
+    deployment = found["deployment"]
+    assert (deployment["tp"], deployment["replicas"]) == (4, 2)
+    assert (deployment["quantization"], deployment["kv_cache_dtype"]) == ("fp8", "fp8")
+    assert deployment["max_num_seqs"] == 32 and deployment["max_num_batched_tokens"] == 4096
+    assert deployment["max_model_len"] == 9000
+    assert found["memory"]["usable_bytes"] == pytest.approx(
+        0.8 * found["memory"]["total_bytes"], rel=1e-6
+    )
+    assert found["cost"]["per_day"]["value"] == pytest.approx(8 * 3 * 24)
+    assert [each["limit"] for each in found["slo"]] == ["ttft_p90", "tpot_p90"]
+
+
+def test_a_config_can_be_planned_before_there_are_weights(document, tmp_path):
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 1024,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    _, found = document("plan", path, "--hardware", "l4")
+    layer = 512 * 64 * (8 + 2 + 2) + 8 * 64 * 512 + 3 * 512 * 1024 + 2 * 512
+    assert found["parameters"] == 4 * layer + 2 * 1000 * 512 + 512
+
+
+def test_tables_are_shown_where_they_are_asked_for(octavo, document):
+    _, plain, _ = octavo("plan", *SMALL)
+    _, out, _ = octavo("plan", *SMALL, "--memory", "--roofline")
+    for words in ("memory of one device", "mlp.gate_up", "ridge"):
+        assert words in out and words not in plain
+    _, found = document("plan", *SMALL, "--roofline")
+    assert {op["name"] for op in found["roofline"]["decode"]["ops"]} >= {"mlp.down", "head"}
+
+
+def test_owned_hardware(document):
+    _, found = document(
+        *("plan", "qwen3-8b", "--hardware", "rtx4090", "--purchase", 2000, "--years", 2),
+        *("--electricity", 0.3, "--utilization", 1.0),
+    )
+    hour = 2000 / (2 * 8760) + 0.45 * 0.3
+    assert found["cost"]["per_day"]["value"] == pytest.approx(24 * hour)
+
+
+def test_a_plan_is_confirmed_by_simulation(document, octavo):
+    arguments = ("plan", *SMALL, "--isl", 256, "--osl", 32, "--rate", 5, "--slo", "tpot=50")
+    status, found = document(*arguments, "--confirm")
+    (simulated,) = found["simulated"]
+    assert status == 0 and simulated["holds"] is True
+    foreseen = found["slo"][0]["predicted_ms"]["value"]
+    assert simulated["simulated_ms"] == pytest.approx(foreseen, rel=0.35)
+    _, out, _ = octavo(*arguments, "--confirm")
+    assert "simulated: tpot_p99 is" in out
+
+
+def test_hardware_of_ones_own(document, tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text(
+        '[[devices]]\nname = "Lab card"\nmemory_gib = 40\nbandwidth_gb_s = 900\n'
+        "dense_tflops = { fp16 = 100 }\nusd_per_hour = [1, 2]\n"
+    )
+    own = ("--hardware-file", path)
+    _, found = document("plan", "qwen3-8b", "--hardware", "lab-card", *own)
+    assert found["deployment"]["hardware"] == "Lab card"
+    assert found["memory"]["total_bytes"] == 40 * 2**30
+    _, found = document("plan", "qwen3-8b", "--hardware", "lab card,l4", *own, "--cheapest")
+    assert "Lab card" in {offer["hardware"] for offer in found["offers"]}
+
+
+def test_the_cheapest(document, octavo):
+    arguments = ("plan", "qwen3-8b", "--hardware", "l4,l40s", "--cheapest", "--rate", 2)
+    status, found = document(*arguments, "--slo", "tpot=60", "--profile", "vllm")
+    assert status == 0 and found["confirmed"] is True
+    assert {offer["hardware"] for offer in found["offers"]} == {"L4", "L40S"}
+    status, out, _ = octavo(*arguments, "--slo", "tpot=1", "--most-devices", 4)
+    assert status == 2 and "tpot" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--hardware", "h1000"), "H100"),
+        (("--rate", -5), "rate must be above 0"),
+        (("--isl", 0), "input_len must be 1 or more"),
+        (("--slo", "ttft=2s,e2e=1s"), "contradicts"),
+        (("--quantization", "int3"), "int"),
+        (("--profile", "vlm"), "vllm"),
+        (("--tp", 5, "--hardware", "h100-sxm"), "heads"),
+        (("--price", 0, "--hardware", "h100-sxm"), "above 0"),
+    ],
+)
+def test_what_cannot_be_fails_with_one_line(octavo, arguments, words):
+    status, out, err = octavo("plan", "llama-3.1-8b", "--hardware", "h100-sxm", *arguments)
+    assert status == 1 and out == "" and words in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--years", 3), "--purchase"),
+        (("--purchase", 3000, "--price", 2), "leave one out"),
+        (("--most-devices", 4), "--cheapest"),
+        (("--confirm",), "--slo"),
+    ],
+)
+def test_flags_that_say_nothing_are_refused(octavo, arguments, words):
+    status, _, err = octavo("plan", *SMALL, *arguments)
+    assert status == 2 and words in err
+
+
+def test_a_model_that_is_not_known_comes_with_those_that_are_near(octavo):
+    status, _, err = octavo("plan", "llama-3.1-9b", "--hardware", "l4")
+    assert status == 1 and "llama-3.1-8b" in err
+
+
+def test_advice(document, octavo):
+    status, found = document("advise", *SMALL, "--concurrency", 4)
+    assert status == 0 and found["model"] == "llama-3.1-8b"
+    assert all(each.keys() == {"what", "why", "gain"} for each in found["advice"])
+    assert all(
+        each.keys() == {"question", "answer", "because", "then"} for each in found["decisions"]
+    )
+    status, out, _ = octavo("advise", *SMALL, "--concurrency", 4)
+    assert status == 0 and found["decisions"][0]["question"] in out
+    assert found["advice"][0]["what"] in out
