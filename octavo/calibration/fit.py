@@ -59,14 +59,18 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
     names = sorted({name for step in steps for name, _ in step.terms()})
     amounts = _amounts(steps, names)
     seconds = np.array([step.seconds for step in steps])
-    relative = amounts / seconds[:, None]
-    kept = np.ones(len(steps), dtype=bool)
+    scale, kept = seconds, np.ones(len(steps), dtype=bool)
     for _ in range(_ROUNDS):
-        coefficients = nonnegative_least_squares(relative[kept], np.ones(int(kept.sum())))
-        off = np.abs(np.log(np.maximum(relative @ coefficients, 1e-6)))
+        # Errors are relative to what is said, not to what came: else steps that chance made quick
+        # would weigh most, and all would be said to be quicker than they are.
+        relative, share = amounts / scale[:, None], seconds / scale
+        coefficients = nonnegative_least_squares(relative[kept], share[kept])
+        scale = np.maximum(amounts @ coefficients, _TOLERANCE)
+        off = np.abs(np.log(seconds / scale))
         kept = off <= max(_OUTLIER * float(np.median(off)), 0.02)
-    errors = _standard_errors(relative[kept], coefficients)
-    quotients = _quotients(relative, coefficients)
+    relative, share = amounts / scale[:, None], seconds / scale
+    errors = _standard_errors(relative[kept], share[kept], coefficients)
+    quotients = _quotients(relative, share, coefficients)
     passes = [features for step in steps for features in step.passes]
     most_rows = max(each.num_tokens for each in passes)
     seconds_of = dict(zip(names, coefficients.tolist(), strict=True))
@@ -121,25 +125,25 @@ def _amounts(steps: Sequence[TimedStep], names: Sequence[str]) -> Array:
     return amounts
 
 
-def _standard_errors(relative: Array, coefficients: Array) -> Array:
+def _standard_errors(relative: Array, share: Array, coefficients: Array) -> Array:
     """Of those that are not at 0; for the others there is none, and 0 is said."""
     errors = np.zeros_like(coefficients)
     is_free = coefficients > 0
     a = relative[:, is_free]
-    residual = a @ coefficients[is_free] - 1
+    residual = a @ coefficients[is_free] - share
     freedom = max(1, len(a) - a.shape[1])
     covariance = np.linalg.pinv(a.T @ a) * float(residual @ residual) / freedom
     errors[is_free] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     return errors
 
 
-def _quotients(relative: Array, coefficients: Array) -> Array:
+def _quotients(relative: Array, share: Array, coefficients: Array) -> Array:
     """What each step took, to what would be said of it had it not been seen: residuals are as much
     larger as a step has pulled the line towards itself (its leverage)."""
     q, _ = np.linalg.qr(relative[:, coefficients > 0])
     leverage = np.minimum((q * q).sum(axis=1), 0.9)
-    residuals = (1 - relative @ coefficients) / (1 - leverage)
-    return 1 / np.maximum(1 - residuals, 1e-6)
+    said = share - (share - relative @ coefficients) / (1 - leverage)
+    return share / np.maximum(said, 1e-3)
 
 
 def _spreads(steps: Sequence[TimedStep], quotients: Array) -> dict[str, Spread]:

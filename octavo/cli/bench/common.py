@@ -146,7 +146,8 @@ def asked_for(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in vars(args).items()
         if name not in _NO_SETTINGS and not name.startswith(prefix)
     }
-    return {"benchmark": args.subcommand, **settings, "engine": engine_kwargs(args)}
+    command = getattr(args, "subcommand", args.command)
+    return {"benchmark": command, **settings, "engine": engine_kwargs(args)}
 
 
 def open_session(settings: EngineArgs) -> OfflineSession:
