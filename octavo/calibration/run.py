@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo import hub
@@ -43,20 +43,45 @@ def calibrate(
 
     BenchmarkError: the engine is too small for there to be enough steps.
     """
-    budget = QUICK_SECONDS if quick else SECONDS
+    pace = _Pace(QUICK_SECONDS if quick else SECONDS)
     planned = trials(_size_of(session), quick=quick)
-    begin = time.perf_counter()
-    turns: list[list[TimedStep]] = []
-    while not turns or (len(turns) < _MOST_TURNS and time.perf_counter() - begin < budget / 2):
-        turns.append([])
+    turns: list[dict[str, list[TimedStep]]] = []
+    while not turns or (len(turns) < _MOST_TURNS and pace.share < 0.5):
+        turns.append({})
         for trial in planned:
-            gone = time.perf_counter() - begin
-            progress(trial.name, min(1.0, gone / budget))
-            if gone > budget and len(turns) > 1:
-                break
-            turns[-1] += _steps_of(session, trial, seed=len(turns))
-    steps = [step for turn in turns for step in turn]
+            if pace.has_room_for(trial):
+                progress(trial.name, pace.share)
+                turns[-1][trial.name] = list(_steps_of(session, trial, seed=len(turns)))
+                pace.note(trial)
+    steps = [step for turn in turns for some in turn.values() for step in some]
     return fit(steps, _drift(turns))
+
+
+class _Pace:
+    """How the time is spent: a load that would take more than is left is left out, by what a token
+    has taken so far. So a large model is asked for less than a small one."""
+
+    def __init__(self, budget: float):
+        self._budget = budget
+        self._begin = time.perf_counter()
+        self._num_tokens = 0
+
+    @property
+    def share(self) -> float:
+        """Of the time, that has gone; 1 at most."""
+        return min(1.0, self._gone / self._budget)
+
+    def has_room_for(self, trial: Trial) -> bool:
+        gone, tokens = self._gone, self._num_tokens
+        return not tokens or gone + gone / tokens * trial.num_tokens <= self._budget
+
+    def note(self, trial: Trial) -> None:
+        """It has been run."""
+        self._num_tokens += trial.num_tokens
+
+    @property
+    def _gone(self) -> float:
+        return time.perf_counter() - self._begin
 
 
 def profile_of(session: OfflineSession, steps: MeasuredSteps, measured_at: str) -> Profile:
@@ -106,10 +131,10 @@ def _timed(step: StepTiming) -> TimedStep:
     return TimedStep(tuple(StepFeatures.of(each) for each in rows), step.wall_s)
 
 
-def _drift(turns: Sequence[Sequence[TimedStep]]) -> float:
-    """How far whole turns through the same loads were from each other: the largest difference from
-    their median, as a share. 0 where there was one turn."""
-    count = min(map(len, turns))
-    totals = [sum(step.seconds for step in turn[:count]) for turn in turns]
+def _drift(turns: Sequence[Mapping[str, Sequence[TimedStep]]]) -> float:
+    """How far whole turns were from each other, in the loads that all of them had: the largest
+    difference from their median, as a share. 0 where there was one turn."""
+    shared = set.intersection(*(set(turn) for turn in turns))
+    totals = [sum(step.seconds for name in shared for step in turn[name]) for turn in turns]
     middle = statistics.median(totals)
-    return max(abs(total - middle) for total in totals) / middle
+    return max(abs(total - middle) for total in totals) / middle if middle else 0.0

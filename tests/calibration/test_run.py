@@ -6,7 +6,8 @@ import pytest
 
 from octavo.bench.offline.session import OfflineSession
 from octavo.calibration.live import run_live
-from octavo.calibration.run import about, calibrate, profile_of
+from octavo.calibration.run import _Pace, about, calibrate, profile_of
+from octavo.calibration.trials import Trial
 from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
 from octavo.config import EngineArgs
 from octavo.cost.hardware import Device
@@ -50,6 +51,19 @@ def test_progress_is_told(session):
     heard = []
     calibrate(session, quick=True, progress=lambda what, share: heard.append(share))
     assert heard == sorted(heard) and heard[0] >= 0 and heard[-1] <= 1
+
+
+def test_what_would_take_too_long_is_left_out(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("octavo.calibration.run.time.perf_counter", lambda: now)
+    pace = _Pace(60.0)
+    short, long = Trial("short", ((16, 4),)), Trial("long", ((4000, 96),))
+    assert pace.has_room_for(long)  # nothing is known yet
+    now = 1.0
+    pace.note(short)  # 20 tokens a second
+    assert pace.has_room_for(short) and not pace.has_room_for(long)
+    now = 59.5
+    assert not pace.has_room_for(short) and pace.share == pytest.approx(59.5 / 60)
 
 
 def test_requests_are_sent_when_they_are_due(session):
