@@ -39,9 +39,9 @@ class Trial:
 
 
 def trials(size: Size, *, quick: bool = False) -> list[Trial]:
-    """The loads for an engine, in the order of how much is missing without them; ``quick``: fewer."""
+    """The loads for an engine, the most telling ones first; ``quick``: fewer of them."""
     found = [
-        Trial("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),) * 1),
+        Trial("a lone stream", ((_SHORT, _ROUNDS_OUTPUT),)),
         *_batches(size, quick),
         *_prompts(size, quick),
         _mixed(size, quick),
