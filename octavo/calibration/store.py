@@ -31,7 +31,7 @@ class Profile:
     Args:
         about: what it holds for: the model's file and size, processor, instruction set, threads,
             types of activations and of the KV cache. Another of any of these is another profile.
-        engine: settings of the engine that was timed, which simulations take from here.
+        engine: settings of the engine that was timed, to be read by people.
         measured_at: ISO 8601, UTC.
     """
 

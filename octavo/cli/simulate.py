@@ -38,6 +38,10 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 """
 
 
+# Settings with which steps take what was measured, if they are as usual.
+_AS_MEASURED = ("hardware", "profile", "quantization", "kv_cache_dtype", "dtype", "tp", "pp", "ep")
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_model_argument(parser)
@@ -96,11 +100,12 @@ def _prepare(args: argparse.Namespace) -> Simulation:
 
 
 def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
-    """What `octavo calibrate` has found, where this machine itself is simulated."""
+    """What `octavo calibrate` has found, where this machine itself is simulated, with the model as
+    it is."""
     from octavo.calibration.known import profile_here
-    from octavo.cost.hardware_table import AUTO
 
-    if fleet.hardware != AUTO or fleet.profile != "octavo":
+    usual = FleetSettings()
+    if any(getattr(fleet, name) != getattr(usual, name) for name in _AS_MEASURED):
         return None
     profile = profile_here(model)
     return None if profile is None else profile.steps

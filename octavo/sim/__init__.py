@@ -1,1 +1,2 @@
-"""What a step would cost: the time side of simulation. No torch."""
+"""Servers and their clients in virtual time: production's own engine, whose steps cost what a
+function says. No torch."""
