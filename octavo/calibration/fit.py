@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,11 @@ from octavo.errors import BenchmarkError
 
 Array = NDArray[np.float64]
 
-# A residual beyond so many times the median one is a disturbance, not a property of steps.
+# A residual beyond so many times the median one is a disturbance, not a property of steps; and so
+# is no step that took less than that many times as long: on a machine that others use, too, such
+# steps come again, and belong to the mean.
 _OUTLIER = 5.0
+USUAL = 2.5
 _ROUNDS = 4  # of leaving out
 _LEAST_STEPS = 20
 _TOLERANCE = 1e-12
@@ -67,7 +71,7 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
         coefficients = nonnegative_least_squares(relative[kept], share[kept])
         scale = np.maximum(amounts @ coefficients, _TOLERANCE)
         off = np.abs(np.log(seconds / scale))
-        kept = off <= max(_OUTLIER * float(np.median(off)), 0.02)
+        kept = off <= max(_OUTLIER * float(np.median(off)), log(USUAL))
     relative, share = amounts / scale[:, None], seconds / scale
     errors = _standard_errors(relative[kept], share[kept], coefficients)
     quotients = _quotients(relative, share, coefficients)
@@ -83,6 +87,11 @@ def fit(steps: Sequence[TimedStep], drift: float = 0.0) -> MeasuredSteps:
         drift=drift,
         errors_of=dict(zip(names, errors.tolist(), strict=True)),
     )
+
+
+def usual(seconds: float, said: float) -> bool:
+    """Whether a step took about as long as is said of it, and was not disturbed."""
+    return said / USUAL <= seconds <= said * USUAL
 
 
 def nonnegative_least_squares(a: Array, b: Array) -> Array:

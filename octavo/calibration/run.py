@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # What a quick and a thorough calibration may take, about.
 SECONDS, QUICK_SECONDS = 60.0, 15.0
-_MOST_TURNS = 5  # of each load
+_MOST_TURNS = 8  # of each load
 # Of the engine that was timed, by the names of its settings.
 _SETTINGS = (
     *("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
@@ -44,14 +44,14 @@ def calibrate(
     BenchmarkError: the engine is too small for there to be enough steps.
     """
     pace = _Pace(QUICK_SECONDS if quick else SECONDS)
-    planned = trials(_size_of(session), quick=quick)
+    planned = trials(size_of(session), quick=quick)
     turns: list[dict[str, list[TimedStep]]] = []
-    while not turns or (len(turns) < _MOST_TURNS and pace.share < 0.5):
+    while len(turns) < _MOST_TURNS and pace.has_room_for_another(len(turns)):
         turns.append({})
         for trial in planned:
             if pace.has_room_for(trial):
                 progress(trial.name, pace.share)
-                turns[-1][trial.name] = list(_steps_of(session, trial, seed=len(turns)))
+                turns[-1][trial.name] = list(steps_of(session, trial, seed=len(turns)))
                 pace.note(trial)
     steps = [step for turn in turns for some in turn.values() for step in some]
     return fit(steps, _drift(turns))
@@ -65,6 +65,10 @@ class _Pace:
         self._budget = budget
         self._begin = time.perf_counter()
         self._num_tokens = 0
+
+    def has_room_for_another(self, num_turns: int) -> bool:
+        """Turn, by what so many have taken."""
+        return not num_turns or self._gone * (num_turns + 1) / num_turns <= self._budget
 
     @property
     def share(self) -> float:
@@ -101,7 +105,7 @@ def about(session: OfflineSession) -> dict[str, Any]:
     }
 
 
-def _size_of(session: OfflineSession) -> Size:
+def size_of(session: OfflineSession) -> Size:
     config = session.loaded.config
     return Size(
         config.scheduler.max_num_seqs,
@@ -111,23 +115,37 @@ def _size_of(session: OfflineSession) -> Size:
     )
 
 
-def _steps_of(session: OfflineSession, trial: Trial, seed: int) -> Iterator[TimedStep]:
-    """Prompts are random tokens, and no two of them begin alike: nothing is found in a cache."""
+def steps_of(session: OfflineSession, trial: Trial, seed: object) -> Iterator[TimedStep]:
+    """Run a load, and time its steps.
+
+    Prompts are random tokens: no two of them begin alike, but for what a trial has them share,
+    and nothing else is found in a cache, as long as ``seed`` is another each time.
+    """
     rng = random.Random(f"{trial.name} {seed}")
-    requests = [
-        WorkloadRequest(
-            str(number),
-            prompt_token_ids=tuple(rng.randrange(session.vocab_size) for _ in range(prompt)),
-            output_len=answer,
-        )
-        for number, (prompt, answer) in enumerate(trial.lengths)
-    ]
-    run = session.run(requests, cache_salt=f"calibration {trial.name} {seed}")
-    return (_timed(step) for step in run.steps if step.chunks)
+    salt = f"calibration {trial.name} {seed}"
+
+    def request(name: object, begin: tuple[int, ...], prompt: int, answer: int) -> WorkloadRequest:
+        own = [rng.randrange(session.vocab_size) for _ in range(prompt - len(begin))]
+        return WorkloadRequest(str(name), prompt_token_ids=(*begin, *own), output_len=answer)
+
+    begin: tuple[int, ...] = ()
+    if trial.shared:
+        first = request("first", (), trial.shared, 1)
+        session.run([first], cache_salt=salt)
+        begin = first.prompt_token_ids or ()
+    run = session.run(
+        [request(number, begin, *lengths) for number, lengths in enumerate(trial.lengths)],
+        cache_salt=salt,
+    )
+    shared = min(stats.num_cached_tokens for stats in run.requests)
+    return (_timed(step, shared) for step in run.steps if step.chunks)
 
 
-def _timed(step: StepTiming) -> TimedStep:
-    rows = passes(step.chunks, max(1, step.num_rounds))
+def _timed(step: StepTiming, shared: int) -> TimedStep:
+    """``shared``: tokens that are the same, and in the same place, for all."""
+    num_decoding = sum(chunk.num_tokens == 1 for chunk in step.chunks)
+    shared_keys = shared * max(0, num_decoding - 1)
+    rows = passes(step.chunks, max(1, step.num_rounds), shared_keys)
     return TimedStep(tuple(StepFeatures.of(each) for each in rows), step.wall_s)
 
 

@@ -21,7 +21,7 @@ from octavo.fields import Fields
 from octavo.files import replace_file
 from octavo.hub.store import home
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True)

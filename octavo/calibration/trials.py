@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _SHORT = 16  # tokens of a prompt that is there to be decoded from
 _ROUNDS_OUTPUT = 26  # three rounds of eight tokens, and two that end the answer
+_LONG_CONTEXTS = ((1, 2048), (4, 1024), (16, 384))  # streams, and tokens before their answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,22 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Requests that are given at once. ``lengths``: tokens of each prompt, and of its answer."""
+    """Requests that are given at once.
+
+    Args:
+        lengths: tokens of each prompt, and of its answer.
+        shared: tokens that all prompts begin with, of theirs; computed, and cached, before.
+    """
 
     name: str
     lengths: tuple[tuple[int, int], ...]
+    shared: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(prompt + answer for prompt, answer in self.lengths)
+        """To compute."""
+        own = sum(prompt - self.shared + answer for prompt, answer in self.lengths)
+        return self.shared + own
 
 
 def trials(size: Size, *, quick: bool = False) -> list[Trial]:
@@ -46,8 +55,9 @@ def trials(size: Size, *, quick: bool = False) -> list[Trial]:
         *_prompts(size, quick),
         _mixed(size, quick),
         *_long_contexts(size, quick),
+        _shared_prefix(size),
     ]
-    return [trial for trial in found if _fits(trial, size)]
+    return [trial for trial in found if fits(trial, size)]
 
 
 def _batches(size: Size, quick: bool) -> Iterator[Trial]:
@@ -61,19 +71,30 @@ def _batches(size: Size, quick: bool) -> Iterator[Trial]:
 def _prompts(size: Size, quick: bool) -> Iterator[Trial]:
     """Prompts alone, of which one token is sampled; the longest in several chunks."""
     length, factor = 8, 4 if quick else 2
-    while length < min(2 * size.max_num_batched_tokens, size.max_model_len):
+    end = min(2 * size.max_num_batched_tokens, size.max_model_len)
+    while length < end:
         yield Trial(f"a prompt of {length}", ((length, 1),))
+        between = length * 3 // 2
+        if not quick and length >= 64 and between < end:  # where steps of a server mostly are
+            yield Trial(f"a prompt of {between}", ((between, 1),))
         length *= factor
 
 
 def _long_contexts(size: Size, quick: bool) -> Iterator[Trial]:
-    """Answers far into a text, alone and together."""
-    longest = size.max_model_len - 16
-    for length in (longest // 2,) if quick else (longest // 8, longest // 3):
-        for count in (1, 4) if quick else (1, 4, 16):
-            length = min(length, 2048, size.kv_tokens // count - 32)
-            if length > 4 * _SHORT:
-                yield Trial(f"{count} streams after {length} tokens", ((length, 10),) * count)
+    """Answers far into a text, alone and together. The more of them, the shorter the texts: else
+    prompts would take most of the time."""
+    for count, length in _LONG_CONTEXTS[: 2 if quick else None]:
+        length = min(length, size.max_model_len - 16, size.kv_tokens // count - 32)
+        if length > 4 * _SHORT and count <= size.max_num_seqs:
+            yield Trial(f"{count} streams after {length} tokens", ((length, 10),) * count)
+
+
+def _shared_prefix(size: Size) -> Trial:
+    """Answers to prompts that begin alike: keys and values of that are read by all, from a cache
+    of the processor, mostly."""
+    count = min(8, size.max_num_seqs)
+    shared = min(512, size.max_model_len // 2, size.kv_tokens // 2)
+    return Trial(f"{count} streams that begin alike", ((shared + 64, 16),) * count, shared)
 
 
 def _mixed(size: Size, quick: bool) -> Trial:
@@ -85,5 +106,6 @@ def _mixed(size: Size, quick: bool) -> Trial:
     return Trial("requests of all lengths", lengths)
 
 
-def _fits(trial: Trial, size: Size) -> bool:
+def fits(trial: Trial, size: Size) -> bool:
+    """Whether an engine takes its requests."""
     return all(prompt + answer <= size.max_model_len for prompt, answer in trial.lengths)

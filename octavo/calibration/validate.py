@@ -3,23 +3,30 @@
 Every trace is run several times, each time with other requests, and simulated with just those. A
 simulation is run three times: with what steps take, and with the least and the most that they may;
 what is measured should lie in between nine times out of ten.
+
+Before and after each run a second of other work says how fast the machine is just then
+(`slowness`), and that is what is simulated. What would have been said without, of the machine as it
+was calibrated, is told beside it: the difference is the machine's, not the model's.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.calibration.live import run_live
-from octavo.cost.step_cost import StepModel
+from octavo.calibration.slowness import between, slowness_now
+from octavo.cost.hardware import Device
+from octavo.cost.measured import MeasuredSteps, calibrated
 from octavo.errors import BenchmarkError
 from octavo.measure.metrics import summarize
 from octavo.measure.request_record import RequestRecord
+from octavo.sim.costs import Cost, Costs, costs
 from octavo.sim.demand import asks_of_requests
 from octavo.sim.fleet import FleetSpec
-from octavo.sim.replica import Cost, ReplicaSpec
+from octavo.sim.replica import ReplicaSpec
 from octavo.sim.simulation import simulate
 from octavo.workload.arrivals import arrival_times
 from octavo.workload.datasets import random_requests
@@ -75,7 +82,12 @@ TRACES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one run. ``error``: simulated to live, less one."""
+    """One figure of one run.
+
+    Args:
+        simulated, low, high: of the machine as it was then.
+        as_calibrated: of the machine as it was calibrated.
+    """
 
     trace: str
     repeat: int
@@ -84,17 +96,28 @@ class Row:
     simulated: float
     low: float
     high: float
+    as_calibrated: float
 
     @property
     def error(self) -> float:
+        """Simulated to live, less one."""
         return self.simulated / self.live - 1
+
+    @property
+    def error_as_calibrated(self) -> float:
+        return self.as_calibrated / self.live - 1
 
     @property
     def is_inside(self) -> bool:
         return self.low <= self.live <= self.high
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "error": self.error, "inside": self.is_inside}
+        return {
+            **asdict(self),
+            "error": self.error,
+            "error_as_calibrated": self.error_as_calibrated,
+            "inside": self.is_inside,
+        }
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -107,6 +130,9 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             "mean_abs_error": statistics.fmean(errors),
             "max_abs_error": max(errors),
             "inside_interval": statistics.fmean(row.is_inside for row in own),
+            "mean_abs_error_as_calibrated": statistics.fmean(
+                abs(row.error_as_calibrated) for row in own
+            ),
         }
     return found
 
@@ -126,16 +152,17 @@ class Case(NamedTuple):
 
 def cases(
     session: OfflineSession,
-    model: StepModel,
+    device: Device,
+    steps: MeasuredSteps,
     *,
     repeats: int = 3,
-    num_requests: int = 60,
+    num_requests: int = 100,
     seed: int = 0,
     traces: Sequence[Trace] = TRACES,
 ) -> Iterator[Case]:
     """All traces, drawn anew for each repeat."""
     for trace in traces:
-        rate = trace.load * _capacity(session, model, trace)
+        rate = trace.load * _capacity(session, device, steps, trace)
         for repeat in range(repeats):
             drawn = seed + repeat
             requests = trace.requests(num_requests, session.vocab_size, drawn)
@@ -147,59 +174,65 @@ def cases(
 
 def validate(
     session: OfflineSession,
-    model: StepModel,
+    device: Device,
+    steps: MeasuredSteps,
     cases: Sequence[Case],
     progress: Progress = lambda what, done, total: None,
 ) -> list[Row]:
-    """Run all cases live on the engine of a session, and simulated by a model of its steps.
+    """Run all cases live on the engine of a session, and simulated with what its steps take.
 
     Raises:
         BenchmarkError: a request failed. QueueFullError: a case is more than the engine takes.
     """
     rows: list[Row] = []
+    before = slowness_now(session, steps, seed=-1)
     for number, case in enumerate(cases):
         progress(case.trace, number, len(cases))
         salt = f"{case.trace} {case.repeat}"
-        live = run_live(session, case.requests, case.times, cache_salt=salt)
-        foreseen = [
-            _figures(_records(session, cost, case.requests, case.times)) for cost in _costs(model)
-        ]
-        rows += _rows(case, _figures(_completed(live)), foreseen)
+        live = _figures(_completed(run_live(session, case.requests, case.times, cache_salt=salt)))
+        after = slowness_now(session, steps, seed=number)
+        then = replace(steps, slowness=between(before, after))
+        before = after
+        rows += _rows(
+            case,
+            live,
+            [_simulated(session, case, cost) for cost in _costs(session, device, then)],
+            _simulated(session, case, _costs(session, device, steps).value),
+        )
     return rows
 
 
-class _Costs(NamedTuple):
-    value: Cost
-    low: Cost
-    high: Cost
-
-
-def _costs(model: StepModel) -> _Costs:
-    return _Costs(
-        model.seconds,
-        lambda batch: model.cost(batch.items, batch.num_rounds).total.low,
-        lambda batch: model.cost(batch.items, batch.num_rounds).total.high,
-    )
-
-
 def _rows(
-    case: Case, live: Mapping[str, float], foreseen: Sequence[Mapping[str, float]]
+    case: Case,
+    live: Mapping[str, float],
+    foreseen: Sequence[Mapping[str, float]],
+    as_calibrated: Mapping[str, float],
 ) -> Iterator[Row]:
     for metric in METRICS:
         if metric in live:
             values = [figures[metric] for figures in foreseen]
             yield Row(
                 *(case.trace, case.repeat, metric, live[metric]),
-                *(values[0], min(values), max(values)),
+                *(values[0], min(values), max(values), as_calibrated[metric]),
             )
 
 
-def _capacity(session: OfflineSession, model: StepModel, trace: Trace) -> float:
+def _capacity(session: OfflineSession, device: Device, steps: MeasuredSteps, trace: Trace) -> float:
     """Requests a second that the simulated engine gets through when all are there at once."""
     count = _FULL * session.loaded.config.scheduler.max_num_seqs
     requests = trace.requests(count, session.vocab_size, seed=0)
-    records = _records(session, model.seconds, requests, [0.0] * count)
+    cost = _costs(session, device, steps).value
+    records = _records(session, cost, requests, [0.0] * count)
     return count / max(record.ended for record in records)
+
+
+def _costs(session: OfflineSession, device: Device, steps: MeasuredSteps) -> Costs:
+    model = calibrated(session.rank_model, device, steps)
+    return costs(model, session.loaded.config.cache.block_size)
+
+
+def _simulated(session: OfflineSession, case: Case, cost: Cost) -> dict[str, float]:
+    return _figures(_records(session, cost, case.requests, case.times))
 
 
 def _records(

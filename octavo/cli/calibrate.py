@@ -89,7 +89,7 @@ def print_profile(profile: Profile, path: str, console: Console) -> None:
     for what, num_seqs, num_tokens, start in _SHOWN:
         spans = [Span(start, num_tokens)] * num_seqs
         features = StepFeatures.of(next(passes(spans)))
-        foreseen = profile.steps.seconds(features) * 1e3
+        foreseen = profile.steps.prediction(features) * 1e3
         once = 1e3 * (profile.steps.step_s + num_seqs * profile.steps.sequence_s)
         figures = (foreseen.value + once, foreseen.low + once, foreseen.high + once)
         rows.append((what, "ms", *(f"{each:,.2f}" for each in figures), foreseen.source))

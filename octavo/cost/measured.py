@@ -6,7 +6,7 @@ The time of a step is linear in functions of what it computes:
             +  for each pass
                    pass + rows + sampled rows
                  + keys that are read by requests that decode, and by pieces of prompts
-                 + pairs of a query and a key in pieces of prompts
+                 + pairs of a query and a key, in requests that decode and in pieces of prompts
 
 Rows cost what they cost: a line in pieces, bent where kernels change what they do. All coefficients
 are seconds of something, none is negative, and so no more work ever takes less time.
@@ -47,6 +47,7 @@ def pass_terms(features: StepFeatures) -> Iterator[tuple[str, float]]:
     yield from _pieces("rows", ROW_KNOTS, features.num_tokens)
     yield from _pieces("sampled", SAMPLED_KNOTS, features.num_sampled)
     yield "decode_key", features.decode_keys
+    yield "decode_score", features.decode_scores
     yield "prompt_key", features.prompt_keys
     yield "prompt_score", features.prompt_scores
 
@@ -105,6 +106,7 @@ class MeasuredSteps:
         spreads: by regime.
         drift: how much slower or quicker the same steps were from one time to another, as a share.
         most_rows, most_seqs, most_keys: of the passes that were measured.
+        slowness: by regime, how much longer passes take now, if that is known.
     """
 
     seconds_of: Mapping[str, float]
@@ -114,6 +116,7 @@ class MeasuredSteps:
     most_keys: int
     drift: float = 0.0
     errors_of: Mapping[str, float] = field(default_factory=dict)
+    slowness: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -125,10 +128,20 @@ class MeasuredSteps:
         """What comes once in a step for each sequence."""
         return self.seconds_of.get("sequence", 0.0)
 
-    def seconds(self, features: StepFeatures) -> Prediction:
-        """Of a pass. The interval is wider beyond what was measured, which is said."""
+    def seconds(self, features: StepFeatures) -> float:
+        """Of a pass."""
         known = self.seconds_of
-        value = sum(known.get(name, 0.0) * amount for name, amount in pass_terms(features))
+        value = sum([known.get(name, 0.0) * amount for name, amount in pass_terms(features)])
+        return value * self.slowness.get(regime_of(features), 1.0) if self.slowness else value
+
+    def step_seconds(self, passes: Sequence[StepFeatures]) -> float:
+        """Of a step with these passes."""
+        once = self.step_s + self.sequence_s * passes[0].num_seqs
+        return once + sum(map(self.seconds, passes))
+
+    def prediction(self, features: StepFeatures) -> Prediction:
+        """Of a pass. The interval is wider beyond what was measured, which is said."""
+        value = self.seconds(features)
         spread = self.spreads.get(regime_of(features)) or _widest(self.spreads.values())
         beyond = self._doublings_beyond(features)
         share = self.drift + _WIDENING * beyond

@@ -35,8 +35,9 @@ class StepBatch(Protocol):
 class StepFeatures(NamedTuple):
     """What a measured pass is known by.
 
-    ``decode_keys``: that all sequences see which decode; ``prompt_scores``: pairs of a query and a
-    key that it sees, in pieces of prompts. Both as if nothing had a window.
+    ``decode_keys``: that sequences read which decode, those once that several of them share;
+    ``decode_scores``, ``prompt_scores``: pairs of a query and a key that it sees, in sequences that
+    decode and in pieces of prompts. All as if nothing had a window.
     """
 
     num_seqs: int
@@ -44,6 +45,7 @@ class StepFeatures(NamedTuple):
     num_sampled: int
     num_prompt_tokens: int
     decode_keys: int
+    decode_scores: int
     prompt_keys: int
     prompt_scores: int
 
@@ -57,7 +59,8 @@ class StepFeatures(NamedTuple):
             rows.num_tokens,
             rows.num_sampled,
             sum(count for _, count in rows.prompts),
-            singles.keys + drafts.keys,
+            singles.keys + drafts.keys - rows.shared_keys,
+            singles.scores + drafts.scores,
             prompts.keys,
             prompts.scores,
         )
@@ -66,9 +69,12 @@ class StepFeatures(NamedTuple):
 class MeasuredSteps(Protocol):
     """What passes took on this device: it takes the place of the roofline where it knows."""
 
-    def seconds(self, features: StepFeatures) -> Prediction | None:
-        """Of one pass: operations and communication, without what comes once a step. None where
-        nothing like it was measured."""
+    def seconds(self, features: StepFeatures) -> float:
+        """Of one pass: operations and communication, without what comes once a step."""
+        ...
+
+    def prediction(self, features: StepFeatures) -> Prediction:
+        """The same, and how sure that is."""
         ...
 
 
@@ -139,17 +145,18 @@ class StepModel:
         efficiency = efficiency_of(profile_name, device, model.parallel, eager=eager)
         return cls(model, device, efficiency, measured)
 
-    def seconds(self, batch: StepBatch) -> float:
-        """Of a step: ``cost(batch.items, batch.num_rounds).total.value``."""
+    def seconds(self, batch: StepBatch, shared_keys: int = 0) -> float:
+        """Of a step: ``cost(batch.items, batch.num_rounds, shared_keys).total.value``."""
         num_seqs, total = 0, 0.0
-        for rows in passes(batch.items, batch.num_rounds):
+        for rows in passes(batch.items, batch.num_rounds, shared_keys):
             num_seqs = max(num_seqs, rows.num_seqs)
             total += self._pass_seconds(rows)
         return total + self._overhead(num_seqs)
 
-    def cost(self, chunks: Iterable[Chunk], num_rounds: int = 1) -> StepCost:
-        """Of a step, and what it is made of."""
-        done = [self._pass_cost(rows) for rows in passes(chunks, num_rounds)]
+    def cost(self, chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -> StepCost:
+        """Of a step, and what it is made of. ``shared_keys``: as of `octavo.cost.work.Rows`; only
+        what was measured knows their worth."""
+        done = [self._pass_cost(rows) for rows in passes(chunks, num_rounds, shared_keys)]
         overhead = self._overhead(max(each.num_seqs for each in done))
         return StepCost(
             merge_ops(chain.from_iterable(each.ops for each in done)),
@@ -162,8 +169,8 @@ class StepModel:
         )
 
     def _pass_seconds(self, rows: Rows) -> float:
-        if (known := self._known(rows)) is not None:
-            return known.value
+        if self._measured is not None and rows.num_tokens:
+            return self._measured.seconds(StepFeatures.of(rows))
         total = 0.0
         for op in self._ops:
             total += op.stages * op.seconds(op.work(rows))
@@ -180,13 +187,9 @@ class StepModel:
             _sum(op.prediction(work) for op, work in works),
             Prediction.around(comm, self.efficiency.spread, self.efficiency.source),
         )
-        known = self._known(rows)
-        return found if known is None else found.scaled_to(known)
-
-    def _known(self, rows: Rows) -> Prediction | None:
         if self._measured is None or not rows.num_tokens:
-            return None
-        return self._measured.seconds(StepFeatures.of(rows))
+            return found
+        return found.scaled_to(self._measured.prediction(StepFeatures.of(rows)))
 
     def _transfers(self, rows: Rows) -> Sequence[Transfer]:
         link = self.efficiency.link

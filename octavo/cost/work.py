@@ -114,6 +114,8 @@ class Rows:
         singles: where each sequence that computes one token is.
         drafts: (start, number) of tokens that are sampled one and all.
         prompts: (start, number) of all others.
+        shared_keys: that sequences which decode see in blocks of each other, counted for all but
+            one of them. They come from memory once; how much is won by that has to be measured.
     """
 
     num_tokens: int
@@ -121,17 +123,20 @@ class Rows:
     singles: list[int]
     drafts: Sequence[tuple[int, int]] = ()
     prompts: Sequence[tuple[int, int]] = ()
+    shared_keys: int = 0
 
     @property
     def num_seqs(self) -> int:
         return len(self.singles) + len(self.drafts) + len(self.prompts)
 
 
-def passes(chunks: Iterable[Chunk], num_rounds: int = 1) -> Iterator[Rows]:
+def passes(chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -> Iterator[Rows]:
     """The passes of a step. In rounds after the first, each chunk that samples goes on with one
-    token, and all weights are read again."""
+    token, and all weights are read again. ``shared_keys``: as of ``Rows``."""
     chunks = list(chunks)
-    yield _first_pass(chunks)
+    first = _first_pass(chunks)
+    first.shared_keys = shared_keys
+    yield first
     if num_rounds > 1:
         ends = [chunk.start + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
         for later in range(num_rounds - 1):

@@ -15,10 +15,9 @@ from octavo.core.request import Request
 from octavo.errors import EngineError, RequestError
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.sim.agenda import Agenda
+from octavo.sim.costs import Cost
 from octavo.sim.drafts import acceptance, draft_proposer
 from octavo.wiring import build_engine
-
-Cost = Callable[[Batch], float]  # seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from octavo.cost.step_cost import StepModel
 from octavo.errors import ConfigError
 from octavo.measure.slo import Slo
 from octavo.runtime.capacity import Capacity
+from octavo.sim.costs import Cost, costs
 from octavo.sim.demand import Ask, as_conversations, asks_of_requests, asks_of_trace
 from octavo.sim.fleet import Disaggregation, FleetSpec
 from octavo.sim.replica import ReplicaSpec, StepTimes
@@ -118,12 +119,12 @@ def _fleet(
     eager = bool(engine.get("enforce_eager"))
     ranks = rank_model(spec, precision, parallel)
     if measured is None:
-        steps = StepModel.of(ranks, device, known.name, eager=eager)
+        cost: Cost = StepModel.of(ranks, device, known.name, eager=eager).seconds
     else:
-        steps = calibrated(ranks, device, measured)
+        cost = costs(calibrated(ranks, device, measured), config.cache.block_size).value
     fleet = FleetSpec(
         # The stages of a pipeline work on a batch each.
-        ReplicaSpec(config, steps.seconds, depth=parallel.pp),
+        ReplicaSpec(config, cost, depth=parallel.pp),
         settings.replicas,
         settings.router,
         settings.outages,

@@ -47,7 +47,7 @@ def steps(noise: float = 0.0, seed: int = 0) -> list[TimedStep]:
 
 def predicted(measured, made: tuple[StepFeatures, ...]) -> float:
     once = measured.step_s + measured.sequence_s * made[0].num_seqs
-    return once + sum(measured.seconds(each).value for each in made)
+    return once + sum(measured.seconds(each) for each in made)
 
 
 @pytest.mark.parametrize(("noise", "mean", "largest"), [(0.0, 2e-4, 1e-3), (0.05, 0.015, 0.1)])
@@ -87,7 +87,7 @@ def test_nine_of_ten_steps_are_in_their_interval():
         (features, *others) = step.passes
         if not others:
             once = measured.step_s + measured.sequence_s * features.num_seqs
-            foreseen = measured.seconds(features)
+            foreseen = measured.prediction(features)
             inside.append(foreseen.low <= step.seconds - once <= foreseen.high)
     assert 0.8 < fmean(inside) < 0.98
 

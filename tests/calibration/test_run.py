@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.bench.offline.session import OfflineSession
 from octavo.calibration.live import run_live
-from octavo.calibration.run import _Pace, about, calibrate, profile_of
+from octavo.calibration.run import _Pace, about, calibrate, profile_of, steps_of
+from octavo.calibration.slowness import between, slowness_now
 from octavo.calibration.trials import Trial
 from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
 from octavo.config import EngineArgs
 from octavo.cost.hardware import Device
-from octavo.cost.measured import calibrated
+from octavo.cost.step_cost import StepFeatures
+from octavo.cost.work import Span, passes
 from octavo.errors import BenchmarkError
 from octavo.workload.datasets import random_requests
 
@@ -66,6 +70,30 @@ def test_what_would_take_too_long_is_left_out(monkeypatch):
     assert not pace.has_room_for(short) and pace.share == pytest.approx(59.5 / 60)
 
 
+def test_what_prompts_share_is_read_once(session):
+    trial = Trial("alike", ((40, 6),) * 3, shared=32)
+    size = session.loaded.config.cache.block_size
+    shared = 32 // size * size
+    decoding = [s for s in steps_of(session, trial, 0) if s.passes[0].num_prompt_tokens == 0]
+    assert decoding
+    for step in decoding:
+        first = step.passes[0]
+        assert first.num_seqs == 3
+        # Each writes one key, and reads what it sees.
+        read = first.decode_scores + first.num_seqs
+        assert first.decode_keys == read - 2 * shared
+
+
+def test_the_machine_is_as_slow_as_its_steps_are(session, steps):
+    now = slowness_now(session, steps, seed=0)
+    assert set(now) == {"decode", "prompt", "mixed"} and now["prompt"] == now["mixed"]
+    assert all(0.4 <= value <= 2.5 for value in now.values())
+    doubled = replace(steps, slowness=dict.fromkeys(now, 2.0))
+    made = StepFeatures.of(next(passes([Span(10, 1)])))
+    assert doubled.seconds(made) == pytest.approx(2 * steps.seconds(made))
+    assert between({"decode": 1.0}, {"decode": 3.0}) == {"decode": 2.0}
+
+
 def test_requests_are_sent_when_they_are_due(session):
     requests = random_requests(5, session.vocab_size, 20, 6)
     times = [0.0, 0.0, 0.05, 0.1, 0.1]
@@ -86,12 +114,11 @@ def test_prefixes_are_shared_within_a_run_alone(session):
 
 
 def test_what_is_foreseen_stands_beside_what_comes(session, steps):
-    model = calibrated(session.rank_model, DEVICE, steps)
-    some = list(cases(session, model, repeats=2, num_requests=6, traces=TRACES[1:3]))
+    some = list(cases(session, DEVICE, steps, repeats=2, num_requests=6, traces=TRACES[1:3]))
     assert [(case.trace, case.repeat) for case in some] == [
         (trace.name, repeat) for trace in TRACES[1:3] for repeat in (0, 1)
     ]
-    rows = validate(session, model, some)
+    rows = validate(session, DEVICE, steps, some)
     assert len(rows) == len(some) * len(METRICS)
     for row in rows:
         assert row.live > 0 and row.low <= row.simulated <= row.high
@@ -99,19 +126,23 @@ def test_what_is_foreseen_stands_beside_what_comes(session, steps):
 
 
 def test_more_than_an_engine_takes_is_an_error(session, steps):
-    model = calibrated(session.rank_model, DEVICE, steps)
     with pytest.raises(BenchmarkError, match="request 0 failed"):
-        list(cases(session, model, traces=TRACES[3:]))
+        list(cases(session, DEVICE, steps, traces=TRACES[3:]))
 
 
 def test_the_summary_is_of_all_rows_of_a_figure():
     rows = [
-        Row("t", 0, "ttft", 10.0, 11.0, 9.0, 12.0),
-        Row("t", 1, "ttft", 10.0, 7.0, 6.0, 8.0),
-        Row("t", 0, "tpot", 2.0, 2.0, 2.0, 2.0),
+        Row("t", 0, "ttft", 10.0, 11.0, 9.0, 12.0, 13.0),
+        Row("t", 1, "ttft", 10.0, 7.0, 6.0, 8.0, 8.0),
+        Row("t", 0, "tpot", 2.0, 2.0, 2.0, 2.0, 2.0),
     ]
     found = summary(rows)
     assert found["ttft"] == pytest.approx(
-        {"mean_abs_error": 0.2, "max_abs_error": 0.3, "inside_interval": 0.5}
+        {
+            "mean_abs_error": 0.2,
+            "max_abs_error": 0.3,
+            "inside_interval": 0.5,
+            "mean_abs_error_as_calibrated": 0.25,
+        }
     )
     assert found["tpot"]["max_abs_error"] == 0

@@ -51,7 +51,7 @@ def test_a_new_one_takes_the_place_of_the_old_one():
     assert len(list(folder().iterdir())) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", '{"schema": 1}', '{"schema": 1, "about": 3}'])
+@pytest.mark.parametrize("content", ["", "[1]", "{", '{"schema": 2}', '{"schema": 2, "about": 3}'])
 def test_damaged_files_are_errors_that_name_them_and_are_not_found(content):
     path = keep(profile())
     path.write_text(content)

@@ -48,9 +48,10 @@ def test_what_is_foreseen_beside_what_comes(tiny_model, home, trace, capsys):
     assert "no calibration of this engine yet" in said.err
     assert len(document["rows"]) == 2 * 4
     keys = {"trace", "repeat", "metric", "live", "simulated", "error", "low", "high", "inside"}
+    keys |= {"as_calibrated", "error_as_calibrated"}
     assert set(document["rows"][0]) == keys
     assert set(document["summary"]["mean_ttft_ms"]) == {
-        *("mean_abs_error", "max_abs_error", "inside_interval")
+        *("mean_abs_error", "max_abs_error", "inside_interval", "mean_abs_error_as_calibrated")
     }
     assert main(asked) == 0  # with the calibration of before
     said = capsys.readouterr()

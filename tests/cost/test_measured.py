@@ -38,7 +38,7 @@ def features(*spans: Span) -> StepFeatures:
 
 def test_rows_cost_what_each_piece_of_the_line_says():
     def seconds(rows: int) -> float:
-        return STEPS.seconds(features(Span(0, rows, 0))).value
+        return STEPS.seconds(features(Span(0, rows, 0)))
 
     assert seconds(2) - seconds(1) == pytest.approx(1e-4, rel=0.01)
     assert seconds(100) - seconds(99) == pytest.approx(2e-5, rel=0.05)
@@ -60,9 +60,7 @@ def test_pieces_add_up_to_the_whole(rows, seqs):
     more=st.builds(Span, st.integers(0, 3000), st.integers(1, 400), st.just(1), st.none()),
 )
 def test_more_work_never_takes_less(spans, more):
-    assert (
-        STEPS.seconds(features(*spans, more)).value >= STEPS.seconds(features(*spans)).value - 1e-12
-    )
+    assert STEPS.seconds(features(*spans, more)) >= STEPS.seconds(features(*spans)) - 1e-12
 
 
 def test_regimes():
@@ -73,16 +71,16 @@ def test_regimes():
 
 def test_what_lies_beyond_is_said_and_less_certain():
     def width(rows: int) -> float:
-        found = STEPS.seconds(features(Span(0, rows, 0)))
+        found = STEPS.prediction(features(Span(0, rows, 0)))
         return found.high / found.low
 
-    assert STEPS.seconds(features(Span(0, 512))).source == "measured"
-    assert STEPS.seconds(features(Span(0, 513))).source == "extrapolated"
+    assert STEPS.prediction(features(Span(0, 512))).source == "measured"
+    assert STEPS.prediction(features(Span(0, 513))).source == "extrapolated"
     assert width(512) < width(1024) < width(4096)
 
 
 def test_an_unknown_regime_has_the_widest_interval():
-    mixed = STEPS.seconds(features(Span(9, 1), Span(0, 9)))
+    mixed = STEPS.prediction(features(Span(9, 1), Span(0, 9)))
     assert mixed.high == pytest.approx(mixed.value * 1.3 * 1.01)
     assert mixed.low == pytest.approx(mixed.value * 0.8 / 1.01)
 

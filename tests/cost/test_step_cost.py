@@ -233,16 +233,17 @@ def test_an_interval_is_as_wide_as_is_known_and_never_below_the_ceilings():
 
 
 class Curve:
-    """Measured: a millisecond for each row, of steps that decode."""
+    """Measured: a millisecond for each row."""
 
     def __init__(self) -> None:
         self.asked: list[StepFeatures] = []
 
-    def seconds(self, features: StepFeatures) -> Prediction | None:
+    def seconds(self, features: StepFeatures) -> float:
         self.asked.append(features)
-        if features.num_prompt_tokens:
-            return None
-        return Prediction.around(1e-3 * features.num_tokens, 0.05, "measured")
+        return 1e-3 * features.num_tokens
+
+    def prediction(self, features: StepFeatures) -> Prediction:
+        return Prediction.around(self.seconds(features), 0.05, "measured")
 
 
 def test_what_was_measured_takes_the_place_of_the_roofline():
@@ -258,16 +259,18 @@ def test_what_was_measured_takes_the_place_of_the_roofline():
     assert sum(each.seconds for each in cost.transfers) == pytest.approx(cost.comm.value)
     assert model.seconds(Batch(spans)) == pytest.approx(cost.total.value, rel=1e-12)
     (features, again) = curve.asked
-    assert features == again == StepFeatures(2, 4, 4, 0, 102 + 56, 0, 0)
+    assert features == again == StepFeatures(2, 4, 4, 0, 102 + 56, 101 + 51 + 52 + 53, 0, 0)
 
 
-def test_where_nothing_was_measured_the_roofline_stands():
-    measured = steps(llama_8b(), "h100 sxm", measured=Curve())
+def test_keys_that_are_shared_are_read_once_where_that_was_measured():
+    curve = Curve()
+    spans = [Span(100, 1), Span(80, 1)]
+    steps(llama_8b(), "h100 sxm", measured=curve).seconds(Batch(spans), shared_keys=64)
+    (features,) = curve.asked
+    assert features.decode_keys == 102 + 82 - 64 and features.decode_scores == 101 + 81
     plain = steps(llama_8b(), "h100 sxm")
-    spans = [Span(0, 512)]
-    assert measured.cost(spans) == plain.cost(spans)
-    assert measured.seconds(Batch(spans)) == plain.seconds(Batch(spans))
-    assert measured.seconds(Batch([])) == plain.seconds(Batch([])) > 0
+    assert plain.seconds(Batch(spans), shared_keys=64) == plain.seconds(Batch(spans))
+    assert plain.seconds(Batch([])) > 0
 
 
 # -- what must hold of any step -------------------------------------------------------------------
