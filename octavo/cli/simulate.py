@@ -82,13 +82,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> Simulation:
-    from octavo.cost.open_spec import open_spec
     from octavo.measure.slo import Slo
     from octavo.sim.setup import prepare
 
     fleet = FleetSettings(**given_settings(args, FleetSettings))
     return prepare(
-        open_spec(args.model),
+        args.model,
         fleet,
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),

@@ -1,2 +1,48 @@
 """Servers and their clients in virtual time: production's own engine, whose steps cost what a
-function says. No torch."""
+function says. No torch.
+
+    from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
+
+    load = LoadSettings(request_rate=8.0)
+    workload = Workload(num_prompts=500, input_len=1000, output_len=200)
+    report = prepare("llama-3.1-8b", FleetSettings(hardware="h100-sxm"), workload, load).run()
+    print(report.as_text(), report.as_json()["p99_ttft_ms"])
+
+`prepare` makes what `octavo simulate` runs. Below it, `simulate` takes any requests, any plan of
+them, and any function of a batch as the time of a step. Importing this package is cheap: a name
+below brings in what it needs when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Ask": "octavo.sim.demand",
+    "ClientSettings": "octavo.sim.settings",
+    "FleetSettings": "octavo.sim.settings",
+    "FleetSpec": "octavo.sim.fleet",
+    "LoadPlan": "octavo.workload.plan",
+    "LoadSettings": "octavo.workload.settings",
+    "ReplicaSpec": "octavo.sim.replica",
+    "Simulation": "octavo.sim.setup",
+    "SimulationReport": "octavo.sim.report",
+    "SimulationResult": "octavo.sim.simulation",
+    "Timeline": "octavo.sim.timeline",
+    "Workload": "octavo.workload.settings",
+    "prepare": "octavo.sim.setup",
+    "simulate": "octavo.sim.simulation",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo.sim' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,7 @@ from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.measured import MeasuredSteps, calibrated
 from octavo.cost.memory import Memory, memory
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import Precision, precision_of
 from octavo.cost.rank import rank_model
@@ -68,7 +69,7 @@ class Simulation:
 
 
 def prepare(
-    spec: ModelSpec,
+    model: ModelSpec | str,
     fleet: FleetSettings,
     workload: Workload,
     load: LoadSettings,
@@ -82,6 +83,7 @@ def prepare(
     """A simulation of a model.
 
     Args:
+        model: or what `octavo.cost.open_spec` finds it by: a name, a folder, a file.
         engine: settings of the engine that were asked for, of ``ENGINE_SETTINGS``.
         measured: what steps take on the hardware, where that is known.
         slo: limits that requests should meet.
@@ -91,6 +93,7 @@ def prepare(
         ConfigError: settings contradict each other, or the model does not fit.
         WorkloadFileError: a file of requests is not as it should be.
     """
+    spec = open_spec(model) if isinstance(model, str) else model
     clients = clients or ClientSettings()
     fleet_spec, setting = _fleet(spec, fleet, engine or {}, measured)
     asks = _asks(workload, clients, tokenizer or _Vocabulary(spec.vocab_size))
