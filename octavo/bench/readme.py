@@ -257,6 +257,51 @@ def _bandwidths(document: Document) -> list[float]:
     return [value for value in measured if value is not None]
 
 
+# -- how far what is foreseen is off ---------------------------------------------------------------
+
+
+def foreseen(document: Document) -> str:
+    """Of a validation: errors of simulations, by figure, and how often intervals were right."""
+    run, about = document["run"], document["calibration"]["about"]
+    rows = [
+        (
+            _FORESEEN[metric],
+            f"{each['mean_abs_error']:.1%}",
+            f"{each['max_abs_error']:.1%}",
+            f"{each['inside_interval']:.0%}",
+            f"{each['mean_abs_error_as_calibrated']:.1%}",
+        )
+        for metric, each in document["summary"].items()
+    ]
+    runs = len({(row["trace"], row["repeat"]) for row in document["rows"]})
+    lines = [
+        f"`{about['model']}` on {_machine(run)}, by `octavo validate` on {run['date'][:10]}, "
+        f"{runs} runs of {len({row['trace'] for row in document['rows']})} traces:",
+        "",
+        *markdown(
+            (
+                "figure",
+                "mean error",
+                "largest",
+                "in its interval",
+                "mean error without a look at the machine",
+            ),
+            rows,
+        ),
+    ]
+    if run["warnings"]:
+        lines += ["", f"The machine was not quiet: {_count(run['warnings'])}."]
+    return "\n".join(lines)
+
+
+_FORESEEN = {
+    "output_throughput": "output tokens a second",
+    "mean_tpot_ms": "mean time per output token",
+    "mean_ttft_ms": "mean time to first token",
+    "p99_ttft_ms": "P99 of the time to first token",
+}
+
+
 # -- Markdown ------------------------------------------------------------------------------------
 
 

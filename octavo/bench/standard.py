@@ -108,7 +108,9 @@ def sections_of(document: Mapping[str, Any]) -> dict[str, str]:
         return {"how-fast": readme.how_fast(document)}
     if "summary" in document and "engines" in document:
         return {"peers": readme.peers(document)}
-    raise BenchmarkError("this is neither of scripts/bench nor of octavo bench compare")
+    if "summary" in document and "calibration" in document:
+        return {"foreseen": readme.foreseen(document)}
+    raise BenchmarkError("this is of none of scripts/bench, octavo bench compare, octavo validate")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -134,17 +136,19 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         nargs="+",
         default=[],
         metavar="FILE",
-        help="measure nothing: results that were stored by this, or by octavo bench compare",
+        help="measure nothing: results that were stored by this, by octavo bench compare, or by "
+        "octavo validate --json",
     )
     return parser.parse_known_args(argv)
 
 
 def run(args: argparse.Namespace, engine_flags: Sequence[str]) -> None:
-    if not args.dry_run:
+    if not args.dry_run and not args.stored:
         check_markers(args)  # before minutes of measuring
     sections: dict[str, str] = {}
     for path in args.stored:
-        sections |= sections_of(_read(path))
+        for name, content in sections_of(_read(path)).items():
+            sections[name] = f"{sections[name]}\n\n{content}" if name in sections else content
     if not args.stored:
         document = run_standard(args.model, engine_flags)
         sections |= sections_of(document)
@@ -169,7 +173,7 @@ def check_markers(args: argparse.Namespace) -> None:
         text = args.readme.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{args.readme} cannot be read: {error}") from error
-    for name in ("how-fast", "peers") if args.peers or args.stored else ("how-fast",):
+    for name in ("how-fast", "peers") if args.peers else ("how-fast",):
         readme.rewrite(text, name, "")
 
 

@@ -250,6 +250,30 @@ def test_a_figure_that_an_engine_lacks_is_an_empty_cell():
     assert cells(readme.peers(less))[-1] == ["decode, 128 tokens after 128, tokens/s", "177"]
 
 
+# -- how far what is foreseen is off ---------------------------------------------------------------
+
+VALIDATED = {
+    "rows": [{"trace": trace, "repeat": repeat} for trace in ("a", "b") for repeat in (0, 0, 1)],
+    "summary": {
+        "mean_ttft_ms": {
+            "mean_abs_error": 0.0312,
+            "max_abs_error": 0.5,
+            "inside_interval": 0.95,
+            "mean_abs_error_as_calibrated": 0.07,
+        }
+    },
+    "calibration": {"about": {"model": "m.gguf"}, "measured_at": "2026-01-31T00:00:00+00:00"},
+    "run": run_object("one", "two"),
+}
+
+
+def test_errors_of_simulations_are_told_by_figure():
+    text = readme.foreseen(VALIDATED)
+    assert "`m.gguf` on 2 threads" in text and "4 runs of 2 traces" in text
+    assert cells(text)[-1] == ["mean time to first token", "3.1%", "50.0%", "95%", "7.0%"]
+    assert "not quiet: 2 warnings" in text
+
+
 # -- scripts/bench -------------------------------------------------------------------------------
 
 
@@ -269,6 +293,15 @@ def test_readme_and_results_are_written(asked, project, capsys):
     assert json.loads(stored.read_text())["threads"] == 2
     assert "decode, one request" in capsys.readouterr().out
     assert asked[0][0][-2:] == ["--threads", "1"]
+
+
+def test_several_validations_stand_one_after_the_other(asked, project):
+    marked = "<!-- foreseen:begin -->\n<!-- foreseen:end -->"
+    (project / "README.md").write_text(marked)
+    for name in ("one", "two"):
+        (project / name).write_text(json.dumps(VALIDATED))
+    assert standard.main(["--from", "one", "two"]) == 0
+    assert (project / "README.md").read_text().count("mean time to first token") == 2
 
 
 def test_peers_are_written_to_their_own_place(asked, project):
@@ -299,7 +332,7 @@ def test_stored_results_are_written_without_measuring(asked, project):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{}", "neither of scripts/bench"), ("{", "cannot be read"), (None, "cannot be read")],
+    [("{}", "of none of scripts/bench"), ("{", "cannot be read"), (None, "cannot be read")],
 )
 def test_what_is_no_result_is_refused(project, content, message, capsys):
     if content is not None:
