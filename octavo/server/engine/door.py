@@ -14,7 +14,7 @@ from octavo.cost.first_token import (
     StepRates,
 )
 from octavo.cost.step_cost import StepModel
-from octavo.errors import QueueFullError
+from octavo.errors import InvalidRequestError, QueueFullError
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.waiting_room import Waiting
 
@@ -27,7 +27,9 @@ class Door:
 
     With a step model by that, times how much longer than foreseen steps took lately: others may use
     the machine, too. Without one, by what the engine's pacer has learned of its steps. Until
-    anything is known, everybody may come in.
+    anything is known, everybody may come in. So may who comes to an idle engine, however slow its
+    last steps were, unless the prompt alone would take too long: only steps tell that it has
+    become quicker.
 
     Args:
         most_seconds: that a first token may take.
@@ -65,6 +67,7 @@ class Door:
         Raises:
             QueueFullError: they are too many. It says after how many there will be few enough, if
                 nobody else comes.
+            InvalidRequestError: they would be even if nobody else were there, and nothing slow.
         """
         rates = _learned(stats) if self._foreseen is None else self._slowed(self._foreseen)
         if rates is None:
@@ -82,13 +85,27 @@ class Door:
         )
         seconds = engine.seconds(backlog, num_tokens, rates, self._answer_tokens)
         if seconds > self._most_seconds:
-            raise QueueFullError(
-                f"the first token is predicted to take {seconds * 1e3:,.0f} ms, with "
-                f"{backlog.num_waiting} waiting and {backlog.num_running} running before it, and "
-                f"may take {self._most_seconds * 1e3:,.0f} ms here",
-                seconds - self._most_seconds,
-            )
+            self._check_alone(engine, num_tokens)
+            if backlog.num_running or backlog.num_waiting:
+                raise QueueFullError(
+                    f"the first token is predicted to take {_ms(seconds)}, with "
+                    f"{backlog.num_waiting} waiting and {backlog.num_running} running before it, "
+                    f"and may take {_ms(self._most_seconds)} here",
+                    seconds - self._most_seconds,
+                )
         return seconds
+
+    def _check_alone(self, engine: FirstToken, num_tokens: int) -> None:
+        """Raise InvalidRequestError if coming again would be of no use."""
+        if self._foreseen is None:
+            return
+        seconds = engine.seconds(Backlog(), num_tokens, self._foreseen)
+        if seconds > self._most_seconds:
+            raise InvalidRequestError(
+                f"has {num_tokens} tokens, which alone are predicted to take {_ms(seconds)} to the "
+                f"first token, and may take {_ms(self._most_seconds)} here: shorten it",
+                "prompt",
+            )
 
     def _slowed(self, rates: StepRates) -> StepRates:
         decoding, prompts = self._decoding.factor, self._prompts.factor
@@ -116,6 +133,10 @@ def _learned(stats: StepStats) -> StepRates | None:
     if not stats.prompt_token_seconds:
         return None
     return LearnedRates(stats.decode_seconds, stats.prompt_token_seconds)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms"
 
 
 def _held_tokens(stats: StepStats, block_size: int) -> int:

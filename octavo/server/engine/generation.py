@@ -297,8 +297,6 @@ class EngineFacts:
     vocab_size: int
     num_blocks: int
     block_size: int
-    max_num_batched_tokens: int = 0
-    target_step_seconds: float = 0.0
     eos_token_ids: tuple[int, ...] = ()
     # What the model's authors recommend: temperature, top_p, ...
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
@@ -306,6 +304,9 @@ class EngineFacts:
     info: dict[str, Any] = field(default_factory=dict)
     # What "auto" became, a line each.
     choices: tuple[str, ...] = ()
+    # What bounds its steps; see SchedulerConfig.
+    max_num_batched_tokens: int = 0
+    target_step_seconds: float = 0.0
     # What its steps compute with (`octavo.cost.rank_model.RankModel`), empty where no model runs,
     # and what a calibration of it has to hold for.
     rank_model: dict[str, Any] = field(default_factory=dict)

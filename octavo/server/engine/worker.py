@@ -320,7 +320,8 @@ def _pass_on(messages: Iterator[Message], loop: Future[EngineLoop]) -> None:
 def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
     # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
-    loaded = load_engine(EngineArgs(**(args | unbounded)), is_served=True)
+    engine_args = EngineArgs(**(args | unbounded))
+    loaded = load_engine(engine_args, is_served=True)
     text_engine = loaded.text_engine
     _warm_up(text_engine)
     if faults := os.environ.get(FAULTS_VARIABLE):
@@ -329,7 +330,7 @@ def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
         _log.warning("faults are armed: %s", faults)
         engine = text_engine.engine
         engine.executor = FaultyExecutor(engine.executor, json.loads(faults))
-    return text_engine, _facts_of(loaded, args["activations"])
+    return text_engine, _facts_of(loaded, engine_args.activations)
 
 
 def _warm_up(engine: TextEngine) -> None:
