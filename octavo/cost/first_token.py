@@ -17,11 +17,13 @@ makes it sooner; a KV pool that is too small for all seats, and priorities, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.core.pacing import MIN_CHUNK, time_of_prompts
-from octavo.cost.step_cost import StepModel
 from octavo.cost.work import Span, passes
+
+if TYPE_CHECKING:
+    from octavo.cost.step_cost import StepModel
 
 
 class Backlog(NamedTuple):

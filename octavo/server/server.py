@@ -15,12 +15,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from octavo.config import EngineArgs, parse_bytes
 from octavo.core.limits import QueueLimits
-from octavo.cost.step_facts import StepFacts
 from octavo.errors import ConfigError, EngineUnavailableError, OctavoError
 from octavo.open_model import load_tokenizer
 from octavo.server.api.prompts import PromptRenderer
@@ -28,7 +28,6 @@ from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
 from octavo.server.engine.door import Door
-from octavo.server.engine.foresight import FindCalibration, step_facts
 from octavo.server.engine.generation import EngineClient
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
@@ -43,6 +42,10 @@ from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observers import Observers
 from octavo.server.watch.status import StatusLine
 from octavo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.cost.step_facts import StepFacts
+    from octavo.server.engine.foresight import FindCalibration
 
 _log = logging.getLogger("octavo.server")
 
@@ -219,6 +222,9 @@ class OctavoServer:
         _log.info("steps are foreseen %s (%s)", known, found.device.name)
 
     def _step_facts(self) -> StepFacts:
+        # To import all that takes a while, for which no start has to wait.
+        from octavo.server.engine.foresight import step_facts
+
         return step_facts(self.engine.facts, self._find_calibration())
 
     # -- the end -----------------------------------------------------------------------------

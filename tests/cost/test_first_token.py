@@ -37,7 +37,10 @@ MEASURED = calibrated(
     DEVICE,
     MeasuredSteps(
         {
-            **{"step": 1e-3, "sequence": 1e-4, "pass": 0.1, "decode_key": 1e-6},
+            "step": 1e-3,
+            "sequence": 1e-4,
+            "pass": 0.1,
+            "decode_key": 1e-6,
             **{f"rows_from_{knot}": 2e-3 for knot in ROW_KNOTS},
             "prompt_score": 1e-7,
         },

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from octavo.core.limits import (
     QueueLimits,
@@ -24,7 +25,6 @@ from octavo.core.limits import (
     total_tokens_of,
 )
 from octavo.core.stats import StepStats
-from octavo.cost.step_facts import StepFacts
 from octavo.errors import (
     DeadlineError,
     EngineError,
@@ -54,6 +54,9 @@ from octavo.server.engine.wire import (
     record_from_list,
     set_stats,
 )
+
+if TYPE_CHECKING:
+    from octavo.cost.step_facts import StepFacts
 
 _log = logging.getLogger("octavo")
 

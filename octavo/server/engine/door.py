@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from octavo.core.stats import StepStats
 from octavo.cost.first_token import (
@@ -13,10 +14,12 @@ from octavo.cost.first_token import (
     SlowedRates,
     StepRates,
 )
-from octavo.cost.step_cost import StepModel
 from octavo.errors import InvalidRequestError, QueueFullError
 from octavo.server.engine.generation import EngineFacts
 from octavo.server.engine.waiting_room import Waiting
+
+if TYPE_CHECKING:
+    from octavo.cost.step_cost import StepModel
 
 # Of what is known, after each answer, and after each step.
 _KEPT_OF_ANSWERS, _KEPT_OF_STEPS = 0.9, 0.9

@@ -88,7 +88,7 @@ def test_a_prompt_that_takes_too_long_whoever_is_there(live_server, tiny_model, 
     home = {"OCTAVO_HOME": str(tmp_path)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTAVO_HOME", str(tmp_path))
-        patch.setattr(this_machine, "_measure", lambda: {name: 1e6 for name in CEILINGS})
+        patch.setattr(this_machine, "_measure", lambda: dict.fromkeys(CEILINGS, 1000000.0))
         patch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
         this_machine.this_machine()
     flags = ("--max-predicted-ttft", "900ms", "--device", "cpu")

@@ -276,8 +276,13 @@ def test_what_bounds_steps_is_told_where_it_is_known():
     of_steps = {name for name, *_ in samples_of(metrics) if name.startswith("octavo:step_")}
     assert of_steps == {f"octavo:step_seconds_{kind}" for kind in ("bucket", "count", "sum")}
     metered = record_with(
-        **{"seconds": 0.5, "roofline_share": 0.5, "floor_seconds": 0.25, "predicted_seconds": 0.4},
-        **{"num_memory_bound": 1, "num_compute_bound": 0, "num_overhead_bound": 0},
+        seconds=0.5,
+        roofline_share=0.5,
+        floor_seconds=0.25,
+        predicted_seconds=0.4,
+        num_memory_bound=1,
+        num_compute_bound=0,
+        num_overhead_bound=0,
     )
     metrics.on_step(metered)
     metrics.on_step(replace(metered, floor_seconds=0.75, num_overhead_bound=1))
