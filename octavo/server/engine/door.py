@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ class Door:
         Raises:
             QueueFullError: they are too many. It says after how many there will be few enough, if
                 nobody else comes.
-            InvalidRequestError: they would be even if nobody else were there, and nothing slow.
+            InvalidRequestError: they would be even if nobody else were there.
         """
         rates = _learned(stats) if self._foreseen is None else self._slowed(self._foreseen)
         if rates is None:
@@ -99,10 +100,12 @@ class Door:
         return seconds
 
     def _check_alone(self, engine: FirstToken, num_tokens: int) -> None:
-        """Raise InvalidRequestError if coming again would be of no use."""
-        if self._foreseen is None:
+        """Raise InvalidRequestError if coming again would be of no use: at the times that were
+        foreseen, or quicker, if steps with prompts were."""
+        if self._foreseen is None or self._prompts.factor is None:
             return
-        seconds = engine.seconds(Backlog(), num_tokens, self._foreseen)
+        rates = self._slowed(self._foreseen, most=1.0)
+        seconds = engine.seconds(Backlog(), num_tokens, rates)
         if seconds > self._most_seconds:
             raise InvalidRequestError(
                 f"has {num_tokens} tokens, which alone are predicted to take {_ms(seconds)} to the "
@@ -110,9 +113,14 @@ class Door:
                 "prompt",
             )
 
-    def _slowed(self, rates: StepRates) -> StepRates:
+    def _slowed(self, rates: StepRates, most: float = math.inf) -> StepRates:
+        """As steps were lately; ``most``: how much slower, at the most, than was foreseen."""
         decoding, prompts = self._decoding.factor, self._prompts.factor
-        return SlowedRates(rates, decoding or prompts or 1.0, prompts or decoding or 1.0)
+        return SlowedRates(
+            rates,
+            min(most, decoding or prompts or 1.0),
+            min(most, prompts or decoding or 1.0),
+        )
 
 
 @dataclass(slots=True)

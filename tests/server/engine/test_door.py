@@ -65,9 +65,17 @@ def test_a_prompt_that_alone_takes_too_long_is_an_error_of_its_own():
     """Not "try again later", which it would be told for ever."""
     watched = door(2.0)
     assert watched.check(FACTS, IDLE, NOBODY, 10) < 2.0
+    assert watched.check(FACTS, IDLE, NOBODY, 4000) > 2.0  # but no prompt has been timed yet
+    watched.note_step(IDLE, after(IDLE, 0.2, 0.1, num_prompt_tokens=100))
     for stats in (IDLE, BUSY):
         with pytest.raises(InvalidRequestError, match="4000 tokens, which alone .* shorten it"):
             watched.check(FACTS, stats, NOBODY, 4000)
+
+
+def test_what_was_foreseen_too_slow_keeps_nobody_out():
+    watched = door(2.0)
+    watched.note_step(IDLE, after(IDLE, 0.01, 0.1, num_prompt_tokens=100))
+    assert watched.check(FACTS, BUSY, NOBODY, 4000) < 2.0
 
 
 def test_steps_that_take_longer_than_foreseen_count():

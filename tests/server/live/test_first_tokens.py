@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -57,14 +56,6 @@ def test_those_who_are_let_in_do_not_wait_too_long(server):
     _check_counters(server, len(accepted), len(refused))
 
 
-def _wait_until_foreseen(server) -> None:
-    """That is found out when all is ready."""
-    deadline = time.monotonic() + 20
-    while not any("steps are foreseen" in line for line in server.log):
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.01)
-
-
 def _check_counters(server, num_accepted: int, num_refused: int) -> None:
     counters = server.counters()
     assert counters.sum("admission_rejections_total", reason="predicted_ttft") == num_refused
@@ -81,19 +72,3 @@ def _check_counters(server, num_accepted: int, num_refused: int) -> None:
     else:
         assert "`octavo hardware show auto` does it" in log
         assert server.load()["roofline_share"] is None
-
-
-def test_a_prompt_that_takes_too_long_whoever_is_there(live_server, tiny_model, tmp_path):
-    """Not to be tried again."""
-    home = {"OCTAVO_HOME": str(tmp_path)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_HOME", str(tmp_path))
-        patch.setattr(this_machine, "_measure", lambda: dict.fromkeys(CEILINGS, 1000000.0))
-        patch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
-        this_machine.this_machine()
-    flags = ("--max-predicted-ttft", "900ms", "--device", "cpu")
-    with live_server(tiny_model, *flags, env=home) as server:
-        _wait_until_foreseen(server)
-        answer = server.fetch("/v1/completions", {"prompt": [7] * 100, "max_tokens": 1})
-        assert answer.status == 400 and answer.error["param"] == "prompt"
-        assert "100 tokens, which alone are predicted" in answer.error["message"]
