@@ -56,16 +56,18 @@ def measured(batch, seconds: float, num_rounds: int = 1) -> dict:
     return dict(meter.figures)
 
 
-@given(st.lists(SPANS, min_size=1, max_size=8), st.integers(1, 4))
+@given(st.lists(SPANS, min_size=1, max_size=8), st.integers(1, 8))
 def test_the_floor_is_that_of_the_work_counted_plainly(spans, num_rounds):
     figures = measured(batch_of(*spans), 0.5, num_rounds)
     work = step_work(MODEL, spans, num_rounds)
     compute = work.linear.flops / 1e12 + (work.head.flops + work.attention.flops) / 0.5e12
     floor = max(work.total.bytes / 10e9, compute)
-    assert figures["floor_seconds"] == pytest.approx(floor)
-    assert figures["roofline_share"] == pytest.approx(floor / 0.5)
+    # Of more rounds than three only two are looked at, between which a window may fill.
+    exact = {"rel": 1e-6 if num_rounds < 4 else 2e-3}
+    assert figures["floor_seconds"] == pytest.approx(floor, **exact)
+    assert figures["roofline_share"] == pytest.approx(floor / 0.5, **exact)
     foreseen = STEPS.seconds(batch_of(*spans, num_rounds=num_rounds))
-    assert figures["predicted_seconds"] == pytest.approx(foreseen)
+    assert figures["predicted_seconds"] == pytest.approx(foreseen, **exact)
 
 
 def bound(batch, seconds: float) -> str:
