@@ -350,7 +350,7 @@ def _apart(batch: Batch) -> list[Batch]:
 def _num_due_tokens(running: Iterable[Request]) -> int:
     """Of prompts under way, and of what is computed again; the last known token is no such thing,
     since whoever decodes has one to compute."""
-    return sum([max(0, request.num_uncomputed_tokens - 1) for request in running])
+    return sum([due - 1 for each in running if (due := each.num_uncomputed_tokens) > 1])
 
 
 def _num_rounds(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
