@@ -99,6 +99,8 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"choices": field.metadata["choices"]}
     if field.name in ("kv_cache_memory", "response_cache"):
         return {"type": _bytes, "metavar": "BYTES"}
+    if field.name == "max_predicted_ttft":
+        return {"metavar": "MS"}
     if typing.get_origin(hint) is tuple:
         return {"action": "append", "metavar": field.name.rpartition("_")[2].upper()}
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)

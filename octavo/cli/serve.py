@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import TYPE_CHECKING
 
 from octavo.cli.config_file import add_config_flag, with_config
 from octavo.cli.engine_flags import (
@@ -15,6 +17,9 @@ from octavo.cli.engine_flags import (
 from octavo.config import EngineArgs
 from octavo.hub import DEFAULT_MODEL
 from octavo.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from octavo.calibration.store import Profile
 
 EXAMPLES = """\
 examples:
@@ -49,4 +54,10 @@ def run(args: argparse.Namespace) -> int:
     settings = ServerSettings(**given_settings(args, ServerSettings))
     from octavo.server.run import serve  # FastAPI is imported when there is something to serve
 
-    return serve(engine_args, settings)
+    return serve(engine_args, settings, partial(_calibration, model))
+
+
+def _calibration(model: str) -> Profile | None:
+    from octavo.calibration.known import profile_here
+
+    return profile_here(model)

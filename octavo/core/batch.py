@@ -166,6 +166,12 @@ class Batch:
         return self.num_tokens - sum(map(len, drafts))
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """In pieces of prompts; the single token with which one may end is no such piece."""
+        items = self.items
+        return sum([item.num_tokens for item in items if item.num_tokens > 1 and not item.draft])
+
+    @property
     def num_seqs(self) -> int:
         return len(self.items)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from octavo.core.executor import Executor, FailedStep, StepHandle
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
+from octavo.core.step_meter import StepMeter
 from octavo.errors import EngineError
 
 _log = logging.getLogger("octavo")
@@ -58,6 +59,8 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.clock: Clock = clock or WallClock()
+        self.meter: StepMeter | None = None  # for who wants to know what bounds the steps
+        self.step_seconds = 0.0  # of all steps so far
         self._submitted: deque[_Submitted] = deque()
         self._last_result_at = -math.inf
         self._halves: deque[Batch] = deque()  # of batches that raised, to be run before others
@@ -157,9 +160,9 @@ class Engine:
                 self._cut(batch)
                 nothing = replace(batch, items=())  # what it computed counts when it is run again
                 return EngineStep(nothing, [], self._stats(nothing, []))
-            output = self._blame(batch, error)
+            output, seconds = self._blame(batch, error), 0.0
         else:
-            self._note_time(batch, begun_at)
+            seconds = self._note_time(batch, begun_at)
         updates = self.scheduler.update(batch, output)
         self._check_counts()
         now = self.clock.now()
@@ -169,9 +172,11 @@ class Engine:
                 if stats.first_token_time is None:
                     stats.first_token_time = now
                 stats.last_token_time = now
-        return EngineStep(batch, updates, self._stats(batch, updates))
+        if self.meter is not None and seconds:
+            self.meter.measure(batch, _num_rounds(batch, updates), seconds)
+        return EngineStep(batch, updates, self._stats(batch, updates, seconds))
 
-    def _note_time(self, batch: Batch, begun_at: float) -> None:
+    def _note_time(self, batch: Batch, begun_at: float) -> float:
         """What a step took, from when it could run to when its results were there."""
         now = self.clock.now()
         seconds = now - max(begun_at, self._last_result_at)
@@ -179,6 +184,8 @@ class Engine:
         if self.scheduler.proposer is not None:
             self.scheduler.proposer.observe_step(batch, seconds)
         self._last_result_at = now
+        self.step_seconds += seconds
+        return seconds
 
     def close(self) -> None:
         """Abort everything and release the executor."""
@@ -282,7 +289,7 @@ class Engine:
         """As it stands between two steps."""
         return self._stats(Batch(self.scheduler.num_steps, ()), [])
 
-    def _stats(self, batch: Batch, updates: list[RequestUpdate]) -> StepStats:
+    def _stats(self, batch: Batch, updates: list[RequestUpdate], seconds: float = 0.0) -> StepStats:
         scheduler, blocks = self.scheduler, self.scheduler.block_manager
         drafts, proposer = scheduler.drafts, scheduler.proposer
         return StepStats(
@@ -290,14 +297,20 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_waiting_tokens=scheduler.num_waiting_tokens,
+            num_due_tokens=_num_due_tokens(scheduler.running),
             num_seqs=batch.num_seqs,
             num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),
+            num_prompt_tokens=batch.num_prompt_tokens,
             num_preempted=len(batch.preempted_ids),
             num_finished=sum(update.request.is_finished for update in updates),
+            seconds=seconds,
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
             num_used_blocks=blocks.num_used_blocks,
             kv_waste=blocks.waste(scheduler.running),
+            decode_seconds=scheduler.pacer.decode_seconds,
+            prompt_token_seconds=scheduler.pacer.prompt_token_seconds,
+            step_seconds=self.step_seconds,
             num_preemptions=scheduler.num_preemptions,
             prefix_tokens_queried=scheduler.prefix_tokens_queried,
             prefix_tokens_hit=scheduler.prefix_tokens_hit,
@@ -307,6 +320,7 @@ class Engine:
             draft_seconds=proposer.seconds if proposer is not None else 0.0,
             num_invariant_violations=self.num_invariant_violations,
             draft_accepted_by_position=tuple(drafts.accepted_by_position),
+            **({} if self.meter is None else self.meter.figures),
         )
 
 
@@ -331,6 +345,17 @@ def _apart(batch: Batch) -> list[Batch]:
         batches[0], finished_ids=batch.finished_ids, preempted_ids=batch.preempted_ids
     )
     return batches
+
+
+def _num_due_tokens(running: Iterable[Request]) -> int:
+    """Of prompts under way, and of what is computed again; the last known token is no such thing,
+    since whoever decodes has one to compute."""
+    return sum([due - 1 for each in running if (due := each.num_uncomputed_tokens) > 1])
+
+
+def _num_rounds(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
+    """That a lone request decoded in a step: it may have ended before those that were planned."""
+    return max(1, len(updates[0].new_token_ids)) if batch.num_rounds > 1 and updates else 1
 
 
 def _tokens_of_further_rounds(updates: Iterable[RequestUpdate]) -> int:

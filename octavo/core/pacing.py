@@ -55,11 +55,21 @@ class Pacer:
         self._prompt_seconds = 0.0
         self._prompt_tokens = 0.0
 
+    @property
+    def decode_seconds(self) -> float:
+        """Of a step that only decodes, lately; 0 where none is known."""
+        return self._decode_seconds
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        """What a token of a prompt adds to a step, lately; 0 where that is not known."""
+        return self._prompt_seconds / self._prompt_tokens if self._prompt_tokens else 0.0
+
     def prompt_tokens(self, num_decoding: int) -> float:
         """How many tokens of prompts may be beside so many that decode."""
-        if not (self.target_seconds and num_decoding and self._prompt_seconds > 0):
+        each = self.prompt_token_seconds
+        if not (self.target_seconds and num_decoding and each > 0):
             return float("inf")
-        each = self._prompt_seconds / self._prompt_tokens
         return room_of_prompts(self.target_seconds, self._decode_seconds, each)
 
     def observe(self, batch: Step, seconds: float) -> None:
@@ -80,8 +90,12 @@ class Pacer:
 def room_of_prompts(target: float, decode: float, each: float) -> int:
     """Tokens of prompts that go into a step of ``target`` seconds, if it takes ``decode`` without
     them, and so much longer for each."""
-    room = max(target, _LEAST_SPAN * decode) - decode
-    return max(MIN_CHUNK, int(room / each))
+    return max(MIN_CHUNK, int(time_of_prompts(target, decode) / each))
+
+
+def time_of_prompts(target: float, decode: float) -> float:
+    """Seconds that prompts have of a step which takes ``decode`` without them."""
+    return max(target, _LEAST_SPAN * decode) - decode
 
 
 def _num_decoding(items: Iterable[Piece]) -> int:

@@ -117,16 +117,24 @@ class StepStats:
     num_running: int
     num_waiting: int
     num_waiting_tokens: int  # that are known of those who wait
+    num_due_tokens: int  # of prompts under way, that are yet to be computed
     num_seqs: int
     num_tokens: int  # that were computed and count; none of a step that raised
+    num_prompt_tokens: int  # of prompts, and of what was computed again
     num_preempted: int
     num_finished: int
+    seconds: float  # from when it could run to when its results were there; 0 of one that raised
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
     # Slots that running requests hold and that carry no token, of all the slots they hold.
     kv_waste: float
+    # What the pacer has learned (core/pacing.py), 0 of what it does not know: of a step that only
+    # decodes, and what a token of a prompt adds to one.
+    decode_seconds: float
+    prompt_token_seconds: float
     # Totals since the engine began; the hit rate is hit / queried.
+    step_seconds: float
     num_preemptions: int
     prefix_tokens_queried: int
     prefix_tokens_hit: int
@@ -137,6 +145,15 @@ class StepStats:
     num_invariant_violations: int  # of the block pool, which is to have none
     # Drafts that were right as far as the first token, the second, and so on.
     draft_accepted_by_position: tuple[int, ...] = ()
+    # What a meter says (core/step_meter.py), None without one. ``roofline_share`` is of this step:
+    # of its time, the least that the device needs for it. The others are totals: that least time,
+    # the time that was foreseen, and how many steps were bound by what.
+    roofline_share: float | None = None
+    floor_seconds: float | None = None
+    predicted_seconds: float | None = None
+    num_memory_bound: int | None = None
+    num_compute_bound: int | None = None
+    num_overhead_bound: int | None = None
 
     @classmethod
     def idle(cls, num_blocks: int = 0) -> StepStats:

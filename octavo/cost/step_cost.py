@@ -66,7 +66,7 @@ class StepFeatures(NamedTuple):
         )
 
 
-class MeasuredSteps(Protocol):
+class PassTimes(Protocol):
     """What passes took on this device: it takes the place of the roofline where it knows."""
 
     def seconds(self, features: StepFeatures) -> float:
@@ -125,7 +125,7 @@ class StepModel:
         model: RankModel,
         device: Device,
         efficiency: Efficiency,
-        measured: MeasuredSteps | None = None,
+        measured: PassTimes | None = None,
     ):
         self.model, self.device, self.efficiency = model, device, efficiency
         self._measured = measured
@@ -139,7 +139,7 @@ class StepModel:
         profile_name: str = "octavo",
         *,
         eager: bool = False,
-        measured: MeasuredSteps | None = None,
+        measured: PassTimes | None = None,
     ) -> StepModel:
         """With what an engine is known to reach on a device; see `efficiency_of`."""
         efficiency = efficiency_of(profile_name, device, model.parallel, eager=eager)
@@ -150,14 +150,14 @@ class StepModel:
         num_seqs, total = 0, 0.0
         for rows in passes(batch.items, batch.num_rounds, shared_keys):
             num_seqs = max(num_seqs, rows.num_seqs)
-            total += self._pass_seconds(rows)
-        return total + self._overhead(num_seqs)
+            total += self.pass_seconds(rows)
+        return total + self.overhead(num_seqs)
 
     def cost(self, chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -> StepCost:
         """Of a step, and what it is made of. ``shared_keys``: as of `octavo.cost.work.Rows`; only
         what was measured knows their worth."""
         done = [self._pass_cost(rows) for rows in passes(chunks, num_rounds, shared_keys)]
-        overhead = self._overhead(max(each.num_seqs for each in done))
+        overhead = self.overhead(max(each.num_seqs for each in done))
         return StepCost(
             merge_ops(chain.from_iterable(each.ops for each in done)),
             merge_transfers(chain.from_iterable(each.transfers for each in done)),
@@ -168,7 +168,8 @@ class StepModel:
             ),
         )
 
-    def _pass_seconds(self, rows: Rows) -> float:
+    def pass_seconds(self, rows: Rows) -> float:
+        """Of one pass, without what comes once a step."""
         if self._measured is not None and rows.num_tokens:
             return self._measured.seconds(StepFeatures.of(rows))
         total = 0.0
@@ -195,7 +196,8 @@ class StepModel:
         link = self.efficiency.link
         return () if link is None else transfers(self.model, rows, link)
 
-    def _overhead(self, num_seqs: int) -> float:
+    def overhead(self, num_seqs: int) -> float:
+        """Seconds that come once a step of so many sequences."""
         return self.efficiency.step_s + num_seqs * self.efficiency.sequence_s
 
 

@@ -31,11 +31,21 @@ def this_machine() -> Device:
     ConfigError if the GPU is in no table, or there are no native kernels to measure with.
     """
     name = gpu_name() if machine.has_gpu_driver() else None
-    if name is not None:
-        from octavo.cost.hardware_table import find_device
+    return _gpu(name) if name is not None else _processor(machine.cpu())
 
-        return find_device(name)[0]
-    return _processor(machine.cpu())
+
+def device_of_engine(kind: str) -> Device:
+    """What an engine runs on, ``cpu`` or ``cuda``, as far as it is known: nothing is measured,
+    since that would take a second of an engine that others wait for.
+
+    ConfigError if it is not known; it says how it would be.
+    """
+    if kind == "cpu":
+        return _processor(machine.cpu(), may_measure=False)
+    name = gpu_name()
+    if name is None:
+        raise ConfigError("nvidia-smi does not name this machine's GPU")
+    return _gpu(name)
 
 
 def gpu_name() -> str | None:
@@ -50,7 +60,13 @@ def gpu_name() -> str | None:
     return next(iter(done.stdout.splitlines()), None)
 
 
-def _processor(cpu: machine.Cpu) -> Device:
+def _gpu(name: str) -> Device:
+    from octavo.cost.hardware_table import find_device
+
+    return find_device(name)[0]
+
+
+def _processor(cpu: machine.Cpu, *, may_measure: bool = True) -> Device:
     from octavo.hub.store import home
     from octavo.kernels.cpu.library import Unavailable, choose
 
@@ -64,6 +80,11 @@ def _processor(cpu: machine.Cpu) -> Device:
     path = home() / "machine.json"
     key = {"cpu": cpu.model, "threads": cpu.usable_cores, "isa": isa}
     found = _kept(path, key)
+    if found is None and not may_measure:
+        raise ConfigError(
+            "this machine's ceilings have not been measured yet: `octavo hardware show auto` does "
+            "it, in a second, and keeps them"
+        )
     if found is None:
         found = _measure()
         _keep(path, {**key, **found})

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import hub, machine
 from octavo.config import EngineArgs
@@ -23,6 +24,9 @@ from octavo.server.http.listener import listen
 from octavo.server.settings import STOP_SIGNALS, ServerSettings
 from octavo.server.watch.logs import configure_logging
 
+if TYPE_CHECKING:
+    from octavo.server.engine.foresight import FindCalibration
+
 _log = logging.getLogger("octavo.server")
 
 # Said of keys among the arguments.
@@ -32,8 +36,15 @@ KEY_IN_SIGHT = (
 )
 
 
-def serve(args: EngineArgs, settings: ServerSettings) -> int:
+def serve(
+    args: EngineArgs,
+    settings: ServerSettings,
+    find_calibration: FindCalibration = lambda: None,
+) -> int:
     """Serve until a signal says to stop; returns the exit status.
+
+    Args:
+        find_calibration: asked, once all is ready, for what was measured of the model here.
 
     Raises:
         ConfigError, ModelError: the server could not start.
@@ -54,7 +65,7 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
         for signum in STOP_SIGNALS:  # until the server listens to them
             signal.signal(signum, _end_the_start)
         launcher.launch_ahead()
-        return _run(args, settings, path, listener, launcher)
+        return _run(args, settings, path, listener, launcher, find_calibration)
 
 
 def _end_the_start(signum: int, frame: object) -> None:
@@ -67,10 +78,11 @@ def _run(
     path: Path,
     listener: socket.socket,
     launcher: ProcessLauncher,
+    find_calibration: FindCalibration,
 ) -> int:
     from octavo.server.server import OctavoServer
 
-    server = OctavoServer(args, settings, path, listener, launcher)
+    server = OctavoServer(args, settings, path, listener, launcher, find_calibration)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(server.run())
 

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -26,6 +27,7 @@ from octavo.server.api.prompts import PromptRenderer
 from octavo.server.api.service import ANY_NAME, Service
 from octavo.server.app import create_server_app
 from octavo.server.engine.client import ProcessEngine
+from octavo.server.engine.door import Door
 from octavo.server.engine.generation import EngineClient
 from octavo.server.engine.process import Launcher
 from octavo.server.engine.response_cache import ResponseCache
@@ -40,6 +42,10 @@ from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observers import Observers
 from octavo.server.watch.status import StatusLine
 from octavo.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.cost.step_facts import StepFacts
+    from octavo.server.engine.foresight import FindCalibration
 
 _log = logging.getLogger("octavo.server")
 
@@ -57,6 +63,7 @@ class OctavoServer:
         path: Path,
         listener: socket.socket,
         launcher: Launcher,
+        find_calibration: FindCalibration = lambda: None,
     ):
         self.settings = settings
         self.lifecycle = Lifecycle()
@@ -74,12 +81,15 @@ class OctavoServer:
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
+        most_seconds = settings.most_first_token_seconds
         self.engine = ProcessEngine(
             launcher,
             limits,
             self._observers,
             engine_timeout=settings.engine_timeout,
+            door=None if most_seconds is None else Door(most_seconds),
         )
+        self._find_calibration = find_calibration
         self._hurry = asyncio.Event()  # set by the second signal
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -103,6 +113,7 @@ class OctavoServer:
                         gc.collect()
                         gc.freeze()  # to look at all modules and tokens takes longer than a token
                         self._announce(time.monotonic() - started)
+                        await self._foresee()
                     await self._wait_for_the_end(serving)
                     return 1 if self.engine.has_given_up else 0
             finally:
@@ -198,6 +209,23 @@ class OctavoServer:
         )
         if self._tenants.is_open and not self.settings.is_loopback:
             _log.warning("%s", without_a_key(url))
+
+    async def _foresee(self) -> None:
+        """Have steps measured against what is known of this machine; without, say why not."""
+        try:
+            found = await asyncio.to_thread(self._step_facts)
+            self.engine.foresee(found)
+        except (ConfigError, EngineUnavailableError) as error:
+            _log.info("what bounds the engine's steps is not measured: %s", error)
+            return
+        known = "by the roofline" if found.measured is None else "as they were measured here"
+        _log.info("steps are foreseen %s (%s)", known, found.device.name)
+
+    def _step_facts(self) -> StepFacts:
+        # To import all that takes a while, for which no start has to wait.
+        from octavo.server.engine.foresight import step_facts
+
+        return step_facts(self.engine.facts, self._find_calibration())
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.options import option
+from octavo.options import option, parse_duration
 
 # Environment: one more key that clients may send.
 KEY_VARIABLE = "OCTAVO_API_KEY"
@@ -65,6 +65,11 @@ class ServerSettings:
     max_concurrent_per_key: int | None = option(None, "requests of one key at once")
     rate_limit_requests: float | None = option(None, "requests a minute of one key")
     rate_limit_tokens: float | None = option(None, "prompt and output tokens a minute of one key")
+    max_predicted_ttft: float | str | None = option(
+        None,
+        "refuse requests that would wait longer for their first token, by what is foreseen of "
+        "those before them: milliseconds, or a time such as 0.5s",
+    )
     priority_range: int = option(
         0, "how far from 0 the priority of a client's request may be; 0 treats all alike"
     )
@@ -113,12 +118,23 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        self.most_first_token_seconds  # noqa: B018 - checks it
         if not 0 <= self.priority_range <= MAX_PRIORITY_RANGE:
             raise ConfigError(
                 f"priority_range must be in [0, {MAX_PRIORITY_RANGE}], not {self.priority_range}"
             )
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("api_key is empty: give a key, or leave the flag out to serve openly")
+
+    @property
+    def most_first_token_seconds(self) -> float | None:
+        """``max_predicted_ttft`` in seconds."""
+        if self.max_predicted_ttft is None:
+            return None
+        try:
+            return parse_duration(self.max_predicted_ttft)
+        except ConfigError as error:
+            raise ConfigError(f"max_predicted_ttft: {error}") from None
 
     @property
     def is_loopback(self) -> bool:

@@ -19,12 +19,22 @@ def served(monkeypatch):
 def test_flags_become_settings(served):
     flags = "serve m --port 0 --api-key a --api-key b --served-model-name x --max-num-seqs 7"
     assert cli.main([*flags.split(), "--response-cache", "64MiB", "--log-prompts"]) == 0
-    ((engine_args, settings),) = served
+    ((engine_args, settings, _),) = served
     assert (engine_args.model, engine_args.max_num_seqs) == ("m", 7)
     assert settings.port == 0 and settings.api_key == ("a", "b")
     assert settings.served_model_name == ("x",) and settings.log_prompts
     assert settings.response_cache == 64 << 20
     assert settings.host == "127.0.0.1" and settings.drain_timeout == 30.0
+
+
+def test_the_server_may_ask_for_a_calibration_of_its_model(served, monkeypatch):
+    from octavo.calibration import known
+
+    monkeypatch.setattr(known, "profile_here", lambda model: f"what was measured of {model}")
+    assert cli.main(["serve", "m", "--max-predicted-ttft", "0.5s"]) == 0
+    ((_, settings, find_calibration),) = served
+    assert settings.most_first_token_seconds == 0.5
+    assert find_calibration() == "what was measured of m"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +44,7 @@ def test_flags_become_settings(served):
         ("--api-key=", "api_key is empty"),
         ("--rate-limit-requests 0", "rate_limit_requests"),
         ("--drain-timeout -1", "drain_timeout"),
+        ("--max-predicted-ttft soon", "write 500, 500ms or 0.5s"),
         ("--max-num-seqs 0", "max_num_seqs"),
         ("--log-format xml", "invalid choice"),
         ("--no-such-flag", "unrecognized"),

@@ -483,3 +483,67 @@ def test_clocks():
     assert clock.now() == 2.0
     wall = WallClock()
     assert wall.now() <= wall.now()
+
+
+# -- what steps took -------------------------------------------------------------------------------
+
+
+class Meter:
+    """Notes what it is shown."""
+
+    def __init__(self):
+        self.steps = []
+
+    def measure(self, batch, num_rounds, seconds):
+        self.steps.append((batch.num_tokens, num_rounds, seconds))
+
+    @property
+    def figures(self):
+        return {"floor_seconds": 0.5 * len(self.steps)}
+
+
+def timed(engine, seconds: float):
+    """Its steps take so long, on its own clock."""
+    engine.clock = VirtualClock()
+    submit = engine.executor.submit
+
+    def submit_slowly(batch):
+        engine.clock.advance_to(engine.clock.now() + seconds)
+        return submit(batch)
+
+    engine.executor.submit = submit_slowly
+    return engine
+
+
+def test_steps_are_timed_and_shown_to_a_meter(make_engine, make_request):
+    engine = timed(make_engine(max_num_batched_tokens=8), 0.25)
+    assert engine.stats().floor_seconds is None
+    engine.meter = Meter()
+    engine.add(make_request("a", list(range(12)), max_tokens=2))
+    stats = [engine.step().stats for _ in range(3)]
+    assert engine.meter.steps == [(8, 1, 0.25), (4, 1, 0.25), (1, 1, 0.25)]
+    assert [each.seconds for each in stats] == [0.25] * 3
+    assert [each.step_seconds for each in stats] == [0.25, 0.5, 0.75]
+    assert [each.floor_seconds for each in stats] == [0.5, 1.0, 1.5]
+    assert [each.num_prompt_tokens for each in stats] == [8, 4, 0]
+    assert [each.num_due_tokens for each in stats] == [3, 0, 0]
+    assert engine.stats().seconds == 0.0  # between two steps
+
+
+def test_a_meter_hears_how_many_rounds_there_were(make_engine, make_request):
+    engine = timed(make_engine(max_rounds=4), 0.25)
+    engine.meter = Meter()
+    engine.add(make_request("a", [1, 2, 3], max_tokens=6))
+    brought = []
+    while engine.has_unfinished_requests:
+        (update,) = engine.step().updates
+        brought.append(len(update.new_token_ids))
+    assert [rounds for _, rounds, _ in engine.meter.steps] == brought
+    assert sum(brought) == 6 and max(brought) > 1
+
+
+def test_a_step_that_raised_took_no_time(engine, make_request):
+    engine.meter = Meter()
+    engine.add(make_request("a", [1, 2]))
+    engine.executor.poison = {"a"}
+    assert engine.step().stats.seconds == 0.0 and not engine.meter.steps

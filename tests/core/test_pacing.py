@@ -57,6 +57,15 @@ def test_rounds_teach_nothing(make_request):
     assert pacer.prompt_tokens(1) == 40
 
 
+def test_what_was_learned_can_be_asked_for(make_request):
+    pacer = Pacer(0.080)
+    assert pacer.decode_seconds == pacer.prompt_token_seconds == 0.0
+    for each in (batch(make_request, 1), batch(make_request, 1, 100)):
+        pacer.observe(each, seconds(each))
+    assert pacer.decode_seconds == pytest.approx(0.011)
+    assert pacer.prompt_token_seconds == pytest.approx(0.001)
+
+
 def test_one_slow_step_is_soon_forgotten(make_request):
     pacer = Pacer(0.080)
     steps = [batch(make_request, *[1] * 10), batch(make_request, *[1] * 10, 60)]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from octavo.cost import hardware_table, this_machine
 from octavo.cost.hardware import Device
 from octavo.cost.hardware_table import devices, find_device
+from octavo.cost.this_machine import device_of_engine
 from octavo.errors import ConfigError
 
 
@@ -235,6 +236,24 @@ def test_what_was_kept_of_another_machine_is_measured_anew(measured, home, kept)
     (home / "machine.json").write_text(json.dumps({**sound, "bytes_per_s": 0}))
     find_device("auto")
     assert len(measured) == 3
+
+
+def test_for_an_engine_nothing_is_measured(measured, home):
+    with pytest.raises(ConfigError, match="`octavo hardware show auto` does it"):
+        device_of_engine("cpu")
+    find_device("auto")
+    assert device_of_engine("cpu").memory_bandwidth == 30e9 and len(measured) == 1
+
+
+def test_an_engine_runs_on_the_gpu_that_the_driver_names(monkeypatch):
+    monkeypatch.setattr(this_machine, "gpu_name", lambda: "NVIDIA L40S")
+    assert device_of_engine("cuda").name == "L40S"
+    monkeypatch.setattr(this_machine, "gpu_name", lambda: "NVIDIA Unheard-of")
+    with pytest.raises(ConfigError, match="no hardware 'NVIDIA Unheard-of'"):
+        device_of_engine("cuda")
+    monkeypatch.setattr(this_machine, "gpu_name", lambda: None)
+    with pytest.raises(ConfigError, match="does not name"):
+        device_of_engine("cuda")
 
 
 def test_a_gpu_is_called_by_its_driver(monkeypatch):

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from octavo.core.limits import (
     QueueLimits,
@@ -29,7 +30,9 @@ from octavo.errors import (
     EngineError,
     EngineUnavailableError,
     QuarantinedError,
+    QueueFullError,
 )
+from octavo.server.engine.door import Door
 from octavo.server.engine.generation import (
     Delta,
     EngineFacts,
@@ -52,6 +55,9 @@ from octavo.server.engine.wire import (
     set_stats,
 )
 
+if TYPE_CHECKING:
+    from octavo.cost.step_facts import StepFacts
+
 _log = logging.getLogger("octavo")
 
 _MAX_DEPARTED = 1024
@@ -67,8 +73,11 @@ class ProcessEngine:
         observer: Observer | None = None,
         *,
         engine_timeout: float = 300.0,
+        door: Door | None = None,
     ):
         self._observer = observer or Observer()
+        self._door = door
+        self._step_facts: StepFacts | None = None
         self._supervisor = Supervisor(launcher, self, engine_timeout=engine_timeout)
         self._room = WaitingRoom(limits, self._observer)
         self._probation = Probation()
@@ -115,6 +124,8 @@ class ProcessEngine:
         entry = Entry(Generation(request, self._withdraw), fingerprint(request))
         if self._probation.is_convicted(entry.fingerprint):
             raise _quarantined()
+        if self._door is not None:
+            entry.generation.stats.predicted_ttft = self._predict(self._door, request)
         self._room.enter(entry)
         self._entries[request.request_id] = entry
         self._observer.on_submitted(entry.generation)
@@ -134,6 +145,15 @@ class ProcessEngine:
             raise EngineUnavailableError("the server is stopping", retry_after=1.0)
         if self.state is EngineState.FAILED:
             raise EngineUnavailableError("the engine does not start any more")
+
+    def _predict(self, door: Door, request: GenerationRequest) -> float | None:
+        """When its first token will come; raises QueueFullError if that is too late."""
+        num_tokens = len(request.prompt_token_ids)
+        try:
+            return door.check(self.facts, self._stats, self._room.waiting, num_tokens)
+        except QueueFullError:
+            self._observer.on_rejected("predicted_ttft")
+            raise
 
     def _check_request(self, request: GenerationRequest) -> None:
         """Raise a RequestError if the model could never serve it."""
@@ -156,6 +176,19 @@ class ProcessEngine:
         """
         await self._supervisor.start()
 
+    def foresee(self, facts: StepFacts) -> None:
+        """Have the engine, and every one after it, say how near its steps come to what the device
+        allows; and the door know when first tokens come.
+
+        ConfigError if the device has no peak for what the model computes in.
+        """
+        steps = facts.step_model()
+        self._step_facts = facts
+        if self._door is not None:
+            self._door.foresee(steps, self.facts)
+        if self.state is EngineState.READY:
+            self._send_step_facts()
+
     async def wait_until_given_up(self) -> None:
         """Return when no engine will come any more, though nobody asked it to stop."""
         await self._supervisor.wait_until_given_up()
@@ -176,6 +209,7 @@ class ProcessEngine:
         match state:
             case EngineState.READY:
                 self._stats = StepStats.idle(self.facts.num_blocks)
+                self._send_step_facts()
                 for entry in list(self._entries.values()):
                     self._dispatch(entry)
             case EngineState.FAILED:
@@ -237,6 +271,10 @@ class ProcessEngine:
             entry = self._probation.next()
             if entry is not None:
                 self._send(entry, runs_alone=True)
+
+    def _send_step_facts(self) -> None:
+        if self._step_facts is not None:
+            self._supervisor.send({"op": "meter", "facts": self._step_facts.as_json()})
 
     def _send(self, entry: Entry, *, runs_alone: bool = False) -> None:
         request = entry.generation.request
@@ -321,7 +359,9 @@ class ProcessEngine:
             entry = self._entries.get(request_id)
             if entry is not None:
                 grown.setdefault(entry, []).append(delta)
-        self._stats = record_from_list(message["record"])
+        before, self._stats = self._stats, record_from_list(message["record"])
+        if self._door is not None:
+            self._door.note_step(before, self._stats)
         for entry, deltas in grown.items():
             self._push(entry, deltas, now)
         self._observer.on_step(self._stats)
@@ -338,6 +378,8 @@ class ProcessEngine:
         if generation.is_over:
             self._supervisor.on_success()
             self._probation.acquit(entry.fingerprint)
+            if self._door is not None:
+                self._door.note_answer(generation.stats.num_longest_tokens)
             self._end(entry, generation.finish_reason or "error")
 
 

@@ -114,6 +114,7 @@ class GenerationStats:
     e2e: float | None = None
     prefill_time: float | None = None  # first scheduled to first token
     decode_time: float | None = None  # first token to last token
+    predicted_ttft: float | None = None  # of the server, before it let it in
 
 
 class Generation:
@@ -303,6 +304,13 @@ class EngineFacts:
     info: dict[str, Any] = field(default_factory=dict)
     # What "auto" became, a line each.
     choices: tuple[str, ...] = ()
+    # What bounds its steps; see SchedulerConfig.
+    max_num_batched_tokens: int = 0
+    target_step_seconds: float = 0.0
+    # What its steps compute with (`octavo.cost.rank_model.RankModel`), empty where no model runs,
+    # and what a calibration of it has to hold for.
+    rank_model: dict[str, Any] = field(default_factory=dict)
+    runs_as: dict[str, Any] = field(default_factory=dict)
 
 
 class EngineClient(Protocol):
@@ -363,7 +371,7 @@ class Observer:
 
     def on_rejected(self, reason: str) -> None:
         """One was refused for overload: "queue_requests", "queue_tokens", "rate_requests",
-        "rate_tokens", "concurrency", "draining" or "unavailable"."""
+        "rate_tokens", "concurrency", "predicted_ttft", "draining" or "unavailable"."""
 
     def on_ignored_fields(self, names: Sequence[str]) -> None:
         """A request had fields of these names, which have no effect here."""

@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.core.limits import QueueLimits
+from octavo.cost.first_token import num_pairs
 from octavo.errors import QueueFullError
 from octavo.server.engine.generation import Generation, Observer
 
@@ -37,6 +39,15 @@ class Entry:
         return self.num_samples * len(self.generation.request.prompt_token_ids)
 
 
+class Waiting(NamedTuple):
+    """Those who wait. Samples of one request share its prompt, which counts once: ``num_tokens``
+    of prompts, ``num_pairs`` of these with all that they see."""
+
+    num_samples: int
+    num_tokens: int
+    num_pairs: int
+
+
 class WaitingRoom:
     """Counts those who wait, and refuses further ones when it is full."""
 
@@ -45,7 +56,13 @@ class WaitingRoom:
         self._observer = observer
         self._num_requests = 0
         self._num_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_pairs = 0
         self._begun_times: deque[float] = deque(maxlen=256)
+
+    @property
+    def waiting(self) -> Waiting:
+        return Waiting(self._num_requests, self._num_prompt_tokens, self._num_pairs)
 
     def check_room(self) -> None:
         """Raise QueueFullError if nobody could come in now."""
@@ -80,6 +97,9 @@ class WaitingRoom:
     def _count(self, entry: Entry, sign: int) -> None:
         self._num_requests += sign * entry.num_samples
         self._num_tokens += sign * entry.num_tokens
+        num_prompt = len(entry.generation.request.prompt_token_ids)
+        self._num_prompt_tokens += sign * num_prompt
+        self._num_pairs += sign * num_pairs(num_prompt)
 
     @contextlib.contextmanager
     def _refusal(self, reason: str | None = None) -> Iterator[None]:

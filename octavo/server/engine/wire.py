@@ -9,6 +9,7 @@ To the engine, by ``op``:
     add      id, ids, params: those that differ from their defaults, bad_words: [ids], priority,
              salt, arrival, alone: whether in steps of its own
     abort    id
+    meter    facts: what StepFacts.as_json gives    steps are to be measured against these
     ping     number                                  answered between two steps, by the engine
     stop
 

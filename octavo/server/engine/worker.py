@@ -31,6 +31,7 @@ from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
+from octavo.cost.live import live_rank_model
 from octavo.driver import EngineDriver
 from octavo.errors import ENDINGS, EngineError, OctavoError, QueueFullError
 from octavo.machine import KILL, has_parent_death_signal, without_blas_threads
@@ -96,10 +97,19 @@ class EngineLoop:
                 self._add(message)
             case "abort":
                 self._abort(message["id"])
+            case "meter":
+                self._measure_steps(message["facts"])
             case "ping":
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
                 self._driver.stop()
+
+    def _measure_steps(self, facts: dict[str, Any]) -> None:
+        # Not needed until the server is ready, and so not to be waited for before.
+        from octavo.cost.roofline_meter import RooflineMeter
+        from octavo.cost.step_facts import StepFacts
+
+        self._engine.engine.meter = RooflineMeter(StepFacts.of_json(facts).step_model())
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]
@@ -310,7 +320,8 @@ def _pass_on(messages: Iterator[Message], loop: Future[EngineLoop]) -> None:
 def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
     # What may wait is for the server to say: it has the queue, and refuses before we hear of it.
     unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
-    loaded = load_engine(EngineArgs(**(args | unbounded)), is_served=True)
+    engine_args = EngineArgs(**(args | unbounded))
+    loaded = load_engine(engine_args, is_served=True)
     text_engine = loaded.text_engine
     _warm_up(text_engine)
     if faults := os.environ.get(FAULTS_VARIABLE):
@@ -319,7 +330,7 @@ def _load(args: dict[str, Any]) -> tuple[TextEngine, EngineFacts]:
         _log.warning("faults are armed: %s", faults)
         engine = text_engine.engine
         engine.executor = FaultyExecutor(engine.executor, json.loads(faults))
-    return text_engine, _facts_of(loaded)
+    return text_engine, _facts_of(loaded, engine_args.activations)
 
 
 def _warm_up(engine: TextEngine) -> None:
@@ -331,19 +342,30 @@ def _warm_up(engine: TextEngine) -> None:
     engine.engine.scheduler.prefix_tokens_queried = 0  # nobody asked for this
 
 
-def _facts_of(loaded: LoadedEngine) -> EngineFacts:
+def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
     """What the server has to know of a loaded engine."""
-    config = loaded.config
+    config, info = loaded.config, loaded.info
+    probe = loaded.text_engine.engine.executor.probe()
+    model = live_rank_model(loaded.model_config, probe.matrices(), probe.kv_bytes_per_token)
     return EngineFacts(
         max_model_len=config.scheduler.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         vocab_size=loaded.text_engine.vocab_size,
         num_blocks=config.cache.num_blocks,
         block_size=config.cache.block_size,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        target_step_seconds=config.scheduler.target_step_seconds,
         eos_token_ids=loaded.text_engine.eos_token_ids,
         sampling_defaults=dict(loaded.model_config.sampling_defaults),
-        info=loaded.info,
+        info=info,
         choices=config.choices,
+        rank_model=dataclasses.asdict(model),
+        runs_as={
+            **{name: info[name] for name in ("device", "kernels", "isa", "dtype")},
+            "kv_dtype": config.cache.dtype,
+            "threads": probe.num_threads,
+            "activations": activations,
+        },
     )
 
 

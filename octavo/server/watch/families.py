@@ -23,6 +23,7 @@ REJECTIONS = (
     "rate_requests",
     "rate_tokens",
     "concurrency",
+    "predicted_ttft",
     "draining",
     "unavailable",
 )
@@ -52,6 +53,10 @@ _TOKEN = _edges(
     (0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.015, 0.02, 0.03, 0.04),
 )
 _STEP_TOKENS = _edges((1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384), (2, 4))
+# Of a limit that is reached; above 1 where caches hold some of what a step reads.
+_SHARES = tuple(number / 20 for number in range(1, 21)) + (1.25, 1.5, 2.0)
+# What came, to what was predicted.
+_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 _STEP_SAMPLES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _SAMPLES = _edges((1, 2, 5, 10, 20), (50, 100))
 _PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
@@ -251,6 +256,39 @@ FAMILIES = (
         _STEP_SAMPLES,
         figure="num_seqs",
     ),
+    # -- steps, and what bounds them; but for their time, only where the device is known --
+    _histogram(
+        "step_seconds",
+        "Time of a step, from when it could run to when its results were there.",
+        _TOKEN,
+        figure="seconds",
+    ),
+    _histogram(
+        "step_roofline_ratio",
+        "The least time that the device needs for a step's bytes and operations, to its time.",
+        _SHARES,
+        figure="roofline_share",
+    ),
+    _counter(
+        "step_floor_seconds",
+        "The least times of all steps; over those of step_seconds_sum, how much is reached.",
+        figure="floor_seconds",
+    ),
+    _counter(
+        "step_predicted_seconds",
+        "Times of all steps as they were foreseen, by a calibration or by the roofline.",
+        figure="predicted_seconds",
+    ),
+    _counter(
+        "step_bound",
+        "Steps by what bound them: memory, compute, or overhead, which is all that is neither.",
+        "limit",
+        figure={
+            "memory": "num_memory_bound",
+            "compute": "num_compute_bound",
+            "overhead": "num_overhead_bound",
+        },
+    ),
     # -- requests, when they are over --
     _counter("requests_submitted", "Requests that were accepted."),
     _counter(
@@ -304,6 +342,16 @@ FAMILIES = (
         "TTFT: from arrival to the first token.",
         _FIRST_TOKEN,
         vllm="=",
+    ),
+    _histogram(
+        "predicted_time_to_first_token_seconds",
+        "TTFT as it was predicted at the door, of those who were let in; with max_predicted_ttft.",
+        _FIRST_TOKEN,
+    ),
+    _histogram(
+        "time_to_first_token_prediction_ratio",
+        "TTFT to what was predicted of it.",
+        _RATIOS,
     ),
     _histogram(
         "inter_token_latency_seconds",

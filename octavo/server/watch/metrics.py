@@ -14,6 +14,7 @@ Every quantity is measured once, in a registry of this object's own, and named w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -38,6 +39,7 @@ from octavo.server.engine.generation import (
     EngineFacts,
     EngineState,
     Generation,
+    GenerationStats,
     Observer,
 )
 from octavo.server.watch.families import (
@@ -108,14 +110,17 @@ class Metrics(Observer):
             if _is_by_position(family)
         ]
         self._of_steps = [*self._figures("histogram")]
+        for series, figure_of in (*self._gauges, *self._totals, *self._of_steps):
+            if figure_of(self._stats) is not None:
+                series()
         for reason in FINISH_REASONS:
             self._counter("request_success", reason)
         for reason in REJECTIONS:
             self._counter("admission_rejections", reason)
         self._counter("prompt_tokens_by_source", "external_kv_transfer")
         self._set("num_requests_waiting_by_reason", 0, "deferred")
-        for label_free in (family for family in FAMILIES if not family.labels):
-            self._series(label_free.name)
+        for plain in (each for each in FAMILIES if not each.labels and each.figure is None):
+            self._series(plain.name)
         self._show_state(EngineState.STARTING)
 
     def watch(self, engine: EngineClient) -> None:
@@ -148,8 +153,15 @@ class Metrics(Observer):
         self._counter("prompt_tokens_by_source", "local_cache_hit").inc(num_cached)
         self._counter("prompt_tokens_by_source", "local_compute").inc(num_prompt - num_cached)
         self._observe("request_prefill_kv_computed_tokens", num_prompt - num_cached)
-        self._observe("time_to_first_token_seconds", stats.ttft)
+        self._observe_ttft(stats)
         self._begun[generation.request.request_id] = stats.ttft is not None
+
+    def _observe_ttft(self, stats: GenerationStats) -> None:
+        self._observe("time_to_first_token_seconds", stats.ttft)
+        if stats.ttft is not None and stats.predicted_ttft is not None:
+            self._observe("predicted_time_to_first_token_seconds", stats.predicted_ttft)
+            ratio = stats.ttft / stats.predicted_ttft
+            self._observe("time_to_first_token_prediction_ratio", ratio)
 
     def on_finished(self, generation: Generation, reason: str) -> None:
         self._counter("request_success", reason).inc()
@@ -160,7 +172,7 @@ class Metrics(Observer):
             self._counter("corrupted_requests").inc()
         stats, params = generation.stats, generation.request.params
         if not self._begun.pop(generation.request.request_id, False):
-            self._observe("time_to_first_token_seconds", stats.ttft)
+            self._observe_ttft(stats)
         self._observe("request_prompt_tokens", stats.num_prompt_tokens)
         self._observe("request_generation_tokens", stats.num_output_tokens)
         self._observe("request_max_num_generation_tokens", stats.num_longest_tokens)
@@ -181,7 +193,8 @@ class Metrics(Observer):
 
     def on_step(self, stats: StepStats) -> None:
         for histogram, figure_of in self._of_steps:
-            histogram.observe(figure_of(stats))
+            if (figure := figure_of(stats)) is not None:
+                histogram().observe(figure)
         self._advance(stats)
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
@@ -228,7 +241,7 @@ class Metrics(Observer):
             if self._facts is None:
                 self._show_facts(self._engine)
         for gauge, figure_of in self._gauges:
-            gauge.set(figure_of(self._stats))
+            gauge().set(figure_of(self._stats))
 
     def _advance(self, stats: StepStats) -> None:
         """Take in a newer record: what its totals have grown by goes to the counters."""
@@ -237,15 +250,14 @@ class Metrics(Observer):
             return
         for counter, figure_of in self._totals:
             before, now = figure_of(last), figure_of(stats)
-            if now != before:
-                counter.inc(now - before if now > before else now)  # a new engine begins at 0
+            if now is not None and now != before:
+                counter().inc(_growth(before or 0, now))
         for name, figures_of in self._totals_by_position:
             before_it = figures_of(last)
             for position, now in enumerate(figures_of(stats)):
                 before = before_it[position] if position < len(before_it) else 0
                 if now != before:
-                    counter = self._counter(name, str(position))
-                    counter.inc(now - before if now > before else now)
+                    self._counter(name, str(position)).inc(_growth(before, now))
 
     def _show_state(self, state: EngineState) -> None:
         for each in EngineState:
@@ -268,8 +280,9 @@ class Metrics(Observer):
             return Gauge(name, family.help, labels, registry=self._registry)
         return Histogram(name, family.help, labels, buckets=family.buckets, registry=self._registry)
 
-    def _figures(self, kind: str) -> Iterator[tuple[Any, Callable[[StepStats], float]]]:
-        """The series of a kind that show a figure of each step, and what takes it from a record."""
+    def _figures(self, kind: str) -> Iterator[tuple[Callable[[], Any], Callable[[StepStats], Any]]]:
+        """The series of a kind that show a figure of each step, and what takes it from a record,
+        which may be None. A series is there once it has been asked for."""
         for family in FAMILIES:
             if family.kind == kind and family.figure is not None and not _is_by_position(family):
                 by_label = (
@@ -278,7 +291,7 @@ class Metrics(Observer):
                     else {(value,): figure for value, figure in family.figure.items()}
                 )
                 for labels, figure in by_label.items():
-                    yield self._series(family.name, *labels), attrgetter(figure)
+                    yield cache(partial(self._series, family.name, *labels)), attrgetter(figure)
 
     def _series(self, name: str, *labels: str) -> Counter | Gauge | Histogram:
         return self._families[name].labels(*self._base_labels, *labels)
@@ -301,6 +314,11 @@ class Metrics(Observer):
         series = self._series(name, *labels)
         assert isinstance(series, Gauge)
         series.set(value)
+
+
+def _growth(before: float, now: float) -> float:
+    """Of a total, which in a new engine begins at 0."""
+    return now - before if now > before else now
 
 
 class _Renamed(Collector):

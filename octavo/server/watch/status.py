@@ -11,6 +11,12 @@ from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, Observer
 from octavo.server.log_lines import log_event
 
+# What steps are bound by, and the figure that counts them.
+_BOUND_BY = {
+    "memory": "num_memory_bound",
+    "compute": "num_compute_bound",
+    "overhead": "num_overhead_bound",
+}
 _LEVELS = {EngineState.RESTARTING: logging.WARNING, EngineState.FAILED: logging.ERROR}
 
 
@@ -69,6 +75,7 @@ class StatusLine(Observer):
             "preemptions": max(0, stats.num_preemptions - self._last.num_preemptions),
             "rejected": self._num_rejected,
             **self._of_drafts(),
+            **self._of_limits(),
         }
 
     def _of_drafts(self) -> dict[str, float | None]:
@@ -84,6 +91,21 @@ class StatusLine(Observer):
             "mean_accepted_length": round(1 + accepted / drafts, 3),
             "acceptance_rate": round(accepted / drafted, 4),
         }
+
+    def _of_limits(self) -> dict[str, Any]:
+        """Of the steps since the last line: how much of what the device allows they reached, and
+        what bound most of them."""
+        stats, last = self._stats, self._last
+        floor = (stats.floor_seconds or 0.0) - (last.floor_seconds or 0.0)
+        seconds = stats.step_seconds - last.step_seconds
+        if floor <= 0 or seconds <= 0:  # no meter, or a new engine
+            return {"roofline_ratio": None, "bound": None}
+        bound = {
+            limit: (getattr(stats, name) or 0) - (getattr(last, name) or 0)
+            for limit, name in _BOUND_BY.items()
+        }
+        most = max(bound, key=bound.__getitem__)
+        return {"roofline_ratio": round(floor / seconds, 4), "bound": most}
 
     def on_submitted(self, generation: Generation) -> None:
         self._num_open += 1
@@ -126,6 +148,13 @@ def _readable(fields: dict[str, Any]) -> str:
         parts.append(
             f"drafts: mean accepted length {fields['mean_accepted_length']:.2f}, "
             f"{fields['acceptance_rate']:.1%} of drafted tokens accepted"
+        )
+    if fields["bound"] is not None:
+        share = f"{fields['roofline_ratio']:.0%}"
+        parts.append(
+            f"bound by overhead ({share} of the roofline)"
+            if fields["bound"] == "overhead"
+            else f"{share} of the {fields['bound']} limit"
         )
     parts += [f"{fields[name]} {name}" for name in ("preemptions", "rejected") if fields[name]]
     return "status: " + ", ".join(parts)

@@ -12,11 +12,14 @@ import threading
 import time
 
 import pytest
+from rank_models import llama_8b
 
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.limits import QueueLimits
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
+from octavo.cost.hardware_table import find_device
+from octavo.cost.step_facts import StepFacts
 from octavo.errors import (
     DeadlineError,
     EngineError,
@@ -29,6 +32,7 @@ from octavo.errors import (
 )
 from octavo.executor.hashing import HashExecutor, expected_tokens
 from octavo.server.engine.client import ProcessEngine
+from octavo.server.engine.door import Door
 from octavo.server.engine.flight_record import FlightRecord
 from octavo.server.engine.generation import EngineFacts, EngineState, GenerationRequest, Observer
 from octavo.server.engine.wire import Decoder, encode
@@ -103,7 +107,7 @@ class ThreadEngine:
             if self.failure is not None:
                 self._send({"ev": "failed", **self.failure})
                 raise Death
-            facts = EngineFacts(64, 8, VOCAB, NUM_BLOCKS, 4)
+            facts = EngineFacts(64, 8, VOCAB, NUM_BLOCKS, 4, max_num_batched_tokens=64)
             self._send({"ev": "ready", "facts": dataclasses.asdict(facts)})
             self.loop.run()
         with contextlib.suppress(OSError):
@@ -142,6 +146,10 @@ class Account(Observer):
 
     def __init__(self):
         self.submitted, self.finished, self.num_tokens, self.states = [], {}, 0, []
+        self.rejected = []
+
+    def on_rejected(self, reason):
+        self.rejected.append(reason)
 
     def on_submitted(self, generation):
         self.submitted.append(generation.request.request_id)
@@ -341,6 +349,50 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(launcher):
         assert await accepted[0].collect()
 
     run(launcher, main, limits=QueueLimits(4, 40))
+
+
+STEP_FACTS = StepFacts(llama_8b(), find_device("epyc-genoa")[0])
+
+
+def test_steps_are_metered_once_it_is_known_against_what(launcher):
+    """In each engine, one after the other."""
+
+    async def main(engine, account):
+        await engine.submit(make([1, 2, 3])).collect()
+        assert engine.stats.floor_seconds is None and engine.stats.step_seconds > 0
+        engine.foresee(STEP_FACTS)
+        await engine.submit(make([4, 5, 6])).collect()
+        stats = engine.stats
+        assert stats.floor_seconds > 0 and stats.predicted_seconds > stats.floor_seconds
+        assert stats.num_memory_bound is not None
+        launcher.current.kill()
+        await until(lambda: engine.num_restarts == 1 and engine.state is EngineState.READY)
+        await engine.submit(make([7, 8, 9])).collect()
+        assert engine.stats.floor_seconds == stats.floor_seconds  # the same work, begun anew
+
+    run(launcher, main)
+
+
+def test_who_would_wait_too_long_is_refused(launcher):
+    async def main(engine, account):
+        assert await engine.submit(make([1, 2, 3])).collect()  # nothing is known yet
+        engine.foresee(STEP_FACTS)
+        launcher.current.is_hanging = True
+        accepted, refused = [], 0
+        for number in range(30):
+            try:
+                accepted.append(engine.submit(make([number] * 40)))
+            except QueueFullError as error:
+                assert "predicted" in str(error) and error.retry_after > 0
+                refused += 1
+        assert accepted and refused and account.rejected == ["predicted_ttft"] * refused
+        predicted = [generation.stats.predicted_ttft for generation in accepted]
+        assert predicted == sorted(predicted) and predicted[0] < predicted[-1] <= 2.0
+        launcher.current.is_hanging = False
+        for generation in accepted:
+            assert await generation.collect()
+
+    run(launcher, main, door=Door(2.0))
 
 
 @pytest.mark.parametrize(("num_requests", "num_tokens"), [(5, 5), (1, 41), (5, 41)])

@@ -14,6 +14,7 @@ import pytest
 from octavo.config import EngineArgs
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import EngineError, QueueFullError
 from octavo.executor.hashing import expected_tokens
 from octavo.server.engine import worker
@@ -258,17 +259,25 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     def load_engine(args, is_served):
         assert is_served
         given.append(args)
-        scheduler = SimpleNamespace(max_model_len=8, max_num_seqs=8)
-        cache = SimpleNamespace(num_blocks=8, block_size=4)
-        config = SimpleNamespace(scheduler=scheduler, cache=cache, choices=())
-        model_config = SimpleNamespace(sampling_defaults={})
+        cache = SimpleNamespace(num_blocks=8, block_size=4, dtype="hash")
+        config = SimpleNamespace(scheduler=SchedulerConfig(), cache=cache, choices=())
+        shape = dict.fromkeys(("num_layers", "num_heads", "head_dim", "hidden_size"), 8)
+        model_config = SimpleNamespace(
+            **shape, sampling_defaults={}, layer_windows=(), vocab_size=97
+        )
+        info = dict.fromkeys(("device", "kernels", "isa", "dtype"), "hash")
         return SimpleNamespace(
-            text_engine=hash_engine(), config=config, model_config=model_config, info={}
+            text_engine=hash_engine(), config=config, model_config=model_config, info=info
         )
 
     monkeypatch.setattr(worker, "load_engine", load_engine)
-    worker._load({"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40})
+    _, facts = worker._load({"model": "m", "max_queued_requests": 4, "max_queued_tokens": 40})
     assert given == [EngineArgs("m", max_queued_requests=None, max_queued_tokens=None)]
+    assert facts.max_num_batched_tokens == 2048 and facts.target_step_seconds == 0.0
+    assert facts.rank_model["num_layers"] == 8 and facts.rank_model["matrices"] == ()
+    assert {"device": "hash", "kv_dtype": "hash", "activations": "auto"}.items() <= (
+        facts.runs_as.items()
+    )
 
 
 def test_an_engine_ends_with_its_server_even_while_it_loads():

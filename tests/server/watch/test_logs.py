@@ -283,6 +283,22 @@ def test_drafts_are_told_of_since_the_last_line(status, caplog):
     assert "drafts" not in third
 
 
+def test_what_bounded_the_steps_since_the_last_line(status, caplog):
+    status.on_submitted(new_generation())
+    bound = {"num_memory_bound": 8, "num_compute_bound": 1, "num_overhead_bound": 0}
+    first = replace(StepStats.idle(1), step_seconds=1.0, floor_seconds=0.63, **bound)
+    status.on_step(first)
+    status.write(1.0)
+    more = {"step_seconds": 3.0, "floor_seconds": 0.73, "num_overhead_bound": 9}
+    status.on_step(replace(first, **more))
+    status.write(2.0)
+    status.write(3.0)
+    lines = messages(caplog)
+    assert "0 finished, 63% of the memory limit" in lines[0]
+    assert "0 finished, bound by overhead (5% of the roofline)" in lines[1]
+    assert lines[2].endswith("0 finished")
+
+
 def test_idle_is_silent(status, caplog):
     status.write(10.0)
     generation = new_generation()

@@ -36,6 +36,7 @@ from octavo.server.watch.families import FAMILIES, FINISH_REASONS, REJECTIONS
 from octavo.server.watch.metrics import NAMINGS, Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
+LIMITS = ("memory", "compute", "overhead")
 BASE = {"model_name": "m", "engine": "0"}
 
 
@@ -102,7 +103,11 @@ TOTALS = {
     "draft_seconds": "spec_decode_draft_seconds",
     "draft_tokens": "spec_decode_num_draft_tokens",
     "draft_tokens_accepted": "spec_decode_num_accepted_tokens",
+    "floor_seconds": "step_floor_seconds",
+    "predicted_seconds": "step_predicted_seconds",
 }
+# Not there before there is something to show.
+OF_A_METER = {"step_roofline_ratio", "step_floor_seconds", "step_predicted_seconds"}
 growth = st.tuples(*[st.integers(0, 1000)] * len(TOTALS))
 
 
@@ -120,7 +125,7 @@ class Account:
     def expected(self) -> dict[tuple, float]:
         expected = {}
         for family in FAMILIES:
-            if family.labels:
+            if family.labels or (family.name in OF_A_METER and not self.values["step_seconds"]):
                 continue
             for name in filter(None, (f"octavo:{family.name}", family.vllm_name)):
                 if family.kind == "counter":
@@ -218,6 +223,8 @@ def test_counts_are_those_of_the_history(requests, rejections, steps, states):
         metrics.on_step(replace(record, **totals))
         account.observe("iteration_tokens", record.num_tokens)
         account.observe("iteration_samples", record.num_seqs)
+        account.observe("step_seconds", record.seconds)
+        account.observe("step_roofline_ratio", record.roofline_share)
     account.totals.update({TOTALS[name]: count for name, count in totals.items()})
     state = EngineState.STARTING
     for state in states:
@@ -261,6 +268,41 @@ def test_a_new_engine_may_have_counted_further_than_the_last():
     metrics.on_engine_state(EngineState.RESTARTING, "")
     metrics.on_step(record_with(num_preemptions=5))
     assert samples_of(metrics)["vllm:num_preemptions_total",] == 7
+
+
+def test_what_bounds_steps_is_told_where_it_is_known():
+    metrics = Metrics("m")
+    metrics.on_step(record_with(seconds=0.5))
+    of_steps = {name for name, *_ in samples_of(metrics) if name.startswith("octavo:step_")}
+    assert of_steps == {f"octavo:step_seconds_{kind}" for kind in ("bucket", "count", "sum")}
+    metered = record_with(
+        seconds=0.5,
+        roofline_share=0.5,
+        floor_seconds=0.25,
+        predicted_seconds=0.4,
+        num_memory_bound=1,
+        num_compute_bound=0,
+        num_overhead_bound=0,
+    )
+    metrics.on_step(metered)
+    metrics.on_step(replace(metered, floor_seconds=0.75, num_overhead_bound=1))
+    values = samples_of(metrics)
+    assert values["octavo:step_floor_seconds_total",] == 0.75
+    assert values["octavo:step_predicted_seconds_total",] == 0.4
+    assert values["octavo:step_roofline_ratio_count",] == 2
+    bound = [values["octavo:step_bound_total", ("limit", limit)] for limit in LIMITS]
+    assert bound == [1, 0, 1]
+
+
+def test_what_was_predicted_at_the_door_is_held_against_what_came():
+    metrics, generation = Metrics("m"), new_generation()
+    generation.stats.ttft, generation.stats.predicted_ttft = 0.25, 0.5
+    metrics.on_tokens(generation, 1, None)
+    values = samples_of(metrics)
+    assert values["octavo:predicted_time_to_first_token_seconds_sum",] == 0.5
+    assert values["octavo:time_to_first_token_prediction_ratio_sum",] == 0.5
+    metrics.on_finished(generation, "stop")
+    assert samples_of(metrics)["octavo:time_to_first_token_prediction_ratio_count",] == 1
 
 
 def test_drafts_are_counted_by_position():

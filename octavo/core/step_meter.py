@@ -1,0 +1,24 @@
+"""Who says how near each step came to what the device allows, as the engine sees it.
+
+octavo.cost.roofline_meter      by the ceilings of the device, and what is known of the engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from octavo.core.batch import Batch
+
+
+class StepMeter(Protocol):
+    """Is shown every step that ran, and asked for what came of it at the step's end."""
+
+    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+        """A step took so long, in which a lone request decoded in so many rounds (else 1)."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """The fields of `octavo.core.stats.StepStats` that are the meter's, by name."""
+        ...

@@ -1,0 +1,168 @@
+"""When a newcomer would get its first token, by what an engine has to do before.
+
+    steps     as many as its turn takes: the longest of
+                  1
+                  tokens of prompts, its own the last / those that fit into a step
+                  answers that have to end until it has a seat / those that end in a step
+    seconds   steps x a step that only decodes
+              + tokens x what one more token of a prompt adds
+              + pairs x what one more key adds that such a token sees
+
+No term falls when there is more to do, so that nobody is predicted to be served sooner for standing
+in a longer queue. Requests are taken in the order of their arrival, and those before the newcomer
+join the answers half-way, on the mean. Not foreseen: what the prefix cache holds of a prompt, which
+makes it sooner; a KV pool that is too small for all seats, and priorities, which make it later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from octavo.core.pacing import MIN_CHUNK, time_of_prompts
+from octavo.cost.work import Span, passes
+
+if TYPE_CHECKING:
+    from octavo.cost.step_cost import StepModel
+
+
+class Backlog(NamedTuple):
+    """What an engine has to do before a newcomer.
+
+    Args:
+        num_running: samples that have a seat. num_running_tokens: that they have, all together.
+        num_due_tokens: of the prompts of these, that are yet to be computed.
+        num_waiting: samples without a seat. num_waiting_tokens: of their prompts.
+        num_waiting_pairs: tokens of a prompt and those that each of them sees, over these prompts.
+    """
+
+    num_running: int = 0
+    num_running_tokens: int = 0
+    num_due_tokens: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_waiting_pairs: int = 0
+
+
+class StepRates(Protocol):
+    """What steps take, in seconds."""
+
+    def decode(self, num_seqs: int, num_tokens: int) -> float:
+        """Of a step in which so many samples decode, which have so many tokens together."""
+        ...
+
+    @property
+    def prompt_token(self) -> float:
+        """What a token of a prompt adds to a step."""
+        ...
+
+    @property
+    def prompt_pair(self) -> float:
+        """What it adds for each token that it sees."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Predicts times to first tokens of an engine with these limits (``SchedulerConfig``)."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    target_step_seconds: float = 0.0
+
+    def seconds(
+        self, backlog: Backlog, num_tokens: int, rates: StepRates, answer_tokens: float = 0.0
+    ) -> float:
+        """Until a newcomer with a prompt of ``num_tokens`` has its first token.
+
+        ``answer_tokens``: of an answer, on the mean, which says how soon seats become free; 0 as
+        long as that is not known.
+        """
+        tokens = backlog.num_due_tokens + backlog.num_waiting_tokens + num_tokens
+        pairs = backlog.num_waiting_pairs + num_pairs(num_tokens)
+        joining = backlog.num_running + (backlog.num_waiting + 1) // 2
+        decoding = min(self.max_num_seqs, joining)
+        held = backlog.num_running_tokens + backlog.num_waiting_tokens // 2
+        step = rates.decode(max(1, decoding), held)
+        num_before = backlog.num_running + backlog.num_waiting
+        ends = max(0, num_before + 1 - self.max_num_seqs)
+        steps = max(
+            1.0,
+            tokens / self._room(decoding, step, rates.prompt_token),
+            ends * answer_tokens / self.max_num_seqs,
+        )
+        return steps * step + tokens * rates.prompt_token + pairs * rates.prompt_pair
+
+    def _room(self, decoding: int, step: float, prompt_token: float) -> float:
+        """Tokens of prompts in a step; not a whole number, so that it rises and falls steadily."""
+        room = float(max(1, self.max_num_batched_tokens - decoding))
+        if not (self.target_step_seconds and decoding and prompt_token > 0):
+            return room
+        paced = time_of_prompts(self.target_step_seconds, step) / prompt_token
+        return min(room, max(MIN_CHUNK, paced))
+
+
+def num_pairs(num_tokens: int) -> int:
+    """Tokens of a prompt with those that each of them sees, itself included."""
+    return num_tokens * (num_tokens + 1) // 2
+
+
+class ForeseenRates:
+    """`StepRates` of a step model: measured on the spot, or of a roofline.
+
+    Args:
+        chunk: tokens of prompts in a step. max_model_len: of a sequence. What tokens and pairs add
+            is told from such chunks at both ends of a context.
+    """
+
+    def __init__(self, steps: StepModel, chunk: int, max_model_len: int):
+        self._steps = steps
+        first, last, least = (
+            self._seconds([Span(start, size)])
+            for start, size in ((0, chunk), (max_model_len, chunk), (0, 1))
+        )
+        self.prompt_pair = max(0.0, last - first) / (chunk * max_model_len)
+        beyond = first - least - self.prompt_pair * num_pairs(chunk)
+        self.prompt_token = max(0.0, beyond) / max(1, chunk - 1)
+
+    def decode(self, num_seqs: int, num_tokens: int) -> float:
+        each, more = divmod(num_tokens, num_seqs)
+        longer, shorter = [Span(each + 1, 1)] * more, [Span(each, 1)] * (num_seqs - more)
+        return self._seconds(longer + shorter)
+
+    def _seconds(self, spans: list[Span]) -> float:
+        (rows,) = passes(spans)
+        return self._steps.pass_seconds(rows) + self._steps.overhead(len(spans))
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedRates:
+    """`StepRates` of nothing but the steps that were run lately, whatever was in them."""
+
+    decode_seconds: float
+    prompt_token: float
+    prompt_pair: float = 0.0
+
+    def decode(self, num_seqs: int, num_tokens: int) -> float:
+        return self.decode_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SlowedRates:
+    """Rates of an engine whose steps take so many times as long as ``rates`` say: those that only
+    decode, and those with prompts."""
+
+    rates: StepRates
+    decoding: float
+    prompts: float
+
+    def decode(self, num_seqs: int, num_tokens: int) -> float:
+        return self.decoding * self.rates.decode(num_seqs, num_tokens)
+
+    @property
+    def prompt_token(self) -> float:
+        return self.prompts * self.rates.prompt_token
+
+    @property
+    def prompt_pair(self) -> float:
+        return self.prompts * self.rates.prompt_pair
