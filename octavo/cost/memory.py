@@ -166,7 +166,7 @@ class _Case:
         alone, beside_others = self.profile.non_torch
         return {
             "activations": self.profile.activations(self.spec, self.parallel, self.limits),
-            "non_torch": alone if self.parallel.num_devices == 1 else beside_others,
+            "non_torch": alone if self.parallel.tp == self.parallel.ep == 1 else beside_others,
             "graphs": self.profile.graphs(weights_bytes),
         }
 

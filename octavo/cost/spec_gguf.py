@@ -11,10 +11,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer
+from octavo.cost.mixers import Attention, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
+from octavo.errors import ModelFileError
 from octavo.fields import Fields
 
 _MAX_LAYERS = 1024
@@ -88,6 +89,9 @@ class _Layer:
         mixers: list[Mixer] = []
         if "ssm_conv1d.weight" in self._shapes:
             mixers.append(self._recurrence())
+        elif "shortconv.conv.weight" in self._shapes:
+            kernel = self._sizes_of("shortconv.conv.weight", 2)[1]
+            mixers.append(ShortConvolution(size=hidden, kernel=kernel))
         elif "attn_kv_a_mqa.weight" in self._shapes:
             mixers.append(self._latent_attention())
         elif self._has("attn_q") or self._has("attn_qkv"):
@@ -137,6 +141,7 @@ class _Layer:
         heads, inner = ssm.integer("ssm.time_step_rank"), ssm.integer("ssm.inner_size")
         state, groups = ssm.integer("ssm.state_size"), ssm.integer("ssm.group_count", 1)
         kernel = ssm.integer("ssm.conv_kernel")
+        has_conv_bias = "ssm_conv1d.bias" in self._shapes
         if any(self._has(name) for name in ("ssm_ba", "ssm_beta", "ssm_beta_alpha")):
             return GatedDeltaNet(
                 heads=heads,
@@ -146,14 +151,21 @@ class _Layer:
                 kernel=kernel,
             )
         if "ssm_x.weight" in self._shapes:
-            raise UnsupportedModelError(f"{ssm.path}: Mamba 1 cannot be planned, but Mamba 2")
+            return Mamba1(
+                inner=inner,
+                state_dim=state,
+                step_rank=heads,
+                kernel=kernel,
+                has_conv_bias=has_conv_bias,
+                has_norms=self._has("ssm_dt_norm"),
+            )
         return Mamba2(
             heads=heads,
             head_dim=inner // heads,
             state_dim=state,
             groups=groups,
             kernel=kernel,
-            has_conv_bias="ssm_conv1d.bias" in self._shapes,
+            has_conv_bias=has_conv_bias,
             norm_size=_sizes(self._shapes, "ssm_norm"),
         )
 

@@ -35,11 +35,23 @@ _UNPLANNED = ("mtp.", "nextn.", "rope_freqs")
 # The first of these that a name has in it says what the tensor is part of.
 _PARTS: tuple[tuple[str, Part], ...] = (
     *((word, "other") for word in ("vision", "visual", "multi_modal", "audio_tower")),
-    ("conv1d", "norm"),
+    *((word, "norm") for word in ("conv1d", "conv.conv", "altup.predict", "altup.correct")),
+    ("embed_tokens_per_layer", "embedding"),
+    *((word, "mlp") for word in ("per_layer_", "altup_", "laurel")),
     *((word, "mlp") for word in ("shexp", "shared_expert.", "shared_experts.", "shared_mlp")),
-    *((word, "router") for word in ("router", "gate_inp", "mlp.gate.", "moe.gate.", "expert_gate")),
+    *(
+        (word, "router")
+        for word in (
+            "router",
+            "gate_inp",
+            "mlp.gate.",
+            "moe.gate.",
+            "expert_gate",
+            "feed_forward.gate.",
+        )
+    ),
     *((word, "experts") for word in ("exps", "experts")),
-    *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_")),
+    *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_", "conv.")),
     *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "fc1", "fc2")),
     *((word, "head") for word in ("lm_head", "output.", "embed_out")),
     *((word, "embedding") for word in ("embd", "embed", "wte", "wpe")),

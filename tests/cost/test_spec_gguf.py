@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2
+from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weights import num_parameters
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import ModelFileError
 
 HIDDEN, VOCAB = 64, 320
 NORMS = {"attn_norm.weight": (HIDDEN,), "ffn_norm.weight": (HIDDEN,)}
@@ -151,8 +152,35 @@ def test_recurrences_are_told_apart():
     mamba = {"ssm_conv1d.weight": (192, 4), "ssm_conv1d.bias": (192,), **NORMS}
     spec, _ = parsed("granitehybrid", [mamba], **state)
     assert isinstance(spec.layers[0].mixers[0], Mamba2)
-    with pytest.raises(UnsupportedModelError, match="Mamba 1"):
-        parsed("jamba", [{**mamba, "ssm_x.weight": (8, 64)}], **state)
+
+
+def test_the_first_mamba_and_short_convolutions():
+    mamba = {
+        "ssm_in.weight": (128, HIDDEN),
+        "ssm_conv1d.weight": (64, 4),
+        "ssm_conv1d.bias": (64,),
+        "ssm_x.weight": (5 + 2 * 16, 64),
+        "ssm_dt.weight": (64, 5),
+        "ssm_dt.bias": (64,),
+        "ssm_a": (64, 16),
+        "ssm_d": (64,),
+        "ssm_out.weight": (HIDDEN, 64),
+        **NORMS,
+    }
+    state = {"ssm.time_step_rank": 5, "ssm.inner_size": 64, "ssm.state_size": 16}
+    spec, count = parsed("mamba", [mamba], **state, **{"ssm.conv_kernel": 4})
+    assert spec.layers[0].mixers == (Mamba1(inner=64, state_dim=16, step_rank=5, kernel=4),)
+    assert num_parameters(spec) == count
+    convolution = {
+        "shortconv.conv.weight": (HIDDEN, 3),
+        "shortconv.in_proj.weight": (3 * HIDDEN, HIDDEN),
+        "shortconv.out_proj.weight": (HIDDEN, HIDDEN),
+        **MLP,
+        **NORMS,
+    }
+    spec, count = parsed("lfm2", [convolution])
+    assert spec.layers[0].mixers == (ShortConvolution(size=HIDDEN, kernel=3),)
+    assert num_parameters(spec) == count
 
 
 @pytest.mark.parametrize(
