@@ -211,7 +211,7 @@ def _vllm_activations_unsorted(spec: ModelSpec, parallel: Parallel, limits: Sett
     """As before, but that what the layers leave is no longer small beside the sampler: hidden and
     residual states of a step, and the workspace of experts, which is kept."""
     tokens = limits.max_num_batched_tokens
-    workspace = max(_workspace_values(layer, spec.hidden_size, parallel) for layer in spec.layers)
+    workspace = max(_workspace_values(spec, layer, parallel) for layer in set(spec.layers))
     left = 2.0 * tokens * (2 * spec.hidden_size + workspace)
     logits = _NO_SORT_BYTES * limits.max_num_seqs * spec.vocab_size
     # 22 models on H100 are within 7 %, but for Gemma 3 (9 %, with what images take).
@@ -219,10 +219,12 @@ def _vllm_activations_unsorted(spec: ModelSpec, parallel: Parallel, limits: Sett
     return max(sampler, _layers_peak(spec, parallel, limits), key=lambda each: each.value)
 
 
-def _workspace_values(layer: LayerSpec, hidden: int, parallel: Parallel) -> float:
-    """Of a token, between the two products of its experts; ``TritonExperts.workspace_shapes``."""
-    mlp = layer.mlp
-    if not isinstance(mlp, ExpertMlp):
+def _workspace_values(spec: ModelSpec, layer: LayerSpec, parallel: Parallel) -> float:
+    """Of a token, between the two products of its experts; ``TritonExperts.workspace_shapes``.
+    Experts in mxfp4 have other kernels, which keep nothing."""
+    mlp, hidden = layer.mlp, spec.hidden_size
+    method = (spec.quantization or {}).get("quant_method")
+    if not isinstance(mlp, ExpertMlp) or method == "mxfp4":
         return 0.0
     inner = mlp.inner if parallel.ep > 1 else mlp.inner / parallel.tp
     return mlp.per_token * (max(inner, hidden) + max(2 * inner, hidden)) + hidden
