@@ -32,6 +32,7 @@ _QUANTIZED = re.compile(
     r"[-_.](?:quantized\.)?(fp8|awq|gptq|nvfp4|w8a8|w4a16)(?:[-_](?:dynamic|block|int4|marlin))?$",
     re.IGNORECASE,
 )
+_OTHERWISE = "; a config.json, a folder or a GGUF file will do"
 _CONFIGS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8"},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
@@ -74,7 +75,7 @@ def find_name(text: str) -> str:
         return max(alike, key=lambda name: SequenceMatcher(None, name, text.lower()).ratio())
     near = get_close_matches(plain, [_plain(name) for name in names()], 4, 0.5)
     known = {_plain(name): name for name in reversed(names())}
-    hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else ""
+    hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else _OTHERWISE
     raise ConfigError(f"no model {text!r:.120} is in the catalogue{hint}")
 
 
