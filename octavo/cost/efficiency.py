@@ -82,11 +82,19 @@ def efficiency_of(
 
 # -- GPUs -----------------------------------------------------------------------------------------
 
-# Shares of bandwidth and of peak that 16-bit products of one and of 4,096 rows reach, by the first
-# word of the device's name. From Vidur's profiles of Llama-2-70B's matrices (gate+up 0.580 and
+# Shares of bandwidth and of peak that 16-bit products of one and of 4,096 rows reach, by how the
+# device's name begins. From Vidur's profiles of Llama-2-70B's matrices (gate+up 0.580 and
 # 16.04 ms, down 0.290 and 8.12 ms on A100; 0.311 and 5.71, 0.171 and 2.67 ms on H100), less a
-# launch each; H200 as measured: a large copy 4.3 TB/s, bf16 products 769 to 798 TFLOPS.
-_GPU_SHARES = {"A100": (0.80, 0.76), "H100": (0.90, 0.75), "H200": (0.90, 0.79)}
+# launch each; H200 as measured: a large copy 4.3 TB/s, bf16 products 769 to 798 TFLOPS. RTX 4090 by
+# vLLM's steps of 41 streams (25.2 ms for 20.4 GB; LLMServingSim's trace), RTX 3090 by llama.cpp's
+# tokens (156.6 a second of Llama 3 8B in Q4_0; #15802).
+_GPU_SHARES = {
+    "A100": (0.80, 0.76),
+    "H100": (0.90, 0.75),
+    "H200": (0.90, 0.79),
+    "RTX 3090": (0.90, 0.70),
+    "RTX 4090": (0.90, 0.70),
+}
 _OTHER_GPU = (0.80, 0.70)  # as the A40 of the same profiles: 0.74 to 0.83, and 0.73 to 0.81
 _SPREAD, _OTHER_SPREAD, _LLAMA_CPP_SPREAD = 0.20, 0.30, 0.50
 
@@ -111,7 +119,7 @@ _MICRO_BATCH_SHARE = 0.5  # of what products of other engines reach
 
 
 def _on_gpu(profile_name: str, device: Device, eager: bool) -> Efficiency:
-    shares = _GPU_SHARES.get(device.name.replace("-", " ").partition(" ")[0])
+    shares = next((of for name, of in _GPU_SHARES.items() if device.name.startswith(name)), None)
     memory, compute = shares or _OTHER_GPU
     # octavo runs op by op on a GPU, in PyTorch.
     is_eager = eager or profile_name == "octavo"
