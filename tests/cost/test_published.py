@@ -1,7 +1,8 @@
 """What others have measured and logged, against what is foreseen: each case says where it is from.
 
-``published_memory.json`` has start-up logs of vLLM, in GiB of one device; and
-``published_speeds.json`` tokens a second of prompts, of answers, or of both together.
+``published_memory.json`` has start-up logs of vLLM, in GiB of one device; ``published_speeds.json``
+tokens a second of prompts, of answers, or of both together; and ``published_fits.json`` the steps
+of DistServe's engine, which has no CUDA graphs.
 """
 
 from __future__ import annotations
@@ -94,3 +95,25 @@ def test_speed_is_as_it_was_measured(case):
     seconds = sequences * (answer or prompt) / case["tokens_per_s"]
     assert found.value == pytest.approx(seconds, rel=case["tolerance"])
     assert found.low <= seconds <= found.high
+
+
+FITS = json.loads((HERE / "published_fits.json").read_text(encoding="utf-8"))["fits"]
+
+
+@pytest.mark.parametrize("fit", FITS, ids=[f"{fit['model']}-tp{fit['tp']}" for fit in FITS])
+def test_steps_are_as_they_were_fitted(fit):
+    """Reference case R25, and the same of a larger model."""
+    rank = rank_model(open_spec(fit["model"]), precision({**fit, "engine": "vllm"}), parallel(fit))
+    model = StepModel.of(rank, find_device("a100-80-sxm")[0], "vllm", eager=True)
+    constant, per_token, per_square = fit["prompt_ms"]
+    for num_tokens in (512, 1024, 2048):
+        ms = constant + per_token * num_tokens + per_square * num_tokens**2
+        found = model.cost([Span(0, num_tokens)]).total
+        assert found.value * 1e3 == pytest.approx(ms, rel=0.16)
+        assert found.low * 1e3 <= ms <= found.high * 1e3
+    constant, per_key, per_sequence = fit["decode_ms"]
+    for num_seqs in (1, 16, 64):
+        ms = constant + num_seqs * (512 * per_key + per_sequence)
+        found = model.cost([Span(512, 1)] * num_seqs).total
+        assert found.value * 1e3 == pytest.approx(ms, rel=0.15)
+        assert found.low * 1e3 <= ms <= found.high * 1e3
