@@ -82,6 +82,14 @@ class TextConfig(Fields):
             )
         return kinds
 
+    def at(self, layer: int) -> TextConfig:
+        """What the config says of one layer: newer ones may say it of some apart."""
+        apart = self.table("per_layer_config", {}).get(str(layer))
+        if apart is None:
+            return self
+        values = {**self._values, **Fields(self.path, {"layer": apart}).table("layer")}
+        return TextConfig(self.path, values, self.family)
+
     def of_layer(self, name: str, layer: int, default: int | None = None) -> int:
         """A number that some configs give for each layer, others once."""
         if isinstance(self.raw(name), (list, tuple)):

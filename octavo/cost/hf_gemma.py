@@ -18,13 +18,16 @@ def gemma3n_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
 
 
 def gemma4_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    """Layers that see everything have larger heads, and may have fewer of keys, without values."""
+    """Layers that see everything have larger heads, and may have fewer of keys, without values.
+    Newer configs say so of each such layer."""
     found = _attention(config, layer)
     if found.window is None:
-        found = replace(found, head_dim=config.integer("global_head_dim", 512))
-        if config.flag("attention_k_eq_v", False):
-            kv_heads = config.integer("num_global_key_value_heads", found.kv_heads)
-            found = replace(found, kv_heads=kv_heads, value_is_key=True)
+        is_tied = config.flag("attention_k_eq_v", False)
+        found = replace(found, value_is_key=is_tied)
+        if "per_layer_config" not in config:
+            kv_heads = config.integer("num_global_key_value_heads", None) if is_tied else None
+            head_dim = config.integer("global_head_dim", 512)
+            found = replace(found, head_dim=head_dim, kv_heads=kv_heads or found.kv_heads)
     return (_borrowing(config, layer, found),)
 
 
@@ -82,12 +85,11 @@ def gemma3n_beside(config: TextConfig, layer: int) -> tuple[WeightShape, ...]:
 
 
 def gemma4_beside(config: TextConfig, layer: int) -> tuple[WeightShape, ...]:
-    """Inputs of the layer; with experts, three norms more, and scales of the router."""
-    found = _per_layer_input(config)
-    if not config.flag("enable_moe_block", False):
-        return tuple(found)
-    extra = 4 * config.hidden + config.integer("num_experts")
-    return (*found, WeightShape("experts.norms", "norm", extra))
+    """A scale, inputs of the layer; with experts, three norms more, and scales of the router."""
+    scales = 1
+    if config.flag("enable_moe_block", False):
+        scales += 4 * config.hidden + config.integer("num_experts")
+    return (*_per_layer_input(config), WeightShape("beside.scales", "norm", scales))
 
 
 def _per_layer_input(config: TextConfig) -> Iterator[WeightShape]:

@@ -20,7 +20,7 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
     fields = _open(config, path)
     family = fields.family
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
-    made = [_layer(fields, index) for index in range(fields.num_layers)]
+    made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
     norm = fields.hidden * (2 if family.norm_bias else 1)
     return ModelSpec(

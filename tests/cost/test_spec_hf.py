@@ -11,11 +11,13 @@ from octavo.cost.kv import attention_ops, sequence_bytes
 from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.mlps import DenseMlp, ExpertMlp
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.open_spec import open_spec
 from octavo.cost.precision import precision_of
 from octavo.cost.recurrences import GatedDeltaNet, Mamba2
-from octavo.cost.weights import num_parameters
+from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, decode_attention_work, passes
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.footprint import checkpoint_bytes
 
 SIZES = {
     "vocab_size": 320,
@@ -206,13 +208,32 @@ def test_parameters_are_those_of_transformers(kind, changes):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     shapes = {id(each): each.shape for each in model.parameters()}  # tied ones once
-    names = ("correction_bias", "expert_bias")
+    names = ("correction_bias", "expert_bias", "layer_scalar")
     corrections = [each for name, each in model.named_buffers() if name.endswith(names)]
     expected = sum(map(prod, shapes.values())) + sum(each.numel() for each in corrections)
 
     written = {**config_of(kind, changes), "tie_word_embeddings": config.tie_word_embeddings}
     spec = ModelSpec.of_hf({**written, "model_type": kind})
     assert num_parameters(spec) == expected
+
+
+SAVED = ("deepseek_v32", "kimi_linear", "lfm2_moe", "jamba", "gemma3n_text", "gemma4_text", "afmoe")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [(kind, changes) for kind, changes in CASES if kind in SAVED]
+)
+def test_a_checkpoint_takes_what_its_files_have(kind, changes, tmp_path):
+    """Its config as transformers writes it, and its tensors as they are called in files."""
+    transformers = pytest.importorskip("transformers")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    config = transformers.CONFIG_MAPPING[kind](**config_of(kind, changes))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    spec = open_spec(tmp_path)
+    assert weights_bytes(spec, precision_of(spec)) == checkpoint_bytes(tmp_path)
+    shape = spec_of(kind, **changes, tie_word_embeddings=config.tie_word_embeddings)
+    assert num_parameters(spec) == num_parameters(shape)
 
 
 def spec_of(kind: str, **changes: Any) -> ModelSpec:
