@@ -24,18 +24,30 @@ from octavo.errors import ConfigError
 # What names are said with and that changes no shape.
 _NO_MATTER = {
     *("meta", "hf", "base", "chat", "instruct", "it", "pt", "thinking", "preview", "coder", "math"),
-    *("v0.1", "v0.2", "v1.0", "fp16", "bf16"),
+    *("v0.1", "v0.2", "v1.0", "fp16", "bf16", "exp"),
 }
 _DATES = re.compile(r"\d{4}|\d{6}")
 # What names of quantized models end in, and what the configs of these say.
 _QUANTIZED = re.compile(
-    r"[-_.](fp8|awq|gptq|nvfp4)(?:[-_](?:dynamic|int4|marlin))?$", re.IGNORECASE
+    r"[-_.](?:quantized\.)?(fp8|awq|gptq|nvfp4|w8a8|w4a16)(?:[-_](?:dynamic|block|int4|marlin))?$",
+    re.IGNORECASE,
 )
+_OTHERWISE = "; a config.json, a folder or a GGUF file will do"
 _CONFIGS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8"},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "w8a8": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"all": {"weights": {"num_bits": 8}, "input_activations": {}}},
+    },
+    "w4a16": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            "all": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 128}}
+        },
+    },
 }
 
 
@@ -63,13 +75,13 @@ def find_name(text: str) -> str:
         return max(alike, key=lambda name: SequenceMatcher(None, name, text.lower()).ratio())
     near = get_close_matches(plain, [_plain(name) for name in names()], 4, 0.5)
     known = {_plain(name): name for name in reversed(names())}
-    hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else ""
+    hint = f": do you mean {' or '.join(known[each] for each in near)}?" if near else _OTHERWISE
     raise ConfigError(f"no model {text!r:.120} is in the catalogue{hint}")
 
 
 def spec_of(name: str) -> ModelSpec:
     """The shape of a model of the catalogue, by a name that ``find_name`` understands, which may
-    end in how it is quantized: ``-FP8``, ``-AWQ``, ``-GPTQ-Int4``, ``-NVFP4``."""
+    end in how it is quantized: ``-FP8``, ``-AWQ``, ``-GPTQ-Int4``, ``-NVFP4``, ``.w8a8``."""
     try:
         found, quantization = find_name(name), None
     except ConfigError:

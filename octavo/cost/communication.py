@@ -54,8 +54,9 @@ _NETWORK_REACHED, _NETWORK_LATENCY_S = 40e9, 20e-6
 # 174 GB/s among 2, 4 and 8 A100, 274, 317 and 365 among H100. Small messages take 5 to 10 us in
 # one-shot kernels, which engines use for decoding, 7 to 60 in NCCL; 20 to 40 us over PCIe, of whose
 # 32 GB/s 12 to 20 are reached without peer-to-peer copies. In a mesh, two devices have but one of
-# the links between them, of 64 GB/s.
+# the links between them, of 64 GB/s. NVLink2 is taken to be as NVLink3.
 _LINKS = {
+    "NVLink2": ((0.52, 0.56, 0.58), 12e-6),
     "NVLink3": ((0.52, 0.56, 0.58), 10e-6),
     "NVLink4": ((0.61, 0.70, 0.81), 8e-6),
     "NVLink5": ((0.61, 0.70, 0.81), 8e-6),

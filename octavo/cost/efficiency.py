@@ -82,13 +82,21 @@ def efficiency_of(
 
 # -- GPUs -----------------------------------------------------------------------------------------
 
-# Shares of bandwidth and of peak that 16-bit products of one and of 4,096 rows reach, by the first
-# word of the device's name. From Vidur's profiles of Llama-2-70B's matrices (gate+up 0.580 and
+# Shares of bandwidth and of peak that 16-bit products of one and of 4,096 rows reach, by how the
+# device's name begins. From Vidur's profiles of Llama-2-70B's matrices (gate+up 0.580 and
 # 16.04 ms, down 0.290 and 8.12 ms on A100; 0.311 and 5.71, 0.171 and 2.67 ms on H100), less a
-# launch each; H200 as measured: a large copy 4.3 TB/s, bf16 products 769 to 798 TFLOPS.
-_GPU_SHARES = {"A100": (0.80, 0.76), "H100": (0.90, 0.75), "H200": (0.90, 0.79)}
+# launch each; H200 as measured: a large copy 4.3 TB/s, bf16 products 769 to 798 TFLOPS. RTX 4090 by
+# vLLM's steps of 41 streams (25.2 ms for 20.4 GB; LLMServingSim's trace), RTX 3090 by llama.cpp's
+# tokens (156.6 a second of Llama 3 8B in Q4_0; #15802).
+_GPU_SHARES = {
+    "A100": (0.80, 0.76),
+    "H100": (0.90, 0.75),
+    "H200": (0.90, 0.79),
+    "RTX 3090": (0.90, 0.70),
+    "RTX 4090": (0.90, 0.70),
+}
 _OTHER_GPU = (0.80, 0.70)  # as the A40 of the same profiles: 0.74 to 0.83, and 0.73 to 0.81
-_SPREAD, _OTHER_SPREAD = 0.20, 0.30
+_SPREAD, _OTHER_SPREAD, _LLAMA_CPP_SPREAD = 0.20, 0.30, 0.50
 
 _GRAPHS = Efficiency(
     memory=_OTHER_GPU[0],
@@ -103,22 +111,37 @@ _GRAPHS = Efficiency(
 )
 # DistServe's engine without graphs takes 3 to 5 ms a step beyond the roofline; vLLM's up to 5.
 _EAGER = replace(_GRAPHS, launch_s=10e-6, step_s=3e-3, sequence_s=20e-6)
-_LLAMA_CPP = replace(_GRAPHS, step_s=0.3e-3, attention_compute=0.4, dequantized=0.6)
+# Its micro-batches have 512 rows: 8,381 tokens/s of Llama 7B in F16 on an A100 (llama.cpp #6017)
+# are 0.35 of the peak, 10,359 of Llama 3 8B in Q4_0 on an RTX 4090 (#7676) and 3,491 in Q6_K on an
+# RTX 3090 (#7860) 0.24 and 0.18 of that of int8.
+_LLAMA_CPP = replace(_GRAPHS, step_s=0.3e-3, attention_compute=0.3, dequantized=0.6)
+_MICRO_BATCH_SHARE = 0.5  # of what products of other engines reach
 
 
 def _on_gpu(profile_name: str, device: Device, eager: bool) -> Efficiency:
-    shares = _GPU_SHARES.get(device.name.replace("-", " ").partition(" ")[0])
+    shares = next((of for name, of in _GPU_SHARES.items() if device.name.startswith(name)), None)
     memory, compute = shares or _OTHER_GPU
     # octavo runs op by op on a GPU, in PyTorch.
     is_eager = eager or profile_name == "octavo"
     base = _LLAMA_CPP if profile_name == "llama.cpp" else _EAGER if is_eager else _GRAPHS
     spread = _SPREAD if shares and device.trust == "sure" else _OTHER_SPREAD
+    if profile_name == "llama.cpp":
+        compute, spread = compute * _MICRO_BATCH_SHARE, _LLAMA_CPP_SPREAD
     return replace(base, memory=memory, compute=compute, spread=spread)
 
 
-# Metal: reads reach about as much as on other devices; its products of many rows less.
+# Metal, by llama.cpp's own table (discussion 4167: Llama 7B in F16 and Q4_0 on M2 Max, M2 Ultra, M3
+# Max, M3 Ultra and M4 Max): prompts of 512 tokens and tokens one by one are within 13 %, but that
+# Ultras take a fifth longer for a token.
 _UNIFIED = replace(
-    _LLAMA_CPP, memory=0.80, compute=0.60, step_s=0.5e-3, spread=0.35, overhead_spread=1.0
+    _LLAMA_CPP,
+    memory=0.86,
+    compute=0.70,
+    dequantized=0.9,
+    launch_s=10e-6,
+    step_s=0.5e-3,
+    spread=0.25,
+    overhead_spread=1.0,
 )
 
 

@@ -4,8 +4,9 @@
 with:
 
     vllm        https://github.com/vllm-project/vllm: defaults of ``engine/arg_utils.py``; memory as
-                llm-d-planner measured it on H100 ("empirical vLLM memory results", up to 0.11), and
-                as issue 59 of LLMServingSim has it of 0.19 on an RTX 4090
+                llm-d-planner measured it on H100 ("empirical vLLM memory results", up to 0.11, and
+                "Capacity Planner Accuracy Report", 0.15 to 0.19), and as issue 59 of LLMServingSim
+                has it of 0.19 on an RTX 4090
     llama.cpp   https://github.com/ggml-org/llama.cpp: ``llama-context.cpp``, and logs of it
     octavo      this package: ``config.py``, ``runtime/rank.py``, ``kernels/cpu/program.py``
 """
@@ -18,7 +19,8 @@ from difflib import get_close_matches
 from math import ceil
 
 from octavo.cost.hardware import Device
-from octavo.cost.model_spec import ModelSpec
+from octavo.cost.mlps import ExpertMlp
+from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.errors import ConfigError
@@ -105,8 +107,8 @@ class EngineProfile:
         name, version: of the engine; the constants are of this version.
         defaults: limits for a device, all but the length given.
         activations: what a device needs for the largest step.
-        non_torch: bytes that no allocator counts: of one device alone, and of one that talks to
-            others.
+        non_torch: bytes that no allocator counts: of one device alone, and of one that adds up
+            what others have (a stage of a pipeline only sends on).
         graphs: bytes of recorded steps, by those of a device's weights.
         keeps_back: which of ``activations``, ``non_torch`` and ``graphs`` the engine leaves out of
             the KV pool itself; the others must fit into the memory that it does not use.
@@ -178,14 +180,17 @@ def profiles() -> list[str]:
 
 # -- vLLM -----------------------------------------------------------------------------------------
 
-_BIG_MEMORY = 70 * GIB  # from here on, defaults are those of large GPUs
+_BIG_MEMORY = 70 * GIB  # from here on, defaults are those of large GPUs, A100 excepted
 # Of the sampler that sorts: logits as float32, a sorted copy, indices, probabilities, masks. Fitted
 # to seven H100 runs of 1,024 sequences within 2 %; two others are 6 % below and 3 % above it.
 _SORT_BYTES = 38.7
+# Of the one that does not, from 0.17 on: logits in 16 bits and as float32, probabilities, and the
+# noise that they are divided by.
+_NO_SORT_BYTES = 2 + 4 + 4 + 4
 
 
 def _vllm_defaults(device: Device) -> Limits:
-    is_big = device.memory_bytes >= _BIG_MEMORY
+    is_big = device.memory_bytes >= _BIG_MEMORY and not device.name.startswith("A100")
     return Limits(
         max_num_seqs=1024 if is_big else 256,
         max_num_batched_tokens=8192 if is_big else 2048,
@@ -199,20 +204,48 @@ def _vllm_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> P
     sampler = Prediction.around(
         _SORT_BYTES * limits.max_num_seqs * spec.vocab_size, 0.06, "published"
     )
-    # Checked with one run only, which was 11 % above it.
-    layers = Prediction.around(_layers_peak(spec, parallel, limits), 0.2, "published")
-    return max(sampler, layers, key=lambda each: each.value)
+    return max(sampler, _layers_peak(spec, parallel, limits), key=lambda each: each.value)
 
 
-def _layers_peak(spec: ModelSpec, parallel: Parallel, limits: Settled) -> float:
-    """Bytes of the layer that needs most for a step's tokens, in 16 bits: of its MLP, of its
-    queries, keys and values, and four times the hidden size."""
+def _vllm_activations_unsorted(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """As before, but that what the layers leave is no longer small beside the sampler: hidden and
+    residual states of a step, and the workspace of experts, which is kept."""
+    tokens = limits.max_num_batched_tokens
+    workspace = max(_workspace_values(spec, layer, parallel) for layer in set(spec.layers))
+    left = 2.0 * tokens * (2 * spec.hidden_size + workspace)
+    logits = _NO_SORT_BYTES * limits.max_num_seqs * spec.vocab_size
+    # 22 models on H100 are within 7 %, but for Gemma 3 (9 %, with what images take).
+    sampler = Prediction.around(logits + left, 0.1, "published")
+    return max(sampler, _layers_peak(spec, parallel, limits), key=lambda each: each.value)
+
+
+def _workspace_values(spec: ModelSpec, layer: LayerSpec, parallel: Parallel) -> float:
+    """Of a token, between the two products of its experts; ``TritonExperts.workspace_shapes``.
+    Experts in mxfp4 have other kernels, which keep nothing."""
+    mlp, hidden = layer.mlp, spec.hidden_size
+    method = (spec.quantization or {}).get("quant_method")
+    if not isinstance(mlp, ExpertMlp) or method == "mxfp4":
+        return 0.0
+    inner = mlp.inner if parallel.ep > 1 else mlp.inner / parallel.tp
+    return mlp.per_token * (max(inner, hidden) + max(2 * inner, hidden)) + hidden
+
+
+def _layers_peak(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """Bytes of what needs most for a step's tokens, in 16 bits, the queries, keys and values of a
+    layer or its MLP, and four times the hidden size.
+
+    Of Llama 3.1 8B (0.6.4, 20,000 and 29,000 tokens: vLLM #10517) it is 7 % too much, of CodeLlama
+    7B (0.19) 2 % too little, of Mistral Small, which sees images, 15 %.
+    """
     values = max(
-        sum(mixer.activation_values(parallel.tp) for mixer in layer.mixers)
-        + (layer.mlp.activation_values(spec.hidden_size, parallel.tp) if layer.mlp else 0.0)
+        max(
+            sum(mixer.activation_values(parallel.tp) for mixer in layer.mixers),
+            layer.mlp.activation_values(spec.hidden_size, parallel.tp) if layer.mlp else 0.0,
+        )
         for layer in set(spec.layers)
     )
-    return 2.0 * limits.max_num_batched_tokens * (values + 4 * spec.hidden_size)
+    num_bytes = 2.0 * limits.max_num_batched_tokens * (values + 4 * spec.hidden_size)
+    return Prediction.around(num_bytes, 0.2, "published")
 
 
 def _vllm_graphs(weights_bytes: int) -> Prediction:
@@ -235,10 +268,24 @@ _VLLM_011 = EngineProfile(
     graphs=_vllm_graphs,
     mxfp4_unit=256,  # gpt-oss takes what 2,880 values take when they are 3,072
 )
-# On an RTX 4090 the sampler explains all that 0.19 keeps back (1.15 GiB), so that nothing is left
-# for the rest; what is more with NCCL is taken to be as before.
+# Without a version: what keeps back the most. On an RTX 4090 a sampler that sorts explains all that
+# 0.19 keeps back (1.15 GiB), so that nothing is left for the rest; what is more with NCCL is taken
+# to be as before. On H100, versions from 0.17 on have 3 to 4 GiB more for keys and values.
+_VLLM = replace(_VLLM_011, version="any", non_torch=(_gibs(0.0, 0.0, 0.3), _gibs(0.42, 0.3, 0.8)))
+# 53 runs of 34 models on H100: 0.24 to 0.26 GiB beside the allocator (Granite 0.46), 2.06 to 2.17
+# with the buffers of all-reduces.
 _VLLM_019 = replace(
-    _VLLM_011, version="0.19", non_torch=(_gibs(0.0, 0.0, 0.3), _gibs(0.42, 0.3, 0.8))
+    _VLLM_011,
+    version="0.19",
+    activations=_vllm_activations_unsorted,
+    non_torch=(_gibs(0.25, 0.07, 0.5), _gibs(2.1, 0.5, 2.3)),
+)
+# From 0.21 on, graphs are estimated beforehand and kept back; from 0.22 on, 0.92 is the default.
+_VLLM_022 = replace(
+    _VLLM_019,
+    version="0.22",
+    defaults=lambda device: replace(_vllm_defaults(device), utilization=0.92),
+    keeps_back=frozenset({"activations", "non_torch", "graphs"}),
 )
 
 
@@ -344,8 +391,9 @@ _OCTAVO = EngineProfile(
 
 _PROFILES = {
     "octavo": _OCTAVO,
-    "vllm": _VLLM_019,
+    "vllm": _VLLM,
     "vllm-0.11": _VLLM_011,
     "vllm-0.19": _VLLM_019,
+    "vllm-0.22": _VLLM_022,
     "llama.cpp": _LLAMA_CPP,
 }

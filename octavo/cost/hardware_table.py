@@ -116,13 +116,19 @@ def _with_count(text: str) -> tuple[str, int]:
     return name.strip(), int(count)
 
 
+# A letter and a number are one word, with a letter that follows: an A10G is no A10, nor an A40 one
+# of the A100 that have 40 GB. Else runs of letters and of digits are words.
+_WORDS = re.compile(r"(?<![a-z0-9])[a-z][ _-]?\d+(?:[a-z](?![a-z]))?|[a-z]+|\d+")
+_UNITS = ("g", "gb", "gib")
+
+
 def _atoms(name: str) -> tuple[str, ...]:
-    """Runs of letters and of digits, without those that say nothing, in alphabetical order."""
-    runs = re.findall(r"[a-z]+|\d+", name.lower())
+    """Words of a name, without those that say nothing, in alphabetical order."""
+    words = [re.sub("[ _-]", "", word) for word in _WORDS.findall(name.lower())]
     kept = [
-        run
-        for before, run in zip(["", *runs], runs, strict=False)
-        if run not in _NOISE and not (run in ("gb", "gib") and before.isdecimal())
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word not in _NOISE and not (word in _UNITS and before.isdecimal())
     ]
     return tuple(sorted(kept))
 

@@ -19,12 +19,20 @@ _SPELLINGS = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv"),
-    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
-    "num_experts": ("n_routed_experts", "num_local_experts"),
-    "num_experts_per_tok": ("experts_per_token", "num_experts_per_token", "moe_topk"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num"),
+    "head_dim": ("kv_channels",),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": (*("n_positions", "max_seq_len", "seq_length", "model_max_length"),),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        *("experts_per_token", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"),
+        "top_k_experts",
+    ),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts"),
+    "first_k_dense_replace": ("num_dense_layers",),
     "moe_intermediate_size": ("expert_intermediate_size",),
+    "sliding_window_pattern": ("_sliding_window_pattern", "global_attn_every_n_layers"),
 }
 
 
@@ -73,6 +81,20 @@ class TextConfig(Fields):
                 name, f"is not one of {', '.join(known)} for each of {self.num_layers} layers"
             )
         return kinds
+
+    def at(self, layer: int) -> TextConfig:
+        """What the config says of one layer: newer ones may say it of some apart."""
+        apart = self.table("per_layer_config", {}).get(str(layer))
+        if apart is None:
+            return self
+        values = {**self._values, **Fields(self.path, {"layer": apart}).table("layer")}
+        return TextConfig(self.path, values, self.family)
+
+    def of_layer(self, name: str, layer: int, default: int | None = None) -> int:
+        """A number that some configs give for each layer, others once."""
+        if isinstance(self.raw(name), (list, tuple)):
+            return int(self.each(name, Fields.integer, self.num_layers)[layer])
+        return int(self.integer(name) if default is None else self.integer(name, default))
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.boolean(name, default))

@@ -3,35 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from octavo.cost.hf_config import TextConfig
+from octavo.cost.hf_gemma import (
+    gemma3n_attention,
+    gemma3n_beside,
+    gemma3n_inputs,
+    gemma3n_mlp,
+    gemma4_attention,
+    gemma4_beside,
+    gemma4_inputs,
+    gemma4_mlp,
+)
 from octavo.cost.hf_layers import (
     Windows,
     attention,
     chunks_but_every_fourth,
     deepseek_experts,
-    delta_net_or_attention,
     dense,
+    ernie_experts,
     experts_everywhere,
     experts_or_dense,
+    hunyuan_experts,
+    jamba_experts,
     latent_attention,
+    lfm2_mlp,
     llama4_experts,
-    mamba_beside_attention,
-    mamba_or_attention,
-    nemotron_mixer,
     nemotron_mlp,
     no_windows,
+    nothing,
     qwen_experts,
     same_window,
+    selective_attention,
     windows_by_type,
     windows_if_used,
 )
+from octavo.cost.hf_recurrences import (
+    convolution_or_attention,
+    delta_net_or_attention,
+    kimi_delta_or_latent,
+    lightning_or_attention,
+    mamba1,
+    mamba1_or_attention,
+    mamba2,
+    mamba_beside_attention,
+    mamba_or_attention,
+    nemotron_mixer,
+)
 from octavo.cost.mixers import Mixer
 from octavo.cost.mlps import Mlp
+from octavo.cost.weight_shape import WeightShape
 from octavo.errors import UnsupportedModelError
 
 QkNorm = Literal["none", "head", "full"]
@@ -57,6 +82,7 @@ class Family:
             where positions are not learned.
         tie: the head is the embedding, unless ``tie_word_embeddings`` says otherwise.
         windows, mixers, mlp: what makes the windows of all layers, and the parts of one.
+        beside, inputs: other weights of a layer, and of the model before its layers.
         defaults: what a field means that is absent.
     """
 
@@ -82,6 +108,8 @@ class Family:
     windows: Callable[[TextConfig], Windows] = no_windows
     mixers: Callable[[TextConfig, int], tuple[Mixer, ...]] = attention
     mlp: Callable[[TextConfig, int], Mlp | None] = dense
+    beside: Callable[[TextConfig, int], tuple[WeightShape, ...]] = lambda config, layer: ()
+    inputs: Callable[[TextConfig], tuple[WeightShape, ...]] = lambda config: ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -128,7 +156,18 @@ _QWEN3_NEXT = Family(
 )
 _QWEN35 = Family(qk_norm="head", has_output_gate=True, mixers=delta_net_or_attention)
 _DEEPSEEK3 = Family(mixers=latent_attention, mlp=deepseek_experts, router_bias=True)
+_DEEPSEEK32 = Family(mixers=selective_attention, mlp=deepseek_experts, router_bias=True)
 _GRANITE_EXPERTS = Family(mlp=experts_everywhere)
+_LFM2 = Family(
+    qk_norm="head",
+    tie=True,
+    mixers=convolution_or_attention,
+    mlp=lfm2_mlp,
+    defaults={"max_position_embeddings": 128_000},
+)
+# These have no positions at all: any length will do.
+_ENDLESS = {"max_position_embeddings": 1 << 20}
+_MAMBA = Family(norms=1, tie=True, mixers=mamba1, mlp=nothing, defaults=_ENDLESS)
 _FALCON = Family(
     norms=1,
     norm_bias=True,
@@ -171,6 +210,27 @@ _FAMILIES: dict[str, Family] = {
     "gemma": Family(tie=True),
     "gemma2": Family(norms=4, tie=True, windows=windows_by_type(2, 4096)),
     "gemma3": _GEMMA3,
+    "gemma3n": Family(
+        norms=4,
+        tie=True,
+        windows=windows_by_type(5, 512),
+        mixers=gemma3n_attention,
+        mlp=gemma3n_mlp,
+        beside=gemma3n_beside,
+        inputs=gemma3n_inputs,
+        defaults={"max_position_embeddings": 32_768, "num_kv_shared_layers": 15},
+    ),
+    "gemma4": Family(
+        norms=4,
+        tie=True,
+        windows=windows_by_type(6, 512),
+        mixers=gemma4_attention,
+        mlp=gemma4_mlp,
+        beside=gemma4_beside,
+        inputs=gemma4_inputs,
+        defaults={"max_position_embeddings": 131_072, "vocab_size": 262_144},
+    ),
+    "vaultgemma": Family(tie=True, windows=windows_by_type(2, 4096)),
     "phi": _biased(norms=1, head_bias=True),
     "phi3": Family(windows=same_window),
     "phimoe": Family(
@@ -197,14 +257,46 @@ _FAMILIES: dict[str, Family] = {
     "olmo2": Family(qk_norm="full"),
     "olmo3": Family(qk_norm="full", windows=windows_by_type(4)),
     "olmoe": Family(qk_norm="full", mlp=experts_everywhere),
+    "flex_olmo": Family(qk_norm="full", mlp=experts_everywhere),
     "dots1": Family(qk_norm="head", mlp=deepseek_experts, router_bias=True),
     "ernie4_5": Family(tie=True, bias_field="use_bias", mlp_bias_field="use_bias"),
+    "ernie4_5_moe": Family(
+        tie=True,
+        bias_field="use_bias",
+        mlp_bias_field="use_bias",
+        router_bias=True,
+        mlp=ernie_experts,
+    ),
+    "exaone_moe": Family(
+        qk_norm="head", windows=windows_by_type(4), mlp=deepseek_experts, router_bias=True
+    ),
+    "solar_open": Family(mlp=deepseek_experts, router_bias=True),
+    "afmoe": Family(
+        norms=4,
+        qk_norm="head",
+        has_output_gate=True,
+        windows=windows_by_type(4),
+        mlp=deepseek_experts,
+        router_bias=True,
+    ),
     "exaone4": Family(qk_norm="head", windows=windows_by_type(4)),
     "hunyuan_v1_dense": Family(qk_norm="head"),
+    "hunyuan_v1_moe": Family(qk_norm="head", mlp=hunyuan_experts),
+    "jais2": _biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),
+    "cwm": Family(windows=windows_by_type(4)),
     "arcee": Family(is_gated=False),
     "deepseek_v2": Family(mixers=latent_attention, mlp=deepseek_experts),
     "deepseek_v3": _DEEPSEEK3,
     "kimi_k2": _DEEPSEEK3,
+    "deepseek": Family(mlp=deepseek_experts),
+    "deepseek_v32": _DEEPSEEK32,
+    "glm_moe_dsa": _DEEPSEEK32,
+    "kimi_linear": Family(mixers=kimi_delta_or_latent, mlp=deepseek_experts, router_bias=True),
+    "minicpm3": Family(mixers=latent_attention, tie=True),
+    "youtu": Family(mixers=latent_attention, tie=True),
+    "dbrx": Family(mlp=experts_everywhere),
+    "chatglm": Family(qkv_bias=True, bias_field="add_qkv_bias", output_bias=False),
+    "glm": Family(qkv_bias=True, output_bias=False),
     "glm4": Family(norms=4, qkv_bias=True, output_bias=False),
     "glm4_moe": Family(
         output_bias=False,
@@ -227,6 +319,13 @@ _FAMILIES: dict[str, Family] = {
     "granitemoeshared": _GRANITE_EXPERTS,
     "granitemoehybrid": Family(mixers=mamba_or_attention, mlp=experts_or_dense),
     "bamba": Family(mixers=mamba_or_attention),
+    "jamba": Family(mixers=mamba1_or_attention, mlp=jamba_experts),
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": Family(norms=1, mixers=mamba2, mlp=nothing, defaults=_ENDLESS),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(_LFM2, mlp=deepseek_experts, router_bias=True),
+    "minimax": Family(mixers=lightning_or_attention, mlp=experts_everywhere),
     "nemotron": Family(norm_bias=True, is_gated=False),
     "nemotron_h": Family(
         norms=1, is_gated=False, router_bias=True, mixers=nemotron_mixer, mlp=nemotron_mlp
@@ -240,6 +339,19 @@ _FAMILIES: dict[str, Family] = {
 _SAME = {
     "llama4_text": "llama4",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "exaone4_5_text": "exaone4",
+    "phi4_multimodal": "phi3",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "exaone": "llama",
+    "internlm2": "llama",
     "mistral3": "mistral",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5_moe",

@@ -1,16 +1,17 @@
 """What layers are made of, as families of Hugging Face configs have it.
 
-Each function makes one part of one layer: mixers, an MLP; or all windows of a model.
+Each function makes one part of one layer: mixers, an MLP; or all windows of a model. Recurrences
+are in ``hf_recurrences.py``, what only Gemma has in ``hf_gemma.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.cost.hf_config import TextConfig
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer
+from octavo.cost.mixers import Attention, Indexer, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
-from octavo.fields import Fields
 
 Windows = tuple[int | None, ...]
 
@@ -62,96 +63,23 @@ def latent_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
     )
 
 
-def delta_net_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    if _layer_type(config, layer) == "full_attention":
-        return attention(config, layer)
-    return (
-        GatedDeltaNet(
-            heads=config.integer("linear_num_value_heads"),
-            key_heads=config.integer("linear_num_key_heads"),
-            key_dim=config.integer("linear_key_head_dim"),
-            value_dim=config.integer("linear_value_head_dim"),
-            kernel=config.integer("linear_conv_kernel_dim"),
-        ),
+def selective_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
+    """Latent attention that looks at the keys that an indexer selects. Some layers of GLM take the
+    selection of the one before."""
+    (latent,) = latent_attention(config, layer)
+    assert isinstance(latent, LatentAttention)
+    selecting = replace(latent, selected=config.integer("index_topk", 2048))
+    if "indexer_types" in config and config.kinds("indexer_types", _INDEXERS)[layer] == "shared":
+        return (selecting,)
+    indexer = Indexer(
+        heads=config.integer("index_n_heads", 64),
+        head_dim=config.integer("index_head_dim", 128),
+        q_rank=config.integer("q_lora_rank"),
     )
+    return selecting, indexer
 
 
-def _layer_type(config: TextConfig, layer: int) -> str:
-    if "layer_types" in config:
-        return config.kinds("layer_types", ("linear_attention", "full_attention"))[layer]
-    interval = config.integer("full_attention_interval", 4)
-    return "linear_attention" if (layer + 1) % interval else "full_attention"
-
-
-def _mamba2(config: TextConfig, has_norm: bool = True) -> Mamba2:
-    """As Bamba, Granite and Falcon-H1 have it; the inner size is a multiple of the hidden one where
-    it is not given."""
-    heads = config.integer("mamba_n_heads")
-    expanded = int(config.number("mamba_expand", 2.0) * config.hidden)
-    inner = config.integer("mamba_d_ssm", expanded)
-    return Mamba2(
-        heads=heads,
-        head_dim=inner // heads,
-        state_dim=config.integer("mamba_d_state"),
-        groups=config.integer("mamba_n_groups"),
-        kernel=config.integer("mamba_d_conv"),
-        has_conv_bias=config.flag("mamba_conv_bias", True),
-        has_proj_bias=config.flag("mamba_proj_bias", False),
-        norm_size=inner if has_norm else 0,
-    )
-
-
-def mamba_beside_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    mamba = _mamba2(config, has_norm=config.flag("mamba_rms_norm", False))
-    return (*attention(config, layer), mamba)
-
-
-def mamba_or_attention(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    if "layer_types" in config:
-        kinds = config.kinds("layer_types", ("mamba", "attention", "full_attention"))
-        is_attention = kinds[layer] != "mamba"
-    else:
-        is_attention = layer in config.each("attn_layer_indices", _index)
-    return attention(config, layer) if is_attention else (_mamba2(config),)
-
-
-def _index(fields: Fields, name: str) -> int:
-    return int(fields.integer(name, minimum=0))
-
-
-def nemotron_mixer(config: TextConfig, layer: int) -> tuple[Mixer, ...]:
-    """Layers are of one thing each."""
-    kind = _nemotron_layers(config)[layer]
-    if kind == "attention":
-        return attention(config, layer)
-    if kind != "mamba":
-        return ()
-    heads, head_dim = config.integer("mamba_num_heads"), config.integer("mamba_head_dim")
-    mamba = Mamba2(
-        heads=heads,
-        head_dim=head_dim,
-        state_dim=config.integer("ssm_state_size"),
-        groups=config.integer("n_groups"),
-        kernel=config.integer("conv_kernel"),
-        has_conv_bias=config.flag("use_conv_bias", True),
-        has_proj_bias=config.flag("mamba_proj_bias", False),
-        norm_size=heads * head_dim,
-    )
-    return (mamba,)
-
-
-_NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-
-
-def _nemotron_layers(config: TextConfig) -> list[str]:
-    """What each layer is, of either spelling."""
-    name = "hybrid_override_pattern"
-    if name not in config:
-        return config.kinds("layers_block_type", _NEMOTRON_LETTERS.values())
-    letters = config.text(name)
-    if len(letters) != config.num_layers or not set(letters) <= set(_NEMOTRON_LETTERS):
-        raise config.error(name, f"is not a letter of M*-E for each of {config.num_layers} layers")
-    return [_NEMOTRON_LETTERS[letter] for letter in letters]
+_INDEXERS = ("full", "shared")
 
 
 # -- windows --------------------------------------------------------------------------------------
@@ -173,9 +101,7 @@ def windows_by_type(pattern: int, default: int | None = None) -> Callable[[TextC
         if "layer_types" in config:
             types = config.kinds("layer_types", ("sliding_attention", "full_attention"))
             return tuple(window if each == "sliding_attention" else None for each in types)
-        every = config.integer("sliding_window_pattern", None) or config.integer(
-            "_sliding_window_pattern", pattern
-        )
+        every = config.integer("sliding_window_pattern", pattern)
         return tuple(window if (i + 1) % every else None for i in range(config.num_layers))
 
     return windows
@@ -220,7 +146,7 @@ def _experts_of(config: TextConfig, inner: int, shared: DenseMlp | None = None) 
     family = config.family
     return ExpertMlp(
         num_experts=config.integer("num_experts"),
-        per_token=config.integer("num_experts_per_tok", family.experts_per_token),
+        per_token=config.of_layer("num_experts_per_tok", 0, family.experts_per_token),
         inner=inner,
         is_gated=family.is_gated,
         has_bias=family.mlp_bias,
@@ -255,12 +181,59 @@ def qwen_experts(config: TextConfig, layer: int) -> Mlp:
 
 def deepseek_experts(config: TextConfig, layer: int) -> Mlp:
     """The first layers are dense; shared experts are one MLP of their sizes together."""
-    first = config.integer("first_k_dense_replace", 0, minimum=0)
-    if layer < first or layer % config.integer("moe_layer_freq", 1):
+    if not _has_experts(config, layer):
         return dense(config, layer)
     inner = config.integer("moe_intermediate_size")
     count = config.integer("n_shared_experts", 0, minimum=0)
     return _experts_of(config, inner, _dense_of(config, inner * count) if count else None)
+
+
+def _has_experts(config: TextConfig, layer: int) -> bool:
+    if "mlp_layer_types" in config:
+        return config.kinds("mlp_layer_types", ("dense", "sparse"))[layer] == "sparse"
+    first = config.integer("first_k_dense_replace", 0, minimum=0)
+    return layer >= first and not layer % config.integer("moe_layer_freq", 1)
+
+
+def ernie_experts(config: TextConfig, layer: int) -> Mlp:
+    """From one layer to another, all or some."""
+    first = config.integer("moe_layer_start_index", 1, minimum=0)
+    last = config.integer("moe_layer_end_index", config.num_layers - 1, minimum=-1)
+    is_between = first <= layer <= last % config.num_layers
+    if not is_between or (layer + 1) % config.integer("moe_layer_interval", 1):
+        return dense(config, layer)
+    inner = config.integer("moe_intermediate_size")
+    shared = inner * config.integer("n_shared_experts", 2, minimum=0)
+    return _experts_of(config, inner, _dense_of(config, shared) if shared else None)
+
+
+def hunyuan_experts(config: TextConfig, layer: int) -> Mlp:
+    """Some facts are given for each layer, though they are the same in all."""
+    inner = config.of_layer("intermediate_size", layer)
+    shared = inner * config.of_layer("num_shared_expert", layer, 1)
+    experts = _experts_of(config, inner, _dense_of(config, shared))
+    return replace(experts, per_token=config.of_layer("num_experts_per_tok", layer, 1))
+
+
+def jamba_experts(config: TextConfig, layer: int) -> Mlp:
+    period = config.integer("expert_layer_period", 2)
+    if layer % period != config.integer("expert_layer_offset", 1, minimum=0):
+        return dense(config, layer)
+    return experts_everywhere(config, layer)
+
+
+def lfm2_mlp(config: TextConfig, layer: int) -> Mlp:
+    """Two thirds of the size that is given, made a multiple, unless it is told not to."""
+    inner = config.integer("intermediate_size")
+    if config.flag("block_auto_adjust_ff_dim", True):
+        scale = config.number("block_ffn_dim_multiplier", 1.0)
+        unit = config.integer("block_multiple_of", 256)
+        inner = -(-int(scale * int(2 * inner / 3)) // unit) * unit
+    return _dense_of(config, inner)
+
+
+def nothing(config: TextConfig, layer: int) -> Mlp | None:
+    return None
 
 
 def llama4_experts(config: TextConfig, layer: int) -> Mlp:
@@ -271,8 +244,24 @@ def llama4_experts(config: TextConfig, layer: int) -> Mlp:
     return _experts_of(config, inner, _dense_of(config, inner))
 
 
+# -- layers of one thing each ---------------------------------------------------------------------
+
+_NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def nemotron_layers(config: TextConfig) -> list[str]:
+    """What each layer is, of either spelling."""
+    name = "hybrid_override_pattern"
+    if name not in config:
+        return config.kinds("layers_block_type", _NEMOTRON_LETTERS.values())
+    letters = config.text(name)
+    if len(letters) != config.num_layers or not set(letters) <= set(_NEMOTRON_LETTERS):
+        raise config.error(name, f"is not a letter of M*-E for each of {config.num_layers} layers")
+    return [_NEMOTRON_LETTERS[letter] for letter in letters]
+
+
 def nemotron_mlp(config: TextConfig, layer: int) -> Mlp | None:
-    kind = _nemotron_layers(config)[layer]
+    kind = nemotron_layers(config)[layer]
     if kind == "moe":
         size = config.integer("moe_shared_expert_intermediate_size")
         return _experts_of(config, config.integer("moe_intermediate_size"), _dense_of(config, size))

@@ -1,7 +1,8 @@
 """What sequences take beside the weights: keys and values of their tokens, and states.
 
 MHA, GQA, MQA   2 Hkv d b of a token and layer; a device has ceil(Hkv / tp) heads, one at least
-MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group
+MLA             (kv_rank + rope_dim) b, on every device of a tensor-parallel group; index_dim b more
+                where an indexer selects what is looked at
 a window        no more than the last tokens of it, and those that a step adds
 a recurrence    the same for any length, in 32-bit floats
 """
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 
-from octavo.cost.mixers import LatentAttention, Mixer
+from octavo.cost.mixers import Indexer, LatentAttention, Mixer
 from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.precision import Precision
 from octavo.cost.rank_model import AttentionOp
@@ -73,6 +74,7 @@ def _attention_op(mixer: Mixer, count: int, precision: Precision, tp: int) -> At
         kv_bytes_per_token=precision.kv.token_bytes(*mixer.kv_vectors(tp)),
         decode_flops_per_score=None if decode == prefill else decode,
         window=mixer.window,
+        selected=mixer.selected if isinstance(mixer, LatentAttention) else None,
         state_bytes=mixer.state_values(tp) * _STATE_BYTES,
     )
 
@@ -80,6 +82,8 @@ def _attention_op(mixer: Mixer, count: int, precision: Precision, tp: int) -> At
 def _name(mixer: Mixer) -> str:
     if isinstance(mixer, LatentAttention):
         return "attention.latent"
+    if isinstance(mixer, Indexer):
+        return "attention.index"
     if mixer.state_values(1):
         return "attention.state"
     return "attention" if mixer.window is None else "attention.window"

@@ -166,23 +166,30 @@ class _Case:
         alone, beside_others = self.profile.non_torch
         return {
             "activations": self.profile.activations(self.spec, self.parallel, self.limits),
-            "non_torch": alone if self.parallel.num_devices == 1 else beside_others,
+            "non_torch": alone if self.parallel.tp == self.parallel.ep == 1 else beside_others,
             "graphs": self.profile.graphs(weights_bytes),
         }
 
     def _pool(self, left: float, attention: tuple[AttentionOp, ...]) -> tuple[float, int]:
         """Bytes and blocks of the KV pool."""
         token_bytes = sum(op.count * op.kv_bytes_per_token for op in attention)
-        block_bytes = self.limits.block_size * token_bytes
         given = self.limits.kv_cache_memory
+        if not token_bytes:
+            room = left if given is None else given
+            return room, self._blocks_of_states(room, attention)
+        block_bytes = self.limits.block_size * token_bytes
         if given is not None:
             num_blocks = whole_blocks(given, block_bytes)
         else:
-            room = Room(self.device, left, block_bytes, self.precision.kv.name)
-            num_blocks = self.profile.num_blocks(room, self.limits)
-        if block_bytes:
-            return num_blocks * block_bytes, num_blocks
-        return left if given is None else given, num_blocks
+            left_over = Room(self.device, left, block_bytes, self.precision.kv.name)
+            num_blocks = self.profile.num_blocks(left_over, self.limits)
+        return num_blocks * block_bytes, num_blocks
+
+    def _blocks_of_states(self, num_bytes: float, attention: tuple[AttentionOp, ...]) -> int:
+        """Where nothing is kept of a token, those of as many whole sequences as have room."""
+        seqs = feasible_batch(num_bytes, sequence_bytes(attention, 1))
+        blocks = -(-self.limits.max_model_len // self.limits.block_size)
+        return min(seqs, self.limits.max_num_seqs) * blocks
 
     def _held_bytes(self, stage: int) -> Iterator[float]:
         """Of each weight that a device of a stage has."""

@@ -1,7 +1,7 @@
-"""What exchanges between positions in a layer: attention of several kinds, and recurrences.
+"""What exchanges between positions in a layer: ``Mixer``, and attention of several kinds.
 
-All kinds have the methods of ``Mixer``. Sizes are in values, and of the whole model unless a
-``Parallel`` is given.
+``recurrences.py`` has the others. Sizes are in values, and of the whole model unless a degree of
+tensor parallelism is given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from octavo.cost.weight_shape import Split, WeightShape
+from octavo.cost.mixer_weights import columns, rows, vector, whole
+from octavo.cost.weight_shape import WeightShape
 
 
 class Mixer(Protocol):
@@ -54,6 +55,8 @@ class Attention:
     Args:
         qk_norm_size: values of both norms of queries and keys, 0 without.
         has_output_gate: queries come with as many values that gate the outputs (Qwen3-Next).
+        value_is_key: keys are the values too, before both are normed (Gemma 4).
+        borrows_kv: keys and values are those of a layer below (Gemma 3n).
         num_sinks: learned scores beside those of the keys (gpt-oss), one for a head.
         value_dim: of a head, if not ``head_dim``.
     """
@@ -67,28 +70,35 @@ class Attention:
     output_bias: bool = False
     qk_norm_size: int = 0
     has_output_gate: bool = False
+    value_is_key: bool = False
+    borrows_kv: bool = False
     num_sinks: int = 0
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         values = self.value_dim or self.head_dim
-        gate = 2 if self.has_output_gate else 1
-        for name, heads, dim in (
-            ("q", self.heads, gate * self.head_dim),
-            ("k", self.kv_heads, self.head_dim),
-            ("v", self.kv_heads, values),
-        ):
-            yield _columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden)
+        for name, heads, dim in self._projections():
+            yield columns(f"self_attn.{name}_proj", "attention.qkv", heads, dim, hidden)
             if self.qkv_bias:
-                yield _bias(f"self_attn.{name}_proj.bias", heads, dim)
-        yield _rows("self_attn.o_proj", "attention.output", hidden, self.heads, values)
+                yield vector(f"self_attn.{name}_proj.bias", heads, dim)
+        yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, values)
         if self.output_bias:
             yield WeightShape("self_attn.o_proj.bias", "norm", hidden)
         if self.qk_norm_size:
             yield WeightShape("self_attn.qk_norm", "norm", self.qk_norm_size)
         if self.num_sinks:
-            yield _bias("self_attn.sinks", self.num_sinks, 1)
+            yield vector("self_attn.sinks", self.num_sinks, 1)
+
+    def _projections(self) -> Iterator[tuple[str, int, int]]:
+        """Name, heads, and outputs of each."""
+        yield "q", self.heads, (2 if self.has_output_gate else 1) * self.head_dim
+        if not self.borrows_kv:
+            yield "k", self.kv_heads, self.head_dim
+            if not self.value_is_key:
+                yield "v", self.kv_heads, self.value_dim or self.head_dim
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
+        if self.borrows_kv:
+            return 0, 0, 0
         return ceil(self.kv_heads / tp), self.head_dim, self.value_dim or self.head_dim
 
     def state_values(self, tp: int) -> int:
@@ -111,6 +121,8 @@ class LatentAttention:
         q_rank: of the queries' own latent vector; None where they are made in one step.
         kv_rank: of the latent vector that is cached; beside it are ``rope_dim`` values of position.
         nope_dim, rope_dim, value_dim: of a head.
+        selected: keys that a query looks at, of all that it sees; None is all. An ``Indexer``
+            beside it selects them.
     """
 
     heads: int
@@ -119,24 +131,23 @@ class LatentAttention:
     rope_dim: int
     value_dim: int
     q_rank: int | None = None
+    selected: int | None = None
     window: int | None = None
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         query_dim = self.nope_dim + self.rope_dim
         if self.q_rank is None:
-            yield _columns("self_attn.q_proj", "attention.q", self.heads, query_dim, hidden)
+            yield columns("self_attn.q_proj", "attention.q", self.heads, query_dim, hidden)
         else:
-            yield _whole("self_attn.q_a_proj", "attention.qkv_a", self.q_rank, hidden)
+            yield whole("self_attn.q_a_proj", "attention.qkv_a", self.q_rank, hidden)
             yield WeightShape("self_attn.q_a_layernorm", "norm", self.q_rank)
-            yield _columns(
-                "self_attn.q_b_proj", "attention.q_b", self.heads, query_dim, self.q_rank
-            )
+            yield columns("self_attn.q_b_proj", "attention.q_b", self.heads, query_dim, self.q_rank)
         latent = self.kv_rank + self.rope_dim
-        yield _whole("self_attn.kv_a_proj_with_mqa", "attention.qkv_a", latent, hidden)
+        yield whole("self_attn.kv_a_proj_with_mqa", "attention.qkv_a", latent, hidden)
         yield WeightShape("self_attn.kv_a_layernorm", "norm", self.kv_rank)
         expanded = self.nope_dim + self.value_dim
-        yield _columns("self_attn.kv_b_proj", "attention.kv_b", self.heads, expanded, self.kv_rank)
-        yield _rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
+        yield columns("self_attn.kv_b_proj", "attention.kv_b", self.heads, expanded, self.kv_rank)
+        yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
         return 1, self.kv_rank + self.rope_dim, 0
@@ -157,129 +168,36 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatedDeltaNet:
-    """Linear attention with a state of one matrix for a head (arXiv 2412.06464), as in Qwen3-Next.
+class Indexer:
+    """What selects the keys that latent attention looks at (DeepSeek-V3.2, arXiv 2512.02556). Every
+    device of a tensor-parallel group has all of it.
 
     Args:
-        heads: of values, whose number the state has.
-        key_heads, key_dim, value_dim: of a head.
-        kernel: positions that the convolution sees.
-    """
-
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    window: int | None = None
-
-    def weights(self, hidden: int) -> Iterator[WeightShape]:
-        keys, values = 2 * self.key_heads * self.key_dim, self.heads * self.value_dim
-        for name, heads, size in (
-            ("qk", self.key_heads, keys),
-            ("v", self.heads, values),
-            ("z", self.heads, values),
-            ("ba", self.heads, 2 * self.heads),
-        ):
-            yield _columns(
-                f"linear_attn.in_proj_{name}", "attention.linear_in", heads, size // heads, hidden
-            )
-        yield _bias("linear_attn.conv1d", self.key_heads, self._channels * self.kernel)
-        yield _bias("linear_attn.dt_bias_A_log", self.heads, 2)
-        yield WeightShape("linear_attn.norm", "norm", self.value_dim)
-        yield _rows(
-            "linear_attn.out_proj", "attention.linear_out", hidden, self.heads, self.value_dim
-        )
-
-    @property
-    def _channels(self) -> int:
-        """Of the convolution, for each head of keys."""
-        return 2 * self.key_dim + self.heads * self.value_dim // self.key_heads
-
-    def kv_vectors(self, tp: int) -> tuple[int, int, int]:
-        return 0, 0, 0
-
-    def state_values(self, tp: int) -> int:
-        convolution = ceil(self.key_heads / tp) * self._channels * (self.kernel - 1)
-        return convolution + ceil(self.heads / tp) * self.key_dim * self.value_dim
-
-    def flops_per_score(self, tp: int) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def activation_values(self, tp: int) -> float:
-        return 2 * (self.key_heads * self.key_dim + self.heads * self.value_dim) / tp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2:
-    """A selective state space (arXiv 2405.21060).
-
-    Args:
-        heads, head_dim: together the inner size.
-        state_dim: of each value of a head. groups: of heads that share what reads the state.
-        kernel: positions that the convolution sees.
-        norm_size: of the gated norm before the output, 0 without.
+        heads, head_dim: of its queries, which are made of the latent ones; keys have one head.
+        q_rank: of the latent queries.
     """
 
     heads: int
     head_dim: int
-    state_dim: int
-    groups: int
-    kernel: int
-    has_conv_bias: bool = True
-    has_proj_bias: bool = False
-    norm_size: int = 0
+    q_rank: int
     window: int | None = None
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
-        inner = self.heads * self.head_dim
-        for name, pieces, size in (
-            ("zx", self.heads, 2 * inner),
-            ("bc", self.groups, 2 * self.groups * self.state_dim),
-            ("dt", self.heads, self.heads),
-        ):
-            yield _columns(
-                f"mamba.in_proj_{name}", "attention.linear_in", pieces, size // pieces, hidden
-            )
-            if self.has_proj_bias:
-                yield _bias(f"mamba.in_proj_{name}.bias", pieces, size // pieces)
-        taps = self.kernel + (1 if self.has_conv_bias else 0)
-        yield _bias("mamba.conv1d_x", self.heads, self.head_dim * taps)
-        yield _bias("mamba.conv1d_bc", self.groups, 2 * self.state_dim * taps)
-        yield _bias("mamba.A_D_dt", self.heads, 3)
-        if self.norm_size:
-            yield _bias("mamba.norm", self.heads, self.norm_size // self.heads)
-        yield _rows("mamba.out_proj", "attention.linear_out", hidden, self.heads, self.head_dim)
-        if self.has_proj_bias:
-            yield WeightShape("mamba.out_proj.bias", "norm", hidden)
+        queries = self.heads * self.head_dim
+        yield whole("self_attn.indexer.wq_b", "attention.index_q", queries, self.q_rank)
+        yield whole("self_attn.indexer.wk", "attention.index_kw", self.head_dim, hidden)
+        yield whole("self_attn.indexer.weights_proj", "attention.index_kw", self.heads, hidden)
+        yield WeightShape("self_attn.indexer.k_norm", "norm", 2 * self.head_dim)
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
-        return 0, 0, 0
+        return 1, self.head_dim, 0
 
     def state_values(self, tp: int) -> int:
-        inner = ceil(self.heads / tp) * self.head_dim
-        shared = 2 * ceil(self.groups / tp) * self.state_dim
-        return (inner + shared) * (self.kernel - 1) + inner * self.state_dim
+        return 0
 
     def flops_per_score(self, tp: int) -> tuple[float, float]:
-        return 0.0, 0.0
+        flops = 2.0 * self.heads * self.head_dim
+        return flops, flops
 
     def activation_values(self, tp: int) -> float:
-        return 2 * (self.heads * self.head_dim + self.groups * self.state_dim) / tp
-
-
-def _columns(name: str, op: str, heads: int, dim: int, inputs: int) -> WeightShape:
-    return WeightShape(name, "attention", heads * dim, inputs, op, Split.OUTPUTS, heads)
-
-
-def _rows(name: str, op: str, outputs: int, heads: int, dim: int) -> WeightShape:
-    return WeightShape(name, "attention", outputs, heads * dim, op, Split.INPUTS, heads)
-
-
-def _whole(name: str, op: str, outputs: int, inputs: int) -> WeightShape:
-    return WeightShape(name, "attention", outputs, inputs, op)
-
-
-def _bias(name: str, heads: int, dim: int) -> WeightShape:
-    """A vector that is cut as its heads are."""
-    return WeightShape(name, "norm", heads * dim, split=Split.OUTPUTS, units=heads)
+        return self.heads * (self.head_dim + 1) + self.head_dim

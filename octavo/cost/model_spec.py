@@ -23,12 +23,13 @@ class LayerSpec:
     """One layer; ``norm_size`` are values of its norms, those inside of the mixer left out.
 
     ``mixers`` are several where they work side by side (Falcon-H1), none where a layer is an MLP
-    alone (Nemotron-H).
+    alone (Nemotron-H). ``beside``: other weights of it.
     """
 
     mixers: tuple[Mixer, ...]
     mlp: Mlp | None
     norm_size: int
+    beside: tuple[WeightShape, ...] = ()
 
     def weights(self, hidden: int) -> Iterator[WeightShape]:
         for mixer in self.mixers:
@@ -37,6 +38,7 @@ class LayerSpec:
             yield from self.mlp.weights(hidden)
         if self.norm_size:
             yield WeightShape("layernorm", "norm", self.norm_size)
+        yield from self.beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class ModelSpec:
         final_norm_size: values of the norms outside of the layers.
         learned_positions: rows of an embedding of positions, 0 without.
         head_bias: the head has one.
+        inputs: other weights that come before the layers.
         other_params: parameters that are loaded beside it, such as those of a vision tower.
         dtype: of the weights that are not quantized, as its config says: ``bfloat16``...
         quantization: ``quantization_config`` of its config, if there is one.
@@ -63,6 +66,7 @@ class ModelSpec:
     final_norm_size: int
     learned_positions: int = 0
     head_bias: bool = False
+    inputs: tuple[WeightShape, ...] = ()
     other_params: int = 0
     dtype: str = "bfloat16"
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -112,6 +116,7 @@ class ModelSpec:
             yield WeightShape(
                 "model.embed_positions", "embedding", self.learned_positions, self.hidden_size
             )
+        yield from self.inputs
         if self.other_params:
             yield WeightShape("other", "other", self.other_params)
 

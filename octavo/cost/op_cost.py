@@ -195,9 +195,10 @@ def _together(memory: float, compute: float, sharpness: float) -> float:
 
 
 def _compute_share(matrix: MatrixOp, device: Device, efficiency: Efficiency) -> float:
-    """Less where weights are unpacked into more bits before they are multiplied."""
+    """Less where weights are unpacked into more bits before they are multiplied; that 16 bits
+    become 32 costs nothing."""
     bits = 8.0 * matrix.num_bytes / matrix.num_params if matrix.num_params else 0.0
-    if bits < 0.9 * _BITS[device.computed_in(matrix.arithmetic)]:  # scales add some
+    if bits < 0.9 * min(16, _BITS[device.computed_in(matrix.arithmetic)]):  # scales add some
         return efficiency.compute * efficiency.dequantized
     return efficiency.compute
 

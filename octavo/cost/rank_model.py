@@ -63,6 +63,7 @@ class AttentionOp:
         decode_flops_per_score: the same for single tokens; of latent attention, absorbed.
         kv_bytes_per_token: in one layer, read for each key that is seen and written for each token.
         window: the last positions that a query sees, its own included; None is all.
+        selected: how many of them it looks at; all are kept. None is all.
         state_bytes: in one layer, of a recurrent state: read and written for each sequence of a
             step, whatever its length.
     """
@@ -74,6 +75,12 @@ class AttentionOp:
     decode_flops_per_score: float | None = None
     window: int | None = None
     state_bytes: float = 0.0
+    selected: int | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """Positions that a query looks at, at most; None is all."""
+        return min((each for each in (self.window, self.selected) if each), default=None)
 
 
 @dataclass(frozen=True, slots=True)

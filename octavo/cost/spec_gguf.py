@@ -6,23 +6,38 @@ have what shapes do not tell: heads, experts of a token, windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer
+from octavo.cost.mixers import Attention, LatentAttention, Mixer
 from octavo.cost.mlps import DenseMlp, ExpertMlp, Mlp
 from octavo.cost.model_spec import LayerSpec, ModelSpec
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
+from octavo.cost.weight_shape import WeightShape
+from octavo.errors import ModelFileError
 from octavo.fields import Fields
 
 _MAX_LAYERS = 1024
 # Every so many layers one sees everything, where a file has a window and does not say which have.
-_PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "llama4": 4}
+_PATTERNS = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gemma4": 6,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "llama4": 4,
+}
 _DEFAULT_WINDOWS = {"llama4": 8192}
 _NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "attn_norm_2")
-_OTHER_NORMS = ("attn_post_norm", "ffn_post_norm", "attn_output_norm", "layer_output_norm")
+_OTHER_NORMS = ("attn_post_norm", "ffn_post_norm", "attn_output_norm", "layer_output_norm",
+                "post_norm", "laurel_post_norm", "altup_router_norm", "altup_correct_scale",
+                "altup_correct_coef", "altup_predict_coef", "layer_output_scale")  # fmt: skip
+# What only Gemma 3n and 4 have beside the rest of a layer, and before all layers.
+_BESIDE = ("inp_gate", "proj", "laurel_l", "laurel_r", "altup_router")
+_INPUTS = ("per_layer_model_proj", "altup_proj", "altup_unembd_proj")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -50,6 +65,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
         final_norm_size=_sizes(shapes, "output_norm", "token_embd_norm"),
         learned_positions=shapes.get("position_embd.weight", (0,))[0],
         head_bias="output.bias" in shapes,
+        inputs=tuple(_inputs(shapes)),
         dtype="float16",
     )
 
@@ -78,6 +94,21 @@ def _sizes(shapes: Shapes, *names: str) -> int:
     )
 
 
+def _matrices(shapes: Shapes, names: Iterable[str], op: str) -> Iterator[WeightShape]:
+    """Of those that are there; several in one tensor are one."""
+    for name in names:
+        if (shape := shapes.get(f"{name}.weight")) is not None:
+            yield WeightShape(name, "mlp", prod(shape[:-1]), shape[-1], f"{op}.{name}")
+
+
+def _inputs(shapes: Shapes) -> Iterator[WeightShape]:
+    if len(shape := shapes.get("per_layer_token_embd.weight", ())) == 2:
+        yield WeightShape("per_layer_token_embd", "embedding", shape[0], shape[1])
+    if size := _sizes(shapes, "per_layer_proj_norm"):
+        yield WeightShape("per_layer_proj_norm", "norm", size)
+    yield from _matrices(shapes, _INPUTS, "inputs")
+
+
 class _Layer:
     """One layer as its tensors have it."""
 
@@ -88,17 +119,23 @@ class _Layer:
         mixers: list[Mixer] = []
         if "ssm_conv1d.weight" in self._shapes:
             mixers.append(self._recurrence())
+        elif "shortconv.conv.weight" in self._shapes:
+            kernel = self._sizes_of("shortconv.conv.weight", 2)[1]
+            mixers.append(ShortConvolution(size=hidden, kernel=kernel))
         elif "attn_kv_a_mqa.weight" in self._shapes:
             mixers.append(self._latent_attention())
         elif self._has("attn_q") or self._has("attn_qkv"):
             mixers.append(self._attention(hidden, window))
         norms = _sizes(self._shapes, *_NORMS, *_OTHER_NORMS)
-        return LayerSpec(mixers=tuple(mixers), mlp=self._mlp(hidden), norm_size=norms)
+        beside = tuple(_matrices(self._shapes, _BESIDE, "beside"))
+        return LayerSpec(
+            mixers=tuple(mixers), mlp=self._mlp(hidden), norm_size=norms, beside=beside
+        )
 
     def _attention(self, hidden: int, window: int | None) -> Attention:
         heads = self._of_layers("attention.head_count")
-        head_dim = self._fields.integer("attention.key_length", max(1, hidden // heads))
-        value_dim = self._fields.integer("attention.value_length", head_dim)
+        head_dim = self._length("key", window, max(1, hidden // heads))
+        value_dim = self._length("value", window, head_dim)
         queries = self._shapes.get("attn_q.weight", (heads * head_dim,))[0]
         kv_heads = self._of_layers("attention.head_count_kv", heads)
         return Attention(
@@ -111,8 +148,23 @@ class _Layer:
             output_bias="attn_output.bias" in self._shapes,
             qk_norm_size=_sizes(self._shapes, "attn_q_norm", "attn_k_norm"),
             has_output_gate=queries == 2 * heads * head_dim,
+            value_is_key=self._has("attn_k") and not self._has("attn_v"),
+            borrows_kv=self._borrows_kv,
             num_sinks=self._shapes.get("attn_sinks.weight", (0,))[0],
         )
+
+    def _length(self, name: str, window: int | None, default: int) -> int:
+        """Of a head; layers with windows may have their own."""
+        length = int(self._fields.integer(f"attention.{name}_length", default))
+        if window is None:
+            return length
+        return int(self._fields.integer(f"attention.{name}_length_swa", length))
+
+    @property
+    def _borrows_kv(self) -> bool:
+        """Whether this is one of the last layers, whose keys and values are of those before."""
+        borrowing = self._fields.integer("attention.shared_kv_layers", 0, minimum=0)
+        return bool(self._index >= self._fields.integer("block_count") - borrowing)
 
     def _latent_attention(self) -> LatentAttention:
         kv_rank = self._fields.integer("attention.kv_lora_rank")
@@ -137,6 +189,7 @@ class _Layer:
         heads, inner = ssm.integer("ssm.time_step_rank"), ssm.integer("ssm.inner_size")
         state, groups = ssm.integer("ssm.state_size"), ssm.integer("ssm.group_count", 1)
         kernel = ssm.integer("ssm.conv_kernel")
+        has_conv_bias = "ssm_conv1d.bias" in self._shapes
         if any(self._has(name) for name in ("ssm_ba", "ssm_beta", "ssm_beta_alpha")):
             return GatedDeltaNet(
                 heads=heads,
@@ -146,14 +199,21 @@ class _Layer:
                 kernel=kernel,
             )
         if "ssm_x.weight" in self._shapes:
-            raise UnsupportedModelError(f"{ssm.path}: Mamba 1 cannot be planned, but Mamba 2")
+            return Mamba1(
+                inner=inner,
+                state_dim=state,
+                step_rank=heads,
+                kernel=kernel,
+                has_conv_bias=has_conv_bias,
+                has_norms=self._has("ssm_dt_norm"),
+            )
         return Mamba2(
             heads=heads,
             head_dim=inner // heads,
             state_dim=state,
             groups=groups,
             kernel=kernel,
-            has_conv_bias="ssm_conv1d.bias" in self._shapes,
+            has_conv_bias=has_conv_bias,
             norm_size=_sizes(self._shapes, "ssm_norm"),
         )
 

@@ -20,7 +20,7 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
     fields = _open(config, path)
     family = fields.family
     layers: dict[LayerSpec, LayerSpec] = {}  # layers alike are one object
-    made = [_layer(fields, index) for index in range(fields.num_layers)]
+    made = [_layer(fields.at(index), index) for index in range(fields.num_layers)]
     positions = fields.integer("max_position_embeddings", 2048)
     norm = fields.hidden * (2 if family.norm_bias else 1)
     return ModelSpec(
@@ -35,15 +35,24 @@ def parse(config: Mapping[str, Any], path: Path) -> ModelSpec:
             0 if family.extra_positions is None else positions + family.extra_positions
         ),
         head_bias=family.head_bias,
+        inputs=family.inputs(fields),
         dtype=fields.text("torch_dtype", None) or fields.text("dtype", "bfloat16"),
         quantization=_quantization(config, path),
     )
 
 
+# Tables of a config that say of its text model what others say at the top (DBRX, MPT).
+_PARTS = ("attn_config", "ffn_config")
+
+
 def _open(config: Mapping[str, Any], path: Path) -> TextConfig:
     outer = Fields(path, config)
     inner = outer.table("text_config", {})
-    values = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    parts = (outer.table(name, {}) for name in _PARTS)
+    values = {
+        **config,
+        **{k: v for part in (*parts, inner) for k, v in part.items() if v is not None},
+    }
     kind = Fields(path, inner).text("model_type", None) or outer.text("model_type")
     return TextConfig(path, values, family_of(kind, values, path))
 
@@ -54,6 +63,7 @@ def _layer(config: TextConfig, index: int) -> LayerSpec:
         mixers=family.mixers(config, index),
         mlp=family.mlp(config, index),
         norm_size=family.norms * config.hidden * (2 if family.norm_bias else 1),
+        beside=family.beside(config, index),
     )
 
 

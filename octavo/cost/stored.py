@@ -29,18 +29,26 @@ Place = tuple[int | None, Part]
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h|blocks)\.(\d+)\.")
-_VECTORS = ("weight", "bias", "sinks", "A_log", "D", "dt_bias", "e_score_correction_bias", "ssm_a")
+_VECTORS = ("weight", "bias", "sinks", "A_log", "D", "dt_bias", "ssm_a", "expert_bias",
+            "e_score_correction_bias")  # fmt: skip
+# Small tensors that are no matrices, whatever shape they have, and what decides much.
+_SMALL = ("conv1d", "conv.conv", "A_log", "layer_scalar", "altup.predict", "altup.correct",
+          "altup_predict", "altup_correct")  # fmt: skip
+_ROUTERS = ("router", "gate_inp", "mlp.gate.", "moe.gate.", "feed_forward.gate.", "expert_gate")
 # Modules that only draft (``speculation/mtp.py``), and factors of rope: no part of a plan.
 _UNPLANNED = ("mtp.", "nextn.", "rope_freqs")
 # The first of these that a name has in it says what the tensor is part of.
 _PARTS: tuple[tuple[str, Part], ...] = (
     *((word, "other") for word in ("vision", "visual", "multi_modal", "audio_tower")),
-    ("conv1d", "norm"),
+    *((word, "norm") for word in _SMALL),
+    ("embed_tokens_per_layer", "embedding"),
+    ("per_layer_token_embd", "embedding"),
+    *((word, "mlp") for word in ("per_layer_", "altup_", "laurel", "inp_gate", ".proj.")),
     *((word, "mlp") for word in ("shexp", "shared_expert.", "shared_experts.", "shared_mlp")),
-    *((word, "router") for word in ("router", "gate_inp", "mlp.gate.", "moe.gate.", "expert_gate")),
+    *((word, "router") for word in _ROUTERS),
     *((word, "experts") for word in ("exps", "experts")),
-    *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_")),
-    *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "fc1", "fc2")),
+    *((word, "attention") for word in ("attn", "attention", "mixer", "mamba", "ssm_", "conv.")),
+    *((word, "mlp") for word in ("mlp", "ffn", "feed_forward", "sparse_moe", "fc1", "fc2")),
     *((word, "head") for word in ("lm_head", "output.", "embed_out")),
     *((word, "embedding") for word in ("embd", "embed", "wte", "wpe")),
     *((word, "norm") for word in ("norm", "ln_")),

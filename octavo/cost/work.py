@@ -178,9 +178,9 @@ class Seen(NamedTuple):
 
 def decode_attention_work(op: AttentionOp, rows: Rows) -> Work:
     """Of sequences that decode a token, or verify some."""
-    keys, scores = seen_by_singles(rows.singles, op.window)
+    keys, scores = seen_by_singles(rows.singles, op.reach)
     if rows.drafts:
-        more = seen_by_spans(rows.drafts, op.window)
+        more = seen_by_spans(rows.drafts, op.reach)
         keys, scores = keys + more.keys, scores + more.scores
     per_score = op.decode_flops_per_score
     flops = (op.flops_per_score if per_score is None else per_score) * scores
@@ -192,7 +192,7 @@ def prompt_attention_work(op: AttentionOp, rows: Rows) -> Work:
     """Of pieces of prompts."""
     if not rows.prompts:
         return NOTHING
-    keys, scores = seen_by_spans(rows.prompts, op.window)
+    keys, scores = seen_by_spans(rows.prompts, op.reach)
     return _attention_work(op, keys, op.flops_per_score * scores, len(rows.prompts))
 
 

@@ -67,6 +67,10 @@ def test_active_parameters_are_near_those_of_model_cards(name, billions):
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-coder-30b-a3b"),
         ("openai/gpt-oss-20b", "gpt-oss-20b"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("google/gemma-3n-E4B-it", "gemma-3n-e4b"),
+        ("databricks/dbrx-instruct", "dbrx-132b"),
+        ("state-spaces/mamba-2.8b-hf", "mamba-2.8b"),
     ],
 )
 def test_names_are_found_however_they_are_written(text, name):
@@ -94,6 +98,8 @@ def test_a_name_like_no_other_is_an_error_too():
         ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b", "int4-g128"),
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b", "int4-g128"),
         ("nvidia/Qwen3-32B-NVFP4", "qwen3-32b", "nvfp4"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "llama-3.1-8b", "int8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "int4-g128"),
         ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b-fp8", "fp8"),
         ("openai/gpt-oss-20b", "gpt-oss-20b", "mxfp4"),
     ],

@@ -67,6 +67,19 @@ def test_order_case_and_separators_do_not_matter(device, rng, separator):
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        *(("A10", "A10"), ("a10g", "A10G"), ("a40", "A40"), ("l40", "L40"), ("L40S", "L40S")),
+        *(("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA A100-SXM4-80GB", "A100-80 SXM")),
+        *(("A100 80G PCIe", "A100-80 PCIe"), ("AMD Instinct MI300X", "MI300X")),
+        *(("Apple M3 Max", "M3 Max (40c)"), ("rtx3090", "RTX 3090"), ("a6000", "RTX A6000")),
+    ],
+)
+def test_a_letter_more_is_another_card(text, name):
+    assert find_device(text)[0].name == name
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("h100", "may be any of: H100 SXM, H100 PCIe, H100 NVL"),

@@ -28,6 +28,16 @@ def per_token(name: str, tp: int = 1, dtype: str | None = None) -> float:
         ("mistral-small-24b", 163_840),  # R06
         ("qwen3.6-27b", 65_536),  # R07
         *(("gpt-3-175b", 4_718_592), ("llama-2-7b", 524_288)),
+        ("qwen3.6-35b-a3b", 20_480),
+        ("deepseek-v3.2", 61 * (512 + 64 + 128) * 2),  # a key of the indexer more
+        ("kimi-linear-48b-a3b", 7 * (512 + 64) * 2),
+        *(
+            ("mamba-2.8b", 0),
+            ("lfm2-1.2b", 6 * 2 * 8 * 64 * 2),
+            ("jamba-v0.1", 4 * 2 * 8 * 128 * 2),
+        ),
+        # Ten layers see everything, with 4 heads of 512; others 1,024 positions, 16 heads of 256.
+        ("gemma-4-31b", 10 * 2 * 4 * 512 * 2 + 50 * 2 * 16 * 256 * 2),
     ],
 )
 def test_bytes_of_a_token_are_exact(name, num_bytes):

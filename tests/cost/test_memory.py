@@ -143,6 +143,17 @@ def test_windows_and_states_make_room_for_more():
     assert hybrid.max_concurrency(1) < hybrid.num_blocks  # each has a state of 150 MiB
 
 
+@pytest.mark.parametrize("engine", profiles())
+def test_where_nothing_is_kept_of_a_token_states_bound_how_many_there_are(engine):
+    found = on(RTX4090, "mamba-2.8b", "float16", engine=engine, max_model_len=4096)
+    state = 64 * 5120 * (3 + 16) * 4
+    assert found.kv_bytes_per_token == 0 and found.fits
+    assert found.max_concurrency(1) == found.max_concurrency(4096) == found.kv_bytes // state
+    assert found.kv_tokens == 4096 * min(found.limits.max_num_seqs, found.max_concurrency(1))
+    small = on(device(2 * GIB), "mamba-2.8b", "float16", engine=engine)
+    assert not small.fits and small.num_blocks == 0
+
+
 def test_what_does_not_fit_says_how_much_is_missing():
     found = on(RTX4090, "qwen3-32b")
     assert not found.fits

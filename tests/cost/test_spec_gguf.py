@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2
+from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.model_spec import ModelSpec
+from octavo.cost.recurrences import GatedDeltaNet, Mamba1, Mamba2, ShortConvolution
 from octavo.cost.weights import num_parameters
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import ModelFileError
 
 HIDDEN, VOCAB = 64, 320
 NORMS = {"attn_norm.weight": (HIDDEN,), "ffn_norm.weight": (HIDDEN,)}
@@ -40,10 +41,15 @@ HEADS = {"attention.head_count": 4, "attention.head_count_kv": 2}
 
 
 def parsed(
-    kind: str, layers: list[dict[str, tuple[int, ...]]], tied: bool = True, **metadata: Any
+    kind: str,
+    layers: list[dict[str, tuple[int, ...]]],
+    tied: bool = True,
+    model: dict[str, tuple[int, ...]] | None = None,
+    **metadata: Any,
 ) -> tuple[ModelSpec, int]:
-    """A spec, and the parameters of all its tensors."""
+    """A spec, and the parameters of all its tensors; ``model`` are those outside of the layers."""
     shapes = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes |= model or {}
     if not tied:
         shapes["output.weight"] = (VOCAB, HIDDEN)
     for index, layer in enumerate(layers):
@@ -151,8 +157,80 @@ def test_recurrences_are_told_apart():
     mamba = {"ssm_conv1d.weight": (192, 4), "ssm_conv1d.bias": (192,), **NORMS}
     spec, _ = parsed("granitehybrid", [mamba], **state)
     assert isinstance(spec.layers[0].mixers[0], Mamba2)
-    with pytest.raises(UnsupportedModelError, match="Mamba 1"):
-        parsed("jamba", [{**mamba, "ssm_x.weight": (8, 64)}], **state)
+
+
+def test_the_first_mamba_and_short_convolutions():
+    mamba = {
+        "ssm_in.weight": (128, HIDDEN),
+        "ssm_conv1d.weight": (64, 4),
+        "ssm_conv1d.bias": (64,),
+        "ssm_x.weight": (5 + 2 * 16, 64),
+        "ssm_dt.weight": (64, 5),
+        "ssm_dt.bias": (64,),
+        "ssm_a": (64, 16),
+        "ssm_d": (64,),
+        "ssm_out.weight": (HIDDEN, 64),
+        **NORMS,
+    }
+    state = {"ssm.time_step_rank": 5, "ssm.inner_size": 64, "ssm.state_size": 16}
+    spec, count = parsed("mamba", [mamba], **state, **{"ssm.conv_kernel": 4})
+    assert spec.layers[0].mixers == (Mamba1(inner=64, state_dim=16, step_rank=5, kernel=4),)
+    assert num_parameters(spec) == count
+    convolution = {
+        "shortconv.conv.weight": (HIDDEN, 3),
+        "shortconv.in_proj.weight": (3 * HIDDEN, HIDDEN),
+        "shortconv.out_proj.weight": (HIDDEN, HIDDEN),
+        **MLP,
+        **NORMS,
+    }
+    spec, count = parsed("lfm2", [convolution])
+    assert spec.layers[0].mixers == (ShortConvolution(size=HIDDEN, kernel=3),)
+    assert num_parameters(spec) == count
+
+
+def test_layers_of_gemma_borrow_and_have_more_beside():
+    own = {**ATTENTION, **MLP, **NORMS}
+    beside = {
+        "inp_gate.weight": (8, HIDDEN),
+        "proj.weight": (HIDDEN, 8),
+        "post_norm.weight": (HIDDEN,),
+        "laurel_l.weight": (4, HIDDEN),
+        "laurel_r.weight": (HIDDEN, 4),
+        "altup_router.weight": (4, HIDDEN),
+        "altup_predict_coef.weight": (16, 4),
+    }
+    borrowing = {name: shape for name, shape in own.items() if name[:6] not in ("attn_k", "attn_v")}
+    model = {
+        "per_layer_token_embd.weight": (VOCAB, 24),
+        "per_layer_model_proj.weight": (24, HIDDEN),
+        "per_layer_proj_norm.weight": (8,),
+        "altup_proj.weight": (3, HIDDEN, HIDDEN),
+    }
+    heads = {**HEADS, "attention.key_length": 16, "attention.shared_kv_layers": 1}
+    layers = [{**own, **beside}, {**own, **beside}, {**borrowing, **beside}]
+    spec, count = parsed("gemma3n", layers, model=model, **heads)
+    assert num_parameters(spec) == count
+    assert [layer.mixers[0].borrows_kv for layer in spec.layers] == [False, False, True]
+
+
+def test_heads_of_windows_may_be_smaller_and_keys_may_be_values():
+    local = {**ATTENTION, **MLP, **NORMS}
+    wide = {"attn_q.weight": (128, HIDDEN), "attn_output.weight": (HIDDEN, 128)}
+    full = {**local, **wide, "attn_k.weight": (64, HIDDEN)}
+    del full["attn_v.weight"]
+    lengths = {f"attention.{name}_length": 32 for name in ("key", "value")}
+    lengths |= {f"attention.{name}_length_swa": 16 for name in ("key", "value")}
+    spec, count = parsed(
+        "gemma4",
+        [local, full],
+        **{"attention.sliding_window": 32, "attention.sliding_window_pattern": 2},
+        **HEADS,
+        **lengths,
+    )
+    assert num_parameters(spec) == count
+    first, second = (layer.mixers[0] for layer in spec.layers)
+    assert (first.head_dim, first.value_is_key, first.window) == (16, False, 32)
+    assert (second.head_dim, second.value_is_key, second.window) == (32, True, None)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from octavo.cost.mixers import Attention, GatedDeltaNet, LatentAttention, Mamba2
+from octavo.cost.kv import attention_ops, sequence_bytes
+from octavo.cost.mixers import Attention, LatentAttention
 from octavo.cost.mlps import DenseMlp, ExpertMlp
 from octavo.cost.model_spec import ModelSpec
-from octavo.cost.weights import num_parameters
+from octavo.cost.open_spec import open_spec
+from octavo.cost.precision import precision_of
+from octavo.cost.recurrences import GatedDeltaNet, Mamba2
+from octavo.cost.weights import num_parameters, weights_bytes
+from octavo.cost.work import Span, decode_attention_work, passes
 from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.models.footprint import checkpoint_bytes
 
 SIZES = {
     "vocab_size": 320,
@@ -58,7 +64,23 @@ MAMBA = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+INDEX = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 32}
+DELTA = {
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+}
+CONVOLUTIONS = ["conv", "full_attention"] * 2
+ALTERNATING = ["sliding_attention", "full_attention"] * 3
+BORROWED = {
+    "num_hidden_layers": 6,
+    "layer_types": ALTERNATING,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 320,
+}
 OLD = {"vocab_size": 320, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}
+NO_HEADS = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": None}
 NO_GROUPS = {"num_key_value_heads": None, "head_dim": None}
 SHARED = {"shared_expert_intermediate_size": 40}
 
@@ -126,6 +148,45 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("seed_oss", {}),
     ("smollm3", {}),
     ("stablelm", {"use_qkv_bias": True}),
+    ("deepseek_v32", {**LATENT, **INDEX}),
+    ("glm_moe_dsa", {**LATENT, **INDEX}),
+    ("kimi_linear", {**LATENT, **DELTA, "q_lora_rank": None}),
+    ("minicpm3", LATENT),
+    ("youtu", LATENT),
+    ("mamba", {"intermediate_size": 128, "state_size": 8, "time_step_rank": 5, **NO_HEADS}),
+    ("mamba", {"intermediate_size": 128, "use_bias": True, "use_conv_bias": False, **NO_HEADS}),
+    ("falcon_mamba", {"intermediate_size": 128, **NO_HEADS}),
+    ("mamba2", {**NO_HEADS, "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
+    ("jamba", {**EXPERTS, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_dt_rank": 3}),
+    ("minimax", {**EXPERTS, "layer_types": ["full_attention", "linear_attention"] * 2}),
+    ("lfm2", {"layer_types": CONVOLUTIONS, "conv_bias": True, "intermediate_size": 500}),
+    ("lfm2", {"layer_types": CONVOLUTIONS, "block_auto_adjust_ff_dim": False}),
+    ("lfm2_moe", {**SMALL_EXPERTS, "layer_types": CONVOLUTIONS, "num_dense_layers": 1}),
+    ("gemma3n_text", {**BORROWED, "laurel_rank": 4, "intermediate_size": [96] * 6}),
+    ("gemma4_text", {**BORROWED, "global_head_dim": 32, "use_double_wide_mlp": True}),
+    (
+        "gemma4_text",
+        {
+            **SMALL_EXPERTS,
+            "layer_types": ALTERNATING[:4],
+            "top_k_experts": 2,
+            "enable_moe_block": True,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    ("vaultgemma", {}),
+    ("glm", {}),
+    ("cwm", {}),
+    ("jais2", {}),
+    ("ernie4_5_moe", {**SMALL_EXPERTS, "moe_num_experts": 8, "moe_k": 2}),
+    ("exaone_moe", {**SMALL_EXPERTS, "first_k_dense_replace": 1, "num_shared_experts": 1}),
+    ("solar_open", {**SMALL_EXPERTS, "n_shared_experts": 1}),
+    ("afmoe", {**SMALL_EXPERTS, "num_dense_layers": 1, "num_shared_experts": 2}),
+    ("hunyuan_v1_moe", {**EXPERTS, "moe_topk": 2}),
+    ("flex_olmo", EXPERTS),
 ]
 
 
@@ -147,12 +208,32 @@ def test_parameters_are_those_of_transformers(kind, changes):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     shapes = {id(each): each.shape for each in model.parameters()}  # tied ones once
-    corrections = [each for name, each in model.named_buffers() if "correction_bias" in name]
+    names = ("correction_bias", "expert_bias", "layer_scalar")
+    corrections = [each for name, each in model.named_buffers() if name.endswith(names)]
     expected = sum(map(prod, shapes.values())) + sum(each.numel() for each in corrections)
 
     written = {**config_of(kind, changes), "tie_word_embeddings": config.tie_word_embeddings}
     spec = ModelSpec.of_hf({**written, "model_type": kind})
     assert num_parameters(spec) == expected
+
+
+SAVED = ("deepseek_v32", "kimi_linear", "lfm2_moe", "jamba", "gemma3n_text", "gemma4_text", "afmoe")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [(kind, changes) for kind, changes in CASES if kind in SAVED]
+)
+def test_a_checkpoint_takes_what_its_files_have(kind, changes, tmp_path):
+    """Its config as transformers writes it, and its tensors as they are called in files."""
+    transformers = pytest.importorskip("transformers")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    config = transformers.CONFIG_MAPPING[kind](**config_of(kind, changes))
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    spec = open_spec(tmp_path)
+    assert weights_bytes(spec, precision_of(spec)) == checkpoint_bytes(tmp_path)
+    shape = spec_of(kind, **changes, tie_word_embeddings=config.tie_word_embeddings)
+    assert num_parameters(spec) == num_parameters(shape)
 
 
 def spec_of(kind: str, **changes: Any) -> ModelSpec:
@@ -189,6 +270,53 @@ def test_layers_of_hybrids_are_of_two_kinds():
     assert kinds == [GatedDeltaNet] * 3 + [Attention]
     spec = spec_of("bamba", **MAMBA, attn_layer_indices=[1])
     assert [type(layer.mixers[0]) for layer in spec.layers] == [Mamba2, Attention, Mamba2, Mamba2]
+
+
+def kept(spec: ModelSpec) -> list[tuple[float, float]]:
+    """Bytes of a token and of a sequence, in each layer on one device."""
+    precision = precision_of(spec)
+    return [
+        (
+            sum(op.kv_bytes_per_token for op in attention_ops([layer], precision)),
+            sum(op.state_bytes for op in attention_ops([layer], precision)),
+        )
+        for layer in spec.layers
+    ]
+
+
+def test_what_new_kinds_of_layers_keep():
+    latent, keys = (32 + 8) * 2, 2 * 2 * 16 * 2
+    sparse = spec_of("deepseek_v32", **LATENT, **INDEX)
+    assert kept(sparse) == [(latent + 16 * 2, 0)] * 4  # a key of the indexer more
+    delta = spec_of("kimi_linear", **LATENT, **DELTA)
+    assert kept(delta) == [(0, 4 * 4 * 16 * (3 * 3 + 16))] * 3 + [(latent, 0)]
+    convolving = spec_of("lfm2", layer_types=CONVOLUTIONS)
+    assert kept(convolving) == [(0, 4 * 64 * 2), (keys, 0)] * 2
+    lightning = spec_of("minimax", **EXPERTS, attn_type_list=[0, 0, 0, 1])
+    assert kept(lightning) == [(0, 4 * 4 * 16 * 16)] * 3 + [(keys, 0)]
+    state = {"intermediate_size": 128, "state_size": 8}
+    assert kept(spec_of("mamba", **state, **NO_HEADS)) == [(0, 4 * 128 * (3 + 8))] * 4
+
+
+def test_layers_of_gemma_borrow_and_have_heads_of_two_sizes():
+    """Keys that are values too are normed in another way, and kept twice."""
+    spec = spec_of("gemma4_text", **BORROWED, global_head_dim=32, sliding_window=64)
+    assert windows(spec) == [64, None] * 3
+    assert [per_token for per_token, _ in kept(spec)] == [128, 256] * 2 + [0, 0]
+    tied = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 32}
+    spec = spec_of("gemma4_text", layer_types=ALTERNATING[:4], **tied)
+    assert [per_token for per_token, _ in kept(spec)] == [128, 128] * 2
+
+
+def test_a_selection_bounds_what_is_read_and_not_what_is_kept():
+    spec = spec_of("glm_moe_dsa", **LATENT, **INDEX, indexer_types=["full", "shared"] * 2)
+    ops = attention_ops(spec.layers, precision_of(spec))
+    latent, index = ops
+    assert (latent.selected, latent.reach, index.count) == (32, 32, 2)
+    (far,) = passes([Span(1000, 1)])
+    assert decode_attention_work(latent, far).bytes == 4 * (32 + 1) * latent.kv_bytes_per_token
+    assert decode_attention_work(index, far).bytes == 2 * (1001 + 1) * index.kv_bytes_per_token
+    assert sequence_bytes(ops, 1000) == 1000 * (4 * (32 + 8) * 2 + 2 * 16 * 2)
 
 
 def test_layers_of_nemotron_h_are_of_one_thing_each():

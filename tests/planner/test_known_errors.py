@@ -111,6 +111,34 @@ def test_llama_2_70b_with_all_heads():
     assert kv("llama-2-70b") * 8 * 4096 / GB == pytest.approx(10.74, abs=0.005)
 
 
+def test_a_long_context_of_70b_does_not_fit_one_card():
+    """32.6 GiB of 4-bit weights (more with scales and embeddings), 39.06 of keys and values, and a
+    sampler: 80 GB are too few at 0.9."""
+    found = plan(
+        "llama-3.1-70b",
+        "h100-sxm",
+        Traffic(127_872, 128, concurrency=1),
+        quantization="int4",
+        engine="vllm",
+    )
+    assert not found.is_feasible
+    assert kv("llama-3.1-70b") * 128_000 / GIB == pytest.approx(39.06, abs=0.005)
+    assert 32.6 < weight_bytes("llama-3.1-70b", "int4") / GIB < 38
+
+
+def test_a_rule_of_thumb_is_94_times_too_small():
+    """Billions of parameters x 0.00005 MB a token: 0.0035, where 70B keeps 0.328."""
+    assert kv("llama-3-70b") / (70 * 0.00005e6) == pytest.approx(94, abs=0.5)
+
+
+def test_latent_attention_is_57_times_smaller_than_all_heads():
+    """16.1 GB of 128 heads, and 0.283 of what DeepSeek-V2 keeps of 4,096 tokens."""
+    assert kv("deepseek-v2") * 4096 / GB == pytest.approx(0.283, abs=0.0005)
+    all_heads = 60 * 2 * 128 * 128 * 2
+    assert all_heads * 4096 / GB == pytest.approx(16.1, abs=0.05)
+    assert all_heads / kv("deepseek-v2") == pytest.approx(56.9, abs=0.05)
+
+
 def test_one_key_value_head_is_64_times_smaller_than_64():
     spec = open_spec("llama-3-70b")
     layer = spec.layers[0]
@@ -124,6 +152,8 @@ def test_one_key_value_head_is_64_times_smaller_than_64():
         for count in (1, 64)
     )
     assert all_heads / one == 64
+    assert 80 * all_heads * 128_000 / GB == pytest.approx(335.5, abs=0.1)
+    assert 80 * one * 128_000 / GB == pytest.approx(5.24, abs=0.005)
 
 
 def test_latent_attention_keeps_the_rotated_part_too():
