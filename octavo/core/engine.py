@@ -293,7 +293,7 @@ class Engine:
             num_seqs=batch.num_seqs,
             num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),
             num_preempted=len(batch.preempted_ids),
-            num_finished=sum(update.request.is_finished for update in updates),
+            num_finished=sum([update.request.is_finished for update in updates]),
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
             num_used_blocks=blocks.num_used_blocks,
@@ -334,4 +334,4 @@ def _apart(batch: Batch) -> list[Batch]:
 
 
 def _tokens_of_further_rounds(updates: Iterable[RequestUpdate]) -> int:
-    return sum([max(0, len(update.new_token_ids) - 1) for update in updates])
+    return sum([len(tokens) - 1 for update in updates if len(tokens := update.new_token_ids) > 1])

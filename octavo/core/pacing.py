@@ -85,4 +85,4 @@ def room_of_prompts(target: float, decode: float, each: float) -> int:
 
 
 def _num_decoding(items: Iterable[Piece]) -> int:
-    return sum(item.num_tokens == 1 for item in items)
+    return sum([item.num_tokens == 1 for item in items])
