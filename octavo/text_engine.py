@@ -242,8 +242,8 @@ class TextEngine:
             sample,
             text,
             update.new_token_ids[:count],
-            logprobs if group.params.logprobs is not None else [],
-            update.prompt_logprobs,
+            list(logprobs) if group.params.logprobs is not None else [],
+            list(update.prompt_logprobs),
             update.request.finish_reason,
         )
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
-from octavo.cli.bench.common import positive
+from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
 
@@ -66,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", action="store_true", help="what memory goes to")
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
     group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_plot_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -74,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--most-devices says nothing without --cheapest")
     if args.confirm and args.slo is None:
         raise UsageError("--confirm needs --slo: it says whether limits hold")
+    check_plots(args)
     return _run_search(args) if args.cheapest else _run_plan(args)
 
 
@@ -96,6 +99,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     else:
         _print_plan(_console(), plan, args)
         _print_confirmed(_console(), confirmed)
+    _save_plots(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
@@ -120,7 +124,17 @@ def _run_search(args: argparse.Namespace) -> int:
     else:
         _print_search(_console(), solution)
         _print_plan(_console(), solution.plan, args)
+    _save_plots(args, solution.plan)
     return 0 if solution.search.offers else INFEASIBLE
+
+
+def _save_plots(args: argparse.Namespace, plan: Plan) -> None:
+    def draw() -> Figure:
+        from octavo.plots.planning import plan_figure
+
+        return plan_figure(plan, title=_what(plan))
+
+    save_plots(args, draw)
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(model: str, rows: Sequence[Mapping[str, Any]]) -> Figure:
-    from octavo.bench.plots import quantization_costs
+    from octavo.plots.quantization import quantization_costs
     from octavo.quality.tradeoffs import tradeoffs
 
     points = tradeoffs({"rows": list(rows)})

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
+from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -20,9 +21,12 @@ from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
 from octavo.workload.settings import LoadSettings, Workload
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from octavo.cost.measured import MeasuredSteps
     from octavo.sim.report import SimulationReport
     from octavo.sim.setup import Simulation
+    from octavo.sim.timeline import Timeline
 
 EXAMPLES = """\
 examples:
@@ -31,12 +35,15 @@ examples:
   octavo simulate llama-3.1-70b --hardware h100-sxm:8 --replicas 2 --router prefix_aware \\
     --trace conversation_trace.jsonl --num-prompts 1000 --out day
   octavo simulate qwen3-32b --hardware a100-sxm-80gb:4 --profile vllm --max-concurrency 64
-  octavo simulate llama-3.1-8b --hardware l40s:3 --replicas 3 --fail 1@30+20 --request-rate 20
+  octavo simulate llama-3.1-8b --hardware l40s:3 --replicas 3 --fail 1@30+20 --request-rate 20 \\
+    --plot failure.png
 
 The engine's own scheduler decides, block manager and prefix cache included; only time and tokens
 are made up. --out DIR has result.json, series.csv, and timeline.json for https://ui.perfetto.dev.
 """
 
+
+_PLOTTED_POINTS = 150  # more would be a scrawl
 
 # Settings with which steps take what was measured, if they are as usual.
 _AS_MEASURED = ("hardware", "profile", "quantization", "kv_cache_dtype", "dtype", "tp", "pp", "ep")
@@ -47,6 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", metavar="DIR", help="write result, series and timeline there")
+    add_plot_flag(parser)
     parser.add_argument(
         "--goodput",
         nargs="+",
@@ -67,14 +75,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from octavo.sim.timeline import Timeline
 
+    check_plots(args)
     simulation = _prepare(args)
     timeline = Timeline()
+    is_watched = bool(args.out or args.plot)
     begin = time.perf_counter()
     with terminal.request_progress() as progress:
-        report = simulation.run(timeline.note if args.out else None, progress)
+        report = simulation.run(timeline.note if is_watched else None, progress)
     _tell(args, report, time.perf_counter() - begin)
     for path in report.write(args.out, timeline) if args.out else ():
         terminal.say(f"written to {path}")
+    save_plots(args, lambda: _figure(report, timeline))
     if report.report.metrics.completed == 0:
         terminal.say("octavo: error: no request was answered")
         return 1
@@ -108,6 +119,21 @@ def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
         return None
     profile = profile_here(model)
     return None if profile is None else profile.steps
+
+
+def _figure(report: SimulationReport, timeline: Timeline) -> Figure:
+    from octavo.measure.metrics import latency_values
+    from octavo.plots.simulation import run_over_time
+
+    result, setting = report.result, report.setting
+    values = latency_values(result.records)
+    return run_over_time(
+        timeline.series(result.makespan_s, max_points=_PLOTTED_POINTS),
+        {name.upper(): [each * 1e3 for each in values[name]] for name in ("ttft", "tpot")},
+        title=f"{report.summary.model_id} on {setting['devices']} × {setting['hardware']}, "
+        f"simulated: {report.report.metrics.completed:,} requests",
+        bounds_ms=report.report.limits_ms,
+    )
 
 
 def _tell(args: argparse.Namespace, report: SimulationReport, wall_s: float) -> None:

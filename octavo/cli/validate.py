@@ -11,6 +11,7 @@ from octavo.cli.bench import common
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
@@ -59,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     common.add_seed_flag(parser)
     common.add_output_flags(parser)
+    common.add_plot_flag(parser)
     common.add_engine_arguments(parser, skip={"seed"})
     parser.set_defaults(run=run)
 
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.calibration.validate import summary, validate
     from octavo.cost.hardware_table import find_device
 
+    common.check_plots(args)
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
         profile = _profile(session)
         device, steps = find_device("auto")[0], profile.steps
@@ -84,8 +87,19 @@ def run(args: argparse.Namespace) -> int:
         "calibration": {"about": dict(profile.about), "measured_at": profile.measured_at},
         "run": recorder.as_json(),
     }
-    common.report(args, document, lambda console: print_result(rows, document, console))
+    common.report(
+        args,
+        document,
+        lambda console: print_result(rows, document, console),
+        lambda: _figure(args.model, rows),
+    )
     return 0
+
+
+def _figure(model: str, rows: Sequence[Row]) -> Figure:
+    from octavo.plots.validation import live_and_simulated
+
+    return live_and_simulated(rows, title=f"{model}: simulated and live")
 
 
 def _profile(session: OfflineSession) -> Profile:

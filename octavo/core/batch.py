@@ -162,8 +162,7 @@ class Batch:
     @property
     def num_known_tokens(self) -> int:
         """Without those that are guesses."""
-        drafts = (item.draft for item in self.items if item.draft is not None)
-        return self.num_tokens - sum(map(len, drafts))
+        return self.num_tokens - sum([len(i.draft) for i in self.items if i.draft is not None])
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -56,17 +56,18 @@ class BlockManager:
 
     def waste(self, requests: Iterable[Request]) -> float:
         """Share of the slots in used blocks that carry no token yet (internal fragmentation)."""
-        empty = 0
+        empty, size, ref_counts = 0, self.block_size, self.ref_counts
         shared_tails: set[int] = set()
         for request in requests:
-            if not request.block_ids:
+            table = request.block_ids
+            if not table:
                 continue
-            tail = request.block_ids[-1]
-            if self.ref_counts[tail] > 1:
+            tail = table[-1]
+            if ref_counts[tail] > 1:
                 if tail in shared_tails:
                     continue
                 shared_tails.add(tail)
-            empty += len(request.block_ids) * self.block_size - request.num_computed_tokens
+            empty += len(table) * size - request.num_computed_tokens
         return empty / (self.num_used_blocks * self.block_size) if self.num_used_blocks else 0.0
 
     # -- sharing -----------------------------------------------------------------------------
@@ -118,25 +119,24 @@ class BlockManager:
         first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
         first_written = first_unscheduled // self.block_size
         copy = first_written < len(table) and self.ref_counts[table[first_written]] > 1
-        needed = self.blocks_for(num_tokens) - len(table)
+        needed = -(-num_tokens // self.block_size) - len(table)  # a call less than blocks_for
         if needed <= 0 and not copy:  # as for nearly every token of an answer
             return True
         if max(needed, 0) + copy > len(self.free_blocks):
             return False
         if copy:
-            private = self._take()
+            (private,) = self._take(1)
             self._copies.append((table[first_written], private))
-            self._release(table[first_written])
+            self._release([table[first_written]])
             table[first_written] = private
-        for _ in range(needed):
-            table.append(self._take())
+        table += self._take(needed)
         return True
 
     def trim(self, request: Request, num_tokens: int) -> None:
         """Give back the blocks of a table that are not needed for its first ``num_tokens``."""
         table, needed = request.block_ids, self.blocks_for(num_tokens)
-        while len(table) > needed:
-            self._release(table.pop())
+        self._release(reversed(table[needed:]))
+        del table[needed:]
 
     @property
     def has_due_copies(self) -> bool:
@@ -155,38 +155,43 @@ class BlockManager:
         If the cache already holds a block's content, the request adopts that block and its own is
         released: one content, one block, and no request is left reading a block that is free.
         """
-        table, size = request.block_ids, self.block_size
+        size, first = self.block_size, request.num_published_blocks
         num_full = request.num_computed_tokens // size
-        if num_full == request.num_published_blocks:  # as after nearly every token of an answer
+        if num_full == first:  # as after nearly every token of an answer
             return
-        for index in range(request.num_published_blocks, num_full):
-            tokens = tuple(request.token_ids[index * size : (index + 1) * size])
-            parent = table[index - 1] if index else None
+        table, token_ids = request.block_ids, request.token_ids
+        publish, salt = self.prefix_cache.publish, request.cache_salt
+        last = table[first - 1] if first else None
+        for index in range(first, num_full):
+            tokens = tuple(token_ids[index * size : (index + 1) * size])
             own = table[index]
-            kept = self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
-            if kept != own:
-                self._acquire(kept)
-                self._release(own)
-                table[index] = kept
-            request.num_published_blocks = index + 1
+            last = publish(last, tokens, own, salt)
+            if last != own:
+                self._acquire(last)
+                self._release([own])
+                table[index] = last
+        request.num_published_blocks = num_full
 
     def free(self, request: Request) -> None:
         """Give back all blocks of a request, tail first, so that leaves are evicted first."""
-        for block_id in reversed(request.block_ids):
-            self._release(block_id)
+        self._release(reversed(request.block_ids))
         request.block_ids = []
         request.num_computed_tokens = 0
         request.num_published_blocks = 0
 
-    # -- single blocks -----------------------------------------------------------------------
+    # -- blocks by number --------------------------------------------------------------------
 
-    def _take(self) -> int:
-        block_id, _ = self.free_blocks.popitem(last=False)
-        if block_id in self.prefix_cache:
-            self.prefix_cache.forget(block_id)
-            self.num_cached_blocks -= 1
-        self.ref_counts[block_id] = 1
-        return block_id
+    def _take(self, count: int) -> list[int]:
+        next_to_go, ref_counts, cache = self.free_blocks.popitem, self.ref_counts, self.prefix_cache
+        taken = []
+        for _ in range(count):
+            block_id, _ = next_to_go(last=False)
+            if block_id in cache:
+                cache.forget(block_id)
+                self.num_cached_blocks -= 1
+            ref_counts[block_id] = 1
+            taken.append(block_id)
+        return taken
 
     def _acquire(self, block_id: int) -> None:
         if self.ref_counts[block_id] == 0:
@@ -194,16 +199,18 @@ class BlockManager:
             self.num_cached_blocks -= 1  # a match or an adoption: only cached blocks qualify
         self.ref_counts[block_id] += 1
 
-    def _release(self, block_id: int) -> None:
-        self.ref_counts[block_id] -= 1
-        assert self.ref_counts[block_id] >= 0
-        if self.ref_counts[block_id] > 0:
-            return
-        self.free_blocks[block_id] = None
-        if block_id in self.prefix_cache:
-            self.num_cached_blocks += 1
-        else:
-            self.free_blocks.move_to_end(block_id, last=False)
+    def _release(self, block_ids: Iterable[int]) -> None:
+        ref_counts, free_blocks, cache = self.ref_counts, self.free_blocks, self.prefix_cache
+        for block_id in block_ids:
+            left = ref_counts[block_id] = ref_counts[block_id] - 1
+            assert left >= 0
+            if left > 0:
+                continue
+            free_blocks[block_id] = None
+            if block_id in cache:
+                self.num_cached_blocks += 1
+            else:
+                free_blocks.move_to_end(block_id, last=False)
 
     # -- audit -------------------------------------------------------------------------------
 

@@ -302,7 +302,7 @@ class Engine:
             num_tokens=batch.num_known_tokens + _tokens_of_further_rounds(updates),
             num_prompt_tokens=batch.num_prompt_tokens,
             num_preempted=len(batch.preempted_ids),
-            num_finished=sum(update.request.is_finished for update in updates),
+            num_finished=sum([update.request.is_finished for update in updates]),
             seconds=seconds,
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
@@ -359,4 +359,4 @@ def _num_rounds(batch: Batch, updates: Sequence[RequestUpdate]) -> int:
 
 
 def _tokens_of_further_rounds(updates: Iterable[RequestUpdate]) -> int:
-    return sum([max(0, len(update.new_token_ids) - 1) for update in updates])
+    return sum([len(tokens) - 1 for update in updates if len(tokens := update.new_token_ids) > 1])

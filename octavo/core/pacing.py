@@ -99,4 +99,4 @@ def time_of_prompts(target: float, decode: float) -> float:
 
 
 def _num_decoding(items: Iterable[Piece]) -> int:
-    return sum(item.num_tokens == 1 for item in items)
+    return sum([item.num_tokens == 1 for item in items])

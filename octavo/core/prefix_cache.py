@@ -86,14 +86,12 @@ class RadixPrefixCache:
             parent = self._roots.setdefault(salt, _Node(-1, (), None))
         else:
             parent = self._nodes[parent_block]
-        known = parent.children.get(tokens)
-        if known is not None:
-            return known.block_id
-        assert block_id not in self._nodes, "a block can hold one content only"
         node = _Node(block_id, tokens, parent)
-        parent.children[tokens] = node
-        self._nodes[block_id] = node
-        return block_id
+        known = parent.children.setdefault(tokens, node)
+        if known is node:  # as nearly always
+            assert block_id not in self._nodes, "a block can hold one content only"
+            self._nodes[block_id] = node
+        return known.block_id
 
     def forget(self, block_id: int) -> None:
         node = self._nodes.pop(block_id)

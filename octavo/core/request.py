@@ -19,6 +19,9 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+_FINISHED = RequestStatus.FINISHED  # asked for every token, and an Enum is slow to look it up
+
+
 class FinishReason(Enum):
     """Why a generation ended; the values are those of the OpenAI API, plus ``error``."""
 
@@ -133,4 +136,4 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
+        return self.status is _FINISHED

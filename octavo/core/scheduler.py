@@ -9,7 +9,7 @@ already holds, everything again for one that was preempted. The idea is vLLM's (
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
@@ -87,8 +87,8 @@ class RequestUpdate:
 
     request: Request
     new_token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    prompt_logprobs: list[TokenLogprobs]
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Scheduler:
@@ -249,17 +249,22 @@ class Scheduler:
         budget = self._budget(len(decoding))
         for request in decoding + prompts:
             item = self._next_item(request, budget)
-            if item is None or request.status is not RequestStatus.RUNNING:
-                continue  # nothing left to give, or preempted a moment ago
-            has_room, victims = self._make_room(request, item.start + item.num_tokens)
-            for victim in victims:
-                preempted.append(victim.request_id)
-                if victim in planned:
-                    budget += planned.pop(victim).num_tokens
+            if item is None:
+                continue  # nothing left to give
+            if short_of_blocks and request.status is not RequestStatus.RUNNING:
+                continue  # preempted a moment ago
+            end = item.start + item.num_tokens
+            has_room = self.block_manager.allocate(request, end)
+            if not has_room:
+                short_of_blocks = True
+                has_room, victims = self._make_room(request, end)
+                for victim in victims:
+                    preempted.append(victim.request_id)
+                    if victim in planned:
+                        budget += planned.pop(victim).num_tokens
             if has_room:
                 planned[request] = item
                 budget -= item.num_tokens
-            short_of_blocks |= not has_room or bool(victims)
         if not short_of_blocks:
             for item in self._admit(budget):
                 planned[item.request] = item
@@ -279,7 +284,8 @@ class Scheduler:
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight += item.num_tokens
-            request.num_awaited_tokens += item.num_sampled == 1
+            if item.num_sampled == 1:
+                request.num_awaited_tokens += 1
         assert batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(self.running) <= self.config.max_num_seqs
         return batch
@@ -431,29 +437,34 @@ class Scheduler:
     def update(self, batch: Batch, output: StepOutput) -> list[RequestUpdate]:
         """Take in the results of a step: tokens, published blocks, requests that end."""
         updates: list[RequestUpdate] = []
+        commit, token_ids_of = self.block_manager.commit, output.token_ids
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight -= item.num_tokens
-            request.num_awaited_tokens -= item.num_sampled == 1
+            if item.num_sampled == 1:
+                request.num_awaited_tokens -= 1
             if request.is_finished:  # in the meantime; its blocks were still written to
                 if not request.num_tokens_in_flight:
                     self.block_manager.free(request)
                 continue
             request_id = request.request_id
-            if request_id in output.errors:
+            if output.errors and request_id in output.errors:
                 # What this step computed is not published: it may be damaged.
                 request.error = output.errors[request_id]
                 self._finish(request, FinishReason.ERROR)
-                updates.append(RequestUpdate(request, [], [], []))
+                updates.append(RequestUpdate(request, []))
                 continue
             request.num_computed_tokens = item.end
-            self.block_manager.commit(request)
-            prompt_logprobs = output.prompt_logprobs.get(request_id, [])
-            request.num_prompt_logprobs += len(prompt_logprobs)
-            new_token_ids = self._append(request, output.token_ids.get(request_id, ()))
-            if new_token_ids or prompt_logprobs:
-                logprobs = output.logprobs.get(request_id, [])[: len(new_token_ids)]
-                updates.append(RequestUpdate(request, new_token_ids, logprobs, prompt_logprobs))
+            commit(request)
+            new_token_ids = self._append(request, token_ids_of.get(request_id, []))
+            update = RequestUpdate(request, new_token_ids)
+            if output.logprobs:
+                update.logprobs = output.logprobs.get(request_id, [])[: len(new_token_ids)]
+            if output.prompt_logprobs:
+                update.prompt_logprobs = output.prompt_logprobs.get(request_id, ())
+                request.num_prompt_logprobs += len(update.prompt_logprobs)
+            if new_token_ids or update.prompt_logprobs:
+                updates.append(update)
             if item.num_sampled > 1:
                 self._take_back(item, new_token_ids)
         return updates
@@ -474,28 +485,30 @@ class Scheduler:
         if self.proposer is not None:
             self.proposer.forget(request)
 
-    def _append(self, request: Request, token_ids: Iterable[int]) -> list[int]:
+    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
         """Append sampled tokens up to the first that ends the request; returns those taken."""
-        taken: list[int] = []
-        params = request.params
+        num_taken = 0
+        params, known = request.params, request.token_ids
+        num_output = len(known) - request.num_prompt_tokens
         for token_id in token_ids:
-            if taken:  # then the executor has computed the one before too
+            if num_taken:  # then the executor has computed the one before too
                 request.num_computed_tokens += 1
                 self.block_manager.commit(request)
-            request.token_ids.append(token_id)
-            taken.append(token_id)
-            if request.num_output_tokens >= params.min_tokens:
+            known.append(token_id)
+            num_taken += 1
+            num_output += 1
+            if num_output >= params.min_tokens:
                 if not params.ignore_eos and token_id in request.eos_token_ids:
                     self._finish(request, FinishReason.STOP)
                     break
                 if token_id in params.stop_token_ids:
                     self._finish(request, FinishReason.STOP, token_id)
                     break
-            if len(request.token_ids) >= request.max_total_tokens:
+            if len(known) >= request.max_total_tokens:
                 self._finish(request, FinishReason.LENGTH)
                 break
-        request.stats.num_output_tokens = request.num_output_tokens
-        return taken
+        request.stats.num_output_tokens = num_output
+        return token_ids if num_taken == len(token_ids) else token_ids[:num_taken]
 
 
 def _awaits_fork(request: Request) -> bool:

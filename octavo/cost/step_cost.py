@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -130,6 +131,10 @@ class StepModel:
         self.model, self.device, self.efficiency = model, device, efficiency
         self._measured = measured
         self._ops = tuple(priced_ops(model, device, efficiency))
+        products = len(model.matrices)
+        self._products, self._others = self._ops[:products], self._ops[products:]
+        # What products of matrices take depends on two numbers, which come again and again.
+        self._product_seconds = lru_cache(maxsize=4096)(self._seconds_of_products)
 
     @classmethod
     def of(
@@ -172,10 +177,14 @@ class StepModel:
         """Of one pass, without what comes once a step."""
         if self._measured is not None and rows.num_tokens:
             return self._measured.seconds(StepFeatures.of(rows))
-        total = 0.0
-        for op in self._ops:
+        total = self._product_seconds(rows.num_tokens, rows.num_sampled)
+        for op in self._others:
             total += op.stages * op.seconds(op.work(rows))
         return total + sum(each.seconds for each in self._transfers(rows))
+
+    def _seconds_of_products(self, num_tokens: int, num_sampled: int) -> float:
+        rows = Rows(num_tokens, num_sampled, [])
+        return sum([op.stages * op.seconds(op.work(rows)) for op in self._products], 0.0)
 
     def _pass_cost(self, rows: Rows) -> _PassCost:
         works = [(op, op.work(rows)) for op in self._ops]

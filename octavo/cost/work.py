@@ -150,18 +150,17 @@ def _first_pass(chunks: Iterable[Chunk]) -> Rows:
     drafts: list[tuple[int, int]] = []
     prompts: list[tuple[int, int]] = []
     for chunk in chunks:
-        start, count, sampled = chunk.start, chunk.num_tokens, 0
-        if chunk.num_sampled:
-            draft = chunk.draft
-            sampled = 1 if draft is None else 1 + len(draft)
+        count = chunk.num_tokens
         num_tokens += count
-        num_sampled += sampled
         if count == 1:
-            singles.append(start)
-        elif count == sampled:
-            drafts.append((start, count))
-        else:
-            prompts.append((start, count))
+            num_sampled += chunk.num_sampled > 0
+            singles.append(chunk.start)
+            continue
+        sampled, draft = 0, chunk.draft
+        if chunk.num_sampled:
+            sampled = 1 if draft is None else 1 + len(draft)
+        num_sampled += sampled
+        (drafts if count == sampled else prompts).append((chunk.start, count))
     return Rows(num_tokens, num_sampled, singles, drafts, prompts)
 
 

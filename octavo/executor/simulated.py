@@ -85,7 +85,7 @@ class SimulatedExecutor:
         start = max(self._clock.now(), self._first_stage_free_at)
         self._first_stage_free_at = start + cost / self._num_stages
         tokens = {
-            item.request.request_id: self._tokens(item) for item in batch.items if item.samples
+            item.request.request_id: self._tokens(item) for item in batch.items if item.num_sampled
         }
         return SimulatedStep(start + cost, StepOutput(tokens), self._clock)
 
@@ -105,7 +105,7 @@ class SimulatedExecutor:
 
     def _tokens(self, item: ScheduledRequest) -> list[int]:
         if item.num_sampled == 1:
-            return [self._next_token(item.request, item.end)]
+            return [self._next_token(item.request, item.start + item.num_tokens)]
         positions = range(item.end, item.end + item.num_sampled)
         tokens = [self._next_token(item.request, position) for position in positions]
         if item.draft is None:

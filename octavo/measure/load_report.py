@@ -78,6 +78,12 @@ class LoadReport:
     warnings: list[str]
 
     @property
+    def limits_ms(self) -> dict[str, float]:
+        """Of the SLO, by the upper-case names of latencies; none without one."""
+        slo = self.goodput.slo.as_json() if self.goodput else {}
+        return {name.removesuffix("_ms").upper(): limit for name, limit in slo.items()}
+
+    @property
     def output_tokens_from(self) -> dict[str, int]:
         """How many answers were counted by the server, by a tokenizer, or by their events."""
         return dict(Counter(each.output_tokens_from for each in self.records if each.completed))

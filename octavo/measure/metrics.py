@@ -11,12 +11,12 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from octavo.measure.concurrency import concurrency_curve
 from octavo.measure.request_record import RequestRecord
-from octavo.measure.statistics import bootstrap, bootstrap_interval, percentile
+from octavo.measure.statistics import bootstrap, percentile, resamples
 
 # The latencies of a report, by the names that they have in it.
 LATENCIES = (
@@ -192,6 +192,7 @@ def bootstrap_intervals(
     found: dict[str, tuple[float, float]] = {}
     completed = [record for record in records if record.completed]
     rounds = max(40, min(200, 400_000 // max(1, len(completed))))
+    samples = cache(partial(resamples, rounds=rounds, seed=seed))  # the same for all figures
     values = latency_values(completed)
     for name in ("ttft", "tpot", "e2el"):
         seconds = values[name]
@@ -203,14 +204,14 @@ def bootstrap_intervals(
         }
         for statistic, percent in wanted.items():
             of_sample[f"{statistic}_{name}_ms"] = partial(percentile, percent=percent)
-        found |= bootstrap([value * 1e3 for value in seconds], of_sample, rounds=rounds, seed=seed)
-    gaps = [(sum(itls) * 1e3, len(itls)) for record in completed if (itls := record.itls)]
+        found |= bootstrap([value * 1e3 for value in seconds], of_sample, samples(len(seconds)))
+    gaps = [itls for record in completed if (itls := record.itls)]
     if len(gaps) >= 2:
+        totals, counts = [sum(itls) * 1e3 for itls in gaps], [len(itls) for itls in gaps]
 
         def mean_gap(drawn: Sequence[float]) -> float:
-            chosen = [gaps[int(index)] for index in drawn]
-            return sum(total for total, _ in chosen) / sum(count for _, count in chosen)
+            chosen = [int(index) for index in drawn]
+            return sum([totals[i] for i in chosen]) / sum([counts[i] for i in chosen])
 
-        indices = range(len(gaps))
-        found["mean_itl_ms"] = bootstrap_interval(indices, mean_gap, rounds=rounds, seed=seed)
+        found |= bootstrap(range(len(gaps)), {"mean_itl_ms": mean_gap}, samples(len(gaps)))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -59,23 +59,25 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
+def resamples(count: int, rounds: int = 200, seed: int = 0) -> list[list[int]]:
+    """For each round, the indices of ``count`` values that are drawn from as many, with
+    replacement. The same seed gives the same ones."""
+    draws, indices = random.Random(seed), list(range(count))
+    return [draws.choices(indices, k=count) for _ in range(rounds)]
+
+
 def bootstrap(
     values: Sequence[float],
     statistics: Mapping[str, Callable[[Sequence[float]], float]],
+    samples: Iterable[Iterable[int]],
     *,
     confidence: float = 0.95,
-    rounds: int = 200,
-    seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """The percentile intervals of statistics over samples drawn with replacement (Efron 1979).
-
-    The same seed gives the same samples, and all statistics are of these. They are handed a sample
-    in ascending order.
-    """
-    draws = random.Random(seed)
+    """The percentile intervals of statistics over samples, as ``resamples`` draws them (Efron
+    1979). Statistics are handed a sample in ascending order."""
     found: dict[str, list[float]] = {name: [] for name in statistics}
-    for _ in range(rounds):
-        sample = sorted(draws.choices(values, k=len(values)))
+    for drawn in samples:
+        sample = sorted([values[index] for index in drawn])
         for name, statistic in statistics.items():
             found[name].append(statistic(sample))
     tail = (1 - confidence) / 2 * 100
@@ -93,5 +95,5 @@ def bootstrap_interval(
     seed: int = 0,
 ) -> tuple[float, float]:
     """The interval of one statistic; see ``bootstrap``."""
-    found = bootstrap(values, {"": statistic}, confidence=confidence, rounds=rounds, seed=seed)
-    return found[""]
+    samples = resamples(len(values), rounds, seed)
+    return bootstrap(values, {"": statistic}, samples, confidence=confidence)[""]

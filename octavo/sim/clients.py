@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 from octavo.errors import ConfigError
 from octavo.measure.request_record import RequestRecord
@@ -99,7 +98,9 @@ class Clients:
         if self._num_places is not None:
             self._num_places -= 1
         now = self._agenda.now
-        token_ids = list(chain(before, *ask.pieces))
+        token_ids = list(before)
+        for piece in ask.pieces:
+            token_ids += piece
         record = RequestRecord(
             ask.request_id,
             scheduled,

@@ -7,12 +7,31 @@ which of them are equal: prompts share in the prefix cache what is said here tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, repeat
 
 from octavo.errors import ConfigError
 from octavo.workload.requests import WorkloadRequest
 from octavo.workload.traces import TraceEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The same token again and again: a long prompt that takes no room until it is sent, and then
+    not that of different numbers."""
+
+    token_id: int
+    num_tokens: int
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    def __iter__(self) -> Iterator[int]:
+        return repeat(self.token_id, self.num_tokens)
+
+    def first(self, num_tokens: int) -> Run:
+        return Run(self.token_id, min(num_tokens, self.num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +49,7 @@ class Ask:
     """
 
     request_id: str
-    pieces: tuple[Sequence[int], ...]
+    pieces: tuple[Sequence[int] | Run, ...]
     output_len: int
     arrival_s: float | None = None
     priority: int = 0
@@ -59,7 +78,7 @@ def asks_of_requests(requests: Iterable[WorkloadRequest]) -> list[Ask]:
                 f"nothing says how long the answer to request {request.request_id} is, and no "
                 "model decides that in a simulation: give --output-len"
             )
-        piece: Sequence[int] | None = request.prompt_token_ids
+        piece: Sequence[int] | Run | None = request.prompt_token_ids
         if piece is None:
             if not request.input_len:
                 raise ConfigError(
@@ -125,26 +144,24 @@ def as_conversations(asks: Sequence[Ask], turns: int, think_s: float = 0.0) -> l
 
 
 class _TokenSupply:
-    """Token ids, each of which is handed out once: pieces are equal only where they are the same
-    block of a trace."""
+    """Runs of tokens, each of another one: pieces are equal only where they are the same block of a
+    trace, as far as both of them go."""
 
     def __init__(self) -> None:
-        self._next = 0
-        self._blocks: dict[tuple[int, int], range] = {}
+        self._token_ids = count()
+        self._blocks: dict[tuple[int, int], Run] = {}
 
-    def fresh(self, count: int) -> range:
-        start = self._next
-        self._next += count
-        return range(start, self._next)
+    def fresh(self, num_tokens: int) -> Run:
+        return Run(next(self._token_ids), num_tokens)
 
-    def prompt(self, entry: TraceEntry, length: int) -> tuple[range, ...]:
+    def prompt(self, entry: TraceEntry, length: int) -> tuple[Run, ...]:
         """Pieces of so many tokens: the blocks of an entry, then tokens of its own."""
-        pieces: list[range] = []
+        pieces: list[Run] = []
         left = length
         for hash_id in entry.hash_ids[: math.ceil(length / entry.block_size)]:
             key = (hash_id, entry.block_size)
             if key not in self._blocks:
                 self._blocks[key] = self.fresh(entry.block_size)
-            pieces.append(self._blocks[key][:left])
+            pieces.append(self._blocks[key].first(left))
             left -= len(pieces[-1])
         return (*pieces, self.fresh(left)) if left else tuple(pieces)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from octavo.core.drafting import DraftProposer
 from octavo.errors import ConfigError
-from octavo.runtime.acceptance import Synthetic
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.synthetic import SyntheticProposer
+
+if TYPE_CHECKING:
+    from octavo.runtime.acceptance import Synthetic
 
 
 def check_drafts(config: SpeculativeConfig | None) -> None:
@@ -23,6 +27,8 @@ def acceptance(config: SpeculativeConfig) -> Synthetic:
             "a simulation has no text to guess from: say how often guesses are right, as in "
             "--speculative-config '{\"synthetic_acceptance_rates\": [0.8, 0.7, 0.6]}'"
         )
+    from octavo.runtime.acceptance import Synthetic  # and numpy, which a start needs not wait for
+
     return Synthetic(rates)
 
 

@@ -220,7 +220,7 @@ class Replica:
             if request.request_id not in requests:
                 continue  # nobody listens any more
             received(request, update.new_token_ids, now)
-            if request.is_finished:
+            if request.finish_reason is not None:
                 del requests[request.request_id]
                 self._front.ended(request, now)
 

@@ -72,11 +72,13 @@ class Timeline:
             )
         )
 
-    def series(self, makespan_s: float, span_s: float | None = None) -> list[SeriesPoint]:
-        """The run in spans of equal length; None takes one that gives no more than 600."""
+    def series(
+        self, makespan_s: float, span_s: float | None = None, *, max_points: int = _MAX_POINTS
+    ) -> list[SeriesPoint]:
+        """The run in spans of equal length; None takes one that gives no more than so many."""
         if makespan_s <= 0:
             return []
-        width = span_s or _round_span(makespan_s / _MAX_POINTS)
+        width = span_s or _round_span(makespan_s / max_points)
         areas = [_Areas() for _ in range(math.ceil(makespan_s / width))]
         by_replica: dict[str, list[StepNote]] = defaultdict(list)
         for note in self.steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from svg import texts_of
 
 from octavo.cli import main
 
@@ -53,9 +54,11 @@ def test_what_is_foreseen_beside_what_comes(tiny_model, home, trace, capsys):
     assert set(document["summary"]["mean_ttft_ms"]) == {
         *("mean_abs_error", "max_abs_error", "inside_interval", "mean_abs_error_as_calibrated")
     }
-    assert main(asked) == 0  # with the calibration of before
+    picture = home.parent / "validation.svg"
+    assert main([*asked, "--plot", str(picture)]) == 0  # with the calibration of before
     said = capsys.readouterr()
     assert "no calibration" not in said.err and "output_throughput" in said.out
+    assert {"mean TTFT, ms", "simulated: interval"} <= set(texts_of(picture))
 
 
 def test_requests_need_a_time(tiny_model, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from svg import texts_of
 
 from octavo.cli import main
 
@@ -189,3 +190,12 @@ def test_advice(document, octavo):
     status, out, _ = octavo("advise", *SMALL, "--concurrency", 4)
     assert status == 0 and found["decisions"][0]["question"] in out
     assert found["advice"][0]["what"] in out
+
+
+def test_pictures(octavo, tmp_path):
+    picture = tmp_path / "plan.svg"
+    asked = ("plan", *SMALL, "--rate", 5, "--slo", "tpot=50")
+    for search in ((), ("--cheapest", "--most-devices", 1)):
+        assert octavo(*asked, *search, "--plot", picture)[0] == 0
+        assert {"weights", "limit 50 ms", "output tokens/s, all devices"} <= set(texts_of(picture))
+        picture.unlink()

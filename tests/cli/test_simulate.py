@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from svg import texts_of
 
 from octavo.calibration.store import Profile, keep, model_and_processor
 from octavo.cli import main
@@ -34,6 +35,17 @@ def test_a_folder_gets_the_same_bytes_each_time(capsys, tmp_path):
     assert names == ["result.json", "series.csv", "timeline.json"]
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_picture(tmp_path):
+    picture = tmp_path / "run.svg"
+    assert main([*SMALL, "--goodput", "tpot:50", "--plot", str(picture)]) == 0
+    title = "llama-3.1-8b on 1 × H100 SXM, simulated: 12 requests"
+    assert {title, "time, s", "KV pool in use, %", "TTFT, ms", "bound 50 ms"} <= set(
+        texts_of(picture)
+    )
+    assert main([*SMALL, "--patience", "0.001", "--plot", str(picture)]) == 1  # nothing to draw
+    assert "TTFT, ms" not in texts_of(picture)
 
 
 def test_a_trace_on_several_replicas(capsys, tmp_path):

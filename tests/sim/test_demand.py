@@ -28,7 +28,7 @@ def test_prompts_of_a_trace_share_what_it_says_and_nothing_else():
     assert tokens(one)[:32] == tokens(two)[:32] and tokens(one)[32:] != tokens(two)[32:40]
     assert tokens(three)[:16] == tokens(one)[:16]
     distinct = [tokens(one), tokens(two)[32:], tokens(three)[16:], tokens(other), tokens(empty)]
-    assert len(set(chain(*distinct))) == sum(map(len, distinct))
+    assert len(set(chain(*distinct))) == sum(len(set(each)) for each in distinct)
     assert three.output_len == 1
 
 

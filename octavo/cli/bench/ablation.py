@@ -105,7 +105,7 @@ def _tell(
 
 
 def _figure(args: argparse.Namespace, results: list[AblationResult]) -> Figure:
-    from octavo.bench.plots import Bar, worth_bars
+    from octavo.plots.benchmarks import Bar, worth_bars
 
     bars = [
         Bar(result.ablation.name, result.ablation.figure.label, result.worth) for result in results

@@ -86,7 +86,7 @@ def add_plot_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _plot_path(text: str) -> str:
-    from octavo.bench.plots import plot_format
+    from octavo.plots.style import plot_format
 
     try:
         plot_format(text)
@@ -97,16 +97,16 @@ def _plot_path(text: str) -> str:
 
 def check_plots(args: argparse.Namespace) -> None:
     """BenchmarkError if what ``--plot`` asks for cannot be drawn: known before minutes of work."""
-    from octavo.bench.plots import check_can_plot
+    from octavo.plots.style import check_can_plot
 
     check_can_plot(args.plot or ())
 
 
 def save_plots(args: argparse.Namespace, draw: Callable[[], Figure]) -> None:
     for path in args.plot or ():
-        from octavo.bench import plots
+        from octavo.plots.style import save
 
-        plots.save(draw(), path)
+        save(draw(), path)
 
 
 def positive(text: str) -> int:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(result: LatencyResult) -> Figure:
-    from octavo.bench.plots import latency_distributions
+    from octavo.plots.distributions import latency_distributions
 
     samples = {
         label: [value for each in result.samples if (value := getattr(each, name)) is not None]

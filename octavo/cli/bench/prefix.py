@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(args: argparse.Namespace, result: PrefixResult) -> Figure:
-    from octavo.bench.plots import time_bars
+    from octavo.plots.benchmarks import time_bars
 
     times = {
         "first question": result.cold_ttft.scaled(1e3),

@@ -145,16 +145,15 @@ def _tell(args: argparse.Namespace, result: ServeResult) -> int:
 
 def _figure(result: ServeResult) -> Figure:
     """TTFT, TPOT and ITL, with the limits of the SLO."""
-    from octavo.bench.plots import latency_distributions
     from octavo.measure.metrics import latency_values
+    from octavo.plots.distributions import latency_distributions
 
     values = latency_values(result.report.records)
-    slo = result.report.goodput.slo.as_json() if result.report.goodput else {}
     samples = {
         name: [seconds * 1e3 for seconds in values[name]] for name in ("ttft", "tpot", "itl")
     }
     return latency_distributions(
         {name.upper(): each for name, each in samples.items()},
         title=f"{result.summary.model_id}: {result.report.metrics.completed} requests",
-        bounds_ms={name.removesuffix("_ms").upper(): limit for name, limit in slo.items()},
+        bounds_ms=result.report.limits_ms,
     )

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _figure(result: StartupResult) -> Figure:
     from octavo.bench.offline.startup import spread
-    from octavo.bench.plots import time_bars
+    from octavo.plots.benchmarks import time_bars
 
     times = {
         f"{kind}, {until}": spread(starts, name)

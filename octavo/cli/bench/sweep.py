@@ -236,7 +236,7 @@ def _pair(median: float | None, tail: float | None) -> str:
 
 
 def _figure(args: argparse.Namespace, result: SweepResult) -> Any:
-    from octavo.bench.plots import CurvePoint, throughput_curve
+    from octavo.plots.benchmarks import CurvePoint, throughput_curve
 
     points = [
         CurvePoint(

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _figure(result: ThroughputResult) -> Figure:
-    from octavo.bench.plots import latency_distributions
+    from octavo.plots.distributions import latency_distributions
 
     samples = {
         label: [seconds * 1e3 for seconds in values]
