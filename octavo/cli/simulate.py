@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
+from octavo.cli.calibrated import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -39,7 +40,7 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 
 
 # Settings with which steps take what was measured, if they are as usual.
-_AS_MEASURED = ("hardware", "profile", "quantization", "kv_cache_dtype", "dtype", "tp", "pp", "ep")
+_AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -102,13 +103,10 @@ def _prepare(args: argparse.Namespace) -> Simulation:
 def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
     """What `octavo calibrate` has found, where this machine itself is simulated, with the model as
     it is."""
-    from octavo.calibration.known import profile_here
-
     usual = FleetSettings()
     if any(getattr(fleet, name) != getattr(usual, name) for name in _AS_MEASURED):
         return None
-    profile = profile_here(model)
-    return None if profile is None else profile.steps
+    return steps_here(model, fleet.kv_cache_dtype)
 
 
 def _tell(args: argparse.Namespace, report: SimulationReport, wall_s: float) -> None:

@@ -182,6 +182,7 @@ def calibrated(model: RankModel, device: Device, steps: MeasuredSteps) -> StepMo
         sequence_s=steps.sequence_s,
         overhead_spread=steps.drift,
         source="measured",
+        overhead_source="measured",
     )
     return StepModel(model, device, efficiency, steps)
 

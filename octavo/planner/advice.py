@@ -62,12 +62,14 @@ class _Change(NamedTuple):
 def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
     """What would help, what helps most first."""
     found: list[tuple[float, Advice]] = []
+    foreseen = _foreseen(verdict, slo)
     for change in _changes(verdict.deployment, verdict.traffic, slo):
         try:
             after = judge(change.deployment, verdict.traffic, slo)
         except ConfigError:
             continue  # such a model cannot be laid out so, or nothing is known of it
-        worth, gain = _gain(verdict, after)
+        before = verdict if change.deployment.is_measured else foreseen
+        worth, gain = _gain(before, after)
         if worth > LEAST_GAIN:
             found.append((worth, Advice(change.what, change.why, gain)))
     found += _shorter_requests(verdict)
@@ -75,6 +77,14 @@ def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
         found += _guessing(verdict)
         found += _sharing_prompts(verdict, slo)
     return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _foreseen(verdict: Verdict, slo: Slo) -> Verdict:
+    """The same with no step measured: what a change that was not would bring is told by what is
+    known of both in the same way."""
+    if not verdict.deployment.is_measured:
+        return verdict
+    return judge(replace(verdict.deployment, measured=None), verdict.traffic, slo)
 
 
 # -- what could be done ---------------------------------------------------------------------------

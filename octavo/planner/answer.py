@@ -26,6 +26,7 @@ from octavo.planner.advice import Advice, advise
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout
+from octavo.planner.measured import Measured
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
 from octavo.planner.nearest import Nearest, nearest
 from octavo.planner.sizing import highest_rate
@@ -48,6 +49,8 @@ class Question:
         price: of one device; None is what it was found for.
         utilization: share of its capacity at which it works, as far as cost goes. Where a rate is
             given it follows from that.
+        measured: steps of this model that were timed; they are used where nothing else is asked
+            about than what was timed.
     """
 
     model: str | ModelSpec
@@ -66,6 +69,7 @@ class Question:
     limits: Limits = field(default_factory=Limits)
     price: Price | None = None
     utilization: float | None = None
+    measured: Measured | None = None
 
     @property
     def parallel(self) -> Parallel | None:
@@ -133,6 +137,7 @@ def deployment_of(
         question.parallel or Parallel(),
         engine,
         question.limits,
+        measured=question.measured,
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from calibrations import keep_calibration
 
 from octavo.cli import main
+from octavo.cost import this_machine
 
+RATES = {"bytes_per_s": 30e9, "int8_per_s": 900e9, "fp16_per_s": 400e9, "fp32_per_s": 200e9}
 SMALL = ("llama-3.1-8b", "--hardware", "h100-sxm", "--profile", "vllm")
 
 
@@ -189,3 +192,44 @@ def test_advice(document, octavo):
     status, out, _ = octavo("advise", *SMALL, "--concurrency", 4)
     assert status == 0 and found["decisions"][0]["question"] in out
     assert found["advice"][0]["what"] in out
+
+
+# -- this machine, calibrated ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrated(tiny_model, tmp_path, monkeypatch):
+    """A model that was calibrated on a machine without a GPU."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    monkeypatch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
+    monkeypatch.setattr(this_machine, "_measure", lambda: RATES)
+    keep_calibration(tiny_model)
+    return tiny_model
+
+
+@pytest.mark.parametrize(
+    "flags, source",
+    [
+        ((), "measured"),
+        (("--hardware", "auto:2"), "measured"),
+        (("--isl", 200, "--concurrency", 36), "extrapolated"),
+        (("--kv-cache-dtype", "bf16"), "measured"),
+        (("--kv-cache-dtype", "int8"), "roofline"),
+        (("--quantization", "int4"), "roofline"),
+        (("--profile", "llama.cpp"), "roofline"),
+        (("--hardware", "epyc-genoa"), "roofline"),
+    ],
+)
+def test_a_model_that_was_calibrated_is_planned_as_it_was_measured(
+    document, calibrated, flags, source
+):
+    _, found = document("plan", calibrated, "--isl", 20, "--osl", 4, *flags)
+    assert found["decode_step_ms"]["source"] == source
+
+
+def test_a_calibration_with_other_threads_does_not_count(document, calibrated, tmp_path):
+    (kept,) = (tmp_path / "calibrations").iterdir()
+    kept.unlink()
+    keep_calibration(calibrated, threads=997)
+    _, found = document("plan", calibrated, "--isl", 20, "--osl", 4)
+    assert found["decode_step_ms"]["source"] == "roofline"

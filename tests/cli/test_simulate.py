@@ -3,10 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from calibrations import keep_calibration
 
-from octavo.calibration.store import Profile, keep, model_and_processor
 from octavo.cli import main
-from octavo.cost.measured import MeasuredSteps, Spread
 from octavo.workload.traces import TraceEntry, write_trace
 
 BASE = ["simulate", "llama-3.1-8b", "--hardware", "h100-sxm"]
@@ -84,6 +83,7 @@ def test_guesses_at_rates_that_are_given(capsys):
         ([], "measured"),
         (["--quantization", "int4"], "roofline"),
         (["--kv-cache-dtype", "fp8"], "roofline"),
+        (["--kv-cache-dtype", "bf16"], "measured"),
         (["--hardware", "h100-sxm"], "roofline"),
     ],
 )
@@ -91,8 +91,7 @@ def test_steps_are_as_measured_where_all_is_as_it_was_measured(
     capsys, tiny_model, tmp_path, monkeypatch, flags, step_times
 ):
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
-    steps = MeasuredSteps({"pass": 1e-3}, {"decode": Spread(0.9, 1.1)}, 512, 64, 7000)
-    keep(Profile(model_and_processor(tiny_model), {}, steps, "2026-01-01T00:00:00+00:00"))
+    keep_calibration(tiny_model)
     small = ["--num-prompts", "2", "--input-len", "10", "--output-len", "4"]
     assert main(["simulate", str(tiny_model), *small, *flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["simulation"]["step_times"] == step_times
