@@ -185,7 +185,9 @@ def test_a_model_that_is_not_known_comes_with_those_that_are_near(octavo):
 def test_advice(document, octavo):
     status, found = document("advise", *SMALL, "--concurrency", 4)
     assert status == 0 and found["model"] == "llama-3.1-8b"
-    assert all(each.keys() == {"what", "why", "gain"} for each in found["advice"])
+    keys = {"what", "why", "gain", "measured_gain", "measured", "not_measured"}
+    assert all(each.keys() == keys for each in found["advice"])
+    assert all(each["measured_gain"] is None for each in found["advice"])
     assert all(
         each.keys() == {"question", "answer", "because", "then"} for each in found["decisions"]
     )
@@ -233,3 +235,36 @@ def test_a_calibration_with_other_threads_does_not_count(document, calibrated, t
     keep_calibration(calibrated, threads=997)
     _, found = document("plan", calibrated, "--isl", 20, "--osl", 4)
     assert found["decode_step_ms"]["source"] == "roofline"
+
+
+def test_advice_is_tried_out(document, octavo, calibrated):
+    arguments = ("--isl", 40, "--osl", 4, "--concurrency", 2, "--measure", "--max-num-seqs", 8)
+    status, found = document("advise", calibrated, *arguments, "--try", calibrated)
+    assert status == 0
+    by_name = {each["what"]: each for each in found["advice"]}
+    again = by_name[f"run {calibrated}"]
+    gain = again["measured_gain"]
+    assert 0 < gain["low"] <= gain["value"] <= gain["high"] and gain["source"] == "measured"
+    assert again["measured"]["num_turns"] >= 3
+    assert again["measured"]["before"].keys() == {"output_tps", "ttft_ms", "e2e_ms"}
+    for each in found["advice"]:
+        assert (each["measured_gain"] is None) == (each["not_measured"] is not None), each
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--hardware", "l4"), "--hardware auto"),
+        (("--profile", "vllm"), "not vllm"),
+        (("--quantization", "int4"), "--quantization"),
+        (("--tp", 2), "--tp"),
+    ],
+)
+def test_only_what_is_here_can_be_tried_out(octavo, flags, words):
+    status, _, err = octavo("advise", "llama-3.1-8b", "--measure", *flags)
+    assert status == 2 and words in err and len(err.splitlines()) == 1
+
+
+def test_candidates_say_nothing_where_nothing_is_tried(octavo):
+    status, _, err = octavo("advise", *SMALL, "--try", "other.gguf")
+    assert status == 2 and "--measure" in err
