@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import positive
 from octavo.cli.plan_flags import add_plan_flags, question_of
+from octavo.errors import ConfigError
+from octavo.files import replace_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +37,7 @@ examples:
   octavo plan llama-3.3-70b --hardware h100-sxm:4 --rate 5 --slo ttft=500,tpot=50,e2e=10s@p99
   octavo plan qwen3-32b --hardware a100-80,h100-sxm,l40s --cheapest --rate 20 --slo tpot=40
   octavo plan mixtral-8x7b --hardware h100-sxm:2 --profile vllm --memory --roofline
+  octavo plan llama-3.1-8b --hardware l40s --export llama-on-l40s.json
 """
 
 INFEASIBLE = 2
@@ -66,6 +70,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", action="store_true", help="what memory goes to")
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
     group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument(
+        "--export",
+        metavar="FILE",
+        help="write what steps, memory and money of the plan depend on, and steps to check by: "
+        "JSON, from which a page can compute the same",
+    )
     parser.set_defaults(run=run)
 
 
@@ -96,6 +106,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     else:
         _print_plan(_console(), plan, args)
         _print_confirmed(_console(), confirmed)
+    _export(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
@@ -120,7 +131,22 @@ def _run_search(args: argparse.Namespace) -> int:
     else:
         _print_search(_console(), solution)
         _print_plan(_console(), solution.plan, args)
+    _export(args, solution.plan)
     return 0 if solution.search.offers else INFEASIBLE
+
+
+def _export(args: argparse.Namespace, plan: Plan) -> None:
+    """ConfigError if the file cannot be written."""
+    if args.export is None:
+        return
+    from octavo.planner.formulas import formulas_json
+
+    document = json.dumps(formulas_json(plan.deployment, plan.question.price), allow_nan=False)
+    try:
+        replace_file(args.export, document.encode())
+    except OSError as error:
+        raise ConfigError(f"{args.export} cannot be written: {error.strerror or error}") from None
+    terminal.say(f"written to {args.export}")
 
 
 # -- for people -----------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from typing import Any
 
 _HOMES = {
     "Deployment": "deployment",
+    "Measured": "measured",
     "Plan": "answer",
     "Question": "answer",
     "Slo": "slo",
     "Traffic": "traffic",
     "Verdict": "verdict",
+    "formulas_json": "formulas",
     "judge": "verdict",
     "parse_slo": "slo",
     "plan": "answer",

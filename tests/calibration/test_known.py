@@ -29,8 +29,6 @@ def test_the_newest_of_this_model_and_processor(model):
     for profile in (new, old, replace(new, about={**about, "processor": "another"})):
         keep(profile)
     assert profile_here(str(model)) == new
-    assert profile_here(str(model), threads=2) == old
-    assert profile_here(str(model), threads=3) is None
     model.write_bytes(b"another file of this name")
     assert profile_here(str(model)) is None
 

@@ -268,3 +268,17 @@ def test_only_what_is_here_can_be_tried_out(octavo, flags, words):
 def test_candidates_say_nothing_where_nothing_is_tried(octavo):
     status, _, err = octavo("advise", *SMALL, "--try", "other.gguf")
     assert status == 2 and "--measure" in err
+
+
+def test_a_plan_is_exported(octavo, tmp_path):
+    path = tmp_path / "page.json"
+    status, _, err = octavo("plan", *SMALL, "--price", 3, "--export", path)
+    found = json.loads(path.read_text())
+    assert status == 0 and str(path) in err
+    assert found["money"]["fixed_usd_per_hour"]["value"] == 3
+    assert found["model"]["name"] == "llama-3.1-8b" and len(found["golden"]["steps"]) >= 200
+    status, _, err = octavo("plan", *SMALL, "--export", path / "below-a-file.json")
+    assert status == 1 and "cannot be written" in err
+    arguments = ("--hardware", "l4", "--cheapest", "--rate", 1, "--export", path)
+    status, *_ = octavo("plan", "qwen3-0.6b", *arguments)
+    assert status == 0 and json.loads(path.read_text())["device"]["name"] == "L4"
