@@ -32,6 +32,7 @@ _HOMES = {
     "plan": "answer",
     "plan_json": "report",
     "search": "sizing",
+    "step_cost": "step",
 }
 
 __all__ = sorted(_HOMES)
