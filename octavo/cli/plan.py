@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from octavo.planner.answer import Plan
     from octavo.planner.cheapest import Solution
     from octavo.planner.confirmation import Confirmed
-    from octavo.planner.deployment import Deployment
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -180,23 +179,12 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
 def _what(plan: Plan) -> str:
     """``llama-3.1-8b in fp8 on 2 x H100 SXM (tp 2), as vllm runs it``."""
     deployment = plan.deployment
-    layout = _layout(deployment)
+    layout = deployment.parallel.text(deployment.replicas)
     return (
         f"{deployment.spec.name} in {deployment.precision.name} on {deployment.num_devices} × "
         f"{deployment.device.name}{f' ({layout})' if layout else ''}, "
         f"as {deployment.profile.name} runs it"
     )
-
-
-def _layout(deployment: Deployment) -> str:
-    """``tp 2, 4 replicas``; nothing of one device."""
-    parallel, replicas = deployment.parallel, deployment.replicas
-    degrees = [
-        f"{name} {getattr(parallel, name)}"
-        for name in ("tp", "pp", "ep", "dp")
-        if getattr(parallel, name) > 1
-    ]
-    return ", ".join([*degrees, f"{replicas} replicas"] if replicas > 1 else degrees)
 
 
 def _table(*columns: str) -> Table:
@@ -314,7 +302,7 @@ def _print_search(console: Console, solution: Solution) -> None:
         latency = service.latency()
         table.add_row(
             f"{deployment.device.name}, {deployment.precision.name}",
-            _layout(deployment),
+            deployment.parallel.text(deployment.replicas),
             str(deployment.num_devices),
             "" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour.value:,.2f}",
             f"{latency.ttft.value * 1e3:,.0f}",

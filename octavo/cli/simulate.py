@@ -40,7 +40,7 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 
 
 # Settings with which steps take what was measured, if they are as usual.
-_AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep")
+_AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep", "dp")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -85,11 +85,13 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> Simulation:
     from octavo.cost.open_spec import open_spec
     from octavo.measure.slo import Slo
-    from octavo.sim.setup import prepare
+    from octavo.planner.fleet import laid_out
+    from octavo.sim.setup import limits_of, prepare
 
     fleet = FleetSettings(**given_settings(args, FleetSettings))
+    spec, limits = open_spec(args.model), limits_of(engine_kwargs(args))
     return prepare(
-        open_spec(args.model),
+        spec,
         fleet,
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),
@@ -97,6 +99,7 @@ def _prepare(args: argparse.Namespace) -> Simulation:
         clients=ClientSettings(**given_settings(args, ClientSettings)),
         slo=Slo.from_texts(args.goodput),
         measured=_measured(args.model, fleet),
+        lay_out=lambda fleet, asked: laid_out(spec, fleet, asked, limits),
     )
 
 
@@ -115,8 +118,9 @@ def _tell(args: argparse.Namespace, report: SimulationReport, wall_s: float) -> 
         return
     print(report.as_text())
     setting, result = report.setting, report.result
+    layout = f" ({setting['layout']})" if setting["layout"] else ""
     print(
-        f"simulated: {setting['devices']} x {setting['hardware']}, {setting['kv_blocks']:,} KV "
-        f"blocks of {setting['block_size']} for each of {len(result.replicas)} replicas; "
-        f"{result.makespan_s:,.1f} s in {wall_s:.1f} s"
+        f"simulated: {setting['devices']} x {setting['hardware']}{layout}, "
+        f"{setting['kv_blocks']:,} KV blocks of {setting['block_size']} for each of "
+        f"{len(result.replicas)} replicas; {result.makespan_s:,.1f} s in {wall_s:.1f} s"
     )

@@ -48,6 +48,17 @@ def test_a_trace_on_several_replicas(capsys, tmp_path):
     assert len(steps) == 2 and all(steps)
 
 
+def test_devices_are_laid_out_as_a_plan_would_and_the_report_says_how(capsys):
+    flags = ["--hardware", "h100-sxm:4", "--profile", "vllm"]
+    assert main([*SMALL, *flags]) == 0
+    told = capsys.readouterr().out
+    asked = ["--rate", "20", "--isl", "100", "--osl", "8", "--json"]
+    assert main(["plan", "llama-3.1-8b", *flags, *asked]) == 0
+    found = json.loads(capsys.readouterr().out)["deployment"]
+    layout = f"tp {found['tp']}" if found["replicas"] == 1 else f"{found['replicas']} replicas"
+    assert "simulated: 4 x H100 SXM (" in told and layout in told
+
+
 def test_nothing_that_is_answered_is_a_failure(capsys):
     assert main([*SMALL, "--patience", "0.001"]) == 1
     assert "no request was answered" in capsys.readouterr().err
