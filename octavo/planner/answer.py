@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware import Device
@@ -22,17 +22,18 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
 from octavo.errors import ConfigError
-from octavo.planner.advice import Advice, advise
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout
 from octavo.planner.measured import Measured
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
-from octavo.planner.nearest import Nearest, nearest
-from octavo.planner.sizing import highest_rate
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from octavo.planner.advice import Advice
+    from octavo.planner.nearest import Nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +227,8 @@ class Plan:
             return None
         if self.traffic.rate is None:
             return service.requests_per_second
+        from octavo.planner.sizing import highest_rate
+
         most = max(self.traffic.rate, highest_rate(self.deployment, self.traffic, Slo()))
         step = self.decode_step  # the longer it takes, the fewer there are
         return Prediction(
@@ -255,13 +258,17 @@ class Plan:
             return min(1.0, self.traffic.rate / capacity.value)
         return self.question.utilization or USUAL_UTILIZATION
 
-    # -- what to change ----------------------------------------------------------------------
+    # -- what to change: imported where it is asked for, as plans themselves need nothing of it --
 
     @cached_property
     def advice(self) -> list[Advice]:
+        from octavo.planner.advice import advise
+
         return advise(self.verdict, self.slo)
 
     @cached_property
     def nearest(self) -> Nearest | None:
         """What could be had instead; None where what is asked can."""
+        from octavo.planner.nearest import nearest
+
         return None if self.is_feasible else nearest(self.verdict, self.slo)
