@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import open_session, progress_over
+from octavo.cli.busy import warn_if_busy
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
     settings = settings_for(_engine_args(plan.question).serving(), load, longest)
     foreseen = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
     others = unforeseen(settings, load)
+    warn_if_busy()
     with open_session(settings) as session:
         study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
         with progress_over("trying", len(foreseen) + len(others)) as advance:

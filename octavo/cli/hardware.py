@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from octavo.cli import Command, UsageError, terminal
+from octavo.cli.busy import warn_if_busy
 
 if TYPE_CHECKING:
     from octavo.cost.hardware import Device
@@ -108,19 +109,13 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _measure(name: str) -> None:
-    """Keep what this machine reaches now; says so where others run beside."""
-    from octavo import machine
+    """Keep what this machine reaches now."""
     from octavo.cost.hardware_table import AUTO
-    from octavo.cost.this_machine import is_busy, load_average, measured_anew
+    from octavo.cost.this_machine import measured_anew
 
     if name.partition(":")[0].strip().lower() != AUTO:
         raise UsageError(f"--measure is of this machine, which is called {AUTO}, not of {name}")
-    load, cores = load_average(), machine.cpu().usable_cores
-    if load is not None and is_busy(load, cores):
-        terminal.say(
-            f"octavo: warning: others use this machine (a load of {load:.1f} on {cores} cores over "
-            "the last minute): what is measured now is likely too low"
-        )
+    warn_if_busy()
     measured_anew()
 
 

@@ -205,6 +205,7 @@ def calibrated(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
     monkeypatch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
     monkeypatch.setattr(this_machine, "_measure", lambda: RATES)
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     keep_calibration(tiny_model)
     return tiny_model
 
@@ -249,6 +250,12 @@ def test_advice_is_tried_out(document, octavo, calibrated):
     assert again["measured"]["before"].keys() == {"output_tps", "ttft_ms", "e2e_ms"}
     for each in found["advice"]:
         assert (each["measured_gain"] is None) == (each["not_measured"] is not None), each
+
+
+def test_who_measures_beside_others_is_told(octavo, calibrated, monkeypatch):
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (50.0, 0.0, 0.0))
+    status, out, err = octavo("advise", calibrated, "--isl", 8, "--osl", 2, "--measure")
+    assert status == 0 and "measured, " in out and "a load of 50.0" in err
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
     fewer = min(cores.physical_cores or threads, threads - 1)
     if fewer >= 1:
         why = f"it has {threads}, which share caches and memory, maybe cores"
-        found.append(_only_tried(f"use {fewer} threads", why, {"threads": fewer}))
+        found.append(_only_tried(f"set threads to {fewer}", why, {"threads": fewer}))
     if args.kv_cache_dtype != "int8":
         what, why = "keep keys and values in int8", "they take half of what 16 bits do"
         found.append(_only_tried(what, why, {"kv_cache_dtype": "int8"}))
@@ -196,6 +196,7 @@ class AdviceStudy:
         self._load = load
         self._seconds = seconds
         self._open_session = open_session
+        self._warm: set[OfflineSession] = set()
         self._count = 0
 
     def tried(self, advice: Advice) -> Tried:
@@ -216,27 +217,30 @@ class AdviceStudy:
                 changed = stack.enter_context(self._open_session(args))
             before = self._texts() if trial.on_text else [self._random()]
             after = [self._random(trial.shared_prefix)] if trial.shared_prefix else before
-            return Outcome(
-                tuple(
-                    self._turns(
-                        _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
-                    )
-                )
-            )
+            sides = _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
+            return Outcome(tuple(self._turns(*sides)))
 
-    def _turns(self, *sides: _Side) -> list[tuple[Run, Run]]:
-        """Who begins changes from turn to turn; a first one is to warm up, and does not count."""
-        begin, found = time.perf_counter(), []
-        for number in range(1 + MOST_TURNS):
-            order = (0, 1) if number % 2 else (1, 0)
-            runs = {side: sides[side].run(self._salt()) for side in order}
-            if number:
-                found.append((runs[0], runs[1]))
-            a_turn = (time.perf_counter() - begin) / (number + 1)
+    def _turns(self, before: _Side, after: _Side) -> list[tuple[Run, Run]]:
+        """Who begins changes from turn to turn."""
+        self._warm_up(before, after)
+        begin, found = time.perf_counter(), list[tuple[Run, Run]]()
+        while len(found) < MOST_TURNS:
+            if len(found) % 2:
+                second, first = after.run(self._salt()), before.run(self._salt())
+            else:
+                first, second = before.run(self._salt()), after.run(self._salt())
+            found.append((first, second))
             gone = time.perf_counter() - begin
-            if number >= LEAST_TURNS and gone + a_turn > self._seconds:
+            if len(found) >= LEAST_TURNS and gone + gone / len(found) > self._seconds:
                 break
         return found
+
+    def _warm_up(self, *sides: _Side) -> None:
+        """Of engines that have not run yet; it does not count."""
+        for side in sides:
+            if side.session not in self._warm:
+                side.run(self._salt())
+        self._warm = {self._session}
 
     def _random(self, prefix: int = 0) -> list[WorkloadRequest]:
         load, session = self._load, self._session

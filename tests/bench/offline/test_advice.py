@@ -90,7 +90,11 @@ def test_who_begins_changes_and_nothing_is_known_from_before():
     bench = Bench()
     bench.study.measure(Trial({"threads": 1}))
     order = ["base" if session is bench.base else "changed" for session, _, _ in bench.log]
-    assert order == ["changed", "base", "base", "changed"] * 2  # the first two warm up
+    turns = ["base", "changed", "changed", "base", "base", "changed"]
+    assert order == ["base", "changed", *turns]  # the first two warm up
+    bench.study.measure(Trial({"threads": 1}))
+    order = ["base" if session is bench.base else "changed" for session, _, _ in bench.log]
+    assert order[8:] == ["changed", *turns]  # the other is warm
     assert len({salt for _, _, salt in bench.log}) == len(bench.log)
     assert len({requests for _, requests, _ in bench.log}) == 1
 
@@ -107,7 +111,7 @@ def test_what_prompts_share_is_known_before_the_clock_starts():
     bench = Bench()
     bench.study.measure(Trial(shared_prefix=30))
     assert bench.opened == []
-    beginning, batch, plain = bench.log[:3]
+    plain, beginning, batch = bench.log[:3]
     assert beginning[2] == batch[2] != plain[2]
     (first,) = beginning[1]
     assert first.output_len == 1 and len(first.prompt_token_ids) == 31
