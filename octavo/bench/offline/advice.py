@@ -145,7 +145,7 @@ def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
     if fewer >= 1:
         why = f"it has {threads}, which share caches and memory, maybe cores"
         found.append(_only_tried(f"set threads to {fewer}", why, {"threads": fewer}))
-    if args.kv_cache_dtype != "int8":
+    if args.kv_cache_dtype in ("auto", "bf16"):
         what, why = "keep keys and values in int8", "they take half of what 16 bits do"
         found.append(_only_tried(what, why, {"kv_cache_dtype": "int8"}))
     if args.itl_target_ms and load.count > 1:
