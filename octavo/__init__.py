@@ -10,8 +10,9 @@ Importing this package is cheap: a name below brings in what it needs when it is
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
+
+from octavo.lazy import named
 
 __version__ = "0.1.0"
 
@@ -32,9 +33,7 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return named(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

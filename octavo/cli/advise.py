@@ -3,40 +3,73 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from octavo.cli import terminal
+from octavo.cli import UsageError, terminal
+from octavo.cli.bench.common import open_session, progress_over
+from octavo.cli.busy import warn_if_busy
 from octavo.cli.plan_flags import add_plan_flags, question_of
 
 if TYPE_CHECKING:
-    from octavo.planner.answer import Plan
+    from octavo.bench.offline.advice import Outcome, Tried
+    from octavo.config import EngineArgs
+    from octavo.planner.advice import Advice
+    from octavo.planner.answer import Plan, Question
     from octavo.planner.decisions import Decision
 
 EXAMPLES = """\
 First the questions that decide, each with the number that answers it; then what would help, what
 helps most first, each tried as a plan of its own: the gain is in figures before and after.
 
+With --measure, what can be tried with the model at hand, on this machine, is: the same requests on
+the engine as it is and on a changed one, in turns. Nothing else should run meanwhile.
+
 examples:
   octavo advise
+  octavo advise smollm2-135m --concurrency 8 --measure
   octavo advise llama-3.1-70b --hardware a100-80-sxm:4 --rate 2 --slo ttft=1s,tpot=50
   octavo advise qwen3-8b --hardware rtx4090 --concurrency 16 --profile llama.cpp --json
 """
 
 
+# What a plan may be about, and an engine of this version cannot be.
+_ELSEWHERE = ("tp", "pp", "ep", "dp", "dtype", "quantization")
+_SECONDS = 30.0  # that all trials together may take, about, beside loading
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_plan_flags(parser)
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="try out what can be tried here: needs --hardware auto, and takes about a minute "
+        "with a small model",
+    )
+    parser.add_argument(
+        "--try",
+        dest="candidates",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="with --measure: the same model in other bits, to be tried, too; may be repeated",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from octavo.bench.offline.advice import Tried
     from octavo.planner.answer import answer
     from octavo.planner.decisions import decisions
     from octavo.planner.report import deployment_json
 
-    plan = answer(question_of(args))
+    _check(args)
+    question = question_of(args)
+    plan = answer(question)
     decided = decisions(plan.verdict)
+    tried = _tried(args, plan) if args.measure else [Tried(each) for each in plan.advice]
     if args.json:
         terminal.print_json(
             {
@@ -44,15 +77,103 @@ def run(args: argparse.Namespace) -> int:
                 "deployment": deployment_json(plan.deployment),
                 "feasible": plan.is_feasible,
                 "decisions": [each.as_json() for each in decided],
-                "advice": [each.as_json() for each in plan.advice],
+                "advice": [each.as_json() for each in tried],
             }
         )
     else:
-        _print(plan, decided)
+        _print(tried, decided)
     return 0
 
 
-def _print(plan: Plan, decided: list[Decision]) -> None:
+def _check(args: argparse.Namespace) -> None:
+    """UsageError where there is nothing here to be measured."""
+    if not args.measure:
+        if args.candidates:
+            raise UsageError("--try says nothing without --measure")
+        return
+    if args.hardware.lower() != "auto":
+        raise UsageError(
+            f"--measure runs the model on this machine: it needs --hardware auto, not "
+            f"{args.hardware}"
+        )
+    if args.profile != "octavo":
+        raise UsageError(f"--measure runs octavo's own engine, not {args.profile}")
+    for name in _ELSEWHERE:
+        if getattr(args, name) is not None:
+            raise UsageError(
+                f"--measure runs the model as its file is, on one device: leave out --{name}"
+            )
+
+
+# -- measured -------------------------------------------------------------------------------------
+
+
+def _tried(args: argparse.Namespace, plan: Plan) -> list[Tried]:
+    """All of the advice that can be, what helps most first; and what no formula foresees, where it
+    helped."""
+    from octavo.bench.offline.advice import AdviceStudy, Load, settings_for, unforeseen
+
+    traffic = plan.traffic
+    load = Load(max(1, round(_under_way(plan))), traffic.input_len, traffic.output_len)
+    longest = plan.deployment.settled.max_model_len
+    settings = settings_for(_engine_args(plan.question).serving(), load, longest)
+    foreseen = [*plan.advice, *(_candidate(plan, each) for each in args.candidates)]
+    others = unforeseen(settings, load)
+    warn_if_busy()
+    with open_session(settings) as session:
+        study = AdviceStudy(session, load, _SECONDS / len([*foreseen, *others]))
+        with progress_over("trying", len(foreseen) + len(others)) as advance:
+            tried = []
+            for each in (*foreseen, *others):
+                tried.append(study.tried(each))
+                advance()
+    found = tried[: len(foreseen)]
+    found += [each for each in tried[len(foreseen) :] if each.outcome and each.outcome.helps]
+    return sorted(found, key=lambda each: each.order)
+
+
+def _under_way(plan: Plan) -> float:
+    """Requests at once. Where nothing is answered, what is asked for."""
+    if plan.traffic.rate is None or plan.service is None:
+        return plan.traffic.concurrency or 1
+    return plan.service.streams.value
+
+
+def _engine_args(question: Question) -> EngineArgs:
+    """The engine that is asked about, as a server has it."""
+    from octavo.config import EngineArgs
+
+    limits = {
+        "max_num_seqs": question.limits.max_num_seqs,
+        "max_num_batched_tokens": question.limits.max_num_batched_tokens,
+        "max_model_len": question.limits.max_model_len,
+        "block_size": question.limits.block_size,
+        "gpu_memory_utilization": question.limits.utilization,
+        "kv_cache_memory": question.limits.kv_cache_memory,
+        "kv_cache_dtype": question.kv_cache_dtype,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    return EngineArgs.from_kwargs(str(question.model), **given).serving()
+
+
+def _candidate(plan: Plan, model: str) -> Advice:
+    """The same question of another file, as an advice: foreseen by what its weights take."""
+    from octavo.planner.advice import Advice, Trial, gain_of
+    from octavo.planner.answer import answer
+    from octavo.planner.figures import gib
+
+    base = answer(replace(plan.question, measured=None))
+    after = answer(replace(plan.question, model=model, measured=None))
+    sizes = [gib(each.deployment.memory.weights_bytes) for each in (base, after)]
+    _, gain = gain_of(base.verdict, after.verdict)
+    why = f"its weights take {sizes[1]}, and not {sizes[0]}"
+    return Advice(f"run {model}", why, gain or "none that is foreseen", Trial({"model": model}))
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+def _print(tried: list[Tried], decided: list[Decision]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
@@ -61,8 +182,24 @@ def _print(plan: Plan, decided: list[Decision]) -> None:
         console.print(f"  {decision.because}", markup=False)
         console.print(f"  → {decision.then}", markup=False)
     console.print("[bold]What would help[/bold]")
-    for number, advice in enumerate(plan.advice, start=1):
+    for number, each in enumerate(tried, start=1):
+        advice = each.advice
         console.print(f"{number}. {advice.what}", markup=False)
         console.print(f"   {advice.why}\n   {advice.gain}", markup=False)
-    if not plan.advice:
+        if each.outcome is not None:
+            console.print(f"   {_measured_line(each.outcome)}", markup=False)
+        elif each.why_not is not None:
+            console.print(f"   not measured: {each.why_not}", markup=False)
+    if not tried:
         console.print("nothing that was tried")
+
+
+def _measured_line(outcome: Outcome) -> str:
+    """What was before, and with the change."""
+    gain, before, after = outcome.gain, outcome.before, outcome.after
+    return (
+        f"measured, {len(outcome.turns)} turns: {gain.value:.2f} × the tokens/s "
+        f"({gain.low:.2f} to {gain.high:.2f}): TTFT {before.ttft_ms:,.1f} → {after.ttft_ms:,.1f} "
+        f"ms, {before.output_tps:,.0f} → {after.output_tps:,.0f} tokens/s"
+        f"{'' if outcome.helps else ', which is no help here'}"
+    )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 A minute of the engine's own steps is timed: prompts of all lengths, few and many requests, short
 and long ones, alone and mixed. What comes out is kept below $OCTAVO_HOME, for this model, this
-processor and these settings; `octavo simulate` with --hardware auto takes it from there, and
-`octavo validate` says how far it can be trusted. Nothing else should run meanwhile.
+processor and these settings; `octavo plan`, `advise` and `simulate` with --hardware auto take it
+from there, and `octavo validate` says how far it can be trusted. Nothing else should run meanwhile.
 
 examples:
   octavo calibrate

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from octavo.cli import Command, terminal
+from octavo.cli import Command, UsageError, terminal
+from octavo.cli.busy import warn_if_busy
 
 if TYPE_CHECKING:
     from octavo.cost.hardware import Device
@@ -44,6 +45,7 @@ examples:
   octavo hardware show epyc-genoa
   octavo hardware show "H100 SXM:8" --json
   octavo hardware show auto                     # this machine, measured
+  octavo hardware show auto --measure           # measured anew, whatever is kept
 """
 
 COMMANDS = {
@@ -61,6 +63,12 @@ def configure_list(parser: argparse.ArgumentParser) -> None:
 def configure_show(parser: argparse.ArgumentParser) -> None:
     parser.epilog = SHOW_EXAMPLES
     parser.add_argument("name", metavar="NAME", help="a device, or auto for this machine")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="of auto: measure this machine anew, for a second in which nothing else should run, "
+        "and keep that in place of what is kept",
+    )
     _add_common(parser)
     parser.set_defaults(run=show)
 
@@ -87,6 +95,8 @@ def list_devices(args: argparse.Namespace) -> int:
 def show(args: argparse.Namespace) -> int:
     from octavo.cost.hardware_table import find_device
 
+    if args.measure:
+        _measure(args.name)
     device, count = find_device(args.name, args.hardware_file)
     if args.json:
         terminal.print_json({**device.as_json(), "count": count})
@@ -96,6 +106,17 @@ def show(args: argparse.Namespace) -> int:
     if count > 1:
         print(f"{'count':<12} {count}")
     return 0
+
+
+def _measure(name: str) -> None:
+    """Keep what this machine reaches now."""
+    from octavo.cost.hardware_table import AUTO
+    from octavo.cost.this_machine import measured_anew
+
+    if name.partition(":")[0].strip().lower() != AUTO:
+        raise UsageError(f"--measure is of this machine, which is called {AUTO}, not of {name}")
+    warn_if_busy()
+    measured_anew()
 
 
 def _row(device: Device) -> tuple[str, ...]:

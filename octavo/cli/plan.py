@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from octavo.cli import UsageError, terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, positive, save_plots
 from octavo.cli.plan_flags import add_plan_flags, question_of
+from octavo.errors import ConfigError
+from octavo.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from octavo.planner.answer import Plan
     from octavo.planner.cheapest import Solution
     from octavo.planner.confirmation import Confirmed
-    from octavo.planner.deployment import Deployment
 
 EXAMPLES = """\
 MODEL is a name of the catalogue, a model that is here, a config.json, a folder or a GGUF file;
@@ -35,6 +37,7 @@ examples:
   octavo plan llama-3.3-70b --hardware h100-sxm:4 --rate 5 --slo ttft=500,tpot=50,e2e=10s@p99
   octavo plan qwen3-32b --hardware a100-80,h100-sxm,l40s --cheapest --rate 20 --slo tpot=40
   octavo plan mixtral-8x7b --hardware h100-sxm:2 --profile vllm --memory --roofline
+  octavo plan llama-3.1-8b --hardware l40s --export llama-on-l40s.json
 """
 
 INFEASIBLE = 2
@@ -68,6 +71,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--roofline", action="store_true", help="what steps go to, by operation")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_plot_flag(parser)
+    group.add_argument(
+        "--export",
+        metavar="FILE",
+        help="write what steps, memory and money of the plan depend on, and steps to check by: "
+        "JSON, from which a page can compute the same",
+    )
     parser.set_defaults(run=run)
 
 
@@ -100,6 +109,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         _print_plan(_console(), plan, args)
         _print_confirmed(_console(), confirmed)
     _save_plots(args, plan)
+    _export(args, plan)
     return 0 if plan.is_feasible and all(each.holds for each in confirmed) else INFEASIBLE
 
 
@@ -125,6 +135,7 @@ def _run_search(args: argparse.Namespace) -> int:
         _print_search(_console(), solution)
         _print_plan(_console(), solution.plan, args)
     _save_plots(args, solution.plan)
+    _export(args, solution.plan)
     return 0 if solution.search.offers else INFEASIBLE
 
 
@@ -135,6 +146,20 @@ def _save_plots(args: argparse.Namespace, plan: Plan) -> None:
         return plan_figure(plan, title=_what(plan))
 
     save_plots(args, draw)
+
+
+def _export(args: argparse.Namespace, plan: Plan) -> None:
+    """ConfigError if the file cannot be written."""
+    if args.export is None:
+        return
+    from octavo.planner.formulas import formulas_json
+
+    document = json.dumps(formulas_json(plan.deployment, plan.question.price), allow_nan=False)
+    try:
+        replace_file(args.export, document.encode())
+    except OSError as error:
+        raise ConfigError(f"{args.export} cannot be written: {error.strerror or error}") from None
+    terminal.say(f"written to {args.export}")
 
 
 # -- for people -----------------------------------------------------------------------------------
@@ -168,23 +193,12 @@ def _print_plan(console: Console, plan: Plan, args: argparse.Namespace) -> None:
 def _what(plan: Plan) -> str:
     """``llama-3.1-8b in fp8 on 2 x H100 SXM (tp 2), as vllm runs it``."""
     deployment = plan.deployment
-    layout = _layout(deployment)
+    layout = deployment.parallel.text(deployment.replicas)
     return (
         f"{deployment.spec.name} in {deployment.precision.name} on {deployment.num_devices} × "
         f"{deployment.device.name}{f' ({layout})' if layout else ''}, "
         f"as {deployment.profile.name} runs it"
     )
-
-
-def _layout(deployment: Deployment) -> str:
-    """``tp 2, 4 replicas``; nothing of one device."""
-    parallel, replicas = deployment.parallel, deployment.replicas
-    degrees = [
-        f"{name} {getattr(parallel, name)}"
-        for name in ("tp", "pp", "ep", "dp")
-        if getattr(parallel, name) > 1
-    ]
-    return ", ".join([*degrees, f"{replicas} replicas"] if replicas > 1 else degrees)
 
 
 def _table(*columns: str) -> Table:
@@ -302,7 +316,7 @@ def _print_search(console: Console, solution: Solution) -> None:
         latency = service.latency()
         table.add_row(
             f"{deployment.device.name}, {deployment.precision.name}",
-            _layout(deployment),
+            deployment.parallel.text(deployment.replicas),
             str(deployment.num_devices),
             "" if offer.dollars_per_hour is None else f"{offer.dollars_per_hour.value:,.2f}",
             f"{latency.ttft.value * 1e3:,.0f}",

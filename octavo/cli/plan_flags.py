@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import UsageError
 from octavo.cli.bench.common import positive
+from octavo.cli.calibrated import steps_here
 from octavo.cli.engine_flags import add_model_argument
 from octavo.config import parse_bytes
 
 if TYPE_CHECKING:
     from octavo.planner.answer import Question
+    from octavo.planner.measured import Measured
     from octavo.planner.money import Price
 
 _USUAL_YEARS, _USUAL_ELECTRICITY = 3.0, 0.15
@@ -156,7 +158,22 @@ def question_of(args: argparse.Namespace) -> Question:
         ),
         price=_price(args),
         utilization=args.utilization,
+        measured=_measured(args),
     )
+
+
+def _measured(args: argparse.Namespace) -> Measured | None:
+    """Steps of the model on this machine, where that is asked about."""
+    from octavo.cost.hardware_table import AUTO, find_device
+    from octavo.cost.open_spec import open_spec
+    from octavo.planner.measured import Measured
+
+    names = {name.partition(":")[0].strip().lower() for name in args.hardware.split(",")}
+    steps = steps_here(args.model, args.kv_cache_dtype) if AUTO in names else None
+    if steps is None:
+        return None
+    device, _ = find_device(AUTO)
+    return Measured.of(steps, open_spec(args.model), device.name, args.kv_cache_dtype)
 
 
 def _price(args: argparse.Namespace) -> Price | None:

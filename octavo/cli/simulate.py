@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
 from octavo.cli.bench.common import add_plot_flag, check_plots, save_plots
+from octavo.cli.calibrated import steps_here
 from octavo.cli.engine_flags import (
     add_engine_flags,
     add_flags,
@@ -46,7 +47,7 @@ are made up. --out DIR has result.json, series.csv, and timeline.json for https:
 _PLOTTED_POINTS = 150  # more would be a scrawl
 
 # Settings with which steps take what was measured, if they are as usual.
-_AS_MEASURED = ("hardware", "profile", "quantization", "kv_cache_dtype", "dtype", "tp", "pp", "ep")
+_AS_MEASURED = ("hardware", "profile", "quantization", "dtype", "tp", "pp", "ep", "dp")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -93,12 +94,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> Simulation:
+    from octavo.cost.open_spec import open_spec
     from octavo.measure.slo import Slo
-    from octavo.sim.setup import prepare
+    from octavo.planner.fleet import laid_out
+    from octavo.sim.setup import limits_of, prepare
 
     fleet = FleetSettings(**given_settings(args, FleetSettings))
+    spec, limits = open_spec(args.model), limits_of(engine_kwargs(args))
     return prepare(
-        args.model,
+        spec,
         fleet,
         Workload(**given_settings(args, Workload)),
         LoadSettings(**given_settings(args, LoadSettings)),
@@ -106,19 +110,17 @@ def _prepare(args: argparse.Namespace) -> Simulation:
         clients=ClientSettings(**given_settings(args, ClientSettings)),
         slo=Slo.from_texts(args.goodput),
         measured=_measured(args.model, fleet),
+        lay_out=lambda fleet, asked: laid_out(spec, fleet, asked, limits),
     )
 
 
 def _measured(model: str, fleet: FleetSettings) -> MeasuredSteps | None:
     """What `octavo calibrate` has found, where this machine itself is simulated, with the model as
     it is."""
-    from octavo.calibration.known import profile_here
-
     usual = FleetSettings()
     if any(getattr(fleet, name) != getattr(usual, name) for name in _AS_MEASURED):
         return None
-    profile = profile_here(model)
-    return None if profile is None else profile.steps
+    return steps_here(model, fleet.kv_cache_dtype)
 
 
 def _figure(report: SimulationReport, timeline: Timeline) -> Figure:
@@ -142,8 +144,9 @@ def _tell(args: argparse.Namespace, report: SimulationReport, wall_s: float) -> 
         return
     print(report.as_text())
     setting, result = report.setting, report.result
+    layout = f" ({setting['layout']})" if setting["layout"] else ""
     print(
-        f"simulated: {setting['devices']} x {setting['hardware']}, {setting['kv_blocks']:,} KV "
-        f"blocks of {setting['block_size']} for each of {len(result.replicas)} replicas; "
-        f"{result.makespan_s:,.1f} s in {wall_s:.1f} s"
+        f"simulated: {setting['devices']} x {setting['hardware']}{layout}, "
+        f"{setting['kv_blocks']:,} KV blocks of {setting['block_size']} for each of "
+        f"{len(result.replicas)} replicas; {result.makespan_s:,.1f} s in {wall_s:.1f} s"
     )

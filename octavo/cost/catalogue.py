@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -54,7 +54,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 @lru_cache(maxsize=1)
 def entries() -> Mapping[str, Mapping[str, Any]]:
     """The catalogue as it is, by name."""
-    text = files("octavo.cost").joinpath("catalogue.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")
     return MappingProxyType(json.loads(text))
 
 

@@ -31,7 +31,7 @@ ROW_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 SAMPLED_KNOTS = (0, 1, 4, 16, 64)
 
 # Beyond what was measured an interval grows by this share for each doubling.
-_WIDENING = 0.1
+WIDENING = 0.1
 _BELOW_ZERO = -1e-30  # what is read may be 0
 
 
@@ -144,7 +144,7 @@ class MeasuredSteps:
         value = self.seconds(features)
         spread = self.spreads.get(regime_of(features)) or _widest(self.spreads.values())
         beyond = self._doublings_beyond(features)
-        share = self.drift + _WIDENING * beyond
+        share = self.drift + WIDENING * beyond
         return Prediction(
             value,
             value * min(1.0, spread.low) / (1 + share),
@@ -195,6 +195,7 @@ def calibrated(model: RankModel, device: Device, steps: MeasuredSteps) -> StepMo
         sequence_s=steps.sequence_s,
         overhead_spread=steps.drift,
         source="measured",
+        overhead_source="measured",
     )
     return StepModel(model, device, efficiency, steps)
 

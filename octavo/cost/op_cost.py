@@ -27,6 +27,8 @@ from octavo.cost.work import (
 
 Bound = Literal["compute", "memory", "latency", "communication"]
 
+SMALL_OPS = "small ops"  # what all of them together are called
+
 # Small operations of a layer: two norms, the rotation and writing of keys, the activation function.
 _SMALL_OPS = 4
 # Rows of the hidden size that they move: each norm reads two and writes two of them, its own and
@@ -140,7 +142,7 @@ def priced_ops(model: RankModel, device: Device, efficiency: Efficiency) -> Iter
         yield price(f"{op.name}.decode", op.count, decode, "fp16", share)
         yield price(f"{op.name}.prompt", op.count, prompt, "fp16", share)
     small = partial(_small_ops_work, model)
-    yield price("small ops", _SMALL_OPS * model.num_layers, small, "fp16", efficiency.compute)
+    yield price(SMALL_OPS, _SMALL_OPS * model.num_layers, small, "fp16", efficiency.compute)
 
 
 def merge_ops(ops: Iterable[OpCost]) -> tuple[OpCost, ...]:

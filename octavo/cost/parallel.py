@@ -36,3 +36,9 @@ class Parallel:
     @property
     def num_devices(self) -> int:
         return self.tp * self.pp * self.dp
+
+    def text(self, replicas: int = 1) -> str:
+        """``tp 2, 4 replicas``, for people; nothing of one device."""
+        degrees = ((name, getattr(self, name)) for name in ("tp", "pp", "ep", "dp"))
+        said = [f"{name} {degree}" for name, degree in degrees if degree > 1]
+        return ", ".join([*said, f"{replicas} replicas"] if replicas > 1 else said)

@@ -1,15 +1,19 @@
 """This machine as a device: its GPU by name, or what its cores and its memory reach.
 
 Cores are measured once, for a second, and what was found is kept in
-``$OCTAVO_HOME/machine.json`` as long as the processor, the threads and the kernels are the same.
+``$OCTAVO_HOME/machine.json`` as long as the processor, the threads and the kernels are the same,
+with its time, and how busy the machine was.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from octavo.errors import ConfigError
 from octavo.files import replace_file
 
 _ROUNDS = 4  # of all probes, of which the best counts: others may use the machine for a while
+_BUSY = 0.25  # of the cores, that others keep busy
 # By what the native kernels call it.
 _MEASURED: dict[Arithmetic, str] = {"int8": "int8", "fp16": "bfloat16", "fp32": "float32"}
 
@@ -48,6 +53,33 @@ def device_of_engine(kind: str) -> Device:
     return _gpu(name)
 
 
+def measured_anew() -> Device:
+    """Its processor, measured now, whatever is kept of before.
+
+    ConfigError if there is nothing to measure with, or if what counts here is a GPU.
+    """
+    if machine.has_gpu_driver() and (name := gpu_name()) is not None:
+        raise ConfigError(
+            f"{name}: ceilings of GPUs are those of the table, or of a file of your own "
+            "(--hardware-file); only processors are measured"
+        )
+    return _processor(machine.cpu(), anew=True)
+
+
+def load_average() -> float | None:
+    """Threads that wanted to run over the last minute, all processes together; None where the
+    system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def is_busy(load: float, cores: int) -> bool:
+    """Whether others run so much that what is measured beside them is too low."""
+    return load > _BUSY * cores
+
+
 def gpu_name() -> str | None:
     """Of the first GPU, as its driver calls it; None if that cannot be asked."""
     if shutil.which("nvidia-smi") is None:
@@ -66,7 +98,7 @@ def _gpu(name: str) -> Device:
     return find_device(name)[0]
 
 
-def _processor(cpu: machine.Cpu, *, may_measure: bool = True) -> Device:
+def _processor(cpu: machine.Cpu, *, anew: bool = False, may_measure: bool = True) -> Device:
     from octavo.hub.store import home
     from octavo.kernels.cpu.library import Unavailable, choose
 
@@ -79,14 +111,15 @@ def _processor(cpu: machine.Cpu, *, may_measure: bool = True) -> Device:
         ) from error
     path = home() / "machine.json"
     key = {"cpu": cpu.model, "threads": cpu.usable_cores, "isa": isa}
-    found = _kept(path, key)
+    found = None if anew else _kept(path, key)
     if found is None and not may_measure:
         raise ConfigError(
             "this machine's ceilings have not been measured yet: `octavo hardware show auto` does "
             "it, in a second, and keeps them"
         )
     if found is None:
-        found = _measure()
+        found = {"measured_at": _now().isoformat(timespec="seconds"), "load": load_average()}
+        found |= _measure()
         _keep(path, {**key, **found})
     return Device(
         name=f"{cpu.model}, {cpu.usable_cores} threads",
@@ -95,7 +128,7 @@ def _processor(cpu: machine.Cpu, *, may_measure: bool = True) -> Device:
         memory_bandwidth=found["bytes_per_s"],
         peaks={name: found[f"{name}_per_s"] for name in _MEASURED},
         note=f"Memory is what is free now. Kernels: {isa}.",
-        source=f"measured here; kept in {path}",
+        source=f"measured here{_when(found, cpu.usable_cores)}; kept in {path}",
         is_measured=True,
     )
 
@@ -116,16 +149,35 @@ def _measure() -> dict[str, float]:
     return rates
 
 
-def _kept(path: Path, key: dict[str, Any]) -> dict[str, float] | None:
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _when(found: Mapping[str, Any], cores: int) -> str:
+    """``, 2026-11-23, 3 days ago, beside others (load 2.9 on 2 cores)``; of the time nothing where
+    an older version has kept it."""
+    said = ""
+    with suppress(KeyError, ValueError, TypeError):
+        then = datetime.fromisoformat(found["measured_at"])
+        days = (_now() - then).days
+        ago = f"{days} day{'s' if days > 1 else ''} ago" if days > 0 else "today"
+        said = f", {then:%Y-%m-%d}, {ago}"
+    load = found.get("load")
+    if isinstance(load, int | float) and is_busy(load, cores):
+        said += f", beside others (load {load:.1f} on {cores} cores)"
+    return said
+
+
+def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """What was measured before; None of another machine, and where nothing sound is kept."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         names = ("bytes_per_s", *(f"{name}_per_s" for name in _MEASURED))
         rates = {name: float(kept[name]) for name in names}
         is_same = all(kept[name] == value for name, value in key.items())
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return rates if is_same and min(rates.values()) > 0 else None
+    return {**kept, **rates} if is_same and min(rates.values()) > 0 else None
 
 
 def _keep(path: Path, found: dict[str, Any]) -> None:

@@ -15,30 +15,32 @@ below brings in what it needs when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from octavo.lazy import named
+
 _HOMES = {
-    "Deployment": "deployment",
-    "Plan": "answer",
-    "Question": "answer",
-    "Slo": "slo",
-    "Traffic": "traffic",
-    "Verdict": "verdict",
-    "judge": "verdict",
-    "parse_slo": "slo",
-    "plan": "answer",
-    "plan_json": "report",
-    "search": "sizing",
+    "Deployment": ".deployment",
+    "Measured": ".measured",
+    "Plan": ".answer",
+    "Question": ".answer",
+    "Slo": ".slo",
+    "Traffic": ".traffic",
+    "Verdict": ".verdict",
+    "formulas_json": ".formulas",
+    "judge": ".verdict",
+    "parse_slo": ".slo",
+    "plan": ".answer",
+    "plan_json": ".report",
+    "search": ".sizing",
+    "step_cost": ".step",
 }
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'octavo.planner' has no attribute {name!r}")
-    return getattr(import_module(f"octavo.planner.{_HOMES[name]}"), name)
+    return named(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

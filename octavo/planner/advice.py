@@ -8,10 +8,10 @@ more than a twentieth; its gain is said in figures before and after.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
@@ -36,16 +36,39 @@ _ACCEPTANCE, _DRAFT_LENGTH = 0.6, 4
 # Of a device that has nothing else to do; the rest is for what no allocator counts.
 _UTILIZATION = 0.95
 
+# Why a change cannot be tried out with the model at hand, on the machine that it is on.
+_OTHER_WEIGHTS = "it takes a model with such weights: name one with --try"
+_OTHER_DEVICES = "it takes other devices"
+
 _SHARED_PREFIX = 0.5  # of a prompt, where it begins with instructions that all have
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """How octavo's engine can show what a change brings.
+
+    Args:
+        settings: of `octavo.config.EngineArgs`, that are changed.
+        shared_prefix: tokens that prompts begin with, whose keys and values are known.
+        on_text: answers go on from real texts, of which guesses can be made.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shared_prefix: int = 0
+    on_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
-    """``what`` to do, ``why`` it matters here, and the ``gain`` in figures."""
+    """``what`` to do, ``why`` it matters here, and the ``gain`` in figures.
+
+    ``trial``: how to see that, or in words what that would take.
+    """
 
     what: str
     why: str
     gain: str
+    trial: Trial | str
 
     def as_json(self) -> dict[str, str]:
         return {"what": self.what, "why": self.why, "gain": self.gain}
@@ -57,24 +80,35 @@ class _Change(NamedTuple):
     what: str
     why: str
     deployment: Deployment
+    trial: Trial | str
 
 
 def advise(verdict: Verdict, slo: Slo) -> list[Advice]:
     """What would help, what helps most first."""
     found: list[tuple[float, Advice]] = []
+    foreseen = _foreseen(verdict, slo)
     for change in _changes(verdict.deployment, verdict.traffic, slo):
         try:
             after = judge(change.deployment, verdict.traffic, slo)
         except ConfigError:
             continue  # such a model cannot be laid out so, or nothing is known of it
-        worth, gain = _gain(verdict, after)
+        before = verdict if change.deployment.is_measured else foreseen
+        worth, gain = gain_of(before, after)
         if worth > LEAST_GAIN:
-            found.append((worth, Advice(change.what, change.why, gain)))
+            found.append((worth, Advice(change.what, change.why, gain, change.trial)))
     found += _shorter_requests(verdict)
     if verdict.service is not None and verdict.service.is_stable:
         found += _guessing(verdict)
         found += _sharing_prompts(verdict, slo)
     return [advice for _, advice in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _foreseen(verdict: Verdict, slo: Slo) -> Verdict:
+    """The same with no step measured: what a change that was not would bring is told by what is
+    known of both in the same way."""
+    if not verdict.deployment.is_measured:
+        return verdict
+    return judge(replace(verdict.deployment, measured=None), verdict.traffic, slo)
 
 
 # -- what could be done ---------------------------------------------------------------------------
@@ -101,7 +135,7 @@ def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
         precision = precision_of(spec, name, deployment.precision.kv.name)
         changed = replace(deployment, precision=precision)
         if changed.memory.weights_bytes < 0.9 * held:
-            yield _Change(f"quantize the weights to {name}", why, changed)
+            yield _Change(f"quantize the weights to {name}", why, changed, _OTHER_WEIGHTS)
 
 
 def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
@@ -115,7 +149,8 @@ def _smaller_kv(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
             f"{each / 1024:,.1f} KiB a token: {deployment.max_concurrency(traffic.total_len):,} "
             f"requests of {traffic.total_len:,} tokens fit"
         )
-        yield _Change("keep keys and values in fp8", why, changed)
+        trial = Trial({"kv_cache_dtype": "fp8"})
+        yield _Change("keep keys and values in fp8", why, changed, trial)
 
 
 def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
@@ -127,6 +162,7 @@ def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
             f"lay each replica out over tp = {2 * parallel.tp}, with {replicas // 2} of them",
             f"reading the weights takes {reading} of each step, and would take half",
             replace(deployment, parallel=_with_tp(parallel, 2), replicas=replicas // 2),
+            _OTHER_DEVICES,
         )
     if parallel.tp % 2 == 0:
         said = ms(deployment.step_cost([Span(0, 1)]).comm.value)
@@ -134,6 +170,7 @@ def _other_layouts(deployment: Deployment) -> Iterator[_Change]:
             f"lay each replica out over tp = {parallel.tp // 2}, with {2 * replicas} of them",
             f"devices take {said} of each step to tell each other what they have",
             replace(deployment, parallel=_with_tp(parallel, 0.5), replicas=2 * replicas),
+            _OTHER_DEVICES,
         )
 
 
@@ -156,6 +193,7 @@ def _other_budgets(deployment: Deployment) -> Iterator[_Change]:
             f"set max_num_batched_tokens to {budget}",
             f"{why}; it is {limits.max_num_batched_tokens}",
             deployment.limited(max_num_batched_tokens=budget),
+            Trial({"max_num_batched_tokens": budget}),
         )
 
 
@@ -173,7 +211,8 @@ def _other_seats(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
         )
     else:
         return
-    yield _Change(f"set max_num_seqs to {each}", why, deployment.limited(max_num_seqs=each))
+    changed, trial = deployment.limited(max_num_seqs=each), Trial({"max_num_seqs": each})
+    yield _Change(f"set max_num_seqs to {each}", why, changed, trial)
 
 
 def _more_memory(deployment: Deployment) -> Iterator[_Change]:
@@ -184,6 +223,7 @@ def _more_memory(deployment: Deployment) -> Iterator[_Change]:
             f"set gpu_memory_utilization to {_UTILIZATION}",
             f"{gib((1 - share) * memory.total_bytes)} of each device are not used",
             deployment.limited(utilization=_UTILIZATION),
+            Trial({"gpu_memory_utilization": _UTILIZATION}),
         )
 
 
@@ -205,13 +245,14 @@ def _more_devices(deployment: Deployment, traffic: Traffic, slo: Slo) -> Iterato
             f"use {best.num_devices} {best.device.name}, with tp = {best.parallel.tp}",
             f"{deployment.num_devices} do not do what is asked, however requests are dealt out",
             best,
+            _OTHER_DEVICES,
         )
 
 
 # -- what it would bring --------------------------------------------------------------------------
 
 
-def _gain(before: Verdict, after: Verdict) -> tuple[float, str]:
+def gain_of(before: Verdict, after: Verdict) -> tuple[float, str]:
     """How much a change is worth, 0 where it is not, and in which figures."""
     if after.service is None or (before.is_feasible and not after.is_feasible):
         return 0.0, ""
@@ -269,6 +310,7 @@ def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
             f"set max_model_len to {tokens} or less",
             f"one request of {most:,} tokens, which may come, does not fit",
             "without that most engines refuse to start",
+            "there is no speed in it: octavo starts with what fits",
         ),
     )
 
@@ -296,6 +338,7 @@ def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
             "long as one that does not",
             f"{speed:.2f} × the tokens of a stream, where {_ACCEPTANCE:.0%} of the guesses are "
             "right; measure that with `octavo bench spec`",
+            Trial({"spec_method": "auto"}, on_text=True),
         ),
     )
 
@@ -317,5 +360,6 @@ def _sharing_prompts(verdict: Verdict, slo: Slo) -> Iterator[tuple[float, Advice
             f"prompts take {service.prefill_share:.0%} of the time of the device",
             f"TTFT {ms(before_s)} → {ms(after_s)}, where the first {shared:,} "
             "tokens of prompts are known",
+            Trial(shared_prefix=shared),
         ),
     )

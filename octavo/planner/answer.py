@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.cost.engine_profile import Limits, profile
 from octavo.cost.hardware import Device
@@ -22,16 +22,18 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.step_cost import StepCost
 from octavo.cost.work import Span
 from octavo.errors import ConfigError
-from octavo.planner.advice import Advice, advise
 from octavo.planner.deployment import Deployment
 from octavo.planner.latency import Service, decode_time, prefill_time, prompt_chunks
 from octavo.planner.layouts import best_layout
+from octavo.planner.measured import Measured
 from octavo.planner.money import USUAL_UTILIZATION, Bill, Price, bill, listed, watts_of
-from octavo.planner.nearest import Nearest, nearest
-from octavo.planner.sizing import highest_rate
 from octavo.planner.slo import Slo, parse_slo
 from octavo.planner.traffic import Traffic
 from octavo.planner.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from octavo.planner.advice import Advice
+    from octavo.planner.nearest import Nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Question:
         price: of one device; None is what it was found for.
         utilization: share of its capacity at which it works, as far as cost goes. Where a rate is
             given it follows from that.
+        measured: steps of this model that were timed; they are used where nothing else is asked
+            about than what was timed.
     """
 
     model: str | ModelSpec
@@ -66,6 +70,7 @@ class Question:
     limits: Limits = field(default_factory=Limits)
     price: Price | None = None
     utilization: float | None = None
+    measured: Measured | None = None
 
     @property
     def parallel(self) -> Parallel | None:
@@ -133,6 +138,7 @@ def deployment_of(
         question.parallel or Parallel(),
         engine,
         question.limits,
+        measured=question.measured,
     )
 
 
@@ -221,6 +227,8 @@ class Plan:
             return None
         if self.traffic.rate is None:
             return service.requests_per_second
+        from octavo.planner.sizing import highest_rate
+
         most = max(self.traffic.rate, highest_rate(self.deployment, self.traffic, Slo()))
         step = self.decode_step  # the longer it takes, the fewer there are
         return Prediction(
@@ -250,13 +258,17 @@ class Plan:
             return min(1.0, self.traffic.rate / capacity.value)
         return self.question.utilization or USUAL_UTILIZATION
 
-    # -- what to change ----------------------------------------------------------------------
+    # -- what to change: imported where it is asked for, as plans themselves need nothing of it --
 
     @cached_property
     def advice(self) -> list[Advice]:
+        from octavo.planner.advice import advise
+
         return advise(self.verdict, self.slo)
 
     @cached_property
     def nearest(self) -> Nearest | None:
         """What could be had instead; None where what is asked can."""
+        from octavo.planner.nearest import nearest
+
         return None if self.is_feasible else nearest(self.verdict, self.slo)

@@ -18,6 +18,7 @@ from octavo.cost.rank import rank_model
 from octavo.cost.step_cost import StepCost, StepModel
 from octavo.cost.work import Span
 from octavo.planner.latency import Latency, Seats, Service
+from octavo.planner.measured import Measured
 from octavo.planner.steady_state import SteadyState, StepTable
 from octavo.planner.together import Together
 from octavo.planner.traffic import Traffic
@@ -26,6 +27,10 @@ from octavo.planner.traffic import Traffic
 @dataclass(frozen=True)
 class Deployment:
     """``replicas`` of a model, each laid out over devices of one kind.
+
+    Args:
+        measured: steps of this model, which are used where they hold; they may come along to a
+            deployment with other bits, devices or layout, and count for nothing there.
 
     Raises:
         ConfigError: the model cannot be laid out so.
@@ -38,6 +43,7 @@ class Deployment:
     profile: EngineProfile
     limits: Limits
     replicas: int = 1
+    measured: Measured | None = None
 
     @property
     def num_devices(self) -> int:
@@ -72,10 +78,19 @@ class Deployment:
             self.spec, self.precision, self.parallel, self.device, self.profile, self.limits
         )
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether its steps were timed."""
+        return self.measured is not None and self.measured.hold_for(self)
+
     @cached_property
     def steps(self) -> StepModel:
         rank = rank_model(self.spec, self.precision, self.parallel)
-        return StepModel.of(rank, self.device, self.profile.name)
+        if self.measured is None or not self.is_measured:
+            return StepModel.of(rank, self.device, self.profile.name)
+        from octavo.cost.measured import calibrated
+
+        return calibrated(rank, self.device, self.measured.steps)
 
     def step_cost(self, chunks: Sequence[Span]) -> StepCost:
         return self.steps.cost(chunks)

@@ -17,10 +17,10 @@ its module, and PyTorch, when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from octavo.extras import need_torch
+from octavo.lazy import named
 
 _HOMES = {
     "GGMLType": "octavo.quantization.ggml_types",
@@ -37,17 +37,12 @@ _HOMES = {
     "quantize_to_nearest": "octavo.quantization.produce.grid",
     "rows_of": "octavo.quantization.produce.explore",
 }
-"""Where each name is, and what it is called there if that is something else."""
-
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'octavo.quantization' has no attribute {name!r}")
-    module, _, there = _HOMES[name].partition(":")
     try:
-        return getattr(import_module(module), there or name)
+        return named(__name__, _HOMES, name)
     except ModuleNotFoundError:
         need_torch(f"octavo.quantization.{name}")  # says how to get it, if that is what is missing
         raise

@@ -15,33 +15,32 @@ below brings in what it needs when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from octavo.lazy import named
+
 _HOMES = {
-    "Ask": "octavo.sim.demand",
-    "ClientSettings": "octavo.sim.settings",
-    "FleetSettings": "octavo.sim.settings",
-    "FleetSpec": "octavo.sim.fleet",
+    "Ask": ".demand",
+    "ClientSettings": ".settings",
+    "FleetSettings": ".settings",
+    "FleetSpec": ".fleet",
     "LoadPlan": "octavo.workload.plan",
     "LoadSettings": "octavo.workload.settings",
-    "ReplicaSpec": "octavo.sim.replica",
-    "Simulation": "octavo.sim.setup",
-    "SimulationReport": "octavo.sim.report",
-    "SimulationResult": "octavo.sim.simulation",
-    "Timeline": "octavo.sim.timeline",
+    "ReplicaSpec": ".replica",
+    "Simulation": ".setup",
+    "SimulationReport": ".report",
+    "SimulationResult": ".simulation",
+    "Timeline": ".timeline",
     "Workload": "octavo.workload.settings",
-    "prepare": "octavo.sim.setup",
-    "simulate": "octavo.sim.simulation",
+    "prepare": ".setup",
+    "simulate": ".simulation",
 }
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'octavo.sim' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return named(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

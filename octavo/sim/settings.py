@@ -35,16 +35,22 @@ class FleetSettings:
         "engine whose memory rules, defaults and overheads it has: octavo, vllm, llama.cpp",
     )
     tp: int | None = option(
-        None, "devices that share each layer; default: all that --hardware counts for a replica"
+        None,
+        "devices that share each layer; default: all that --hardware counts for a replica, or what "
+        "`octavo plan` chooses if nothing of the layout is given",
     )
     pp: int = option(1, "devices that share the layers, one after the other")
-    ep: int = option(1, "devices that share the experts, of the tp ones")
+    ep: int = option(1, "devices that share the experts, of the tp x dp ones")
+    dp: int = option(1, "copies of all but the experts, each with requests of its own")
     dtype: str | None = option(None, "type of what is not quantized; default: the model's")
     quantization: str | None = option(
         None, "of the weights: fp8, int4-g128, Q4_K_M, …; default: as the model is"
     )
     kv_cache_dtype: str | None = option(None, "type of cached keys and values")
-    replicas: int = option(1, "whole engines, each with devices of its own")
+    replicas: int | None = option(
+        None,
+        "whole engines, each with devices of its own; default: as many as there are devices for",
+    )
     router: str = option("least_loaded", "who gets a request", ROUTER_NAMES)
     prefill_replicas: int = option(
         0, "of the replicas, those that compute prompts only; the others then compute answers only"
@@ -57,16 +63,23 @@ class FleetSettings:
     )
 
     def __post_init__(self) -> None:
-        at_least(1, self, "pp", "ep", "replicas")
+        at_least(1, self, "pp", "ep", "dp")
         at_least(0, self, "prefill_replicas")
-        if self.tp is not None:
-            at_least(1, self, "tp")
+        for name in ("tp", "replicas"):
+            if getattr(self, name) is not None:
+                at_least(1, self, name)
         if self.transfer_gb_s is not None:
             if not self.prefill_replicas:
                 raise ConfigError("transfer_gb_s means nothing without prefill_replicas")
             if not 0 < self.transfer_gb_s < math.inf:
                 raise ConfigError(f"transfer_gb_s must be above 0, not {self.transfer_gb_s}")
         self.outages  # noqa: B018 - checks them
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether anything is said of how devices share the work."""
+        open_ones = self.tp is self.replicas is None and self.pp == self.ep == self.dp == 1
+        return not open_ones or self.prefill_replicas > 0
 
     @property
     def outages(self) -> tuple[Outage, ...]:

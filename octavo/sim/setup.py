@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.config import EngineArgs, EngineConfig, parse_bytes, resolve
 from octavo.core.lookahead import MAX_ROUNDS
@@ -35,6 +35,26 @@ from octavo.workload.settings import LoadSettings, Workload
 from octavo.workload.traces import KINDS, read_trace
 
 _TRACES = {"trace": "auto", "timed_trace": "bailian", **{kind: kind for kind in KINDS}}
+
+
+class Typical(NamedTuple):
+    """What is asked, as far as a layout is chosen for it.
+
+    Args:
+        input_len, output_len: mean tokens of prompts, without what conversations repeat, and of
+            answers.
+        rate: requests a second; None where they are all there at once, or a client sends the next
+            one when the last has ended.
+        concurrency: the most that run at once; without a rate, how many there are.
+    """
+
+    input_len: int
+    output_len: int
+    rate: float | None
+    concurrency: int | None
+
+
+LayOut = Callable[[FleetSettings, Typical], FleetSettings]
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,7 @@ def prepare(
     slo: Slo | None = None,
     tokenizer: PromptMaker | None = None,
     measured: MeasuredSteps | None = None,
+    lay_out: LayOut | None = None,
 ) -> Simulation:
     """A simulation of a model.
 
@@ -88,6 +109,8 @@ def prepare(
         measured: what steps take on the hardware, where that is known.
         slo: limits that requests should meet.
         tokenizer: of the model, for prompts that are text.
+        lay_out: chooses a layout for what is asked, where nothing is said of one; without it, each
+            matrix is shared out to all devices.
 
     Raises:
         ConfigError: settings contradict each other, or the model does not fit.
@@ -95,11 +118,24 @@ def prepare(
     """
     spec = open_spec(model) if isinstance(model, str) else model
     clients = clients or ClientSettings()
-    fleet_spec, setting = _fleet(spec, fleet, engine or {}, measured)
     asks = _asks(workload, clients, tokenizer or _Vocabulary(spec.vocab_size))
     load = clients.load(load)
     plan = create_plan(load, [ask for ask in asks if ask.follows is None], workload.seed)
+    if lay_out is not None and not fleet.has_layout:
+        fleet = lay_out(fleet, typical(asks, plan))
+    fleet_spec, setting = _fleet(spec, fleet, engine or {}, measured)
     return Simulation(spec.name, asks, plan, fleet_spec, load, setting, slo, workload.seed)
+
+
+def typical(asks: Sequence[Ask], plan: LoadPlan) -> Typical:
+    """Of requests that are sent so."""
+    input_len = max(1, round(sum(ask.input_len for ask in asks) / len(asks)))
+    output_len = max(1, round(sum(ask.output_len for ask in asks) / len(asks)))
+    seconds = max(plan.times, default=0.0) if plan.times is not None else 0.0
+    if seconds:
+        return Typical(input_len, output_len, len(asks) / seconds, plan.max_concurrency)
+    at_once = min(len(asks), plan.max_concurrency or len(asks))
+    return Typical(input_len, output_len, None, at_once)
 
 
 # -- what serves ----------------------------------------------------------------------------------
@@ -112,12 +148,12 @@ def _fleet(
     measured: MeasuredSteps | None,
 ) -> tuple[FleetSpec, dict[str, Any]]:
     device, count = find_device(settings.hardware)
-    parallel = _parallel(settings, count)
+    parallel, replicas = _layout(settings, count)
     known = profile(settings.profile)
     precision = precision_of(
         spec, settings.quantization, known.kv_dtype(settings.kv_cache_dtype), settings.dtype
     )
-    held = memory(spec, precision, parallel, device, known, _limits(engine))
+    held = memory(spec, precision, parallel, device, known, limits_of(engine))
     config = _engine_config(spec, precision, held, device, known, engine)
     eager = bool(engine.get("enforce_eager"))
     ranks = rank_model(spec, precision, parallel)
@@ -128,18 +164,19 @@ def _fleet(
     fleet = FleetSpec(
         # The stages of a pipeline work on a batch each.
         ReplicaSpec(config, cost, depth=parallel.pp),
-        settings.replicas,
+        replicas * parallel.dp,
         settings.router,
         settings.outages,
         _disaggregation(settings, kv_bytes_per_token(spec, precision)),
     )
     told = {
         "hardware": device.name,
-        "devices": parallel.num_devices * settings.replicas,
+        "devices": parallel.num_devices * replicas,
         "profile": known.name,
         "step_times": "roofline" if measured is None else "measured",
         "precision": precision.name,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "ep")},
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "ep", "dp")},
+        "layout": parallel.text(replicas),
         "router": settings.router,
     }
     return fleet, told | _limits_json(config)
@@ -156,24 +193,35 @@ def _limits_json(config: EngineConfig) -> dict[str, int]:
     }
 
 
-def _parallel(settings: FleetSettings, count: int) -> Parallel:
-    """The layout of one replica on its share of the devices; where nobody says how many there are,
-    there are as many as are needed."""
+def _layout(settings: FleetSettings, count: int) -> tuple[Parallel, int]:
+    """The layout of one replica on its share of the devices, and how many there are; where nobody
+    says how many devices, there are as many as are needed."""
+    copies = settings.pp * settings.dp
     if count == 1:
-        return Parallel(tp=settings.tp or 1, pp=settings.pp, ep=settings.ep)
-    others = settings.pp * settings.replicas
-    if settings.tp is None and count % others:
+        tp, replicas = settings.tp or 1, settings.replicas or 1
+    else:
+        tp = settings.tp or _share(count, copies * (settings.replicas or 1), settings)
+        replicas = settings.replicas or _share(count, copies * tp, settings)
+        if count < tp * copies * replicas:
+            raise ConfigError(
+                f"{tp * copies * replicas} devices are needed, and --hardware has {count}"
+            )
+    return Parallel(tp, settings.pp, settings.ep, settings.dp), replicas
+
+
+def _share(count: int, others: int, settings: FleetSettings) -> int:
+    if count % others:
+        said = ((getattr(settings, name), name) for name in ("replicas", "tp", "pp", "dp"))
+        what = ", ".join(f"{name} = {number}" for number, name in said if number)
         raise ConfigError(
-            f"{count} devices cannot be shared out to {settings.replicas} replicas of pp = "
-            f"{settings.pp}: give --tp, or a multiple of {others} devices"
+            f"{count} devices cannot be shared out by {what}: give others, or a multiple of "
+            f"{others} devices"
         )
-    tp = settings.tp or count // others
-    if count < tp * others:
-        raise ConfigError(f"{tp * others} devices are needed, and --hardware has {count}")
-    return Parallel(tp=tp, pp=settings.pp, ep=settings.ep)
+    return count // others
 
 
-def _limits(engine: Mapping[str, Any]) -> Limits:
+def limits_of(engine: Mapping[str, Any]) -> Limits:
+    """Those of the settings of an engine that memory depends on."""
     kv_memory = engine.get("kv_cache_memory")
     return Limits(
         max_num_seqs=engine.get("max_num_seqs"),

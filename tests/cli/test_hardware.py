@@ -7,6 +7,7 @@ import json
 import pytest
 
 from octavo.cli import main
+from octavo.cost import this_machine
 
 
 @pytest.fixture
@@ -64,3 +65,29 @@ def test_show(hardware):
 def test_what_is_refused(hardware, arguments, message):
     status, out, err = hardware(*arguments)
     assert (status, out) == (1, "") and message in err
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """A machine without a GPU, that others keep busy, and what is measured there in turn."""
+    rates = iter([dict.fromkeys(RATES, number * 1000000000.0) for number in (10, 20)])
+    monkeypatch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
+    monkeypatch.setattr(this_machine, "_measure", lambda: next(rates))
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+
+
+RATES = ("bytes_per_s", "int8_per_s", "fp16_per_s", "fp32_per_s")
+
+
+def test_this_machine_is_measured_anew_where_that_is_asked_for(hardware, processor):
+    _, out, err = hardware("show", "auto")
+    assert "10.0 GB/s" in out and "today" in out and err == ""
+    status, out, err = hardware("show", "auto", "--measure", "--json")
+    assert status == 0 and json.loads(out)["bandwidth_gb_s"] == 20
+    assert "warning: others use this machine (a load of 99.0" in err
+    assert "20.0 GB/s" in hardware("show", "auto")[1]
+
+
+def test_only_this_machine_is_measured(hardware):
+    status, _, err = hardware("show", "l4", "--measure")
+    assert status == 2 and "not of l4" in err

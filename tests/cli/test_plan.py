@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from calibrations import keep_calibration
 from svg import texts_of
 
 from octavo.cli import main
+from octavo.cost import this_machine
 
+RATES = {"bytes_per_s": 30e9, "int8_per_s": 900e9, "fp16_per_s": 400e9, "fp32_per_s": 200e9}
 SMALL = ("llama-3.1-8b", "--hardware", "h100-sxm", "--profile", "vllm")
 
 
@@ -183,7 +186,9 @@ def test_a_model_that_is_not_known_comes_with_those_that_are_near(octavo):
 def test_advice(document, octavo):
     status, found = document("advise", *SMALL, "--concurrency", 4)
     assert status == 0 and found["model"] == "llama-3.1-8b"
-    assert all(each.keys() == {"what", "why", "gain"} for each in found["advice"])
+    keys = {"what", "why", "gain", "measured_gain", "measured", "not_measured"}
+    assert all(each.keys() == keys for each in found["advice"])
+    assert all(each["measured_gain"] is None for each in found["advice"])
     assert all(
         each.keys() == {"question", "answer", "because", "then"} for each in found["decisions"]
     )
@@ -199,3 +204,98 @@ def test_pictures(octavo, tmp_path):
         assert octavo(*asked, *search, "--plot", picture)[0] == 0
         assert {"weights", "limit 50 ms", "output tokens/s, all devices"} <= set(texts_of(picture))
         picture.unlink()
+
+
+# -- this machine, calibrated ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrated(tiny_model, tmp_path, monkeypatch):
+    """A model that was calibrated on a machine without a GPU."""
+    monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
+    monkeypatch.setattr(this_machine.machine, "has_gpu_driver", lambda: False)
+    monkeypatch.setattr(this_machine, "_measure", lambda: RATES)
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    keep_calibration(tiny_model)
+    return tiny_model
+
+
+@pytest.mark.parametrize(
+    "flags, source",
+    [
+        ((), "measured"),
+        (("--hardware", "auto:2"), "measured"),
+        (("--isl", 200, "--concurrency", 36), "extrapolated"),
+        (("--kv-cache-dtype", "bf16"), "measured"),
+        (("--kv-cache-dtype", "int8"), "roofline"),
+        (("--quantization", "int4"), "roofline"),
+        (("--profile", "llama.cpp"), "roofline"),
+        (("--hardware", "epyc-genoa"), "roofline"),
+    ],
+)
+def test_a_model_that_was_calibrated_is_planned_as_it_was_measured(
+    document, calibrated, flags, source
+):
+    _, found = document("plan", calibrated, "--isl", 20, "--osl", 4, *flags)
+    assert found["decode_step_ms"]["source"] == source
+
+
+def test_a_calibration_with_other_threads_does_not_count(document, calibrated, tmp_path):
+    (kept,) = (tmp_path / "calibrations").iterdir()
+    kept.unlink()
+    keep_calibration(calibrated, threads=997)
+    _, found = document("plan", calibrated, "--isl", 20, "--osl", 4)
+    assert found["decode_step_ms"]["source"] == "roofline"
+
+
+def test_advice_is_tried_out(document, octavo, calibrated):
+    arguments = ("--isl", 40, "--osl", 4, "--concurrency", 2, "--measure", "--max-num-seqs", 8)
+    status, found = document("advise", calibrated, *arguments, "--try", calibrated)
+    assert status == 0
+    by_name = {each["what"]: each for each in found["advice"]}
+    again = by_name[f"run {calibrated}"]
+    gain = again["measured_gain"]
+    assert 0 < gain["low"] <= gain["value"] <= gain["high"] and gain["source"] == "measured"
+    assert again["measured"]["num_turns"] >= 3
+    assert again["measured"]["before"].keys() == {"output_tps", "ttft_ms", "e2e_ms"}
+    for each in found["advice"]:
+        assert (each["measured_gain"] is None) == (each["not_measured"] is not None), each
+
+
+def test_who_measures_beside_others_is_told(octavo, calibrated, monkeypatch):
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (50.0, 0.0, 0.0))
+    status, out, err = octavo("advise", calibrated, "--isl", 8, "--osl", 2, "--measure")
+    assert status == 0 and "measured, " in out and "a load of 50.0" in err
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--hardware", "l4"), "--hardware auto"),
+        (("--profile", "vllm"), "not vllm"),
+        (("--quantization", "int4"), "--quantization"),
+        (("--tp", 2), "--tp"),
+    ],
+)
+def test_only_what_is_here_can_be_tried_out(octavo, flags, words):
+    status, _, err = octavo("advise", "llama-3.1-8b", "--measure", *flags)
+    assert status == 2 and words in err and len(err.splitlines()) == 1
+
+
+def test_candidates_say_nothing_where_nothing_is_tried(octavo):
+    status, _, err = octavo("advise", *SMALL, "--try", "other.gguf")
+    assert status == 2 and "--measure" in err
+
+
+def test_a_plan_is_exported(octavo, tmp_path):
+    path = tmp_path / "page.json"
+    status, _, err = octavo("plan", *SMALL, "--price", 3, "--export", path)
+    found = json.loads(path.read_text())
+    assert status == 0 and str(path) in err
+    assert found["money"]["fixed_usd_per_hour"]["value"] == 3
+    assert found["model"]["name"] == "llama-3.1-8b" and len(found["golden"]["steps"]) >= 200
+    status, _, err = octavo("plan", *SMALL, "--export", path / "below-a-file.json")
+    assert status == 1 and "cannot be written" in err
+    arguments = ("--hardware", "l4", "--cheapest", "--rate", 1, "--export", path)
+    status, *_ = octavo("plan", "qwen3-0.6b", *arguments)
+    assert status == 0 and json.loads(path.read_text())["device"]["name"] == "L4"

@@ -3,11 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from calibrations import keep_calibration
 from svg import texts_of
 
-from octavo.calibration.store import Profile, keep, model_and_processor
 from octavo.cli import main
-from octavo.cost.measured import MeasuredSteps, Spread
 from octavo.workload.traces import TraceEntry, write_trace
 
 BASE = ["simulate", "llama-3.1-8b", "--hardware", "h100-sxm"]
@@ -61,6 +60,17 @@ def test_a_trace_on_several_replicas(capsys, tmp_path):
     assert len(steps) == 2 and all(steps)
 
 
+def test_devices_are_laid_out_as_a_plan_would_and_the_report_says_how(capsys):
+    flags = ["--hardware", "h100-sxm:4", "--profile", "vllm"]
+    assert main([*SMALL, *flags]) == 0
+    told = capsys.readouterr().out
+    asked = ["--rate", "20", "--isl", "100", "--osl", "8", "--json"]
+    assert main(["plan", "llama-3.1-8b", *flags, *asked]) == 0
+    found = json.loads(capsys.readouterr().out)["deployment"]
+    layout = f"tp {found['tp']}" if found["replicas"] == 1 else f"{found['replicas']} replicas"
+    assert "simulated: 4 x H100 SXM (" in told and layout in told
+
+
 def test_nothing_that_is_answered_is_a_failure(capsys):
     assert main([*SMALL, "--patience", "0.001"]) == 1
     assert "no request was answered" in capsys.readouterr().err
@@ -96,6 +106,7 @@ def test_guesses_at_rates_that_are_given(capsys):
         ([], "measured"),
         (["--quantization", "int4"], "roofline"),
         (["--kv-cache-dtype", "fp8"], "roofline"),
+        (["--kv-cache-dtype", "bf16"], "measured"),
         (["--hardware", "h100-sxm"], "roofline"),
     ],
 )
@@ -103,8 +114,7 @@ def test_steps_are_as_measured_where_all_is_as_it_was_measured(
     capsys, tiny_model, tmp_path, monkeypatch, flags, step_times
 ):
     monkeypatch.setenv("OCTAVO_HOME", str(tmp_path))
-    steps = MeasuredSteps({"pass": 1e-3}, {"decode": Spread(0.9, 1.1)}, 512, 64, 7000)
-    keep(Profile(model_and_processor(tiny_model), {}, steps, "2026-01-01T00:00:00+00:00"))
+    keep_calibration(tiny_model)
     small = ["--num-prompts", "2", "--input-len", "10", "--output-len", "4"]
     assert main(["simulate", str(tiny_model), *small, *flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["simulation"]["step_times"] == step_times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -267,6 +268,46 @@ def test_an_engine_runs_on_the_gpu_that_the_driver_names(monkeypatch):
     monkeypatch.setattr(this_machine, "gpu_name", lambda: None)
     with pytest.raises(ConfigError, match="does not name"):
         device_of_engine("cuda")
+
+
+def test_a_machine_can_be_measured_again(measured, home, monkeypatch):
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (7.25, 0.0, 0.0))
+    find_device("auto")
+    faster = {**RATES, "bytes_per_s": 50e9}
+    monkeypatch.setattr(this_machine, "_measure", lambda: faster)
+    assert find_device("auto")[0].memory_bandwidth == 30e9
+    assert this_machine.measured_anew().memory_bandwidth == 50e9
+    assert find_device("auto")[0].memory_bandwidth == 50e9
+    assert json.loads((home / "machine.json").read_text())["load"] == 7.25
+
+
+def test_what_is_kept_has_a_date_and_says_what_ran_beside(measured, home, monkeypatch):
+    cores = this_machine.machine.cpu().usable_cores
+    monkeypatch.setattr(this_machine.os, "getloadavg", lambda: (10.0 * cores, 0.0, 0.0))
+    begin = datetime(2026, 11, 23, 12, tzinfo=UTC)
+    for days, said in ((0, "today"), (1, "1 day ago"), (40, "40 days ago")):
+        now = begin + timedelta(days=days)
+        monkeypatch.setattr(this_machine, "_now", lambda now=now: now)
+        source = find_device("auto")[0].source
+        assert f"measured here, 2026-11-23, {said}, beside others (load" in source
+    kept = json.loads((home / "machine.json").read_text())
+    del kept["measured_at"], kept["load"]
+    (home / "machine.json").write_text(json.dumps(kept))
+    assert find_device("auto")[0].source.startswith("measured here; kept in")  # of an older version
+    assert len(measured) == 1
+
+
+def test_where_the_system_does_not_say_how_busy_it_is(measured, home, monkeypatch):
+    monkeypatch.delattr(this_machine.os, "getloadavg")
+    assert this_machine.load_average() is None
+    assert "beside others" not in find_device("auto")[0].source
+
+
+def test_a_gpu_is_not_measured(monkeypatch):
+    monkeypatch.setattr(this_machine.machine, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(this_machine, "gpu_name", lambda: "NVIDIA L40S")
+    with pytest.raises(ConfigError, match="NVIDIA L40S: ceilings of GPUs are those of the table"):
+        this_machine.measured_anew()
 
 
 def test_a_gpu_is_called_by_its_driver(monkeypatch):

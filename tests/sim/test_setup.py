@@ -44,6 +44,22 @@ def test_a_simulation_is_what_was_asked_for():
     assert ours.scheduler.max_model_len == 8000  # that fit into the pool
 
 
+@pytest.mark.parametrize(
+    "said, devices, engines, layout",
+    [
+        ({}, 8, 1, "tp 8"),
+        ({"tp": 2}, 8, 4, "tp 2, 4 replicas"),
+        ({"pp": 2}, 8, 1, "tp 4, pp 2"),
+        ({"tp": 2, "replicas": 3}, 6, 3, "tp 2, 3 replicas"),
+        ({"tp": 1, "dp": 4}, 8, 8, "dp 4, 2 replicas"),
+    ],
+)
+def test_what_is_left_of_the_devices_makes_replicas(said, devices, engines, layout):
+    made = prepared(hardware="h100-sxm:8", **said)
+    assert made.setting["devices"] == devices and made.setting["layout"] == layout
+    assert made.fleet.num_replicas == engines
+
+
 def test_faster_hardware_is_faster_and_more_of_it_too():
     means = {}
     for name, fleet in {
@@ -61,8 +77,10 @@ def test_faster_hardware_is_faster_and_more_of_it_too():
 def test_a_model_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="does not fit RTX 4090"):
         prepared("llama-3.1-70b", hardware="rtx-4090")
-    with pytest.raises(ConfigError, match="3 devices cannot be shared out to 2 replicas"):
+    with pytest.raises(ConfigError, match="3 devices cannot be shared out by replicas = 2, pp = 1"):
         prepared(hardware="h100-sxm:3", replicas=2)
+    with pytest.raises(ConfigError, match="6 devices cannot be shared out by tp = 4"):
+        prepared(hardware="h100-sxm:6", tp=4)
     with pytest.raises(ConfigError, match="8 devices are needed, and --hardware has 4"):
         prepared(hardware="h100-sxm:4", replicas=2, tp=4)
 

@@ -1,0 +1,300 @@
+"""What an advice brings on this machine: the same requests on an engine as it is, and on one that
+is changed, in turns.
+
+Both are loaded at once and take turns, so that a machine that drifts does not enter the quotient of
+a turn. The requests are those that a plan is asked about, given at once: of a rate, as many as are
+under way by the plan.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo import machine
+from octavo.bench.offline.session import OfflineSession, RunTiming
+from octavo.bench.offline.spec import requests_of
+from octavo.config import EngineArgs
+from octavo.cost.prediction import Prediction
+from octavo.errors import BenchmarkError, OctavoError
+from octavo.planner.advice import Advice, Trial
+from octavo.workload.datasets import random_requests
+from octavo.workload.requests import WorkloadRequest
+
+UNIT = "times the output tokens/s"
+LEAST_TURNS, MOST_TURNS = 3, 9
+# Kinds of texts that guesses are made of: one that answers quote, one of which they copy parts, and
+# one of which they hardly copy.
+_TEXTS = ("summary", "rag", "chat")
+_TEXT_TOKENS = 400  # of the longest of these prompts
+_SPARE_TOKENS = 16  # that a request may have beside those that are asked for
+
+Batches = Sequence[Sequence[WorkloadRequest]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``count`` requests at once, of so many tokens each."""
+
+    count: int
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Output tokens a second of all requests, and means of their milliseconds."""
+
+    output_tps: float
+    ttft_ms: float
+    e2e_ms: float
+
+    @classmethod
+    def of(cls, timings: Sequence[RunTiming]) -> Run:
+        requests = [request for timing in timings for request in timing.requests]
+        firsts = [each.ttft for each in requests if each.ttft is not None]
+        wholes = [each.e2e for each in requests if each.e2e is not None]
+        if not wholes:
+            raise BenchmarkError("no request was answered: there is nothing to compare")
+        seconds = sum(timing.elapsed_s for timing in timings)
+        return cls(
+            sum(timing.num_output_tokens for timing in timings) / seconds,
+            1e3 * statistics.fmean(firsts),
+            1e3 * statistics.fmean(wholes),
+        )
+
+    @classmethod
+    def median(cls, runs: Sequence[Run]) -> Run:
+        """Of each figure."""
+        names = ("output_tps", "ttft_ms", "e2e_ms")
+        return cls(*(statistics.median(getattr(run, name) for run in runs) for name in names))
+
+    def as_json(self) -> dict[str, float]:
+        return {"output_tps": self.output_tps, "ttft_ms": self.ttft_ms, "e2e_ms": self.e2e_ms}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``turns``: each without the change, and with it."""
+
+    turns: tuple[tuple[Run, Run], ...]
+
+    @property
+    def gain(self) -> Prediction:
+        """How many times the output tokens a second: the median of the turns, and from the least
+        to the most of them."""
+        return _middle([after.output_tps / before.output_tps for before, after in self.turns])
+
+    @property
+    def helps(self) -> bool:
+        """Whether answers came faster in every turn, all of them or each for itself."""
+        sooner = _middle([before.e2e_ms / after.e2e_ms for before, after in self.turns])
+        return max(self.gain.low, sooner.low) > 1
+
+    @property
+    def before(self) -> Run:
+        return Run.median([before for before, _ in self.turns])
+
+    @property
+    def after(self) -> Run:
+        return Run.median([after for _, after in self.turns])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_turns": len(self.turns),
+            "before": self.before.as_json(),
+            "after": self.after.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """An advice, and what came of it: ``outcome``, or ``why_not``."""
+
+    advice: Advice
+    outcome: Outcome | None = None
+    why_not: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            **self.advice.as_json(),
+            "measured_gain": None if outcome is None else {**outcome.gain.as_json(), "unit": UNIT},
+            "measured": None if outcome is None else outcome.as_json(),
+            "not_measured": self.why_not,
+        }
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """First what helped, the most first; then what could not be tried; then what did not."""
+        if self.outcome is None:
+            return 1, 0.0
+        return (0 if self.outcome.helps else 2), -self.outcome.gain.value
+
+
+def unforeseen(args: EngineArgs, load: Load) -> list[Advice]:
+    """What no formula says anything about, so that it is only tried."""
+    found = []
+    cores = machine.cpu()
+    threads = args.threads or cores.usable_cores
+    fewer = min(cores.physical_cores or threads, threads - 1)
+    if fewer >= 1:
+        why = f"it has {threads}, which share caches and memory, maybe cores"
+        found.append(_only_tried(f"set threads to {fewer}", why, {"threads": fewer}))
+    if args.kv_cache_dtype in ("auto", "bf16"):
+        what, why = "keep keys and values in int8", "they take half of what 16 bits do"
+        found.append(_only_tried(what, why, {"kv_cache_dtype": "int8"}))
+    if args.itl_target_ms and load.count > 1:
+        why = f"prompts are cut so that others wait {args.itl_target_ms:g} ms for a token at most"
+        found.append(_only_tried("set itl_target_ms to 0", why, {"itl_target_ms": 0.0}))
+    return found
+
+
+def _only_tried(what: str, why: str, settings: dict[str, Any]) -> Advice:
+    return Advice(what, why, "by the trial alone", Trial(settings))
+
+
+def settings_for(args: EngineArgs, load: Load, longest: int) -> EngineArgs:
+    """The user's settings, with room for the requests of all trials where nothing was said, and no
+    more than the ``longest`` of the model.
+
+    The number of threads is said in any case: engines in one process would else count on what the
+    one before has left them.
+    """
+    from octavo.kernels.cpu.library import usable_threads
+
+    room = max(load.input_len, _TEXT_TOKENS) + load.output_len + _SPARE_TOKENS
+    changes: dict[str, Any] = {}
+    if args.max_model_len is None:
+        changes["max_model_len"] = min(room, longest)
+    if args.threads is None:
+        changes["threads"] = usable_threads()
+    return replace(args, **changes)
+
+
+class AdviceStudy:
+    """Tries out one change after the other, beside an engine as it is.
+
+    Args:
+        session: of that engine, made with ``settings_for``; it is the caller's to close.
+        seconds: that a trial may take, about, beside loading; three turns are run in any case.
+        open_session: loads a further engine.
+    """
+
+    def __init__(
+        self,
+        session: OfflineSession,
+        load: Load,
+        seconds: float,
+        open_session: Callable[[EngineArgs], OfflineSession] = OfflineSession,
+    ):
+        self._session = session
+        self._load = load
+        self._seconds = seconds
+        self._open_session = open_session
+        self._warm: set[OfflineSession] = set()
+        self._count = 0
+
+    def tried(self, advice: Advice) -> Tried:
+        """What comes of it."""
+        if isinstance(advice.trial, str):
+            return Tried(advice, why_not=advice.trial)
+        try:
+            return Tried(advice, self.measure(advice.trial))
+        except OctavoError as error:
+            return Tried(advice, why_not=f"it could not be tried: {error}")
+
+    def measure(self, trial: Trial) -> Outcome:
+        """In turns. OctavoError: the changed engine cannot be had, or cannot serve this."""
+        with ExitStack() as stack:
+            changed = self._session
+            if trial.settings:
+                args = replace(self._session.args, **trial.settings)
+                changed = stack.enter_context(self._open_session(args))
+            before = self._texts() if trial.on_text else [self._random()]
+            after = [self._random(trial.shared_prefix)] if trial.shared_prefix else before
+            sides = _Side(self._session, before), _Side(changed, after, trial.shared_prefix)
+            return Outcome(tuple(self._turns(*sides)))
+
+    def _turns(self, before: _Side, after: _Side) -> list[tuple[Run, Run]]:
+        """Who begins changes from turn to turn."""
+        self._warm_up(before, after)
+        begin, found = time.perf_counter(), list[tuple[Run, Run]]()
+        while len(found) < MOST_TURNS:
+            if len(found) % 2:
+                second, first = after.run(self._salt()), before.run(self._salt())
+            else:
+                first, second = before.run(self._salt()), after.run(self._salt())
+            found.append((first, second))
+            gone = time.perf_counter() - begin
+            if len(found) >= LEAST_TURNS and gone + gone / len(found) > self._seconds:
+                break
+        return found
+
+    def _warm_up(self, *sides: _Side) -> None:
+        """Of engines that have not run yet; it does not count."""
+        for side in sides:
+            if side.session not in self._warm:
+                side.run(self._salt())
+        self._warm = {self._session}
+
+    def _random(self, prefix: int = 0) -> list[WorkloadRequest]:
+        load, session = self._load, self._session
+        return random_requests(
+            load.count,
+            session.vocab_size,
+            load.input_len - prefix,
+            load.output_len,
+            prefix_len=prefix,
+            avoid=session.tokenizer.stop_token_ids,
+        )
+
+    def _texts(self) -> Batches:
+        """As many at once of each kind, with answers of the length that is asked about."""
+        load = self._load
+        return [
+            [
+                replace(request, output_len=load.output_len)
+                for request in requests_of(self._session, kind, load.count)
+            ]
+            for kind in _TEXTS
+        ]
+
+    def _salt(self) -> str:
+        self._count += 1
+        return f"advice {self._count}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An engine, and what it is given. ``num_known``: tokens that the prompts begin with, whose
+    keys and values it has before the clock starts; elsewhere no prompt finds any."""
+
+    session: OfflineSession
+    batches: Batches
+    num_known: int = 0
+
+    def run(self, salt: str) -> Run:
+        timings = []
+        for number, batch in enumerate(self.batches):
+            if self.num_known:
+                self.session.run([_beginning(batch[0], self.num_known)], cache_salt=salt)
+                timings.append(self.session.run(batch, cache_salt=salt))
+            else:
+                timings.append(self.session.run(batch, cache_salt=f"{salt} {number}"))
+        return Run.of(timings)
+
+
+def _middle(quotients: Sequence[float]) -> Prediction:
+    return Prediction(statistics.median(quotients), min(quotients), max(quotients), "measured")
+
+
+def _beginning(request: WorkloadRequest, num_tokens: int) -> WorkloadRequest:
+    assert request.prompt_token_ids is not None
+    return replace(
+        request, prompt_token_ids=request.prompt_token_ids[: num_tokens + 1], output_len=1
+    )

@@ -1,0 +1,95 @@
+"""What one step takes, for who has names, and a batch in mind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.cost.engine_profile import EngineProfile, profile
+from octavo.cost.hardware import Device
+from octavo.cost.hardware_table import find_device
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.op_cost import OpCost
+from octavo.cost.open_spec import open_spec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import Precision, precision_of
+from octavo.cost.prediction import Source
+from octavo.cost.rank import rank_model
+from octavo.cost.step_cost import StepBatch, StepModel
+from octavo.cost.work import Chunk, Span
+from octavo.errors import ConfigError
+
+Chunks = Iterable[Chunk | tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of a step.
+
+    Args:
+        ops: what each operation takes on one rank; in a pipeline, on its longest stage.
+        comm, overhead: between devices; what comes once a step.
+        total: all of it, on all stages; from ``low`` to ``high`` nine times out of ten.
+        source: how that is known; see `octavo.cost.prediction`.
+    """
+
+    ops: tuple[OpCost, ...]
+    comm: float
+    overhead: float
+    total: float
+    low: float
+    high: float
+    source: Source
+
+
+def step_cost(
+    batch: StepBatch | Chunks,
+    model: str | ModelSpec,
+    hardware: str | Device = "auto",
+    profile: str | EngineProfile = "octavo",
+    parallel: Parallel | None = None,
+    quantization: str | Precision | None = None,
+) -> StepSeconds:
+    """What a step of an engine takes; `octavo.cost.step_cost.StepModel` is for many of them.
+
+    Args:
+        batch: of an engine, or chunks of sequences: (tokens before, tokens computed now) is one
+            after which a token is sampled, a ``Span`` says more.
+        parallel: the layout; None shares out matrices (tp) to as many devices as ``hardware`` says.
+        quantization: of the weights, or the precision of everything; None is as the model is.
+
+    Raises:
+        ConfigError: a name is not known, the batch is empty, or the model cannot be laid out so.
+    """
+    spec = open_spec(model) if isinstance(model, str) else model
+    engine = _engine(profile)
+    device, count = find_device(hardware) if isinstance(hardware, str) else (hardware, 1)
+    if not isinstance(quantization, Precision):
+        quantization = precision_of(spec, quantization, engine.kv_dtype(None))
+    rank = rank_model(spec, quantization, parallel or Parallel(tp=count))
+    cost = StepModel.of(rank, device, engine.name).cost(*_chunks(batch))
+    total = cost.total
+    return StepSeconds(
+        cost.ops,
+        cost.comm.value,
+        cost.overhead.value,
+        total.value,
+        total.low,
+        total.high,
+        total.source,
+    )
+
+
+def _engine(name: str | EngineProfile) -> EngineProfile:
+    return profile(name) if isinstance(name, str) else name
+
+
+def _chunks(batch: StepBatch | Chunks) -> tuple[list[Chunk], int]:
+    """And how many rounds."""
+    if isinstance(batch, Iterable):
+        chunks, rounds = [Span(*each) if isinstance(each, tuple) else each for each in batch], 1
+    else:
+        chunks, rounds = list(batch.items), batch.num_rounds
+    if not chunks:
+        raise ConfigError("a step of nothing: the batch has no chunk")
+    return chunks, rounds
