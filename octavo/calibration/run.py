@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # What a quick and a thorough calibration may take, about.
 SECONDS, QUICK_SECONDS = 60.0, 15.0
 _MOST_TURNS = 8  # of each load
+# Where a model is so large that there was time for one turn only: what shared machines drift by.
+_UNKNOWN_DRIFT = 0.1
 # Of the engine that was timed, by the names of its settings.
 _SETTINGS = (
     *("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"),
@@ -151,7 +153,9 @@ def _timed(step: StepTiming, shared: int) -> TimedStep:
 
 def _drift(turns: Sequence[Mapping[str, Sequence[TimedStep]]]) -> float:
     """How far whole turns were from each other, in the loads that all of them had: the largest
-    difference from their median, as a share. 0 where there was one turn."""
+    difference from their median, as a share."""
+    if len(turns) == 1:
+        return _UNKNOWN_DRIFT
     shared = set.intersection(*(set(turn) for turn in turns))
     totals = [sum(step.seconds for name in shared for step in turn[name]) for turn in turns]
     middle = statistics.median(totals)

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from octavo.cli.bench import common
+from octavo.cli.busy import warn_if_busy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +69,7 @@ def measured(session: OfflineSession, *, quick: bool) -> Profile:
 
     from octavo.calibration.run import calibrate, profile_of
 
+    warn_if_busy()
     with common.progress_over("timing steps", 100) as advance:
         shown = 0
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.bench.offline.session import OfflineSession
+from octavo.calibration.fit import TimedStep
 from octavo.calibration.live import run_live
-from octavo.calibration.run import _Pace, about, calibrate, profile_of, steps_of
+from octavo.calibration.run import _drift, _Pace, about, calibrate, profile_of, steps_of
 from octavo.calibration.slowness import between, slowness_now
 from octavo.calibration.trials import Trial
 from octavo.calibration.validate import METRICS, TRACES, Row, cases, summary, validate
@@ -49,6 +50,15 @@ def test_steps_are_timed_and_told(session, steps):
     assert profile.about == about(session)
     assert profile.about["threads"] >= 1 and profile.about["model_bytes"] > 0
     assert profile.engine["max_num_seqs"] == 4
+
+
+def test_turns_tell_how_far_the_machine_drifts(steps):
+    def turn(seconds):
+        return {"load": [TimedStep((), seconds)], "another": [TimedStep((), 1.0)]}
+
+    assert _drift([turn(1.0), turn(3.0), turn(1.5)]) == pytest.approx(1.5 / 2.5)
+    assert _drift([turn(1.0), {"load": [TimedStep((), 1.1)]}]) == pytest.approx(0.05 / 1.05)
+    assert _drift([turn(1.0)]) == 0.1  # nothing is known of it
 
 
 def test_progress_is_told(session):

@@ -110,7 +110,7 @@ def measured_pass(measured, rows):
     singles, drafts, prompts = (seen(rows[kind], inf) for kind in ("singles", "drafts", "prompts"))
     decode_keys = singles[0] + drafts[0]
     amounts = {"pass": 1, "decode_key": decode_keys, "prompt_key": prompts[0]}
-    amounts["prompt_score"] = prompts[1]
+    amounts |= {"decode_score": singles[1] + drafts[1], "prompt_score": prompts[1]}
     for name, kind, knots in (
         ("rows", "tokens", measured["row_knots"]),
         ("sampled", "sampled", measured["sampled_knots"]),

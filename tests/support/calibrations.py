@@ -10,7 +10,7 @@ from octavo.calibration.store import Profile, keep, model_and_processor
 from octavo.cost.measured import MeasuredSteps, Spread
 
 STEPS = MeasuredSteps(
-    {"step": 1e-4, "pass": 1e-3, "rows_from_1": 1e-5, "decode_key": 1e-7},
+    {"step": 1e-4, "pass": 1e-3, "rows_from_1": 1e-5, "decode_key": 1e-7, "decode_score": 5e-8},
     {"decode": Spread(0.9, 1.1), "prompt": Spread(0.8, 1.2)},
     most_rows=512,
     most_seqs=64,
