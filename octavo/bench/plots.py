@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -343,3 +344,52 @@ def _label_axes(axes: Any, x: str, y: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=_INK, labelsize=9)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedPoint:
+    """Settings that were tried: requests a second within the limits, and the largest share of a
+    limit that was used. ``is_best``: nothing is better in both; ``name``: to be marked."""
+
+    goodput: float
+    strain: float
+    is_best: bool = False
+    name: str = ""
+
+
+def tuning_pareto(points: Sequence[TunedPoint], *, title: str) -> Figure:
+    """Goodput against how much of the limits latencies use; the best are joined.
+
+    What has no finite strain is left out. BenchmarkError if that is all.
+    """
+    shown = sorted((each for each in points if math.isfinite(each.strain)), key=_by_strain)
+    if not shown:
+        raise BenchmarkError("there is nothing to plot: no settings have answered all requests")
+    figure = _new_figure(title, width=7.5)
+    axes = figure.subplots()
+    others = [each for each in shown if not each.is_best]
+    best = [each for each in shown if each.is_best]
+    axes.plot(*_places(others), linestyle="", marker="o", markersize=4, color=_PALE)
+    axes.plot(*_places(best), marker="o", markersize=6, color=_BLUE)
+    axes.axvline(1, color=_PALE, linestyle="--", linewidth=1)
+    for number, point in enumerate(each for each in shown if each.name):
+        side = _BELOW if number % 2 else _OVER  # chosen settings and defaults may be neighbours
+        place = (point.strain, point.goodput)
+        axes.plot(*place, marker="o", markersize=11, fillstyle="none", color=_ORANGE)
+        _annotate(axes, point.name, place, _ORANGE, side)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.15 * max(each.goodput for each in shown) or 1.0)
+    axes.margins(x=0.1)
+    _label_axes(axes, "share of the tightest limit that is used (line: all of it)", _GOODPUT)
+    return figure
+
+
+_GOODPUT = "requests/s within the limits"
+
+
+def _by_strain(point: TunedPoint) -> tuple[float, float]:
+    return point.strain, point.goodput
+
+
+def _places(points: Sequence[TunedPoint]) -> tuple[list[float], list[float]]:
+    return [each.strain for each in points], [each.goodput for each in points]

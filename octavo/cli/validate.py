@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.errors import ConfigError
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
-    from octavo.calibration.store import Profile
     from octavo.calibration.validate import Case, Row
     from octavo.cost.step_cost import StepModel
 
@@ -61,11 +59,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.calibration.validate import summary, validate
+    from octavo.cli.calibrate import known_or_measured
     from octavo.cost.hardware_table import find_device
     from octavo.cost.measured import calibrated
 
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
-        profile = _profile(session)
+        profile = known_or_measured(session)
         model = calibrated(session.rank_model, find_device("auto")[0], profile.steps)
         cases = _cases(args, session, model)
         with (
@@ -82,20 +81,6 @@ def run(args: argparse.Namespace) -> int:
     }
     common.report(args, document, lambda console: print_result(rows, document, console))
     return 0
-
-
-def _profile(session: OfflineSession) -> Profile:
-    """What is known of this engine; measured first, if nothing is."""
-    from octavo.calibration.run import about
-    from octavo.calibration.store import find, keep
-    from octavo.cli.calibrate import measured
-
-    profile = find(about(session))
-    if profile is None:
-        terminal.say("there is no calibration of this engine yet: a minute for that")
-        profile = measured(session, quick=False)
-        keep(profile)
-    return profile
 
 
 def _cases(args: argparse.Namespace, session: OfflineSession, model: StepModel) -> Sequence[Case]:

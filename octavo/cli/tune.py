@@ -1,0 +1,264 @@
+"""``octavo tune``: the settings that serve a load best within limits, searched and measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from octavo.cli import terminal
+from octavo.cli.bench import common
+from octavo.cli.tune_flags import Question, add_tune_flags, question_of
+from octavo.cli.tune_report import Result, tell, write_config
+from octavo.config import EngineArgs
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.bench.record import Recorder
+    from octavo.cost.measured import MeasuredSteps
+    from octavo.sim.demand import Ask
+    from octavo.tuning.live import LiveRuns
+    from octavo.tuning.objective import Objective
+    from octavo.tuning.search import Progress, Search
+    from octavo.tuning.space import Candidate
+    from octavo.tuning.study import Study
+    from octavo.workload.requests import WorkloadRequest
+
+    Steps = Mapping[Candidate, MeasuredSteps | None]
+
+INFEASIBLE = 2
+_FEWEST_LIVE = 5  # requests
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_tune_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    common.check_plots(args)
+    question = question_of(args)
+    if question.is_here:
+        terminal.resolve(question.model)
+    steps = _steps(question)
+    study = _study(question, steps)
+    with _progress() as progress:
+        found = study.search(_candidates(question, study, steps), progress)
+    live, recorder = _run_live(args, question, study, found)
+    decision = study.decide(found, live)
+    write_config(question, decision)
+    tell(args, question, Result(found, live, decision), recorder)
+    return 0 if decision.outcome.holds else INFEASIBLE
+
+
+# -- what steps take ------------------------------------------------------------------------------
+
+
+def _steps(question: Question) -> Steps:
+    """By what of a candidate they depend on, the defaults first; None is as the roofline says."""
+    from octavo import machine
+    from octavo.calibration.known import profile_here
+    from octavo.cost.hardware_table import find_device
+    from octavo.tuning.space import DEFAULTS, engine_changes, fewer_threads
+
+    changes = engine_changes(
+        question.held,
+        on_gpu=find_device(question.hardware)[0].kind == "gpu",
+        threads=fewer_threads(machine.cpu()) if question.is_measured else (),
+        also=question.also,
+    )
+    if question.is_measured:
+        return _measured_steps(question, [DEFAULTS, *changes])
+    known = profile_here(question.model) if question.is_here else None
+    if known is not None:
+        return {DEFAULTS: known.steps}
+    return dict.fromkeys([DEFAULTS, *changes])
+
+
+def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:
+    """Those that this machine cannot run are left out, but for the first."""
+    from octavo.cli.calibrate import known_or_measured
+
+    steps = {}
+    for number, engine in enumerate(engines):
+        try:
+            with _session(question, engine) as session:
+                steps[engine] = known_or_measured(session, quick=number > 0).steps
+        except OctavoError as error:
+            if number == 0:
+                raise
+            terminal.say(f"not tried: {engine}: {error}")
+    return steps
+
+
+def _session(
+    question: Question, candidate: Candidate, *, is_served: bool = False
+) -> OfflineSession:
+    settings = {**question.held, **candidate.settings}
+    model = settings.pop("model", question.model)
+    if question.acceptance is not None and settings.pop("spec_method", None) is not None:
+        from octavo.tuning.simulated import guesses_at
+
+        settings["speculative_config"] = guesses_at(question.acceptance)
+    args = EngineArgs.from_kwargs(model, **settings)
+    return common.open_session(args.serving() if is_served else args)
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+
+def _study(question: Question, steps: Steps) -> Study:
+    from octavo.cost.open_spec import open_spec
+    from octavo.tuning.simulated import SimulatedEngines
+    from octavo.tuning.study import Study
+
+    specs = {name: open_spec(name) for name in (question.model, *question.also)}
+    engines = SimulatedEngines(
+        specs, question.model, question.hardware, question.held, steps, question.acceptance
+    )
+    asks = _asks(question)
+    return Study(engines, asks, _objective(question, asks), question.slo)
+
+
+def _asks(question: Question) -> Sequence[Ask]:
+    """Turns of conversations come when their trace says, whenever the ones before were answered:
+    so they do live."""
+    from octavo import hub
+    from octavo.cost.open_spec import open_spec
+    from octavo.open_model import load_tokenizer
+    from octavo.sim.settings import FleetSettings
+    from octavo.sim.setup import prepare
+
+    prepared = prepare(
+        open_spec(question.model),
+        FleetSettings(question.hardware),
+        question.workload,
+        question.load,
+        tokenizer=load_tokenizer(hub.resolve(question.model)) if question.is_here else None,
+    )
+    return [replace(ask, follows=None) for ask in prepared.asks]
+
+
+def _objective(question: Question, asks: Sequence[Ask]) -> Objective:
+    from octavo.tuning.objective import GivenLoad, HighestRate
+    from octavo.workload.arrivals import arrival_times
+    from octavo.workload.plan import create_plan
+
+    load, seed = question.load, question.workload.seed
+    has_times = load.request_rate < float("inf") or asks[0].arrival_s is not None
+    if has_times:
+        return GivenLoad(question.slo, create_plan(load, asks, seed).times or ())
+    unit_times = arrival_times(len(asks), 1.0, burstiness=load.burstiness, seed=seed)
+    return HighestRate(question.slo, unit_times)
+
+
+def _candidates(question: Question, study: Study, steps: Steps) -> list[Candidate]:
+    from octavo.tuning.space import DEFAULTS, candidates, guessing_knob, scheduling_knobs
+
+    config = study.engines.fleet(DEFAULTS).replica.config
+    knobs = scheduling_knobs(config, question.held)
+    if question.acceptance is not None and question.may_guess:
+        knobs.append(guessing_knob())
+    engines = [engine for engine in steps if engine != DEFAULTS]
+    return candidates(knobs, engines, question.num_candidates, question.workload.seed)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A line on a terminal that says how far it is; elsewhere a line for each part."""
+    from rich.console import Console
+
+    is_terminal = sys.stderr.isatty()
+    said = None
+    with Console(stderr=True).status("tuning") if is_terminal else nullcontext() as status:
+
+        def progress(what: str, done: int, total: int) -> None:
+            nonlocal said
+            if status is not None:
+                status.update(f"{what} ({done} of {total})")
+            elif what != said:
+                said = what
+                terminal.say(what)
+
+        yield progress
+
+
+# -- live -----------------------------------------------------------------------------------------
+
+
+def _run_live(
+    args: argparse.Namespace, question: Question, study: Study, found: Search
+) -> tuple[LiveRuns | None, Recorder | None]:
+    """The defaults and the best few; where none keeps the limits, at a lower rate, if there is one.
+    Nothing if nothing is to be run, or if requests come too seldom."""
+    from octavo.bench.record import Recorder
+    from octavo.tuning.live import within
+
+    if not question.live:
+        return None, None
+    requests = _requests(question)
+    chosen = _chosen(question, found, is_text=requests[0].prompt_token_ids is None)
+    recorder = Recorder(common.asked_for(args), question.held.get("threads"))
+    runs = None
+    with recorder, _progress() as progress:
+        for plan in study.objective.trials(found.best.outcome):
+            times = within(plan, question.live_seconds)
+            if len(times) < _FEWEST_LIVE:
+                terminal.say(f"not run live: {len(times)} requests in {question.live_seconds:g} s")
+                break
+            runs = _measure(question, study, chosen, requests, times, recorder, progress)
+            if runs.any_holds:
+                break
+    return runs, recorder if runs else None
+
+
+def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candidate]:
+    """The defaults, the best few, and, where that is known live only, the best with guesses."""
+    from octavo.tuning.space import DEFAULTS, SPECULATION
+
+    best = [each.candidate for each in found.finalists if each.candidate != DEFAULTS]
+    chosen = [DEFAULTS, *best[: question.live]]
+    if is_text and question.may_guess and question.acceptance is None:
+        chosen.append(found.best.candidate.having(SPECULATION, "auto"))
+    return chosen
+
+
+def _requests(question: Question) -> Sequence[WorkloadRequest]:
+    from octavo import hub
+    from octavo.open_model import load_tokenizer
+    from octavo.workload.plan import create_requests
+
+    return create_requests(question.workload, load_tokenizer(hub.resolve(question.model)))
+
+
+def _measure(
+    question: Question,
+    study: Study,
+    chosen: Sequence[Candidate],
+    requests: Sequence[WorkloadRequest],
+    times: Sequence[float],
+    recorder: Recorder,
+    progress: Progress,
+) -> LiveRuns:
+    from octavo.tuning.live import LiveRuns, measure
+
+    def open_session(candidate: Candidate) -> OfflineSession:
+        session = _session(question, candidate, is_served=True)
+        recorder.engine = recorder.engine or session.info
+        return session
+
+    measured = measure(
+        chosen,
+        open_session,
+        requests[: len(times)],
+        times,
+        question.slo,
+        turns=question.turns,
+        progress=progress,
+    )
+    predicted = {each: study.predicted(each, times) for each in chosen}
+    return LiveRuns(measured, predicted, times, question.turns)

@@ -1,0 +1,106 @@
+"""Why these settings: what binds, what each of them brings, what live runs said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from octavo.planner.slo import Slo
+from octavo.tuning.outcome import Outcome
+from octavo.tuning.search import Ablation
+from octavo.tuning.space import DEFAULTS, Candidate
+
+_CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was chosen, and all that speaks for it.
+
+    Args:
+        simulated: what of the best settings is in simulations: all but guesses, unless somebody
+            has said how often they are right.
+        predicted, defaults: of those, and of the defaults, by the same requests.
+        measured: live, the defaults among them; empty where nothing was run.
+    """
+
+    slo: Slo
+    best: Candidate
+    simulated: Candidate
+    predicted: Outcome
+    defaults: Outcome
+    num_tried: int
+    ablations: tuple[Ablation, ...] = ()
+    measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the chosen settings: measured, if it was."""
+        return self.measured.get(self.best, self.predicted)
+
+
+def why(decision: Decision) -> str:
+    """A short paragraph."""
+    return " ".join(_sentences(decision))
+
+
+def _sentences(decision: Decision) -> Iterator[str]:
+    best, predicted = decision.simulated, decision.predicted
+    if best == DEFAULTS:
+        yield f"The defaults are best of {decision.num_tried} settings: {_told(predicted)}."
+    else:
+        yield (
+            f"{best}: best of {decision.num_tried} settings, simulated with {_told(predicted)}; "
+            f"the defaults with {_told(decision.defaults)}."
+        )
+    yield _binding(decision.slo, predicted)
+    for each in decision.ablations:
+        yield f"Without {each.name} {each.value}, it would be {_told(each.without)}."
+    if decision.best.settings.keys() & _CHANGES_ANSWERS:
+        yield "Answers change a little with that, which was not judged."
+    yield from _live(decision)
+
+
+def _live(decision: Decision) -> Iterator[str]:
+    own, usual = decision.measured.get(decision.best), decision.measured.get(DEFAULTS)
+    if own is None:
+        yield "Nothing of this was measured live."
+        return
+    if decision.best == DEFAULTS:
+        yield f"Live, no other was better: {_told(own)}."
+    elif decision.best != decision.simulated:
+        without = decision.measured[decision.simulated]
+        yield f"Live, and guessing ahead, {_told(own)}; without guesses {_told(without)}."
+    elif usual is not None:
+        yield f"Live, {_told(own)}; the defaults {_told(usual)}."
+    if not own.holds:
+        yield _binding(decision.slo, own)
+
+
+def _told(outcome: Outcome) -> str:
+    """``up to 3.1 requests/s within the limits, 93% of the tightest limit used``"""
+    if outcome.holds and outcome.rate is not None:
+        served = f"up to {outcome.rate:.3g} requests/s within the limits"
+    else:
+        served = f"{outcome.attainment:.0%} of the requests within the limits"
+    return f"{served}, {_strain(outcome)}"
+
+
+def _strain(outcome: Outcome) -> str:
+    if outcome.strain == math.inf:
+        return "with requests that failed, or a queue that grew"
+    return f"{outcome.strain:.0%} of the tightest limit used"
+
+
+def _binding(slo: Slo, outcome: Outcome) -> str:
+    limit = next((each for each in slo if each.name == outcome.binding), None)
+    if limit is None:
+        return f"What binds is {outcome.binding}."
+    reached = outcome.seconds_of[limit.name]
+    if reached == math.inf:
+        return f"What binds is {limit.name}: requests failed."
+    verdict = "" if outcome.holds else ", which does not hold"
+    return (
+        f"What binds is {limit.name}: {reached * 1e3:.3g} of {limit.seconds * 1e3:g} ms{verdict}."
+    )

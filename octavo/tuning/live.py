@@ -1,0 +1,96 @@
+"""The best few on real engines of this machine, in turns, so that whatever slows the machine down
+for a while slows down all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.calibration.live import run_live
+from octavo.measure.request_record import RequestRecord
+from octavo.planner.slo import Slo
+from octavo.tuning.outcome import Outcome, outcome_of
+from octavo.tuning.space import Candidate
+
+if TYPE_CHECKING:
+    from octavo.bench.offline.session import OfflineSession
+    from octavo.workload.requests import WorkloadRequest
+
+OpenSession = Callable[[Candidate], "OfflineSession"]
+
+_WARMING = 4  # requests before those that count
+_TOLERANCE = 0.05  # of strain: live runs of one engine differ by about that
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    open_session: OpenSession,
+    requests: Sequence[WorkloadRequest],
+    times: Sequence[float],
+    slo: Slo,
+    *,
+    turns: int,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[Candidate, Outcome]:
+    """What each makes of the same requests, of all turns together.
+
+    Each run has an engine of its own, made for it and closed after it.
+    """
+    runs: dict[Candidate, list[list[RequestRecord]]] = {each: [] for each in candidates}
+    for turn in range(turns):
+        for number, candidate in enumerate(candidates):
+            done = turn * len(candidates) + number
+            progress(f"live: {candidate}", done, turns * len(candidates))
+            with open_session(candidate) as session:
+                session.run(requests[:_WARMING], cache_salt="to be warm")
+                runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
+    return {candidate: outcome_of(own, slo) for candidate, own in runs.items()}
+
+
+def within(times: Sequence[float], seconds: float) -> Sequence[float]:
+    """The times in the first so many seconds."""
+    return [time for time in times if time <= seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRuns:
+    """What came of candidates live, and in simulation by the same requests.
+
+    Args:
+        measured, predicted: the defaults first, then those that did better in the search before
+            those that did worse.
+        times: when requests were sent. turns: how often.
+    """
+
+    measured: Mapping[Candidate, Outcome]
+    predicted: Mapping[Candidate, Outcome]
+    times: Sequence[float]
+    turns: int
+
+    @property
+    def best(self) -> Candidate:
+        """The first, unless one that comes later is better by more than live runs differ."""
+        best, *others = self.measured
+        for each in others:
+            if self.measured[each].is_better_than(self.measured[best], _TOLERANCE):
+                best = each
+        return best
+
+    @property
+    def any_holds(self) -> bool:
+        return any(outcome.holds for outcome in self.measured.values())
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "settings": candidate.settings,
+                "num_requests": len(self.times),
+                "turns": self.turns,
+                "predicted": self.predicted[candidate].as_json(),
+                "measured": outcome.as_json(),
+            }
+            for candidate, outcome in self.measured.items()
+        ]

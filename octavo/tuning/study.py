@@ -1,0 +1,74 @@
+"""A load, an objective and simulated engines put together: from candidates to a decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.errors import ConfigError
+from octavo.planner.slo import Slo
+from octavo.sim.demand import Ask
+from octavo.tuning.explain import Decision
+from octavo.tuning.live import LiveRuns
+from octavo.tuning.objective import Objective
+from octavo.tuning.outcome import Outcome, outcome_of
+from octavo.tuning.search import Progress, Search, ablations, search
+from octavo.tuning.simulated import SimulatedEngines
+from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """``asks``: of the load, in the order of sending."""
+
+    engines: SimulatedEngines
+    asks: Sequence[Ask]
+    objective: Objective
+    slo: Slo
+    _known: dict[tuple[Candidate, int], Outcome] = field(default_factory=dict, init=False)
+
+    def judge(self, candidate: Candidate, count: int) -> Outcome:
+        """What a candidate makes of the first requests, as the objective sends them."""
+        key = candidate, count
+        if key not in self._known:
+            self._known[key] = self._judge(candidate, count)
+        return self._known[key]
+
+    def search(self, candidates: Sequence[Candidate], progress: Progress) -> Search:
+        return search(candidates, self.judge, len(self.asks), progress)
+
+    def predicted(self, candidate: Candidate, times: Sequence[float]) -> Outcome:
+        """What a candidate makes of requests at given times, such as those of a live run."""
+        return outcome_of([self.engines.run_of(candidate, self.asks)(times)], self.slo)
+
+    def decide(self, found: Search, live: LiveRuns | None = None) -> Decision:
+        """All that there is to say about the settings that are chosen: the best live, if they were
+        run."""
+        best = found.best.candidate if live is None else live.best
+        count = len(self.asks)
+        simulated = best if self.engines.can_guess else best.without(SPECULATION)
+        return Decision(
+            self.slo,
+            best,
+            simulated,
+            self.judge(simulated, count),
+            self.judge(DEFAULTS, count),
+            len(found.tried),
+            tuple(ablations(simulated, self.judge, count)),
+            {} if live is None else live.measured,
+        )
+
+    def _judge(self, candidate: Candidate, count: int) -> Outcome:
+        try:
+            run = self.engines.run_of(candidate, self.asks)
+        except ConfigError:
+            if candidate == DEFAULTS:
+                raise
+            return _impossible(self.slo)  # its settings contradict each other
+        return self.objective.judge(run, count)
+
+
+def _impossible(slo: Slo) -> Outcome:
+    seconds_of = {limit.name: math.inf for limit in slo}
+    return Outcome(seconds_of, math.inf, next(iter(seconds_of)), 0.0, 0.0, 0.0, score=0.0)
