@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,11 +359,11 @@ class TunedPoint:
 def tuning_pareto(points: Sequence[TunedPoint], *, title: str) -> Figure:
     """Goodput against how much of the limits latencies use; the best are joined.
 
-    What has no finite strain is left out. BenchmarkError if that is all.
+    What uses a limit more than ten times over is left out. BenchmarkError if that is all.
     """
-    shown = sorted((each for each in points if math.isfinite(each.strain)), key=_by_strain)
+    shown = sorted((each for each in points if 0 < each.strain <= 10), key=_by_strain)
     if not shown:
-        raise BenchmarkError("there is nothing to plot: no settings have answered all requests")
+        raise BenchmarkError("there is nothing to plot: no settings come near the limits")
     figure = _new_figure(title, width=7.5)
     axes = figure.subplots()
     others = [each for each in shown if not each.is_best]
@@ -378,13 +377,24 @@ def tuning_pareto(points: Sequence[TunedPoint], *, title: str) -> Figure:
         axes.plot(*place, marker="o", markersize=11, fillstyle="none", color=_ORANGE)
         _annotate(axes, point.name, place, _ORANGE, side)
     axes.set_xscale("log")
+    axes.set_xlim(shown[0].strain / 1.2, 1.2 * max(1.0, shown[-1].strain))
+    _tick_shares(axes)
     axes.set_ylim(0, 1.15 * max(each.goodput for each in shown) or 1.0)
-    axes.margins(x=0.1)
-    _label_axes(axes, "share of the tightest limit that is used (line: all of it)", _GOODPUT)
+    _label_axes(
+        axes, "share of the tightest limit that is used (line: all)", "requests/s within the limits"
+    )
     return figure
 
 
-_GOODPUT = "requests/s within the limits"
+def _tick_shares(axes: Axes) -> None:
+    """In per cent, on a logarithmic axis."""
+    low, high = axes.get_xlim()
+    shares = [
+        share * scale for scale in (0.001, 0.01, 0.1, 1, 10) for share in (1, 1.5, 2, 3, 5, 7)
+    ]
+    ticks = [share for share in shares if low <= share <= high]
+    axes.set_xticks(ticks, [f"{tick * 100:g} %" for tick in ticks])
+    axes.minorticks_off()
 
 
 def _by_strain(point: TunedPoint) -> tuple[float, float]:

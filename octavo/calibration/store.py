@@ -80,26 +80,18 @@ def model_and_processor(path: Path) -> dict[str, Any]:
     }
 
 
-def find(known: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> Profile | None:
+def find(known: Mapping[str, Any]) -> Profile | None:
     """The newest profile that holds for all that is known; None if there is none.
 
     Files that are damaged, or of another version, are as if they were not there.
-
-    Args:
-        usual: of several, those count first that agree with most of this.
     """
-    expected = (usual or {}).items()
     found = []
     for path in folder().glob("*.json"):
         with suppress(ModelFileError):
             profile = read(path)
             if profile is not None and known.items() <= profile.about.items():
                 found.append(profile)
-    return max(
-        found,
-        key=lambda each: (len(expected & each.about.items()), each.measured_at),
-        default=None,
-    )
+    return max(found, key=lambda profile: profile.measured_at, default=None)
 
 
 def read(path: Path) -> Profile | None:

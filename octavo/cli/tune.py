@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Steps = Mapping[Candidate, MeasuredSteps | None]
 
 INFEASIBLE = 2
+# Beside those that are searched: nobody knows of them what steps take without loading a model.
+_STEPS_DEPEND_ON = {"threads", "activations", "dtype", "device", "kernels"}
 _FEWEST_LIVE = 5  # requests
 
 
@@ -61,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
 def _steps(question: Question) -> Steps:
     """By what of a candidate they depend on, the defaults first; None is as the roofline says."""
     from octavo import machine
-    from octavo.calibration.known import profile_here
     from octavo.cost.hardware_table import find_device
     from octavo.tuning.space import DEFAULTS, engine_changes, fewer_threads
 
@@ -73,10 +74,24 @@ def _steps(question: Question) -> Steps:
     )
     if question.is_measured:
         return _measured_steps(question, [DEFAULTS, *changes])
-    known = profile_here(question.model) if question.is_here else None
-    if known is not None:
-        return {DEFAULTS: known.steps}
-    return dict.fromkeys([DEFAULTS, *changes])
+    known = _steps_known_here(question, [DEFAULTS, *changes]) if question.is_here else {}
+    return known if DEFAULTS in known else dict.fromkeys([DEFAULTS, *changes])
+
+
+def _steps_known_here(question: Question, engines: Sequence[Candidate]) -> Steps:
+    """Of those engines that have been calibrated; none, if they are not as they usually are."""
+    from octavo.cli.calibrated import steps_here
+
+    known: dict[Candidate, MeasuredSteps | None] = {}
+    if question.held.keys() & _STEPS_DEPEND_ON:
+        return known
+    for engine in engines:
+        settings = {**question.held, **engine.settings}
+        model = settings.get("model", question.model)
+        steps = steps_here(model, settings.get("kv_cache_dtype"))
+        if steps is not None:
+            known[engine] = steps
+    return known
 
 
 def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:

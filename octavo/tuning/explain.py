@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from octavo.planner.slo import Slo
 from octavo.tuning.outcome import Outcome
 from octavo.tuning.search import Ablation
-from octavo.tuning.space import DEFAULTS, Candidate
+from octavo.tuning.space import DEFAULTS, Candidate, said
 
 _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
 
@@ -56,7 +56,7 @@ def _sentences(decision: Decision) -> Iterator[str]:
         )
     yield _binding(decision.slo, predicted)
     for each in decision.ablations:
-        yield f"Without {each.name} {each.value}, it would be {_told(each.without)}."
+        yield f"Without {said(each.name, each.value)}, it would be {_told(each.without)}."
     if decision.best.settings.keys() & _CHANGES_ANSWERS:
         yield "Answers change a little with that, which was not judged."
     yield from _live(decision)
@@ -64,17 +64,16 @@ def _sentences(decision: Decision) -> Iterator[str]:
 
 def _live(decision: Decision) -> Iterator[str]:
     own, usual = decision.measured.get(decision.best), decision.measured.get(DEFAULTS)
-    if own is None:
+    if own is None or usual is None:
         yield "Nothing of this was measured live."
-        return
-    if decision.best == DEFAULTS:
-        yield f"Live, no other was better: {_told(own)}."
+    elif decision.best == DEFAULTS:
+        yield f"Live, no other was better: {_told_live(own)}."
     elif decision.best != decision.simulated:
         without = decision.measured[decision.simulated]
-        yield f"Live, and guessing ahead, {_told(own)}; without guesses {_told(without)}."
-    elif usual is not None:
-        yield f"Live, {_told(own)}; the defaults {_told(usual)}."
-    if not own.holds:
+        yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."
+    else:
+        yield f"Live, {_told_live(own)}; the defaults, {_told_live(usual)}."
+    if own is not None and not own.holds:
         yield _binding(decision.slo, own)
 
 
@@ -85,6 +84,11 @@ def _told(outcome: Outcome) -> str:
     else:
         served = f"{outcome.attainment:.0%} of the requests within the limits"
     return f"{served}, {_strain(outcome)}"
+
+
+def _told_live(outcome: Outcome) -> str:
+    came = "" if outcome.rate is None else f" of {outcome.rate:.3g} requests/s"
+    return f"{outcome.attainment:.0%}{came} within the limits, {_strain(outcome)}"
 
 
 def _strain(outcome: Outcome) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.calibration.live import run_live
 from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import Slo
-from octavo.tuning.outcome import Outcome, outcome_of
+from octavo.tuning.outcome import Outcome, first_best, outcome_of
 from octavo.tuning.space import Candidate
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 OpenSession = Callable[[Candidate], "OfflineSession"]
 
 _WARMING = 4  # requests before those that count
-_TOLERANCE = 0.05  # of strain: live runs of one engine differ by about that
 
 Progress = Callable[[str, int, int], None]
 
@@ -47,7 +46,8 @@ def measure(
             with open_session(candidate) as session:
                 session.run(requests[:_WARMING], cache_salt="to be warm")
                 runs[candidate].append(run_live(session, requests, times, cache_salt="counts"))
-    return {candidate: outcome_of(own, slo) for candidate, own in runs.items()}
+    rate = len(times) / times[-1] if times[-1] else None
+    return {candidate: outcome_of(own, slo, rate) for candidate, own in runs.items()}
 
 
 def within(times: Sequence[float], seconds: float) -> Sequence[float]:
@@ -72,12 +72,7 @@ class LiveRuns:
 
     @property
     def best(self) -> Candidate:
-        """The first, unless one that comes later is better by more than live runs differ."""
-        best, *others = self.measured
-        for each in others:
-            if self.measured[each].is_better_than(self.measured[best], _TOLERANCE):
-                best = each
-        return best
+        return first_best(self.measured)
 
     @property
     def any_holds(self) -> bool:

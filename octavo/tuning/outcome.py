@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.measure.metrics import latency_values, run_duration
 from octavo.measure.request_record import RequestRecord
@@ -14,8 +14,13 @@ from octavo.measure.slo import goodput
 from octavo.measure.statistics import percentile
 from octavo.planner.slo import Limit, Slo
 
+T = TypeVar("T")
+
 # Of the records of requests, by the name of a limit's metric.
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
+# What is less than that says nothing: runs of one engine differ by as much, and simulations are off
+# by more.
+NOTICEABLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,13 @@ class Outcome:
         """Larger is better."""
         return self.holds, self.score, -self.strain
 
-    def is_better_than(self, other: Outcome, tolerance: float) -> bool:
-        """Whether it is ranked higher, and not by a share of score or strain alone that says
-        nothing."""
+    def is_better_than(self, other: Outcome) -> bool:
+        """Whether it is ranked higher, and by what can be noticed."""
         if self.holds != other.holds:
             return self.holds
-        if abs(self.score - other.score) > tolerance * other.score:
+        if abs(self.score - other.score) > NOTICEABLE * other.score:
             return self.score > other.score
-        return self.strain * (1 + tolerance) < other.strain
+        return self.strain * (1 + NOTICEABLE) < other.strain
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -71,6 +75,15 @@ class Outcome:
             "strain": _finite(self.strain),
             **{f"{name}_ms": _finite(1e3 * value) for name, value in self.seconds_of.items()},
         }
+
+
+def first_best(outcomes: Mapping[T, Outcome]) -> T:
+    """The first, unless one that comes later is noticeably better."""
+    best, *others = outcomes
+    for each in others:
+        if outcomes[each].is_better_than(outcomes[best]):
+            best = each
+    return best
 
 
 def outcome_of(

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.tuning.outcome import Outcome
-from octavo.tuning.space import DEFAULTS, Candidate
+from octavo.tuning.outcome import Outcome, first_best
+from octavo.tuning.space import DEFAULTS, ENGINE_SETTINGS, Candidate
 
 Judge = Callable[[Candidate, int], Outcome]
 """What a candidate makes of so many requests: the same each time."""
@@ -20,7 +20,6 @@ Progress = Callable[[str, int, int], None]
 """Is told what is being done, and how much of how much has been."""
 
 _FEWEST = 25  # requests by which a candidate may be dropped
-_TOLERANCE = 0.01  # of strain: what changes less than that changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,11 @@ class Search:
 
     @property
     def best(self) -> Tried:
-        return self.finalists[0]
+        """The defaults, unless others are noticeably better."""
+        by_candidate = {each.candidate: each for each in self.finalists}
+        outcomes = {DEFAULTS: by_candidate[DEFAULTS].outcome}
+        outcomes |= {each.candidate: each.outcome for each in self.finalists}
+        return by_candidate[first_best(outcomes)]
 
     @property
     def pareto(self) -> tuple[Tried, ...]:
@@ -118,11 +121,11 @@ def _rungs(num_requests: int) -> list[int]:
 
 
 def simplest(candidate: Candidate, judge: Judge, num_requests: int) -> Candidate:
-    """The candidate without the changes that bring nothing."""
-    for name in candidate.settings:
+    """The candidate without the changes that bring nothing, which may be all of them together."""
+    full = judge(candidate, num_requests)
+    for name in sorted(candidate.settings, key=lambda name: name not in ENGINE_SETTINGS):
         without = candidate.without(name)
-        before, after = judge(candidate, num_requests), judge(without, num_requests)
-        if not before.is_better_than(after, _TOLERANCE):
+        if not full.is_better_than(judge(without, num_requests)):
             candidate = without
     return candidate
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -40,10 +41,17 @@ class Candidate:
         return Candidate(tuple(each for each in self.changes if each[0] != name))
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.changes) or "the defaults"
+        return ", ".join(starmap(said, self.changes)) or "the defaults"
 
 
 DEFAULTS = Candidate()
+
+
+def said(name: str, value: Any) -> str:
+    """A setting in words: ``itl_target_ms 40``."""
+    if isinstance(value, bool):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 @dataclass(frozen=True, slots=True)
