@@ -218,7 +218,10 @@ def test_a_load_generator_needs_no_torch():
 def test_measuring_and_quantizing_stand_on_top():
     """Nothing but the commands, and each other, knows of benchmarks, of quality, and of what makes
     quantized models: to run one, nothing of that is needed."""
-    tops = ("bench", "calibration", "quality", "quantization.produce", "speculation.training")
+    tops = (
+        *("bench", "calibration", "quality", "quantization.produce", "speculation.training"),
+        "tuning",
+    )
     for file in PACKAGE.rglob("*.py"):
         part = ".".join(file.relative_to(PACKAGE).parts)
         if not part.startswith((*tops, "cli")):

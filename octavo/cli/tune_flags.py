@@ -169,6 +169,8 @@ def question_of(args: argparse.Namespace) -> Question:
         check_name(args.out)
     except ConfigError as error:
         raise UsageError(str(error)) from error
+    if not args.live_seconds > 0:
+        raise UsageError(f"--live-seconds must be above 0, not {args.live_seconds:g}")
     hardware = FleetSettings(**given_settings(args, FleetSettings)).hardware
     is_here = hardware == FleetSettings().hardware
     held = engine_kwargs(args)

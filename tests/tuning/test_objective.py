@@ -93,4 +93,4 @@ def test_live_rates_go_down_from_what_was_simulated(answered):
     made = objective.judge(Server(answered, 0.1), 100)
     plans = [list(plan) for plan in objective.trials(made)]
     assert plans[0] == pytest.approx([time / (0.9 * made.rate) for time in TIMES])
-    assert plans[0][-1] < plans[1][-1] < plans[2][-1]
+    assert plans[0][-1] < plans[1][-1]

@@ -49,8 +49,9 @@ def test_answers_of_one_token_have_no_time_between_tokens(answered):
 
 
 def test_what_holds_comes_before_what_scores_and_that_before_strain():
-    ordered = [outcome(1.1, 100), outcome(0.95, 80), outcome(0.9, 80), outcome(0.5, 90)]
-    assert sorted(ordered[::-1], key=lambda each: each.rank) == ordered
+    mixed = [outcome(0.9, 80), outcome(1.1, 100), outcome(0.5, 90), outcome(0.95, 80)]
+    ordered = sorted(mixed, key=lambda each: each.rank, reverse=True)
+    assert [each.strain for each in ordered] == [0.5, 0.9, 0.95, 1.1]
 
 
 def test_what_cannot_be_noticed_is_not_better():
