@@ -14,16 +14,18 @@ from octavo.cli.bench import common
 from octavo.cli.tune_flags import Question, add_tune_flags, question_of
 from octavo.cli.tune_report import Result, tell, write_config
 from octavo.config import EngineArgs
-from octavo.errors import OctavoError
+from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.bench.offline.session import OfflineSession
     from octavo.bench.record import Recorder
     from octavo.cost.measured import MeasuredSteps
     from octavo.sim.demand import Ask
+    from octavo.text.tokenizer import Tokenizer
     from octavo.tuning.live import LiveRuns
     from octavo.tuning.objective import Objective
     from octavo.tuning.search import Progress, Search
+    from octavo.tuning.simulated import SimulatedEngines
     from octavo.tuning.space import Candidate
     from octavo.tuning.study import Study
     from octavo.workload.requests import WorkloadRequest
@@ -45,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     common.check_plots(args)
     question = question_of(args)
     if question.is_here:
-        terminal.resolve(question.model)
+        for model in (question.model, *question.also):
+            terminal.resolve(model)
     steps = _steps(question)
     study = _study(question, steps)
     with _progress() as progress:
@@ -101,7 +104,7 @@ def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:
     steps = {}
     for number, engine in enumerate(engines):
         try:
-            with _session(question, engine) as session:
+            with common.open_session(_engine_args(question, engine)) as session:
                 steps[engine] = known_or_measured(session, quick=number > 0).steps
         except OctavoError as error:
             if number == 0:
@@ -110,17 +113,14 @@ def _measured_steps(question: Question, engines: Sequence[Candidate]) -> Steps:
     return steps
 
 
-def _session(
-    question: Question, candidate: Candidate, *, is_served: bool = False
-) -> OfflineSession:
+def _engine_args(question: Question, candidate: Candidate) -> EngineArgs:
     settings = {**question.held, **candidate.settings}
     model = settings.pop("model", question.model)
     if question.acceptance is not None and settings.pop("spec_method", None) is not None:
         from octavo.tuning.simulated import guesses_at
 
         settings["speculative_config"] = guesses_at(question.acceptance)
-    args = EngineArgs.from_kwargs(model, **settings)
-    return common.open_session(args.serving() if is_served else args)
+    return EngineArgs.from_kwargs(model, **settings)
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -131,31 +131,35 @@ def _study(question: Question, steps: Steps) -> Study:
     from octavo.tuning.simulated import SimulatedEngines
     from octavo.tuning.study import Study
 
-    specs = {name: open_spec(name) for name in (question.model, *question.also)}
     engines = SimulatedEngines(
-        specs, question.model, question.hardware, question.held, steps, question.acceptance
+        {name: open_spec(name) for name in (question.model, *question.also)},
+        question.model,
+        question.hardware,
+        question.simulated_settings,
+        steps,
+        question.acceptance,
     )
-    asks = _asks(question)
+    asks = _asks(question, engines)
     return Study(engines, asks, _objective(question, asks), question.slo)
 
 
-def _asks(question: Question) -> Sequence[Ask]:
+def _asks(question: Question, engines: SimulatedEngines) -> Sequence[Ask]:
     """Turns of conversations come when their trace says, whenever the ones before were answered:
     so they do live."""
-    from octavo import hub
-    from octavo.cost.open_spec import open_spec
-    from octavo.open_model import load_tokenizer
-    from octavo.sim.settings import FleetSettings
-    from octavo.sim.setup import prepare
+    from octavo.tuning.space import DEFAULTS
 
-    prepared = prepare(
-        open_spec(question.model),
-        FleetSettings(question.hardware),
-        question.workload,
-        question.load,
-        tokenizer=load_tokenizer(hub.resolve(question.model)) if question.is_here else None,
-    )
+    tokenizer = _tokenizer(question) if question.is_here else None
+    prepared = engines.simulation(DEFAULTS, question.workload, question.load, tokenizer)
+    if not prepared.asks:
+        raise ConfigError("there is no request in this load")
     return [replace(ask, follows=None) for ask in prepared.asks]
+
+
+def _tokenizer(question: Question) -> Tokenizer:
+    from octavo import hub
+    from octavo.open_model import load_tokenizer
+
+    return load_tokenizer(hub.resolve(question.model))
 
 
 def _objective(question: Question, asks: Sequence[Ask]) -> Objective:
@@ -212,10 +216,11 @@ def _run_live(
     Nothing if nothing is to be run, or if requests come too seldom."""
     from octavo.bench.record import Recorder
     from octavo.tuning.live import within
+    from octavo.workload.plan import create_requests
 
     if not question.live:
         return None, None
-    requests = _requests(question)
+    requests = create_requests(question.workload, _tokenizer(question))
     chosen = _chosen(question, found, is_text=requests[0].prompt_token_ids is None)
     recorder = Recorder(common.asked_for(args), question.held.get("threads"))
     runs = None
@@ -242,14 +247,6 @@ def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candida
     return chosen
 
 
-def _requests(question: Question) -> Sequence[WorkloadRequest]:
-    from octavo import hub
-    from octavo.open_model import load_tokenizer
-    from octavo.workload.plan import create_requests
-
-    return create_requests(question.workload, load_tokenizer(hub.resolve(question.model)))
-
-
 def _measure(
     question: Question,
     study: Study,
@@ -259,14 +256,15 @@ def _measure(
     recorder: Recorder,
     progress: Progress,
 ) -> LiveRuns:
+    from octavo.bench.offline.session import OfflineSession
     from octavo.tuning.live import LiveRuns, measure
 
     def open_session(candidate: Candidate) -> OfflineSession:
-        session = _session(question, candidate, is_served=True)
+        session = OfflineSession(_engine_args(question, candidate).serving())
         recorder.engine = recorder.engine or session.info
         return session
 
-    measured = measure(
+    runs = measure(
         chosen,
         open_session,
         requests[: len(times)],
@@ -276,4 +274,4 @@ def _measure(
         progress=progress,
     )
     predicted = {each: study.predicted(each, times) for each in chosen}
-    return LiveRuns(measured, predicted, times, question.turns)
+    return LiveRuns(runs, predicted, times)

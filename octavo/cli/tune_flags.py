@@ -45,6 +45,7 @@ examples:
   octavo serve --config octavo-tuned.yaml
 """
 
+_SIMULATED = {*ENGINE_SETTINGS, "kv_cache_dtype", "quantization"}
 _LOAD = ("request_rate", "burstiness")
 _REQUESTS = 200
 
@@ -77,6 +78,13 @@ class Question:
     @property
     def is_here(self) -> bool:
         return self.hardware == FleetSettings().hardware
+
+    @property
+    def simulated_settings(self) -> Mapping[str, Any]:
+        """Of those that are held, what a simulation knows; the weights of a model that is here are
+        as they are."""
+        known = _SIMULATED - {"quantization"} if self.is_here else _SIMULATED
+        return {name: value for name, value in self.held.items() if name in known}
 
     @property
     def may_guess(self) -> bool:
@@ -206,8 +214,7 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def _check_elsewhere(held: Mapping[str, Any]) -> None:
-    known = {*ENGINE_SETTINGS, "kv_cache_dtype", "quantization"}
-    strange = sorted(held.keys() - known)
+    strange = sorted(held.keys() - _SIMULATED)
     if strange:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise UsageError(f"{flags}: a simulation of other --hardware does not know of that")

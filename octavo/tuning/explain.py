@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo.planner.slo import Slo
 from octavo.tuning.outcome import Outcome
-from octavo.tuning.search import Ablation
+from octavo.tuning.search import Ablation, Tried
 from octavo.tuning.space import DEFAULTS, Candidate, said
 
 _CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
@@ -22,6 +22,7 @@ class Decision:
         simulated: what of the best settings is in simulations: all but guesses, unless somebody
             has said how often they are right.
         predicted, defaults: of those, and of the defaults, by the same requests.
+        favourite: what was best in simulation.
         measured: live, the defaults among them; empty where nothing was run.
     """
 
@@ -30,6 +31,7 @@ class Decision:
     simulated: Candidate
     predicted: Outcome
     defaults: Outcome
+    favourite: Tried
     num_tried: int
     ablations: tuple[Ablation, ...] = ()
     measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
@@ -46,20 +48,26 @@ def why(decision: Decision) -> str:
 
 
 def _sentences(decision: Decision) -> Iterator[str]:
-    best, predicted = decision.simulated, decision.predicted
-    if best == DEFAULTS:
-        yield f"The defaults are best of {decision.num_tried} settings: {_told(predicted)}."
-    else:
-        yield (
-            f"{best}: best of {decision.num_tried} settings, simulated with {_told(predicted)}; "
-            f"the defaults with {_told(decision.defaults)}."
-        )
-    yield _binding(decision.slo, predicted)
+    yield _choice(decision)
+    yield _binding(decision.slo, decision.predicted)
     for each in decision.ablations:
         yield f"Without {said(each.name, each.value)}, it would be {_told(each.without)}."
     if decision.best.settings.keys() & _CHANGES_ANSWERS:
         yield "Answers change a little with that, which was not judged."
     yield from _live(decision)
+
+
+def _choice(decision: Decision) -> str:
+    best, predicted = decision.simulated, decision.predicted
+    rank = (
+        "" if best != decision.favourite.candidate else f"best of {decision.num_tried} settings, "
+    )
+    if best == DEFAULTS:
+        return f"The defaults: {rank}simulated with {_told(predicted)}."
+    return (
+        f"{best}: {rank}simulated with {_told(predicted)}; the defaults with "
+        f"{_told(decision.defaults)}."
+    )
 
 
 def _live(decision: Decision) -> Iterator[str]:
@@ -73,6 +81,12 @@ def _live(decision: Decision) -> Iterator[str]:
         yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."
     else:
         yield f"Live, {_told_live(own)}; the defaults, {_told_live(usual)}."
+    favourite = decision.favourite
+    if favourite.candidate != decision.simulated and favourite.candidate in decision.measured:
+        yield (
+            f"{favourite.candidate} was best in simulation, with {_told(favourite.outcome)}, and "
+            f"live, with {_told_live(decision.measured[favourite.candidate])}, was not."
+        )
     if own is not None and not own.holds:
         yield _binding(decision.slo, own)
 

@@ -72,7 +72,10 @@ class HighestRate:
         ``binding`` is what does not hold any more at the next rate.
         """
         burst = run([0.0] * count)
-        top = _step_of(count / max(record.ended for record in burst))
+        served = [record.ended for record in burst if record.completed]
+        if not served:
+            return replace(outcome_of([burst], self._slo), score=0.0)
+        top = _step_of(len(served) / max(served))
         lowest = top - _MOST_DOUBLINGS * _PER_DOUBLING
         seen: dict[int, Outcome] = {}
 

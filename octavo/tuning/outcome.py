@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,8 @@ from octavo.measure.slo import goodput
 from octavo.measure.statistics import percentile
 from octavo.planner.slo import Limit, Slo
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Of the records of requests, by the name of a limit's metric.
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
@@ -77,11 +78,11 @@ class Outcome:
         }
 
 
-def first_best(outcomes: Mapping[T, Outcome]) -> T:
-    """The first, unless one that comes later is noticeably better."""
-    best, *others = outcomes
+def first_best(figures: Mapping[K, V], is_better: Callable[[V, V], bool]) -> K:
+    """The first, unless one that comes later is better."""
+    best, *others = figures
     for each in others:
-        if outcomes[each].is_better_than(outcomes[best]):
+        if is_better(figures[each], figures[best]):
             best = each
     return best
 

@@ -61,7 +61,7 @@ class Search:
         by_candidate = {each.candidate: each for each in self.finalists}
         outcomes = {DEFAULTS: by_candidate[DEFAULTS].outcome}
         outcomes |= {each.candidate: each.outcome for each in self.finalists}
-        return by_candidate[first_best(outcomes)]
+        return by_candidate[first_best(outcomes, Outcome.is_better_than)]
 
     @property
     def pareto(self) -> tuple[Tried, ...]:

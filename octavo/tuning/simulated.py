@@ -11,14 +11,14 @@ from octavo.measure.request_record import RequestRecord
 from octavo.sim.demand import Ask
 from octavo.sim.fleet import FleetSpec
 from octavo.sim.settings import ENGINE_SETTINGS, FleetSettings
-from octavo.sim.setup import prepare
+from octavo.sim.setup import Simulation, prepare
 from octavo.sim.simulation import simulate
 from octavo.tuning.objective import Run
 from octavo.tuning.space import SPECULATION, Candidate
-from octavo.workload.plan import LoadPlan
+from octavo.workload.plan import LoadPlan, PromptMaker
 from octavo.workload.settings import LoadSettings, Workload
 
-# Whose only purpose is that a fleet is prepared.
+# Of which nothing is wanted but the engine that would serve it.
 _LEAST_WORKLOAD = Workload(num_prompts=1, input_len=1, output_len=1)
 
 
@@ -55,22 +55,14 @@ class SimulatedEngines:
     def can_guess(self) -> bool:
         return self._acceptance is not None
 
-    def fleet(self, candidate: Candidate) -> FleetSpec:
-        """One engine with these settings. ConfigError: they contradict each other."""
-        if candidate not in self._fleets:
-            self._fleets[candidate] = self._prepare(candidate)
-        return self._fleets[candidate]
-
-    def run_of(self, candidate: Candidate, asks: Sequence[Ask]) -> Run:
-        """How a candidate serves the first of some requests."""
-        fleet = self.fleet(candidate)
-
-        def run(times: Sequence[float]) -> Sequence[RequestRecord]:
-            return simulate(asks[: len(times)], LoadPlan(times), fleet).records
-
-        return run
-
-    def _prepare(self, candidate: Candidate) -> FleetSpec:
+    def simulation(
+        self,
+        candidate: Candidate,
+        workload: Workload,
+        load: LoadSettings,
+        tokenizer: PromptMaker | None = None,
+    ) -> Simulation:
+        """A load on one engine with these settings. ConfigError: they contradict each other."""
         settings = {**self._held, **candidate.settings}
         if settings.pop(SPECULATION, None) is not None and self._acceptance is not None:
             settings["speculative_config"] = guesses_at(self._acceptance)
@@ -82,11 +74,28 @@ class SimulatedEngines:
         return prepare(
             self._specs[settings.get("model", self._model)],
             fleet,
-            _LEAST_WORKLOAD,
-            LoadSettings(),
+            workload,
+            load,
             engine={name: settings[name] for name in ENGINE_SETTINGS if name in settings},
+            tokenizer=tokenizer,
             measured=self._steps[candidate.engine],
-        ).fleet
+        )
+
+    def fleet(self, candidate: Candidate) -> FleetSpec:
+        """The engine alone."""
+        if candidate not in self._fleets:
+            least = self.simulation(candidate, _LEAST_WORKLOAD, LoadSettings())
+            self._fleets[candidate] = least.fleet
+        return self._fleets[candidate]
+
+    def run_of(self, candidate: Candidate, asks: Sequence[Ask]) -> Run:
+        """How a candidate serves the first of some requests."""
+        fleet = self.fleet(candidate)
+
+        def run(times: Sequence[float]) -> Sequence[RequestRecord]:
+            return simulate(asks[: len(times)], LoadPlan(times), fleet).records
+
+        return run
 
 
 def guesses_at(rates: Sequence[float]) -> dict[str, Any]:

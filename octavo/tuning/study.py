@@ -54,6 +54,7 @@ class Study:
             simulated,
             self.judge(simulated, count),
             self.judge(DEFAULTS, count),
+            found.best,
             len(found.tried),
             tuple(ablations(simulated, self.judge, count)),
             {} if live is None else live.measured,

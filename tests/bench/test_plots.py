@@ -116,6 +116,26 @@ def test_quantized_models_are_points(tmp_path):
     assert {"costs", "four", "eight", "same (KL 0)"} <= set(texts_of(tmp_path / "costs.svg"))
 
 
+def test_the_best_settings_are_joined_and_the_chosen_ones_named():
+    points = [
+        plots.TunedPoint(4.0, 0.9, name="the defaults"),
+        plots.TunedPoint(6.0, 0.8, is_best=True, name="chosen"),
+        plots.TunedPoint(5.0, 0.5, is_best=True),
+        plots.TunedPoint(1.0, float("inf")),
+    ]
+    (axes,) = plots.tuning_pareto(points, title="").axes
+    others, best = axes.lines[:2]
+    assert others.get_xydata().tolist() == [[0.9, 4.0]]
+    assert best.get_xydata().tolist() == [[0.5, 5.0], [0.8, 6.0]]
+    assert [text.get_text() for text in axes.texts] == ["chosen", "the defaults"]
+    assert "100 %" in [label.get_text() for label in axes.get_xticklabels()]
+
+
+def test_settings_that_all_failed_cannot_be_drawn():
+    with pytest.raises(BenchmarkError, match="nothing to plot"):
+        plots.tuning_pareto([plots.TunedPoint(0.0, float("inf"))], title="")
+
+
 @pytest.mark.parametrize("name", ["plot.pdf", "plot", "svg"])
 def test_other_suffixes_are_refused(name):
     with pytest.raises(ConfigError, match=r"\.png or \.svg"):

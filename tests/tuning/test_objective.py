@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import parse_slo
 from octavo.tuning.objective import QUEUE, GivenLoad, HighestRate, highest
 
@@ -78,6 +79,14 @@ def test_a_limit_that_nothing_meets_is_said_at_the_lowest_rate(answered):
     made = HighestRate(SLO, TIMES).judge(Server(answered, 0.6), 50)
     assert not made.holds and made.score == 0 and made.binding == "ttft_p99"
     assert made.rate < 0.05
+
+
+def test_where_nothing_is_answered_there_is_no_rate():
+    def refuse(times):
+        return [RequestRecord("x", time, time, time, error="too long") for time in times]
+
+    made = HighestRate(SLO, TIMES).judge(refuse, 30)
+    assert not made.holds and made.score == 0 and made.rate is None
 
 
 def test_what_was_found_once_is_found_with_fewer_runs_again(answered):
