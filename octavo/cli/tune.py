@@ -193,7 +193,9 @@ def _progress() -> Iterator[Progress]:
 
     is_terminal = sys.stderr.isatty()
     said = None
-    with Console(stderr=True).status("tuning") if is_terminal else nullcontext() as status:
+    # It is drawn in a thread: seldom, for that thread takes time from what is measured.
+    line = Console(stderr=True).status("tuning", refresh_per_second=2)
+    with line if is_terminal else nullcontext() as status:
 
         def progress(what: str, done: int, total: int) -> None:
             nonlocal said
@@ -237,13 +239,15 @@ def _run_live(
 
 
 def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candidate]:
-    """The defaults, the best few, and, where that is known live only, the best with guesses."""
+    """The defaults and the best few; where guesses can be judged live only, the first and the best
+    of them with guesses, too."""
     from octavo.tuning.space import DEFAULTS, SPECULATION
 
     best = [each.candidate for each in found.finalists if each.candidate != DEFAULTS]
     chosen = [DEFAULTS, *best[: question.live]]
     if is_text and question.may_guess and question.acceptance is None:
-        chosen.append(found.best.candidate.having(SPECULATION, "auto"))
+        guessing = [each.having(SPECULATION, "auto") for each in (DEFAULTS, found.best.candidate)]
+        chosen += dict.fromkeys(guessing)
     return chosen
 
 

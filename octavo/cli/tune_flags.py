@@ -32,7 +32,8 @@ are left alone.
 
 Guesses (speculation) are right more or less often, by what is asked. They are searched if
 --acceptance says how often; live engines then accept as often. Where prompts are text (sharegpt,
-jsonl), the best settings are run live with `--spec-method auto`, too. Else they are left alone.
+jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else they
+are left alone.
 
 Requests are sent to live engines in this process: HTTP and clients come on top. Exit status: 0 the
 limits hold, 2 they do not with any settings, and those that come nearest were written.

@@ -75,7 +75,7 @@ def _live(decision: Decision) -> Iterator[str]:
     if own is None or usual is None:
         yield "Nothing of this was measured live."
     elif decision.best == DEFAULTS:
-        yield f"Live, no other was better: {_told_live(own)}."
+        yield f"Live, no other was better in every turn: {_told_live(own)}."
     elif decision.best != decision.simulated:
         without = decision.measured[decision.simulated]
         yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."

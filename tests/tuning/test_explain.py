@@ -49,7 +49,7 @@ def test_the_defaults_may_be_best():
     measured = {DEFAULTS: outcome(0.8, 2.0), BEST: outcome(0.79, 2.0)}
     said = why(decision(DEFAULTS, outcome(0.7), outcome(0.7), (), measured))
     assert "The defaults: best of 40 settings" in said
-    assert "Live, no other was better: 100% of 2 requests/s within the limits" in said
+    assert "Live, no other was better in every turn: 100% of 2 requests/s within the limits" in said
     assert "Answers change" not in said
 
 
