@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from octavo.tuning.simulated import SimulatedEngines
     from octavo.tuning.space import Candidate
     from octavo.tuning.study import Study
-    from octavo.workload.requests import WorkloadRequest
 
     Steps = Mapping[Candidate, MeasuredSteps | None]
 
 INFEASIBLE = 2
 # Beside those that are searched: nobody knows of them what steps take without loading a model.
 _STEPS_DEPEND_ON = {"threads", "activations", "dtype", "device", "kernels"}
-_FEWEST_LIVE = 5  # requests
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -214,28 +212,36 @@ def _progress() -> Iterator[Progress]:
 def _run_live(
     args: argparse.Namespace, question: Question, study: Study, found: Search
 ) -> tuple[LiveRuns | None, Recorder | None]:
-    """The defaults and the best few; where none keeps the limits, at a lower rate, if there is one.
-    Nothing if nothing is to be run, or if requests come too seldom."""
+    """The defaults and the best few, and what surrounded them; nothing if nothing is to be run, or
+    if requests come too seldom."""
+    from octavo.bench.offline.session import OfflineSession
     from octavo.bench.record import Recorder
-    from octavo.tuning.live import within
     from octavo.workload.plan import create_requests
 
     if not question.live:
         return None, None
     requests = create_requests(question.workload, _tokenizer(question))
-    chosen = _chosen(question, found, is_text=requests[0].prompt_token_ids is None)
     recorder = Recorder(common.asked_for(args), question.held.get("threads"))
-    runs = None
+
+    def open_session(candidate: Candidate) -> OfflineSession:
+        session = OfflineSession(_engine_args(question, candidate).serving())
+        recorder.engine = recorder.engine or session.info
+        return session
+
     with recorder, _progress() as progress:
-        for plan in study.objective.trials(found.best.outcome):
-            times = within(plan, question.live_seconds)
-            if len(times) < _FEWEST_LIVE:
-                terminal.say(f"not run live: {len(times)} requests in {question.live_seconds:g} s")
-                break
-            runs = _measure(question, study, chosen, requests, times, recorder, progress)
-            if runs.any_holds:
-                break
-    return runs, recorder if runs else None
+        runs = study.run_live(
+            found.best.outcome,
+            _chosen(question, found, is_text=requests[0].prompt_token_ids is None),
+            open_session,
+            requests,
+            seconds=question.live_seconds,
+            turns=question.turns,
+            progress=progress,
+        )
+    if runs is None:
+        terminal.say(f"too few requests in {question.live_seconds:g} s (--live-seconds) to run any")
+        return None, None
+    return runs, recorder
 
 
 def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candidate]:
@@ -249,33 +255,3 @@ def _chosen(question: Question, found: Search, *, is_text: bool) -> list[Candida
         guessing = [each.having(SPECULATION, "auto") for each in (DEFAULTS, found.best.candidate)]
         chosen += dict.fromkeys(guessing)
     return chosen
-
-
-def _measure(
-    question: Question,
-    study: Study,
-    chosen: Sequence[Candidate],
-    requests: Sequence[WorkloadRequest],
-    times: Sequence[float],
-    recorder: Recorder,
-    progress: Progress,
-) -> LiveRuns:
-    from octavo.bench.offline.session import OfflineSession
-    from octavo.tuning.live import LiveRuns, measure
-
-    def open_session(candidate: Candidate) -> OfflineSession:
-        session = OfflineSession(_engine_args(question, candidate).serving())
-        recorder.engine = recorder.engine or session.info
-        return session
-
-    runs = measure(
-        chosen,
-        open_session,
-        requests[: len(times)],
-        times,
-        question.slo,
-        turns=question.turns,
-        progress=progress,
-    )
-    predicted = {each: study.predicted(each, times) for each in chosen}
-    return LiveRuns(runs, predicted, times)

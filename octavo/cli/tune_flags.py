@@ -103,6 +103,7 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
         "mlperf:llama-3.1-8b; where no percentile is said, it is the 99th",
     )
     _add_search_flags(parser)
+    _add_live_flags(parser)
     parser.add_argument(
         "--out",
         default="octavo-tuned.yaml",
@@ -148,6 +149,10 @@ def _add_search_flags(parser: argparse.ArgumentParser) -> None:
         help="how often guesses are right, by their place, such as 0.6,0.4",
     )
     group.add_argument("--no-measure", action="store_true", help="run nothing on this machine")
+
+
+def _add_live_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("live runs")
     group.add_argument(
         "--live",
         type=common.non_negative,

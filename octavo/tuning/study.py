@@ -10,12 +10,15 @@ from octavo.errors import ConfigError
 from octavo.planner.slo import Slo
 from octavo.sim.demand import Ask
 from octavo.tuning.explain import Decision
-from octavo.tuning.live import LiveRuns
+from octavo.tuning.live import LiveRuns, OpenSession, measure, within
 from octavo.tuning.objective import Objective
 from octavo.tuning.outcome import Outcome, outcome_of
 from octavo.tuning.search import Progress, Search, ablations, search
 from octavo.tuning.simulated import SimulatedEngines
 from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
+from octavo.workload.requests import WorkloadRequest
+
+_FEWEST_LIVE = 5  # requests by which anything can be judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,36 @@ class Study:
     def predicted(self, candidate: Candidate, times: Sequence[float]) -> Outcome:
         """What a candidate makes of requests at given times, such as those of a live run."""
         return outcome_of([self.engines.run_of(candidate, self.asks)(times)], self.slo)
+
+    def run_live(
+        self,
+        best: Outcome,
+        candidates: Sequence[Candidate],
+        open_session: OpenSession,
+        requests: Sequence[WorkloadRequest],
+        *,
+        seconds: float,
+        turns: int,
+        progress: Progress,
+    ) -> LiveRuns | None:
+        """Candidates on real engines, the defaults first, at the load that the objective says for
+        the ``best`` outcome that is foreseen; at a lower one, if none keeps the limits and there is
+        one. Each run gets the requests of the first so many ``seconds``: None if they are too few.
+        """
+        found = None
+        for plan in self.objective.trials(best):
+            times = within(plan, seconds)
+            if len(times) < _FEWEST_LIVE:
+                break
+            sent = requests[: len(times)]
+            runs = measure(
+                candidates, open_session, sent, times, self.slo, turns=turns, progress=progress
+            )
+            predicted = {each: self.predicted(each, times) for each in candidates}
+            found = LiveRuns(runs, predicted, times)
+            if found.any_holds:
+                break
+        return found
 
     def decide(self, found: Search, live: LiveRuns | None = None) -> Decision:
         """All that there is to say about the settings that are chosen: the best live, if they were

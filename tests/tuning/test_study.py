@@ -9,7 +9,9 @@ from octavo.cost.open_spec import open_spec
 from octavo.errors import ConfigError
 from octavo.planner.slo import parse_slo
 from octavo.sim.demand import Ask
-from octavo.tuning.objective import GivenLoad
+from octavo.tuning.live import Measured
+from octavo.tuning.objective import GivenLoad, HighestRate
+from octavo.tuning.outcome import Outcome
 from octavo.tuning.simulated import SimulatedEngines
 from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
 from octavo.tuning.study import Study
@@ -85,3 +87,55 @@ def test_a_decision_has_what_speaks_for_it():
     assert [each.name for each in decision.ablations] == list(decision.best.settings)
     assert not made.judge(one_at_a_time, 60).holds
     assert made.judge(one_at_a_time, 60).binding == "ttft_p99"
+
+
+@pytest.fixture
+def engines_that(monkeypatch):
+    """Live engines with an outcome of their own; what they were sent is in the list."""
+
+    def make(*outcomes: Outcome) -> list[int]:
+        sent, left = [], list(outcomes)
+
+        def measure(candidates, open_session, requests, times, slo, *, turns, progress):
+            assert len(requests) == len(times)
+            sent.append(len(times))
+            made = left.pop(0)
+            return {each: Measured(made, (made,) * turns) for each in candidates}
+
+        monkeypatch.setattr("octavo.tuning.study.measure", measure)
+        return sent
+
+    return make
+
+
+def outcome(strain: float) -> Outcome:
+    return Outcome({"ttft_p99": strain}, strain, "ttft_p99", 1.0, 1.0, 1.0, 100.0, rate=10.0)
+
+
+def run_live(made: Study, seconds: float):
+    return made.run_live(
+        outcome(0.5), [DEFAULTS, FP8], None, ASKS, seconds=seconds, turns=2, progress=None
+    )
+
+
+def test_live_runs_go_on_at_a_lower_rate_where_no_engine_keeps_the_limits(engines_that):
+    highest = HighestRate(SLO, TIMES)
+    made = Study(engines(), ASKS, highest, SLO)
+    sent = engines_that(outcome(1.5), outcome(0.9))
+    runs = run_live(made, 0.5)
+    plans = list(highest.trials(outcome(0.5)))
+    assert sent == [sum(time <= 0.5 for time in plan) for plan in plans[:2]]
+    assert sent[0] > sent[1] == len(runs.times)
+    assert runs.any_holds and set(runs.predicted) == {DEFAULTS, FP8}
+    assert made.decide(made.search([DEFAULTS], lambda *said: None), runs).outcome.holds
+
+
+def test_a_given_load_is_run_once_whether_it_holds_or_not(engines_that):
+    sent = engines_that(outcome(1.5))
+    runs = run_live(study(), 2.0)
+    assert sent == [21] and not runs.any_holds
+
+
+def test_too_few_requests_are_not_run(engines_that):
+    sent = engines_that()
+    assert run_live(study(), 0.3) is None and not sent
