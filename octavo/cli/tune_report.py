@@ -59,13 +59,20 @@ def write_config(question: Question, decision: Decision) -> None:
     from octavo.tuning.explain import why
 
     settings = {"model": question.model, **question.held, **decision.best.settings}
-    if Path(settings["model"]).expanduser().exists():  # wherever the server is started
-        settings["model"] = str(Path(settings["model"]).expanduser().absolute())
+    settings["model"] = _from_anywhere(settings["model"])
     where = machine.cpu().model if question.is_here else f"a simulated {question.hardware}"
     when = datetime.now(UTC).isoformat(timespec="seconds")
     limits = ", ".join(f"{limit.name} {limit.seconds * 1e3:g} ms" for limit in question.slo)
     notes = [f"octavo tune, {when}, on {where}, for {limits}", why(decision)]
     write_text(question.out, config_text(question.out, settings, notes))
+
+
+def _from_anywhere(model: str) -> str:
+    """A model as it is found from any folder."""
+    from octavo.hub import CATALOG
+
+    path = Path(model).expanduser()
+    return str(path.absolute()) if model not in CATALOG and path.exists() else model
 
 
 def tell(

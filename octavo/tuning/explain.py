@@ -59,9 +59,8 @@ def _sentences(decision: Decision) -> Iterator[str]:
 
 def _choice(decision: Decision) -> str:
     best, predicted = decision.simulated, decision.predicted
-    rank = (
-        "" if best != decision.favourite.candidate else f"best of {decision.num_tried} settings, "
-    )
+    is_favourite = best == decision.favourite.candidate
+    rank = f"best of {decision.num_tried} settings, " if is_favourite else ""
     if best == DEFAULTS:
         return f"The defaults: {rank}simulated with {_told(predicted)}."
     return (

@@ -11,6 +11,7 @@ from octavo.calibration.live import run_live
 from octavo.measure.request_record import RequestRecord
 from octavo.planner.slo import Slo
 from octavo.tuning.outcome import Outcome, first_best, outcome_of
+from octavo.tuning.search import Progress
 from octavo.tuning.space import Candidate
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 OpenSession = Callable[[Candidate], "OfflineSession"]
 
 _WARMING = 4  # requests before those that count
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

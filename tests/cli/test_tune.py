@@ -11,6 +11,7 @@ from octavo.cli import main
 from octavo.cli.config_file import with_config
 from octavo.cli.engine_flags import engine_kwargs
 from octavo.cli.serve import _add_flags, configure
+from octavo.cli.tune_report import _from_anywhere
 
 ELSEWHERE = ["tune", "llama-3.1-8b", "--hardware", "h100-sxm", "--slo", "ttft_p99=800,tpot_p99=30",
              "--input-len", "1000", "--output-len", "16", "--num-prompts", "30",
@@ -48,6 +49,15 @@ def test_elsewhere_the_search_is_all_there_is(home, capsys, name):
     assert all("threads" not in each["settings"] for each in document["tried"])
     assert served_settings(home / name) == ("llama-3.1-8b", document["best"])
     assert f"octavo serve --config {name}" in said.err
+
+
+def test_models_are_written_as_they_are_found_from_any_folder(home):
+    (home / "m.gguf").touch()
+    (home / "smollm2-135m").mkdir()  # the alias means the model, all the same
+    assert _from_anywhere("m.gguf") == str(home / "m.gguf")
+    assert _from_anywhere("./smollm2-135m") == str(home / "smollm2-135m")
+    assert _from_anywhere("smollm2-135m") == "smollm2-135m"
+    assert _from_anywhere("org/name") == "org/name"
 
 
 def test_without_a_rate_the_highest_is_looked_for(home, capsys):
