@@ -92,6 +92,8 @@ def _steps_known_here(question: Question, engines: Sequence[Candidate]) -> Steps
         steps = steps_here(model, settings.get("kv_cache_dtype"))
         if steps is not None:
             known[engine] = steps
+        elif known:
+            terminal.say(f"not tried: {engine}: it was not calibrated here")
     return known
 
 

@@ -19,8 +19,8 @@ V = TypeVar("V")
 
 # Of the records of requests, by the name of a limit's metric.
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
-# What is less than that says nothing: runs of one engine differ by as much, and simulations are off
-# by more.
+# Shares of a score, or of a limit, that say nothing: runs of one engine differ by as much, and
+# simulations are off by more.
 NOTICEABLE = 0.05
 
 
@@ -64,7 +64,7 @@ class Outcome:
             return self.holds
         if abs(self.score - other.score) > NOTICEABLE * other.score:
             return self.score > other.score
-        return self.strain * (1 + NOTICEABLE) < other.strain
+        return self.strain + NOTICEABLE * max(1.0, other.strain) < other.strain
 
     def as_json(self) -> dict[str, Any]:
         return {

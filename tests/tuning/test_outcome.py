@@ -55,7 +55,10 @@ def test_what_holds_comes_before_what_scores_and_that_before_strain():
 
 def test_what_cannot_be_noticed_is_not_better():
     usual = outcome(0.8, 90)
-    assert not outcome(0.79, 90).is_better_than(usual)
+    assert not outcome(0.77, 90).is_better_than(usual)
+    assert not outcome(0.1, 90).is_better_than(outcome(0.14, 90))  # of limits far away
+    assert not outcome(2.9, 90).is_better_than(outcome(3.0, 90))
+    assert outcome(2.8, 90).is_better_than(outcome(3.0, 90))
     assert not outcome(0.8, 92).is_better_than(usual)
     assert outcome(0.7, 92).is_better_than(usual)
     assert outcome(0.9, 98).is_better_than(usual)
