@@ -220,7 +220,7 @@ def test_measuring_and_quantizing_stand_on_top():
     quantized models: to run one, nothing of that is needed."""
     tops = (
         *("bench", "calibration", "plots", "quality"),
-        *("quantization.produce", "speculation.training"),
+        *("quantization.produce", "speculation.training", "tuning"),
     )
     for file in PACKAGE.rglob("*.py"):
         part = ".".join(file.relative_to(PACKAGE).parts)

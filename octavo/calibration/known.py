@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from octavo.calibration.store import Profile, find, model_and_processor
 from octavo.hub import store
 
 
-def profile_here(model: str) -> Profile | None:
+def profile_here(model: str, **known: Any) -> Profile | None:
     """The newest calibration of a model on this machine's processor; None if there is none, or if
-    the model is not here. Nothing is fetched."""
+    the model is not here. Nothing is fetched. ``known``: what else it must hold for, by the names
+    of `Profile.about`."""
     path, fetched = Path(model).expanduser(), store.find(model)
     if fetched is not None:
         path = fetched.path
-    return find(model_and_processor(path)) if path.exists() else None
+    return find({**model_and_processor(path), **known}) if path.exists() else None

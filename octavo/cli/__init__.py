@@ -37,6 +37,7 @@ COMMANDS = {
     "spec": Command("spec", "configure", "what speculative decoding is worth, by formula"),
     "calibrate": Command("calibrate", "configure", "measure what a model's steps take here"),
     "validate": Command("validate", "configure", "compare what is foreseen with what comes"),
+    "tune": Command("tune", "configure", "find the settings that serve a load best"),
     "perplexity": Command("perplexity", "configure", "measure how well a model predicts a text"),
     "trace": Command("trace", "COMMANDS", "convert and describe traces of requests"),
     "quantize": Command("quantize", "configure", "make a smaller model, and judge it"),

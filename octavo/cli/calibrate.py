@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.cli.busy import warn_if_busy
 
@@ -61,6 +62,20 @@ def run(args: argparse.Namespace) -> int:
     document = {"path": str(path), **profile.as_json(), "run": recorder.as_json()}
     common.report(args, document, lambda console: print_profile(profile, str(path), console))
     return 0
+
+
+def known_or_measured(session: OfflineSession, *, quick: bool = False) -> Profile:
+    """What is known of the engine of a session; measured first, and kept, if nothing is."""
+    from octavo.calibration.run import about
+    from octavo.calibration.store import find, keep
+
+    profile = find(about(session))
+    if profile is None:
+        length = "15 seconds" if quick else "a minute"
+        terminal.say(f"there is no calibration of this engine yet: {length} for that")
+        profile = measured(session, quick=quick)
+        keep(profile)
+    return profile
 
 
 def measured(session: OfflineSession, *, quick: bool) -> Profile:

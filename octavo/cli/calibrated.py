@@ -18,13 +18,11 @@ def steps_here(model: str, kv_cache_dtype: str | None) -> MeasuredSteps | None:
     from octavo.calibration.known import profile_here
     from octavo.cost.kv_type import kv_type
 
-    wanted = {
-        "device": "cpu",  # of GPUs, nothing says which one was there
-        "threads": machine.cpu().usable_cores,
-        "kv_dtype": kv_type(kv_cache_dtype or "auto").name,
-        "activations": "auto",
-    }
-    profile = profile_here(model)
-    if profile is None or not wanted.items() <= profile.about.items():
-        return None
-    return profile.steps
+    profile = profile_here(
+        model,
+        device="cpu",  # of GPUs, nothing says which one was there
+        threads=machine.cpu().usable_cores,
+        kv_dtype=kv_type(kv_cache_dtype or "auto").name,
+        activations="auto",
+    )
+    return None if profile is None else profile.steps

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli import terminal
 from octavo.cli.bench import common
 from octavo.errors import ConfigError
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.session import OfflineSession
-    from octavo.calibration.store import Profile
     from octavo.calibration.validate import Case, Row
     from octavo.cost.hardware import Device
     from octavo.cost.measured import MeasuredSteps
@@ -68,11 +66,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from octavo.bench.record import Recorder
     from octavo.calibration.validate import summary, validate
+    from octavo.cli.calibrate import known_or_measured
     from octavo.cost.hardware_table import find_device
 
     common.check_plots(args)
     with common.open_session(common.engine_args(args, seed=args.seed)) as session:
-        profile = _profile(session)
+        profile = known_or_measured(session)
         device, steps = find_device("auto")[0], profile.steps
         cases = _cases(args, session, device, steps)
         with (
@@ -100,20 +99,6 @@ def _figure(model: str, rows: Sequence[Row]) -> Figure:
     from octavo.plots.validation import live_and_simulated
 
     return live_and_simulated(rows, title=f"{model}: simulated and live")
-
-
-def _profile(session: OfflineSession) -> Profile:
-    """What is known of this engine; measured first, if nothing is."""
-    from octavo.calibration.run import about
-    from octavo.calibration.store import find, keep
-    from octavo.cli.calibrate import measured
-
-    profile = find(about(session))
-    if profile is None:
-        terminal.say("there is no calibration of this engine yet: a minute for that")
-        profile = measured(session, quick=False)
-        keep(profile)
-    return profile
 
 
 def _cases(

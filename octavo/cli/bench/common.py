@@ -186,8 +186,9 @@ def report(
     stderr.
 
     ``document["run"]`` is the Recorder's object; its warnings are said, and the table ends with a
-    line of what was measured where.
+    line of what was measured where. There is none where nothing was measured.
     """
+    run = document.get("run")
     if args.json:
         terminal.print_json(document)
     else:
@@ -197,8 +198,9 @@ def report(
         width = None if sys.stdout.isatty() else 120
         console = Console(highlight=False, width=width)
         print_tables(console)
-        console.print(footer(document["run"]), style="dim", markup=False)
-    for warning in document["run"]["warnings"]:
+        if run is not None:
+            console.print(footer(run), style="dim", markup=False)
+    for warning in run["warnings"] if run is not None else ():
         terminal.say(f"warning: {warning}")
     if args.output:  # last, so that a file that cannot be written costs no measurement
         from octavo.measure.results import write_json

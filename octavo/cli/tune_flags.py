@@ -1,0 +1,240 @@
+"""The flags of ``octavo tune``, and what they ask."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from octavo.cli import UsageError
+from octavo.cli.bench import common
+from octavo.cli.engine_flags import add_flags, engine_kwargs, given_settings
+from octavo.errors import ConfigError
+from octavo.planner.slo import Slo, parse_slo
+from octavo.sim.settings import ENGINE_SETTINGS, ClientSettings, FleetSettings
+from octavo.tuning.config_text import check_name
+from octavo.workload.settings import LoadSettings, Workload
+
+EXAMPLES = """\
+With --request-rate, or a --trace that says when requests come, the settings are looked for that
+answer most of them within the limits of --slo, and then those that use least of the limits.
+Without, those that bear the highest rate. A setting that is given as a flag stays as it is; the
+others of these are searched: max_num_seqs, max_num_batched_tokens, itl_target_ms and
+enable_chunked_prefill, and, one of them at a time, kv_cache_dtype, threads and the files of --also.
+The defaults are among what is tried, and stay where nothing is better.
+
+What steps take is measured on this machine, in a minute for the engine as it is and a quarter of
+one for each other KV type, number of threads and file, and kept below $OCTAVO_HOME for the next
+time. With --no-measure, nothing is run: what was measured before counts, for the engine as it is;
+where that is nothing, or with another --hardware, the roofline says what steps take, and threads
+are left alone.
+
+Guesses (speculation) are right more or less often, by what is asked. They are searched if
+--acceptance says how often; live engines then accept as often. Where prompts are text (sharegpt,
+jsonl), the defaults and the best settings are run live with `--spec-method auto`, too. Else they
+are left alone.
+
+Requests are sent to live engines in this process: HTTP and clients come on top. Exit status: 0 the
+limits hold, 2 they do not with any settings, and those that come nearest were written.
+
+examples:
+  octavo tune --slo ttft_p99=500,tpot_p99=50 --input-len 128 --output-len 64
+  octavo tune smollm2-135m --slo ttft=300,tpot=40 --request-rate 4 --input-len 256 --plot tuned.svg
+  octavo tune ./model.Q8_0.gguf --also ./model.Q4_K_M.gguf --slo tpot_p50=20 --trace day.jsonl
+  octavo tune llama-3.1-8b --hardware h100-sxm --slo ttft=500,tpot=50 --input-len 1000
+  octavo serve --config octavo-tuned.yaml
+"""
+
+_SIMULATED = {*ENGINE_SETTINGS, "kv_cache_dtype", "quantization"}
+_LOAD = ("request_rate", "burstiness")
+_REQUESTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Args:
+        held: settings of the engine that stay as they are.
+        is_measured: engines of this machine are timed, and the best of them run.
+        live: how many of the best; 0 is none.
+    """
+
+    model: str
+    slo: Slo
+    hardware: str
+    held: Mapping[str, Any]
+    workload: Workload
+    load: LoadSettings
+    also: tuple[str, ...]
+    acceptance: tuple[float, ...] | None
+    num_candidates: int
+    is_measured: bool
+    live: int
+    live_seconds: float
+    turns: int
+    out: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.hardware == FleetSettings().hardware
+
+    @property
+    def simulated_settings(self) -> Mapping[str, Any]:
+        """Of those that are held, what a simulation knows; the weights of a model that is here are
+        as they are."""
+        known = _SIMULATED - {"quantization"} if self.is_here else _SIMULATED
+        return {name: value for name, value in self.held.items() if name in known}
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether nobody has said how tokens are guessed ahead."""
+        return not any(name.startswith("spec") for name in self.held)
+
+
+def add_tune_flags(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "--slo",
+        required=True,
+        metavar="LIMITS",
+        help="in milliseconds: ttft_p99=500,tpot_p99=50,e2e=10s@p95, or a preset such as "
+        "mlperf:llama-3.1-8b; where no percentile is said, it is the 99th",
+    )
+    _add_search_flags(parser)
+    _add_live_flags(parser)
+    parser.add_argument(
+        "--out",
+        default="octavo-tuned.yaml",
+        metavar="FILE",
+        help="config for `octavo serve --config`, as .yaml or .toml (default: %(default)s)",
+    )
+    common.add_plot_flag(parser)
+    common.add_output_flags(parser)
+    parser.add_argument(
+        "--num-prompts",
+        type=common.positive,
+        default=_REQUESTS,
+        metavar="N",
+        help="requests, or how many of a trace at most (default: %(default)s)",
+    )
+    add_flags(parser, "who asks", ClientSettings, skip=_all_but(ClientSettings, "trace"))
+    add_flags(parser, "workload", Workload, skip={"num_prompts"})
+    add_flags(parser, "load", LoadSettings, skip=_all_but(LoadSettings, *_LOAD))
+    add_flags(parser, "what serves", FleetSettings, skip=_all_but(FleetSettings, "hardware"))
+    common.add_engine_arguments(parser, skip={"seed"})
+
+
+def _add_search_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--candidates",
+        type=common.positive,
+        default=48,
+        metavar="N",
+        help="settings to begin with: each change alone, and random ones (default: %(default)s)",
+    )
+    group.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="another file of the same model, such as a smaller one; may be given several times",
+    )
+    group.add_argument(
+        "--acceptance",
+        type=_rates,
+        metavar="R,R,…",
+        help="how often guesses are right, by their place, such as 0.6,0.4",
+    )
+    group.add_argument("--no-measure", action="store_true", help="run nothing on this machine")
+
+
+def _add_live_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("live runs")
+    group.add_argument(
+        "--live",
+        type=common.non_negative,
+        default=3,
+        metavar="N",
+        help="how many of the best to run live, beside the defaults (default: %(default)s)",
+    )
+    group.add_argument(
+        "--live-seconds",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="for how long each run is sent requests (default: %(default)g)",
+    )
+    group.add_argument(
+        "--turns",
+        type=common.positive,
+        default=2,
+        metavar="N",
+        help="live runs of each (default: %(default)s)",
+    )
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    """UsageError: a value is wrong, or flags contradict each other."""
+    try:
+        slo = parse_slo(args.slo)
+        check_name(args.out)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    if not args.live_seconds > 0:
+        raise UsageError(f"--live-seconds must be above 0, not {args.live_seconds:g}")
+    hardware = FleetSettings(**given_settings(args, FleetSettings)).hardware
+    is_here = hardware == FleetSettings().hardware
+    held = engine_kwargs(args)
+    if not is_here:
+        _check_elsewhere(held)
+    is_measured = is_here and not args.no_measure
+    return Question(
+        model=args.model,
+        slo=slo,
+        hardware=hardware,
+        held=held,
+        workload=_workload(args),
+        load=LoadSettings(**given_settings(args, LoadSettings)),
+        also=tuple(args.also),
+        acceptance=args.acceptance,
+        num_candidates=args.candidates,
+        is_measured=is_measured,
+        live=args.live if is_measured else 0,
+        live_seconds=args.live_seconds,
+        turns=args.turns,
+        out=args.out,
+    )
+
+
+def _workload(args: argparse.Namespace) -> Workload:
+    workload = Workload(**{**given_settings(args, Workload), "num_prompts": args.num_prompts})
+    trace = given_settings(args, ClientSettings).get("trace")
+    if trace is None:
+        return workload
+    if workload.dataset_path is not None:
+        raise UsageError("--trace and --dataset-path are two loads: leave one out")
+    return replace(workload, dataset_name="trace", dataset_path=trace)
+
+
+def _check_elsewhere(held: Mapping[str, Any]) -> None:
+    strange = sorted(held.keys() - _SIMULATED)
+    if strange:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
+        raise UsageError(f"{flags}: a simulation of other --hardware does not know of that")
+
+
+def _all_but(settings_class: type[Any], *names: str) -> set[str]:
+    return {each.name for each in fields(settings_class)} - set(names)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 <= rate <= 1 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of shares such as 0.6,0.4")
+    return rates

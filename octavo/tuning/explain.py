@@ -1,0 +1,123 @@
+"""Why these settings: what binds, what each of them brings, what live runs said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from octavo.planner.slo import Slo
+from octavo.tuning.outcome import Outcome
+from octavo.tuning.search import Ablation, Tried
+from octavo.tuning.space import DEFAULTS, Candidate, said
+
+_CHANGES_ANSWERS = {"kv_cache_dtype", "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was chosen, and all that speaks for it.
+
+    Args:
+        simulated: what of the best settings is in simulations: all but guesses, unless somebody
+            has said how often they are right.
+        predicted, defaults: of those, and of the defaults, by the same requests.
+        favourite: what was best in simulation.
+        measured: live, the defaults among them; empty where nothing was run.
+    """
+
+    slo: Slo
+    best: Candidate
+    simulated: Candidate
+    predicted: Outcome
+    defaults: Outcome
+    favourite: Tried
+    num_tried: int
+    ablations: tuple[Ablation, ...] = ()
+    measured: Mapping[Candidate, Outcome] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the chosen settings: measured, if it was."""
+        return self.measured.get(self.best, self.predicted)
+
+
+def why(decision: Decision) -> str:
+    """A short paragraph."""
+    return " ".join(_sentences(decision))
+
+
+def _sentences(decision: Decision) -> Iterator[str]:
+    yield _choice(decision)
+    yield _binding(decision.slo, decision.predicted)
+    for each in decision.ablations:
+        yield f"Without {said(each.name, each.value)}, it would be {_told(each.without)}."
+    if decision.best.settings.keys() & _CHANGES_ANSWERS:
+        yield "Answers change a little with that, which was not judged."
+    yield from _live(decision)
+
+
+def _choice(decision: Decision) -> str:
+    best, predicted = decision.simulated, decision.predicted
+    is_favourite = best == decision.favourite.candidate
+    rank = f"best of {decision.num_tried} settings, " if is_favourite else ""
+    if best == DEFAULTS:
+        return f"The defaults: {rank}simulated with {_told(predicted)}."
+    return (
+        f"{best}: {rank}simulated with {_told(predicted)}; the defaults with "
+        f"{_told(decision.defaults)}."
+    )
+
+
+def _live(decision: Decision) -> Iterator[str]:
+    own, usual = decision.measured.get(decision.best), decision.measured.get(DEFAULTS)
+    if own is None or usual is None:
+        yield "Nothing of this was measured live."
+    elif decision.best == DEFAULTS:
+        yield f"Live, no other was better in every turn: {_told_live(own)}."
+    elif decision.best != decision.simulated:
+        without = decision.measured[decision.simulated]
+        yield f"Live, with guesses, {_told_live(own)}; without, {_told_live(without)}."
+    else:
+        yield f"Live, {_told_live(own)}; the defaults, {_told_live(usual)}."
+    favourite = decision.favourite
+    if favourite.candidate != decision.simulated and favourite.candidate in decision.measured:
+        yield (
+            f"{favourite.candidate} was best in simulation, with {_told(favourite.outcome)}, and "
+            f"live, with {_told_live(decision.measured[favourite.candidate])}, was not."
+        )
+    if own is not None and not own.holds:
+        yield _binding(decision.slo, own)
+
+
+def _told(outcome: Outcome) -> str:
+    """``up to 3.1 requests/s within the limits, 93% of the tightest limit used``"""
+    if outcome.holds and outcome.rate is not None:
+        served = f"up to {outcome.rate:.3g} requests/s within the limits"
+    else:
+        served = f"{outcome.attainment:.0%} of the requests within the limits"
+    return f"{served}, {_strain(outcome)}"
+
+
+def _told_live(outcome: Outcome) -> str:
+    came = "" if outcome.rate is None else f" of {outcome.rate:.3g} requests/s"
+    return f"{outcome.attainment:.0%}{came} within the limits, {_strain(outcome)}"
+
+
+def _strain(outcome: Outcome) -> str:
+    if outcome.strain == math.inf:
+        return "with requests that failed, or a queue that grew"
+    return f"{outcome.strain:.0%} of the tightest limit used"
+
+
+def _binding(slo: Slo, outcome: Outcome) -> str:
+    limit = next((each for each in slo if each.name == outcome.binding), None)
+    if limit is None:
+        return f"What binds is {outcome.binding}."
+    reached = outcome.seconds_of[limit.name]
+    if reached == math.inf:
+        return f"What binds is {limit.name}: requests failed."
+    verdict = "" if outcome.holds else ", which does not hold"
+    return (
+        f"What binds is {limit.name}: {reached * 1e3:.3g} of {limit.seconds * 1e3:g} ms{verdict}."
+    )

@@ -1,0 +1,152 @@
+"""Looking for the best settings with as few simulated requests as can be.
+
+Successive halving (Jamieson and Talwalkar, "Non-stochastic Best Arm Identification", AISTATS 2016):
+all candidates are judged by a few requests, the better half by twice as many, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.tuning.outcome import Outcome, first_best
+from octavo.tuning.space import DEFAULTS, ENGINE_SETTINGS, Candidate
+
+Judge = Callable[[Candidate, int], Outcome]
+"""What a candidate makes of so many requests: the same each time."""
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, and how much of how much has been."""
+
+_FEWEST = 25  # requests by which a candidate may be dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate, and what it made of so many requests."""
+
+    candidate: Candidate
+    num_requests: int
+    outcome: Outcome
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "settings": self.candidate.settings,
+            "num_requests": self.num_requests,
+            **self.outcome.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """One change of the best candidate taken back: what comes of it."""
+
+    name: str
+    value: Any
+    without: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """``finalists``: judged by all requests, each change of which counts, the best one first.
+    ``tried``: all others, too, by as many requests as they were judged by at last."""
+
+    finalists: tuple[Tried, ...]
+    tried: tuple[Tried, ...]
+
+    @property
+    def best(self) -> Tried:
+        """The defaults, unless others are noticeably better."""
+        by_candidate = {each.candidate: each for each in self.finalists}
+        outcomes = {DEFAULTS: by_candidate[DEFAULTS].outcome}
+        outcomes |= {each.candidate: each.outcome for each in self.finalists}
+        return by_candidate[first_best(outcomes, Outcome.is_better_than)]
+
+    @property
+    def pareto(self) -> tuple[Tried, ...]:
+        """Of those that were judged by all requests: nothing is better in goodput and in strain."""
+        most = max(each.num_requests for each in self.tried)
+        full = [each for each in self.tried if each.num_requests == most]
+        return tuple(pareto(full))
+
+
+def search(
+    candidates: Sequence[Candidate],
+    judge: Judge,
+    num_requests: int,
+    progress: Progress = lambda what, done, total: None,
+) -> Search:
+    """The best of the candidates, of which one is ``DEFAULTS``."""
+    judged: dict[Candidate, Tried] = {}
+
+    def judge_once(candidate: Candidate, count: int) -> Outcome:
+        known = judged.get(candidate)
+        if known is None or known.num_requests != count:
+            known = judged[candidate] = Tried(candidate, count, judge(candidate, count))
+        return known.outcome
+
+    best = _halving(candidates, judge_once, num_requests, progress)
+    plain = dict.fromkeys(
+        [DEFAULTS, *(simplest(candidate, judge_once, num_requests) for candidate in best)]
+    )
+    finalists = sorted((judged[each] for each in plain), key=_order)
+    return Search(tuple(finalists), tuple(sorted(judged.values(), key=_order)))
+
+
+def _halving(
+    candidates: Sequence[Candidate], judge: Judge, num_requests: int, progress: Progress
+) -> list[Candidate]:
+    """The better half of the last ones, the best first. The defaults are never dropped."""
+    counts = _rungs(num_requests)
+    left = list(candidates)
+    for count in counts:
+        outcomes = {}
+        for number, candidate in enumerate(left):
+            progress(f"{len(left)} settings, {count} requests", number, len(left))
+            outcomes[candidate] = judge(candidate, count)
+        left.sort(key=lambda each: outcomes[each].rank, reverse=True)
+        left = left[: max(1, len(left) // 2)]
+        if DEFAULTS not in left:
+            left.append(DEFAULTS)
+    return left
+
+
+def _rungs(num_requests: int) -> list[int]:
+    """Numbers of requests, each twice the one before, up to all."""
+    counts = [num_requests]
+    while counts[0] >= 2 * _FEWEST:
+        counts.insert(0, counts[0] // 2)
+    return counts
+
+
+def simplest(candidate: Candidate, judge: Judge, num_requests: int) -> Candidate:
+    """The candidate without the changes that bring nothing, which may be all of them together."""
+    full = judge(candidate, num_requests)
+    for name in sorted(candidate.settings, key=lambda name: name not in ENGINE_SETTINGS):
+        without = candidate.without(name)
+        if not full.is_better_than(judge(without, num_requests)):
+            candidate = without
+    return candidate
+
+
+def ablations(candidate: Candidate, judge: Judge, num_requests: int) -> Iterator[Ablation]:
+    """What becomes of a candidate without each of its changes."""
+    for name, value in candidate.changes:
+        yield Ablation(name, value, judge(candidate.without(name), num_requests))
+
+
+def pareto(tried: Iterable[Tried]) -> Iterator[Tried]:
+    """Those than which no other has more goodput and less strain, by growing strain."""
+    most = -1.0
+    for each in sorted(tried, key=lambda each: (each.outcome.strain, -each.outcome.goodput)):
+        if each.outcome.goodput > most:
+            most = each.outcome.goodput
+            yield each
+
+
+def _order(tried: Tried) -> tuple[Any, ...]:
+    """More requests first, then the better outcome, then fewer changes."""
+    holds, score, slack = tried.outcome.rank
+    changes = tried.candidate.changes
+    return -tried.num_requests, not holds, -score, -slack, len(changes), str(changes)

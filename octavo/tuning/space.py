@@ -1,0 +1,147 @@
+"""What may be set, and which settings are tried."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.machine import Cpu
+
+# What a step takes depends on these, so that each of their values is an engine to be measured.
+ENGINE_SETTINGS = ("model", "kv_cache_dtype", "threads")
+SPECULATION = "spec_method"
+
+_ITL_TARGETS_MS = (0.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings that are not as they would be if nobody said anything, by name and in order."""
+
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.changes)
+
+    @property
+    def engine(self) -> Candidate:
+        """What of it steps depend on."""
+        return Candidate(tuple(each for each in self.changes if each[0] in ENGINE_SETTINGS))
+
+    def having(self, name: str, value: Any) -> Candidate:
+        return Candidate(tuple(sorted({**self.settings, name: value}.items())))
+
+    def without(self, name: str) -> Candidate:
+        """The same, and this one setting as by default."""
+        return Candidate(tuple(each for each in self.changes if each[0] != name))
+
+    def __str__(self) -> str:
+        return ", ".join(starmap(said, self.changes)) or "the defaults"
+
+
+DEFAULTS = Candidate()
+
+
+def said(name: str, value: Any) -> str:
+    """A setting in words: ``itl_target_ms 40``."""
+    if isinstance(value, bool):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting: what it is by default, and what else it might be."""
+
+    name: str
+    default: Any
+    others: tuple[Any, ...]
+
+
+def scheduling_knobs(config: EngineConfig, held: Collection[str]) -> list[Knob]:
+    """How an engine puts steps together, around its defaults.
+
+    ``held``: the names of settings that are to stay as they are.
+    """
+    limits = config.scheduler
+    seqs, budget = limits.max_num_seqs, limits.max_num_batched_tokens
+    target_ms = limits.target_step_seconds * 1e3
+    knobs = [
+        Knob("max_num_seqs", seqs, _around(seqs, (1 / 8, 1 / 4, 1 / 2, 2, 4))),
+        Knob("max_num_batched_tokens", budget, _around(budget, (1 / 4, 1 / 2, 2, 4))),
+        Knob("itl_target_ms", target_ms, tuple(x for x in _ITL_TARGETS_MS if x != target_ms)),
+        Knob("enable_chunked_prefill", True, (False,)),
+    ]
+    return [knob for knob in knobs if knob.name not in held]
+
+
+def guessing_knob() -> Knob:
+    """Whether tokens are guessed ahead."""
+    return Knob(SPECULATION, None, ("auto",))
+
+
+def engine_changes(
+    held: Collection[str], *, on_gpu: bool, threads: Iterable[int] = (), also: Iterable[str] = ()
+) -> list[Candidate]:
+    """The engines beside the usual one, each with one change.
+
+    Of the types of the KV cache, that of eight bits is tried: with fewer, answers differ more, and
+    nothing here would see that.
+
+    Args:
+        held: the names of settings that are to stay as they are.
+        threads: numbers of them, beside the usual one. also: other files of the model.
+    """
+    changes = [
+        ("kv_cache_dtype", "fp8" if on_gpu else "int8"),
+        *(("threads", number) for number in threads),
+        *(("model", file) for file in also),
+    ]
+    return [DEFAULTS.having(name, value) for name, value in changes if name not in held]
+
+
+def fewer_threads(cpu: Cpu) -> list[int]:
+    """Numbers of threads that may be as good as all: one for each core, and half."""
+    usable = cpu.usable_cores
+    return sorted({usable // 2, cpu.physical_cores or usable} & set(range(1, usable)))
+
+
+def candidates(
+    knobs: Sequence[Knob], engines: Sequence[Candidate], count: int, seed: int = 0
+) -> list[Candidate]:
+    """The defaults, each change alone, and then random draws of several, no candidate twice.
+
+    Args:
+        engines: changes of ``ENGINE_SETTINGS`` that were measured; a candidate has one of them or
+            none.
+        count: how many there are at most, but all that change one setting are.
+    """
+    alone = [DEFAULTS.having(knob.name, value) for knob in knobs for value in knob.others]
+    found = dict.fromkeys([DEFAULTS, *engines, *alone])
+    draws = _draws(knobs, engines, random.Random(f"candidates {seed}"))
+    for _ in range(20 * count):  # there may be fewer than are wanted
+        if len(found) >= count:
+            break
+        found[next(draws)] = None
+    return list(found)
+
+
+def _draws(
+    knobs: Sequence[Knob], engines: Sequence[Candidate], rng: random.Random
+) -> Iterator[Candidate]:
+    while True:
+        drawn = rng.choice([DEFAULTS, *engines])
+        for knob in knobs:
+            value = rng.choice([knob.default, *knob.others])
+            if value != knob.default:
+                drawn = drawn.having(knob.name, value)
+        yield drawn
+
+
+def _around(value: int, factors: Sequence[float]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(value * factor) for factor in factors if value * factor >= 1))

@@ -1,0 +1,108 @@
+"""A load, an objective and simulated engines put together: from candidates to a decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.errors import ConfigError
+from octavo.planner.slo import Slo
+from octavo.sim.demand import Ask
+from octavo.tuning.explain import Decision
+from octavo.tuning.live import LiveRuns, OpenSession, measure, within
+from octavo.tuning.objective import Objective
+from octavo.tuning.outcome import Outcome, outcome_of
+from octavo.tuning.search import Progress, Search, ablations, search
+from octavo.tuning.simulated import SimulatedEngines
+from octavo.tuning.space import DEFAULTS, SPECULATION, Candidate
+from octavo.workload.requests import WorkloadRequest
+
+_FEWEST_LIVE = 5  # requests by which anything can be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """``asks``: of the load, in the order of sending."""
+
+    engines: SimulatedEngines
+    asks: Sequence[Ask]
+    objective: Objective
+    slo: Slo
+    _known: dict[tuple[Candidate, int], Outcome] = field(default_factory=dict, init=False)
+
+    def judge(self, candidate: Candidate, count: int) -> Outcome:
+        """What a candidate makes of the first requests, as the objective sends them."""
+        key = candidate, count
+        if key not in self._known:
+            self._known[key] = self._judge(candidate, count)
+        return self._known[key]
+
+    def search(self, candidates: Sequence[Candidate], progress: Progress) -> Search:
+        return search(candidates, self.judge, len(self.asks), progress)
+
+    def predicted(self, candidate: Candidate, times: Sequence[float]) -> Outcome:
+        """What a candidate makes of requests at given times, such as those of a live run."""
+        return outcome_of([self.engines.run_of(candidate, self.asks)(times)], self.slo)
+
+    def run_live(
+        self,
+        best: Outcome,
+        candidates: Sequence[Candidate],
+        open_session: OpenSession,
+        requests: Sequence[WorkloadRequest],
+        *,
+        seconds: float,
+        turns: int,
+        progress: Progress,
+    ) -> LiveRuns | None:
+        """Candidates on real engines, the defaults first, at the load that the objective says for
+        the ``best`` outcome that is foreseen; at a lower one, if none keeps the limits and there is
+        one. Each run gets the requests of the first so many ``seconds``: None if they are too few.
+        """
+        found = None
+        for plan in self.objective.trials(best):
+            times = within(plan, seconds)
+            if len(times) < _FEWEST_LIVE:
+                break
+            sent = requests[: len(times)]
+            runs = measure(
+                candidates, open_session, sent, times, self.slo, turns=turns, progress=progress
+            )
+            predicted = {each: self.predicted(each, times) for each in candidates}
+            found = LiveRuns(runs, predicted, times)
+            if found.any_holds:
+                break
+        return found
+
+    def decide(self, found: Search, live: LiveRuns | None = None) -> Decision:
+        """All that there is to say about the settings that are chosen: the best live, if they were
+        run."""
+        best = found.best.candidate if live is None else live.best
+        count = len(self.asks)
+        simulated = best if self.engines.can_guess else best.without(SPECULATION)
+        return Decision(
+            self.slo,
+            best,
+            simulated,
+            self.judge(simulated, count),
+            self.judge(DEFAULTS, count),
+            found.best,
+            len(found.tried),
+            tuple(ablations(simulated, self.judge, count)),
+            {} if live is None else live.measured,
+        )
+
+    def _judge(self, candidate: Candidate, count: int) -> Outcome:
+        try:
+            run = self.engines.run_of(candidate, self.asks)
+        except ConfigError:
+            if candidate == DEFAULTS:
+                raise
+            return _impossible(self.slo)  # its settings contradict each other
+        return self.objective.judge(run, count)
+
+
+def _impossible(slo: Slo) -> Outcome:
+    seconds_of = {limit.name: math.inf for limit in slo}
+    return Outcome(seconds_of, math.inf, next(iter(seconds_of)), 0.0, 0.0, 0.0, score=0.0)
