@@ -31,7 +31,9 @@ VARIANTS = {
 }
 
 
-def make_requests(vocab_size: int, count: int = 10, most: int = 70) -> list[Request]:
+def make_requests(
+    vocab_size: int, count: int = 10, most: int = 70, longest_answer: int = 40
+) -> list[Request]:
     """Prompts with shared prefixes, greedy and sampled, some of them with prompt logprobs."""
     rng = random.Random(3)
     shared = [rng.randrange(2, vocab_size) for _ in range(40)]
@@ -41,7 +43,7 @@ def make_requests(vocab_size: int, count: int = 10, most: int = 70) -> list[Requ
         own = [rng.randrange(2, vocab_size) for _ in range(rng.randint(1, most - 40))]
         prompt = shared[: rng.choice([0, 17, 40])] + own
         params = SamplingParams(
-            max_tokens=rng.randint(8, 40),
+            max_tokens=rng.randint(8, longest_answer),
             temperature=rng.choice([0.0, 0.8, 1.5]),
             top_p=rng.choice([1.0, 0.9]),
             top_k=rng.choice([0, 20]),
@@ -124,7 +126,7 @@ REAL_LIMITS = {"max_model_len": 110}
 
 
 def make_real_requests(bench) -> list[Request]:
-    return make_requests(bench.config.vocab_size, count=5, most=60)
+    return make_requests(bench.config.vocab_size, count=5, most=60, longest_answer=12)
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +155,5 @@ def test_a_real_model_too(real_bench, real_alone, run_all, variant):
     engine = real_bench.engine(**REAL_LIMITS, **variant)
     answers, _ = run_all(engine, make_real_requests(real_bench))
     assert answers == real_alone
+    if variant["num_blocks"] == 30:
+        assert engine.scheduler.num_preemptions > 0

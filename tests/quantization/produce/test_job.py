@@ -26,6 +26,8 @@ from octavo.quantization.produce.observers import LayerwiseModel
 from octavo.quantization.produce.recipes import METHODS, Wanted
 from tests.conftest import write_calm_model, write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 WINDOWS = torch.randint(256, (4, 48), generator=torch.Generator().manual_seed(5))
 CASES = [
     (name, format) for name, method in METHODS.items() for format in (*method.writers, "gguf")

@@ -18,6 +18,8 @@ from octavo.quantization.produce.resume import KeptMatrices
 from octavo.quantization.produce.scheme import Scheme
 from tests.conftest import write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("few_steps")
+
 NAMES = [f"model.layers.{i}.{m}.weight" for i in (0, 1) for m in ("mlp.up_proj", "mlp.gate_proj")]
 SCHEMES = dict.fromkeys(NAMES, Scheme(4, 16))
 WANTED = Wanted("gptq", group_size=32, calibration_tokens=512)

@@ -168,6 +168,7 @@ def quantized(source, out, method, **changes):
     return make(open_checkpoint(source), load_tokenizer(source), out, wanted)
 
 
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize(
     "method, changes, bound",
     [
