@@ -10,7 +10,8 @@ from typing import Any
 from octavo.errors import ConfigError
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|)")
-_UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
+# Of durations; a number alone is one of milliseconds.
+SECONDS_OF = {"": 1e-3, "ms": 1e-3, "s": 1.0}
 
 
 def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
@@ -24,7 +25,7 @@ def parse_duration(value: float | str) -> float:
     ConfigError if it is no time above 0.
     """
     match = _DURATION.fullmatch(str(value).strip().lower())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    seconds = float(match[1]) * SECONDS_OF[match[2]] if match else 0.0
     if not seconds > 0:
         raise ConfigError(f"{value!r:.80} is no time above 0: write 500, 500ms or 0.5s")
     return seconds

@@ -87,7 +87,8 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="octavo",
         metavar="NAME",
-        help="whose memory and overheads: octavo, vllm, llama.cpp (default: %(default)s)",
+        help="whose memory and overheads: octavo, llama.cpp, or vllm, also by version as vllm-0.19 "
+        "(default: %(default)s)",
     )
     group.add_argument("--max-model-len", type=int, metavar="N", help="tokens of a request at most")
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="requests that run at once")

@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
         terminal.say(f"written to {path}")
     save_plots(args, lambda: _figure(report, timeline))
     if report.report.metrics.completed == 0:
-        terminal.say("octavo: error: no request was answered")
+        reasons = dict.fromkeys(each.error for each in report.result.records if each.error)
+        why = f": {next(iter(reasons))}" if reasons else ""
+        terminal.say(f"octavo: error: no request was answered{why}")
         return 1
     return 0
 

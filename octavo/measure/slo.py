@@ -14,9 +14,9 @@ from typing import Any
 from octavo.errors import ConfigError
 from octavo.measure.request_record import RequestRecord
 from octavo.measure.statistics import wilson_interval
+from octavo.options import SECONDS_OF
 
 LIMITS = ("ttft", "tpot", "e2el")
-_UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
 _EXAMPLE = "write ttft:200 tpot:50 e2el:5000, in milliseconds"
 
 
@@ -75,7 +75,7 @@ def _parse_limit(text: str) -> tuple[str, float]:
     name = "e2el" if match[1] == "e2e" else match[1]
     if name not in LIMITS:
         raise ConfigError(f"goodput: {match[1]!r} is none of {', '.join(LIMITS)}: {_EXAMPLE}")
-    limit = float(match[2]) * _UNITS[match[3]]
+    limit = float(match[2]) * SECONDS_OF[match[3]]
     if limit <= 0:
         raise ConfigError(f"goodput: {text!r}: a limit is above 0")
     return name, limit

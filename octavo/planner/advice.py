@@ -128,7 +128,9 @@ def _fewer_bits(deployment: Deployment, traffic: Traffic) -> Iterator[_Change]:
     """Of weights: they are read for every token of a small batch."""
     spec, device, held = deployment.spec, deployment.device, deployment.memory.weights_bytes
     reading = ms(held / device.memory_bandwidth)
-    why = f"{gib(held)} of weights a device are read in every step, which takes {reading}"
+    has_experts = any(each.experts is not None for each in deployment.steps.model.matrices)
+    whole = "those that its tokens use of" if has_experts else "all of"
+    why = f"a step reads {whole} the {gib(held)} of weights on a device; all of them take {reading}"
     for name in ("fp8", "int4"):
         if name == "fp8" and "fp8" not in device.peaks:
             continue  # read as 8 bits and computed in 16, as int8 would be: int4 does that better
@@ -316,9 +318,12 @@ def _shorter_requests(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
 
 
 def _guessing(verdict: Verdict) -> Iterator[tuple[float, Advice]]:
-    """Speculative decoding, if further rows of a step cost less than the tokens that they bring."""
+    """Speculative decoding, if further rows of a step cost less than the tokens that they bring.
+    States cannot be taken back by what turns out to be wrong, as keys and values can."""
     deployment, service, traffic = verdict.deployment, verdict.service, verdict.traffic
     assert service is not None
+    if any(each.state_bytes for each in deployment.steps.model.attention):
+        return
     batch = max(1, round(service.streams.value / deployment.num_groups))
     context = traffic.input_len + traffic.output_len // 2
 

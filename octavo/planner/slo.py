@@ -14,11 +14,11 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from octavo.errors import ConfigError
+from octavo.options import SECONDS_OF
 
 METRICS = ("ttft", "tpot", "e2e")
 MEAN = "mean"
 
-_UNITS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
 _OTHER_NAMES = {"itl": "tpot", "e2el": "e2e"}
 _LIMIT = re.compile(
     r"(?P<metric>[a-z0-9]+?)(_(?P<before>mean|p\d+(\.\d+)?))?\s*[=:]\s*"
@@ -157,7 +157,7 @@ def _metric(name: str) -> str:
 
 
 def _seconds(match: re.Match[str], part: str) -> float:
-    seconds = float(match["number"]) * _UNITS[match["unit"]]
+    seconds = float(match["number"]) * SECONDS_OF[match["unit"]]
     if seconds <= 0:
         raise ConfigError(f"slo: {part!r}: a limit is above 0")
     return seconds

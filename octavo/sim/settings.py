@@ -32,7 +32,8 @@ class FleetSettings:
     )
     profile: str = option(
         "octavo",
-        "engine whose memory rules, defaults and overheads it has: octavo, vllm, llama.cpp",
+        "engine whose memory rules, defaults and overheads it has: octavo, llama.cpp, or vllm, "
+        "also by version as vllm-0.19",
     )
     tp: int | None = option(
         None,
