@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -143,17 +144,21 @@ def launches(function: Callable[[], Any]) -> list[Launch]:
 
 
 def _interpret(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    _interpreted(kernel.fn).run(*args, grid=grid, warmup=warmup, **kwargs)
+    """What is patched of the language, for the kernel and all that it calls, is put back behind it:
+    the next kernel may be one to compile."""
+    language = triton.language
+    patched = interpreter._patch_lang(
+        SimpleNamespace(__globals__={"tl": language, "core": language.core})
+    )
+    try:
+        _interpreted(kernel.fn).run(*args, grid=grid, warmup=warmup, **kwargs)
+    finally:
+        patched.restore()
 
 
 def _interpret_inner(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
-    """A jitted function called by another one. What is patched of the language for it is put back,
-    which Triton itself does not: the next kernel may be one to compile."""
-    patched = interpreter._patch_lang(function.fn)
-    try:
-        return _interpreted(function.fn).rewrite()(*args, **kwargs)
-    finally:
-        patched.restore()
+    """A jitted function called by another one. Triton itself would patch the language each time."""
+    return _interpreted(function.fn).rewrite()(*args, **kwargs)
 
 
 @functools.cache
