@@ -25,7 +25,9 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
@@ -54,13 +56,11 @@ _POINTERS = {
 
 @contextmanager
 def interpreting() -> Iterator[None]:
-    """Kernels launched in here run in the interpreter, on tensors of the CPU.
-
-    ``tl.dot`` of bfloat16 is nonsense there: kernels widen operands first, if asked to.
-    """
+    """Kernels launched in here run in the interpreter, on tensors of the CPU."""
     with (
         mock.patch.object(triton.knobs.runtime, "interpret", True),
         mock.patch.object(interpreter, "_patch_lang_tensor", _patch_tensor),
+        mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _multiply),
         mock.patch.object(JITFunction, "run", _interpret),
         mock.patch.object(JITFunction, "__call__", _interpret_inner),
     ):
@@ -170,6 +170,22 @@ def _patch_tensor(tensor: Any, scope: Any, *, patch: Any = interpreter._patch_la
     """Triton 3.6 makes ranges of arrays of one number, which NumPy no longer takes for numbers."""
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+def _multiply(builder: Any, a: Any, b: Any, added: Any, *precision: Any) -> Any:
+    """``tl.dot`` as tensor cores have it. Triton's interpreter would multiply the bits of bfloat16
+    as integers; and BLAS rounds a row by its place among the others, so each is one product."""
+    a_data, b_data = _widened(a), _widened(b)
+    product = np.matmul(a_data[..., None, :], b_data[..., None, :, :], dtype=added.data.dtype)
+    return interpreter.TensorHandle(product[..., 0, :] + added.data, added.dtype.scalar)
+
+
+def _widened(operand: Any) -> np.ndarray:
+    """float32 for floats that NumPy has not."""
+    type_ = operand.dtype.scalar
+    if not type_.is_floating() or operand.data.dtype.kind == "f":
+        return operand.data
+    return interpreter._convert_float(operand.data, type_, tl.float32, None).view(np.float32)
 
 
 def _type_of(value: Any) -> str:

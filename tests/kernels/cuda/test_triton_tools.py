@@ -53,6 +53,17 @@ def test_kernels_are_interpreted_and_then_compiled_in_one_process(turn):
     assert made.spills == 0 and 0 < made.registers <= 255 and "_count_and_sum" in made.ptx
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_are_interpreted_as_they_are_on_a_gpu(dtype):
+    x = torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[15] = x[0]
+    y = torch.empty(16, 16)
+    with interpreting():
+        _product[(1,)](x, y, BLOCK=16)
+    assert torch.allclose(y, x.float() @ x.float(), atol=1e-5)
+    assert torch.equal(y[15], y[0])
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_large_products_use_what_an_architecture_has(arch):
     def launch():
