@@ -52,6 +52,11 @@ _POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+_ROUNDED = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
 
 
 @contextmanager
@@ -61,6 +66,7 @@ def interpreting() -> Iterator[None]:
         mock.patch.object(triton.knobs.runtime, "interpret", True),
         mock.patch.object(interpreter, "_patch_lang_tensor", _patch_tensor),
         mock.patch.object(interpreter.InterpreterBuilder, "create_dot", _multiply),
+        mock.patch.object(interpreter, "_convert_float", _convert),
         mock.patch.object(JITFunction, "run", _interpret),
         mock.patch.object(JITFunction, "__call__", _interpret_inner),
     ):
@@ -170,6 +176,16 @@ def _patch_tensor(tensor: Any, scope: Any, *, patch: Any = interpreter._patch_la
     """Triton 3.6 makes ranges of arrays of one number, which NumPy no longer takes for numbers."""
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+def _convert(
+    x: np.ndarray, of: Any, to: Any, mode: Any, *, convert: Any = interpreter._convert_float
+) -> np.ndarray:
+    """To the nearest, as GPUs do; Triton's interpreter cuts off what float32 has more."""
+    if of != tl.float32 or to not in _ROUNDED:
+        return convert(x, of, to, mode)
+    rounded = torch.from_numpy(np.array(x).view(np.float32)).to(_ROUNDED[to])
+    return rounded.view(torch.uint16 if to == tl.bfloat16 else torch.uint8).numpy()
 
 
 def _multiply(builder: Any, a: Any, b: Any, added: Any, *precision: Any) -> Any:

@@ -27,7 +27,7 @@ with the scores and the weights.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,24 +87,31 @@ class SplitScratch:
     counters: Tensor  # int32 [S, Hk]
 
 
-def prefill_tiles(head_dim: int, value_bytes: int, arch: int) -> Tiles:
-    """For :func:`paged_attention`; ``arch`` is the compute capability times ten."""
-    width = triton.next_power_of_2(head_dim)
-    if width * value_bytes > 512:
-        return Tiles(rows=32, keys=16, num_warps=4, num_stages=1)
-    if width * value_bytes > 256:
-        return Tiles(rows=64, keys=32, num_warps=4, num_stages=2)
-    if arch == 89:  # has less memory in a block
-        return Tiles(rows=64, keys=64, num_warps=4, num_stages=2)
-    return Tiles(rows=128, keys=64, num_warps=8, num_stages=2 if arch < 90 else 3)
+def prefill_tiles(head_dim: int, value_bytes: int, group: int, arch: int) -> Tiles:
+    """For :func:`paged_attention`.
+
+    ``value_bytes`` are those of a number of q, ``group`` heads share a key head, and ``arch`` is the
+    compute capability times ten.
+    """
+    row_bytes = triton.next_power_of_2(head_dim) * value_bytes
+    if value_bytes > 2:  # no tensor cores
+        tiles = Tiles(rows=16, keys=32 if row_bytes <= 512 else 16, num_warps=4, num_stages=2)
+    elif row_bytes > 256:
+        tiles = Tiles(rows=64, keys=32, num_warps=8 if arch < 90 else 4, num_stages=2)
+    elif arch < 90:
+        tiles = Tiles(rows=128, keys=32, num_warps=8, num_stages=3)
+    else:
+        tiles = Tiles(rows=128, keys=64, num_warps=8, num_stages=3)
+    return replace(tiles, rows=max(tiles.rows, triton.next_power_of_2(group)))
 
 
-def decode_tiles(head_dim: int, value_bytes: int, num_rows: int, arch: int) -> Tiles:
+def decode_tiles(head_dim: int, value_bytes: int, num_rows: int) -> Tiles:
     """For :func:`decode_attention`: ``num_rows`` are a sequence's tokens times heads of a group."""
-    width = triton.next_power_of_2(head_dim)
+    row_bytes = triton.next_power_of_2(head_dim) * value_bytes
     rows = max(16, triton.next_power_of_2(num_rows))
-    keys = 64 if width * value_bytes <= 256 else 32 if width * value_bytes <= 512 else 16
-    return Tiles(rows, keys, num_warps=4, num_stages=3 if arch != 89 else 2)
+    keys = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    # At five, two look up blocks, and two tiles of keys and values are on their way.
+    return Tiles(rows, keys, num_warps=4, num_stages=2 if value_bytes > 2 else 5)
 
 
 def split_scratch(

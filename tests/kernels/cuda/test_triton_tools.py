@@ -35,6 +35,12 @@ def _product(x, y, BLOCK: tl.constexpr):
     tl.store(y + place, tl.dot(tile, tile))
 
 
+@triton.jit
+def _copy(x, y, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(y + place, tl.load(x + place).to(y.dtype.element_ty))
+
+
 def sums():
     x = torch.arange(60.0).view(3, 20)
     out, count = torch.zeros(3), torch.zeros(1, dtype=torch.int32)
@@ -51,6 +57,15 @@ def test_kernels_are_interpreted_and_then_compiled_in_one_process(turn):
     assert launch.grid == (3,) and launch.options == {"num_warps": 1}
     made = launch.compiled(80)
     assert made.spills == 0 and 0 < made.registers <= 255 and "_count_and_sum" in made.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_floats_are_interpreted_with_the_rounding_of_a_gpu(dtype):
+    x = torch.randn(1024, generator=torch.Generator().manual_seed(0)) * 4
+    y = torch.empty(1024, dtype=dtype)
+    with interpreting():
+        _copy[(1,)](x, y, BLOCK=1024)
+    assert torch.equal(y.float(), x.to(dtype).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
