@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import LARGEST_CODE, activate, to_codes
+from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, to_codes
 
 _BLOCK = 1024  # values that four warps have at a time
 
@@ -24,7 +25,7 @@ def activation_mul(
     """
     num_rows, width = out.shape
     assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
-    assert (scales is not None) == (out.dtype in LARGEST_CODE), out.dtype
+    assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
     assert gate_up.stride(1) == out.stride(1) == 1
     if num_rows == 0:
         return
@@ -33,9 +34,9 @@ def activation_mul(
         grid = num_rows, triton.cdiv(width, _BLOCK)
         _mul[grid](gate_up, out, width, *strides, activation, _BLOCK, num_warps=4)
     else:
-        largest = LARGEST_CODE[out.dtype]
+        codes, code = out.view(torch.uint8), CODE_TYPES[out.dtype]
         _mul_to_codes[(num_rows,)](
-            gate_up, out, scales, width, *strides, activation, largest, 4 * _BLOCK, num_warps=16
+            gate_up, codes, scales, width, *strides, activation, *code, 4 * _BLOCK, num_warps=16
         )
 
 
@@ -65,6 +66,7 @@ def _mul_to_codes(
     gate_up_stride,
     out_stride,
     ACTIVATION: tl.constexpr,
+    CODE: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -76,12 +78,12 @@ def _mul_to_codes(
         columns = start + tl.arange(0, BLOCK)
         values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
         greatest = tl.maximum(greatest, tl.abs(values))
-    scale = tl.math.div_rn(tl.max(greatest, 0), LARGEST)
+    scale = tl.div_rn(tl.max(greatest, 0), LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
-        codes = to_codes(values, scale, out.dtype.element_ty)
+        codes = to_codes(values, scale, CODE)
         tl.store(out + row * out_stride + columns, codes, mask=columns < width)
 
 

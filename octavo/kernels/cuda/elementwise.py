@@ -5,12 +5,24 @@ All of it is in float32, and made of operations that the interpreter of Triton h
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-# The largest magnitude of each type of codes: a row is scaled so that this is its greatest.
-LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+from octavo.kernels.cuda.kv_codes import e4m3
+
+
+class CodeType(NamedTuple):
+    """Numbers of a byte: what kernels call them, and the largest, as which a row's greatest is
+    written."""
+
+    name: str
+    largest: float
+
+
+CODE_TYPES = {torch.int8: CodeType("int8", 127.0), torch.float8_e4m3fn: CodeType("e4m3", 448.0)}
 
 
 @triton.jit
@@ -29,15 +41,16 @@ def activate(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def to_codes(values, scale, TYPE: tl.constexpr):
-    """``values`` (float32) over ``scale``, rounded to ``TYPE``: int8, ties to even, or e4m3.
-
-    A scale of 0 is that of nothing but zeros.
-    """
-    scaled = tl.math.div_rn(values, tl.where(scale > 0.0, scale, 1.0))
-    if TYPE == tl.int8:
-        magic = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer
-        scaled = (scaled + magic) - magic
-    return scaled.to(TYPE)
+    """``values`` (float32) over ``scale``, rounded to the nearest "int8" or "e4m3", of two to the
+    even one: the bits, as uint8. A scale of 0 is that of nothing but zeros."""
+    scaled = tl.div_rn(values, tl.where(scale > 0.0, scale, 1.0))
+    if TYPE == "e4m3":
+        codes = e4m3(scaled)
+    else:
+        tl.static_assert(TYPE == "int8")
+        # In between, there are no fractions.
+        codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8).to(tl.uint8, bitcast=True)
+    return codes
 
 
 @triton.jit

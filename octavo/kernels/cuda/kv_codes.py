@@ -62,6 +62,19 @@ def encoded(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def e4m3(x):
+    """The nearest e4m3, of two the even one, of float32 within its range: the bits, by hand, as
+    GPUs before sm_89 have no instruction for it."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    bits &= 0x7FFFFFFF
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    # Less than 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
+    small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) & 0xF
+    return (sign | tl.where(bits < (127 - 6) << 23, small, normal)).to(tl.uint8)
+
+
+@triton.jit
 def rotated(x, HEAD_DIM: tl.constexpr):
     """As ``kv_stores.rotate``, in its order of sums: vectors x [N, WIDTH], zeros beyond D."""
     TOGETHER: tl.constexpr = HEAD_DIM & -HEAD_DIM
@@ -101,23 +114,10 @@ def _better(x, top, to, codes, scale, least):
 
 @triton.jit
 def _fp8_of(x, top, to):
-    codes = _e4m3(x * _quotient(to, top)[:, None])
+    codes = e4m3(x * _quotient(to, top)[:, None])
     scale = tl.div_rn(top, tl.zeros_like(top) + to)
     error = (scale[:, None] * code_values(codes, tl.float32, "fp8") - x).to(tl.float64)
     return codes, scale, tl.sum(error * error, axis=1)
-
-
-@triton.jit
-def _e4m3(x):
-    """The nearest e4m3, of two the even one, of float32 within its range: the bits, by hand, as
-    GPUs before sm_89 have no instruction for it."""
-    bits = x.to(tl.uint32, bitcast=True)
-    sign = (bits >> 24) & 0x80
-    bits &= 0x7FFFFFFF
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Less than 2^-6, codes count units of 2^-9, which are the last bit of 2^14.
-    small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) & 0xF
-    return (sign | tl.where(bits < (127 - 6) << 23, small, normal)).to(tl.uint8)
 
 
 @triton.jit

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import LARGEST_CODE, to_codes
+from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
 
 MAX_WIDTH = 16384  # what the registers of a program hold
 
@@ -47,12 +48,12 @@ def rmsnorm(
     """
     num_rows, width = x.shape
     assert width <= MAX_WIDTH and out.shape == x.shape, (x.shape, out.shape)
-    assert (scales is not None) == (out.dtype in LARGEST_CODE), out.dtype
+    assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
     assert norm_before_add is None or residual is not None
     assert all(t is None or t.stride(1) == 1 for t in (x, out, residual))
     if num_rows == 0:
         return
-    before = norm_before_add or norm
+    before, code = norm_before_add or norm, CODE_TYPES.get(out.dtype)
     _rmsnorm[(num_rows,)](
         x,
         x.stride(0),
@@ -62,17 +63,18 @@ def rmsnorm(
         before.eps,
         norm.weight,
         norm.eps,
-        out,
+        out if code is None else out.view(torch.uint8),
         out.stride(0),
         scales,
         width,
         NORM_BEFORE_ADD=norm_before_add is not None,
-        LARGEST=LARGEST_CODE.get(out.dtype),
-        **block_of(width),
+        CODE=None if code is None else code.name,
+        LARGEST=None if code is None else code.largest,
+        **_block_of(width),
     )
 
 
-def block_of(width: int) -> dict[str, int]:
+def _block_of(width: int) -> dict[str, int]:
     """The block of a row and its warps: 8 to 32 values a thread."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 32)}
@@ -93,7 +95,8 @@ def _rmsnorm(
     scales,
     width,
     NORM_BEFORE_ADD: tl.constexpr,
-    LARGEST: tl.constexpr,  # None: no codes
+    CODE: tl.constexpr,  # None: floats
+    LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -111,12 +114,12 @@ def _rmsnorm(
         values = rounded.to(tl.float32)
     values = _normed(values, weight, eps, width, columns, exists)
     place = out + row * out_stride + columns
-    if LARGEST is None:
+    if CODE is None:
         tl.store(place, values.to(out.dtype.element_ty), mask=exists)
     else:
-        scale = tl.math.div_rn(tl.max(tl.abs(values), 0), LARGEST)
+        scale = tl.div_rn(tl.max(tl.abs(values), 0), LARGEST)
         tl.store(scales + row, scale)
-        tl.store(place, to_codes(values, scale, out.dtype.element_ty), mask=exists)
+        tl.store(place, to_codes(values, scale, CODE), mask=exists)
 
 
 @triton.jit

@@ -230,7 +230,7 @@ def _first_greatest(values, ids):
 @triton.jit
 def _token_weights(logits, peak, temperature, log_min_p):
     """Unnormalized probabilities as integers: int64, 2^44 for the greatest logit of the row."""
-    shaped = tl.math.div_rn(logits - peak, temperature)
+    shaped = tl.div_rn(logits - peak, temperature)
     weights = (_exp(shaped) * 17592186044416.0).to(tl.int64)
     return tl.where(shaped < log_min_p, 0, weights)
 

@@ -49,7 +49,7 @@ SETTINGS = [
     {"temperature": 1.0, "min_p": 0.05},
     {"temperature": 2.0, "min_p": 1.0},
     {"temperature": 1e-5},
-    {"temperature": 1e30},
+    {"temperature": 100.0},
     {"temperature": 0.0},
 ]
 
