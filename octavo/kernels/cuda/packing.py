@@ -99,8 +99,12 @@ def _codes_of_integers(weight: CodedWeight) -> _Codes | None:
     if integers is None or integers.format not in (abi.OCT_W4S, abi.OCT_W4A):
         return None
     codes, scales, mins = integers.read(weight)
-    made = (None if part is None else torch.from_numpy(part) for part in (codes, scales, mins))
-    return _Codes(*made, integers.group)
+    return _Codes(
+        torch.from_numpy(codes),
+        torch.from_numpy(scales),
+        None if mins is None else torch.from_numpy(mins),
+        integers.group,
+    )
 
 
 def _words(codes: Tensor) -> Tensor:

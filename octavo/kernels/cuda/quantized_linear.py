@@ -45,7 +45,7 @@ def linear_w4(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """out = x @ weight.T + bias for at most 64 rows, with numbers in the type of x, summed in float32.
+    """out = x @ weight.T + bias for at most 64 rows; in the type of x, and summed in float32.
 
     Args:
         x: [T, K] in any float type; rows may be farther apart than K.
@@ -89,7 +89,7 @@ def linear_w4(
 
 
 def dequantize_w4(weight: W4Weight, out: Tensor) -> None:
-    """The numbers of a weight [N, K], side by side by outputs: ``out`` [K, N], in any float type."""
+    """The numbers of a weight [N, K] in ``out`` [K, N], of any float type: for x @ out."""
     n, k = weight.shape
     assert out.shape == (k, n) and out.is_contiguous(), (out.shape, weight.shape)
     _dequantize_w4[(triton.cdiv(k, TILE_K), triton.cdiv(n, _BLOCK_N))](
@@ -146,7 +146,7 @@ def _linear_w4(
             first = start + plane * PLANE_K
             if plane * PLANE_K % GROUP == 0:
                 scale, low = _load_group(scales, mins, first // GROUP, n, columns, column_exists)
-            numbers = _dequantize(packed, plane, scale, low, mins is None)
+            numbers = _dequantize(packed, plane, scale, low)
             inputs = first + tl.arange(0, PLANE_K)[None, :]
             values = tl.load(of_rows + inputs, mask=row_exists & (inputs < k), other=0.0)
             sums = add_product(sums, values, numbers.to(values.dtype))
@@ -187,16 +187,14 @@ def _dequantize_w4(
         first = start + plane * PLANE_K
         if plane * PLANE_K % GROUP == 0:
             scale, low = _load_group(scales, mins, first // GROUP, n, columns, exists)
-        numbers = _dequantize(packed, plane, scale, low, mins is None)
+        numbers = _dequantize(packed, plane, scale, low)
         inputs = (first + tl.arange(0, PLANE_K))[:, None]
         places = out + inputs.to(tl.int64) * n + columns[None, :]
         tl.store(places, numbers.to(out.dtype.element_ty), mask=(inputs < k) & exists[None, :])
 
 
 @triton.jit
-def _load_words(
-    words, start, n, columns, exists, PLANES: tl.constexpr, PLANE_K: tl.constexpr
-):
+def _load_words(words, start, n, columns, exists, PLANES: tl.constexpr, PLANE_K: tl.constexpr):
     """The words of the 128 inputs from ``start`` on: int32 [16, columns]."""
     rows = (start // PLANES + tl.arange(0, PLANE_K)).to(tl.int64)[:, None]
     return tl.load(words + rows * n + columns[None, :], mask=exists[None, :], other=0)
@@ -204,24 +202,18 @@ def _load_words(
 
 @triton.jit
 def _load_group(scales, mins, group, n, columns, exists):
-    """The scales of a group, and its mins or what is as good: float32 [columns] each."""
+    """The scales and mins of a group: float32 [1, columns] each."""
     place = group.to(tl.int64) * n + columns
     scale = tl.load(scales + place, mask=exists, other=0.0).to(tl.float32)
-    if mins is None:
-        low = scale
-    else:
+    low = -8.0 * scale
+    if mins is not None:
         low = tl.load(mins + place, mask=exists, other=0.0).to(tl.float32)
-    return scale, low
+    return scale[None, :], low[None, :]
 
 
 @triton.jit
-def _dequantize(packed, PLANE: tl.constexpr, scale, low, IS_SYMMETRIC: tl.constexpr):
-    """The numbers of a nibble of each word: float32, exact."""
-    codes = (packed >> 4 * PLANE) & 15
+def _dequantize(packed, plane: tl.constexpr, scale, low):
+    """The numbers of a nibble of each word: float32, rounded once, if at all."""
+    codes = (packed >> 4 * plane) & 15
     # The bits of 2^23 + code: faster than a conversion.
-    numbers = (codes | 0x4B000000).to(tl.float32, bitcast=True)
-    if IS_SYMMETRIC:
-        numbers = (numbers - 8388616.0) * scale[None, :]
-    else:
-        numbers = (numbers - 8388608.0) * scale[None, :] + low[None, :]
-    return numbers
+    return ((codes | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0) * scale + low

@@ -4,43 +4,28 @@ A row is cut into chunks, which programs of their own look at, three times::
 
     peaks     [R, chunks]   the greatest logit of a chunk, and the lowest id that has it
     weights   [R, chunks]   int64: sums of 2^44 exp((logit - peak of the row) / temperature)
-    tokens    [R]           greedy: the id of the first greatest peak; else the chunk, and in it the
-                            token, at which the running sum exceeds uniform * total
+    tokens    [R]           greedy: the id of the first greatest peak; else the chunk, and in it
+                            the token, at which the running sum exceeds uniform * total
 
 Weights are integers, whose sums are the same in any order (``runtime/logits.py``), and the uniform
-number is a function of the row's seed, sample and position (``runtime/random.py``). So a row's token
-depends on nothing but the row.
+number is a function of the row's seed, sample and position (``runtime/random.py``). So the token of
+a row depends on nothing but the row.
 
-The oracle's ``exp`` is that of a library. One here differs from it in the last bit now and then,
-which moves the bounds between tokens by some 10^-7 of the mass.
+The oracle's ``exp`` is that of a library. The one here differs from it in the last bit now and
+then, which moves the bounds between tokens by some 10^-7 of the mass.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.runtime.logits import MAX_VOCAB_SIZE
-from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
-
 _CHUNK = 2048  # tokens, of which a thread has sixteen
-
-
-def can_sample(params: SamplingParams) -> bool:
-    """Whether the kernels draw as these ask. Masks, biases and penalties change logits before that,
-    and do not count; cuts by rank are left to ``runtime/sampler.py``."""
-    return is_greedy(params) or (
-        params.top_k <= 0 and params.top_p >= 1 and params.typical_p >= 1
-    )
+_MAX_VOCAB_SIZE = 2**19 - 1  # the sum of so many weights is less than 2^63
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +37,6 @@ class RowParams:
     seed: Tensor  # int64 [R], the bits of what is unsigned elsewhere
     sample_index: Tensor  # int32 [R], likewise
     position: Tensor  # int64 [R], of the token among the generated ones
-
-    @classmethod
-    def of(
-        cls, rows: Sequence[SamplingRow | DraftedRow | Request], device: torch.device | str
-    ) -> RowParams:
-        """Those of rows for which ``can_sample`` holds."""
-        params = [row.params for row in rows]
-
-        def tensor(values: Sequence[float], dtype: type) -> Tensor:
-            return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
-
-        return cls(
-            tensor([0.0 if is_greedy(p) else p.temperature for p in params], np.float32),
-            tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], np.float32),
-            tensor([row.seed % 2**64 for row in rows], np.uint64).view(torch.int64),
-            tensor([row.sample_index for row in rows], np.uint32).view(torch.int32),
-            tensor([row.num_output_tokens for row in rows], np.int64),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +70,7 @@ def sample(
     num_rows, vocab_size = logits.shape
     num_chunks = triton.cdiv(vocab_size, _CHUNK)
     assert logits.dtype == torch.float32 and logits.stride(1) == 1
-    assert vocab_size <= MAX_VOCAB_SIZE
+    assert vocab_size <= _MAX_VOCAB_SIZE
     assert chunks.peaks.shape[1] == num_chunks, (chunks.peaks.shape, logits.shape)
     assert min(map(len, (chunks.peaks, params.seed, token_ids, peaks))) >= num_rows
     if num_rows == 0:
