@@ -1,0 +1,96 @@
+"""The product in the middle of an MLP: gate, through an activation function, times up."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, to_codes
+
+_BLOCK = 1024  # values that four warps have at a time
+
+
+def activation_mul(
+    gate_up: Tensor, out: Tensor, activation: str, *, scales: Tensor | None = None
+) -> None:
+    """out = activation(gate) * up, in float32, rounded once at the end.
+
+    Args:
+        gate_up: [T, 2 F] in any float type, the gates of a row before its ups.
+        out: [T, F]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
+        activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/cpu/fusion.py`` calls them.
+        scales: float32 [T]. ``out`` times these is the product, as of ``norms.rmsnorm``.
+    """
+    num_rows, width = out.shape
+    assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
+    assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
+    assert gate_up.stride(1) == out.stride(1) == 1
+    if num_rows == 0:
+        return
+    strides = gate_up.stride(0), out.stride(0)
+    if scales is None:
+        grid = num_rows, triton.cdiv(width, _BLOCK)
+        _mul[grid](gate_up, out, width, *strides, activation, _BLOCK, num_warps=4)
+    else:
+        codes, code = out.view(torch.uint8), CODE_TYPES[out.dtype]
+        _mul_to_codes[(num_rows,)](
+            gate_up, codes, scales, width, *strides, activation, *code, 4 * _BLOCK, num_warps=16
+        )
+
+
+@triton.jit
+def _mul(
+    gate_up,
+    out,
+    width,
+    gate_up_stride,
+    out_stride,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+    place = out + row * out_stride + columns
+    tl.store(place, values.to(out.dtype.element_ty), mask=columns < width)
+
+
+@triton.jit
+def _mul_to_codes(
+    gate_up,
+    out,
+    scales,
+    width,
+    gate_up_stride,
+    out_stride,
+    ACTIVATION: tl.constexpr,
+    CODE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program has a row, and reads it twice: once for its greatest value. The second time it
+    comes from the cache."""
+    row = tl.program_id(0).to(tl.int64)
+    greatest = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+        greatest = tl.maximum(greatest, tl.abs(values))
+    scale = tl.div_rn(tl.max(greatest, 0), LARGEST)
+    tl.store(scales + row, scale)
+    for start in tl.range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+        codes = to_codes(values, scale, CODE)
+        tl.store(out + row * out_stride + columns, codes, mask=columns < width)
+
+
+@triton.jit
+def _product(row, width, columns, ACTIVATION: tl.constexpr):
+    """activation(gate) * up of these columns of a row: float32, 0 beyond its end."""
+    exists = columns < width
+    gate = tl.load(row + columns, mask=exists, other=0.0).to(tl.float32)
+    up = tl.load(row + width + columns, mask=exists, other=0.0).to(tl.float32)
+    return activate(gate, ACTIVATION) * up

@@ -1,0 +1,59 @@
+"""What kernels do to single values, whatever else they do: activation functions, rounding to codes.
+
+All of it is in float32, and made of operations that the interpreter of Triton has as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from octavo.kernels.cuda.kv_codes import e4m3
+
+
+class CodeType(NamedTuple):
+    """Numbers of a byte: what kernels call them, and the largest, as which a row's greatest is
+    written."""
+
+    name: str
+    largest: float
+
+
+CODE_TYPES = {torch.int8: CodeType("int8", 127.0), torch.float8_e4m3fn: CodeType("e4m3", 448.0)}
+
+
+@triton.jit
+def activate(gate, ACTIVATION: tl.constexpr):
+    """``gate`` (float32) through "silu", "gelu_tanh" or "gelu_erf"."""
+    if ACTIVATION == "silu":
+        share = _sigmoid(gate)
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh x) / 2 is the sigmoid of 2 x.
+        share = _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        tl.static_assert(ACTIVATION == "gelu_erf")
+        share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return gate * share
+
+
+@triton.jit
+def to_codes(values, scale, TYPE: tl.constexpr):
+    """``values`` (float32) over ``scale``, rounded to the nearest "int8" or "e4m3", of two to the
+    even one: the bits, as uint8. A scale of 0 is that of nothing but zeros."""
+    scaled = tl.div_rn(values, tl.where(scale > 0.0, scale, 1.0))
+    if TYPE == "e4m3":
+        codes = e4m3(scaled)
+    else:
+        tl.static_assert(TYPE == "int8")
+        # In between, there are no fractions.
+        codes = ((scaled + 12582912.0) - 12582912.0).to(tl.int8).to(tl.uint8, bitcast=True)
+    return codes
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e^-x); below -80, where that is 0 for all purposes, what it is at -80."""
+    return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))

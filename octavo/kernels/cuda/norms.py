@@ -1,0 +1,129 @@
+"""RMS norms: with the residual connection before them, and codes for 8-bit products behind them.
+
+One program has a row, all of it in registers::
+
+    x [T, K] --(its own norm)--> + residual [T, K] --> norm --> out [T, K], or codes and scales [T]
+                                        `--> residual, in place
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
+
+MAX_WIDTH = 16384  # what the registers of a program hold
+
+
+class Norm(NamedTuple):
+    """An rmsnorm: its weight [K], to which Gemma's 1 has been added, and the epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+def rmsnorm(
+    x: Tensor,
+    norm: Norm,
+    out: Tensor,
+    *,
+    residual: Tensor | None = None,
+    norm_before_add: Norm | None = None,
+    scales: Tensor | None = None,
+) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight over rows, in float32, rounded once at the end.
+
+    Args:
+        x: [T, K], in any float type; rows may be farther apart than K.
+        out: [T, K]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
+        residual: [T, K]. It becomes residual + x, rounded to its own type, and that is normed.
+        norm_before_add: x is normed by it, and rounded to its own type, before it is added.
+        scales: float32 [T]. ``out`` times these is the norm: the greatest of a row has the
+            largest code. A row of zeros has scale 0.
+    """
+    num_rows, width = x.shape
+    assert width <= MAX_WIDTH and out.shape == x.shape, (x.shape, out.shape)
+    assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
+    assert norm_before_add is None or residual is not None
+    assert all(t is None or t.stride(1) == 1 for t in (x, out, residual))
+    if num_rows == 0:
+        return
+    before, code = norm_before_add or norm, CODE_TYPES.get(out.dtype)
+    _rmsnorm[(num_rows,)](
+        x,
+        x.stride(0),
+        residual,
+        0 if residual is None else residual.stride(0),
+        before.weight,
+        before.eps,
+        norm.weight,
+        norm.eps,
+        out if code is None else out.view(torch.uint8),
+        out.stride(0),
+        scales,
+        width,
+        NORM_BEFORE_ADD=norm_before_add is not None,
+        CODE=None if code is None else code.name,
+        LARGEST=None if code is None else code.largest,
+        **_block_of(width),
+    )
+
+
+def _block_of(width: int) -> dict[str, int]:
+    """The block of a row and its warps: 8 to 32 values a thread."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 32)}
+
+
+@triton.jit
+def _rmsnorm(
+    x,
+    x_stride,
+    residual,
+    residual_stride,
+    weight_before,
+    eps_before,
+    weight,
+    eps,
+    out,
+    out_stride,
+    scales,
+    width,
+    NORM_BEFORE_ADD: tl.constexpr,
+    CODE: tl.constexpr,  # None: floats
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    exists = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    if residual is not None:
+        if NORM_BEFORE_ADD:
+            values = _normed(values, weight_before, eps_before, width, columns, exists)
+            values = values.to(x.dtype.element_ty).to(tl.float32)
+        place = residual + row * residual_stride + columns
+        values += tl.load(place, mask=exists, other=0.0).to(tl.float32)
+        rounded = values.to(residual.dtype.element_ty)
+        tl.store(place, rounded, mask=exists)
+        values = rounded.to(tl.float32)
+    values = _normed(values, weight, eps, width, columns, exists)
+    place = out + row * out_stride + columns
+    if CODE is None:
+        tl.store(place, values.to(out.dtype.element_ty), mask=exists)
+    else:
+        scale = tl.div_rn(tl.max(tl.abs(values), 0), LARGEST)
+        tl.store(scales + row, scale)
+        tl.store(place, to_codes(values, scale, CODE), mask=exists)
+
+
+@triton.jit
+def _normed(values, weight, eps, width, columns, exists):
+    mean_square = tl.sum(values * values, 0) / width
+    factor = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)
+    return values * tl.rsqrt(mean_square + eps) * factor

@@ -1,0 +1,107 @@
+"""Products of few rows, whose inputs are split among programs so that all of the GPU has work.
+
+    program (tile, split)   the sums of one tile of outputs over one split of the inputs
+        '-- stored as a part; the last program of a tile to arrive adds up its parts
+
+Parts are added in the order of the splits, whoever comes last: a result has the same bits each
+time. How many splits there are depends on the shape of the weight and on the GPU, never on the
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Inputs that a program works on at a time, and runs of them for which a split is worth its sum.
+BLOCK_K = 128
+_MIN_STEPS = 4
+_PROGRAMS_PER_PROCESSOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is cut into programs: ``block_n`` outputs each, and ``splits`` runs of
+    ``split_k`` inputs, the last one perhaps shorter, which are worked on ``block_k`` at a time."""
+
+    num_tiles: int
+    block_n: int
+    block_k: int
+    splits: int
+    split_k: int
+    part_size: int  # numbers that a program leaves to the last one
+    num_warps: int = 4
+    num_stages: int = 4
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.num_tiles, self.splits
+
+
+def cut(n: int, k: int, num_processors: int, *, block_n: int, part_size: int) -> Tiling:
+    """The tiling for a weight of n outputs and k inputs: four programs for each multiprocessor,
+    as far as splits stay long enough to be worth it."""
+    num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, BLOCK_K)
+    wanted = _PROGRAMS_PER_PROCESSOR * num_processors // num_tiles
+    steps_each = triton.cdiv(steps, max(1, min(wanted, steps // _MIN_STEPS)))
+    splits = triton.cdiv(steps, steps_each)
+    return Tiling(num_tiles, block_n, BLOCK_K, splits, steps_each * BLOCK_K, part_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory for the parts of one product at a time: those of one stream can share it.
+
+    Each leaves the counters as it found them, at 0.
+    """
+
+    parts: Tensor  # float32
+    counters: Tensor  # int32
+
+    @classmethod
+    def for_all(cls, tilings: Iterable[Tiling], device: torch.device | str) -> Workspace:
+        """What is enough for any of these."""
+        split = [tiling for tiling in tilings if tiling.splits > 1]
+        num_parts = max((t.num_tiles * t.splits * t.part_size for t in split), default=0)
+        num_tiles = max((t.num_tiles for t in split), default=0)
+        return cls(
+            torch.empty(num_parts, dtype=torch.float32, device=device),
+            torch.zeros(num_tiles, dtype=torch.int32, device=device),
+        )
+
+    def check(self, tiling: Tiling) -> None:
+        if tiling.splits > 1:
+            assert self.parts.numel() >= tiling.num_tiles * tiling.splits * tiling.part_size
+            assert self.counters.numel() >= tiling.num_tiles
+
+
+@triton.jit
+def add_product(sums, x, weight):
+    """sums (float32) + x @ weight, of one type."""
+    return tl.dot(x, weight, sums, input_precision="ieee")
+
+
+@triton.jit
+def arrives_last(counter, NUM: tl.constexpr):
+    """Whether NUM - 1 programs were here before this one, which then sees all that they stored, and
+    has set the counter back to 0."""
+    tl.debug_barrier()  # all threads of this program have stored what they had to
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == NUM - 1
+    if is_last:
+        tl.store(counter, 0)
+    return is_last
+
+
+@triton.jit
+def sum_parts(places, stride, NUM: tl.constexpr):
+    """The numbers at ``places`` in the first part, and there in all others, each ``stride`` behind
+    the one before it, added up in this order."""
+    total = tl.load(places, cache_modifier=".cg")
+    for part in tl.static_range(1, NUM):
+        total += tl.load(places + part * stride, cache_modifier=".cg")
+    return total
