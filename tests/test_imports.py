@@ -107,6 +107,10 @@ def test_light_parts_stay_light(statement):
 # What computes with tensors. All else runs without torch, and imports these where it needs them.
 OF_TORCH = {
     "kernels/attention.py",
+    "kernels/cuda/attention.py",
+    "kernels/cuda/kv_codes.py",
+    "kernels/cuda/kv_copy.py",
+    "kernels/cuda/kv_write.py",
     "kernels/kv_stores.py",
     "kernels/reference.py",
     "layers/tensors.py",
@@ -193,6 +197,12 @@ def test_torch_is_imported_by_those_who_compute_with_it():
         if name not in OF_TORCH:
             assert not at_once & modules, name
             assert (name in WHERE_NEEDED) == bool(ever & {"torch", *modules}), name
+
+
+def test_triton_is_imported_by_kernels_alone():
+    for file in PACKAGE.rglob("*.py"):
+        if "triton" in top_modules(file.read_text()):
+            assert file.parent == PACKAGE / "kernels" / "cuda", file
 
 
 def test_the_text_part_needs_no_torch():
