@@ -208,6 +208,12 @@ def test_torch_is_imported_by_those_who_compute_with_it():
             assert (name in WHERE_NEEDED) == bool(ever & {"torch", *modules}), name
 
 
+def test_triton_is_imported_by_kernels_alone():
+    for file in PACKAGE.rglob("*.py"):
+        if "triton" in top_modules(file.read_text()):
+            assert file.parent == PACKAGE / "kernels" / "cuda", file
+
+
 def test_the_text_part_needs_no_torch():
     assert "torch" not in loaded_modules("import octavo.text.tokenizer, octavo.text.chat_template")
 

@@ -1,4 +1,4 @@
-"""Steps over a paged KV cache, made up for kernels: ragged, shuffled, and NaN wherever nothing is."""
+"""Steps over a paged KV cache, made up for kernels: ragged, shuffled, NaN wherever nothing is."""
 
 from __future__ import annotations
 

@@ -94,15 +94,15 @@ class Launch:
 
     def compiled(self, arch: int) -> Compiled:
         """As Triton would for these arguments: it knows which are one, or multiples of 16."""
-        constexprs = {p.name for p in self.kernel.params if p.is_constexpr}
         signature, constants, aligned = {}, {}, []
-        for name, value in self.arguments.items():
-            if name in constexprs or value is None or (isinstance(value, int) and value == 1):
-                signature[name] = "constexpr"
+        for parameter in self.kernel.params:
+            name, value = parameter.name, self.arguments[parameter.name]
+            number = value if isinstance(value, int) and not parameter.do_not_specialize else None
+            if parameter.is_constexpr or value is None or number == 1:
                 constants[name] = value
                 continue
             signature[name] = _type_of(value)
-            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            if isinstance(value, torch.Tensor) or (number is not None and number % 16 == 0):
                 aligned.append(name)
         return compiled(self.kernel, signature, constants, arch, aligned, **self.options)
 

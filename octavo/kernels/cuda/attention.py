@@ -87,21 +87,25 @@ class SplitScratch:
     counters: Tensor  # int32 [S, Hk]
 
 
-def prefill_tiles(head_dim: int, value_bytes: int, group: int, arch: int) -> Tiles:
-    """For :func:`paged_attention`.
+def prefill_tiles(
+    head_dim: int, value_bytes: int, group: int, arch: int, is_coded: bool = False
+) -> Tiles:
+    """For :func:`paged_attention`, the largest that spill no registers.
 
-    ``value_bytes`` are those of a number of q, ``group`` heads share a key head, and ``arch`` is the
-    compute capability times ten.
+    ``value_bytes`` are those of a number of q, ``group`` heads share a key head, ``arch`` is the
+    compute capability times ten; codes in the cache take registers to unpack.
     """
     row_bytes = triton.next_power_of_2(head_dim) * value_bytes
     if value_bytes > 2:  # no tensor cores
         tiles = Tiles(rows=16, keys=32 if row_bytes <= 512 else 16, num_warps=4, num_stages=2)
-    elif row_bytes > 256:
-        tiles = Tiles(rows=64, keys=32, num_warps=8 if arch < 90 else 4, num_stages=2)
-    elif arch < 90:
-        tiles = Tiles(rows=128, keys=32, num_warps=8, num_stages=3)
     else:
-        tiles = Tiles(rows=128, keys=64, num_warps=8, num_stages=3)
+        is_narrow, is_new = row_bytes <= 256, arch >= 90
+        tiles = Tiles(
+            rows=(128 if is_narrow else 64) >> (is_coded and not is_new),
+            keys=64 if is_narrow and is_new and not is_coded else 32,
+            num_warps=8,
+            num_stages=3 if is_narrow else 2,
+        )
     return replace(tiles, rows=max(tiles.rows, triton.next_power_of_2(group)))
 
 
@@ -167,7 +171,6 @@ def paged_attention(
     _attend_rows[(num_tiles, k_cache.num_heads)](
         **_arguments(q, k_cache, v_cache, tables, scoring, out, tiles, split_keys),
         num_seqs=num_seqs,
-        SEARCH_STEPS=num_seqs.bit_length(),
     )
 
 
@@ -202,6 +205,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """Those that both kernels have."""
     head_dim, num_kv_heads = q.shape[-1], k_cache.num_heads
+    group = q.shape[1] // num_kv_heads
+    assert group <= tiles.rows
     softcap = scoring.softcap
     keys, key_scales = pointers(k_cache)
     values, value_scales = pointers(v_cache)
@@ -221,7 +226,7 @@ def _arguments(
         "scale": scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap,
         "softcap": 0.0 if softcap is None else softcap * _LOG2_E,
         "num_kv_heads": num_kv_heads,
-        "GROUP": q.shape[1] // num_kv_heads,
+        "GROUP": group,
         "HEAD_DIM": head_dim,
         "WIDTH": triton.next_power_of_2(head_dim),
         "BLOCK_SIZE": k_cache.parts[0].shape[1],
@@ -239,7 +244,8 @@ def _arguments(
     }
 
 
-@triton.jit
+# Compiled once for all batches.
+@triton.jit(do_not_specialize=["table_width", "num_seqs"])
 def _attend_rows(
     q,
     keys,
@@ -268,12 +274,11 @@ def _attend_rows(
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
 ):
     """A program for each tile of rows and key head."""
     TOKENS: tl.constexpr = ROWS // GROUP
     tile, head = tl.program_id(0), tl.program_id(1)
-    seq = _sequence_of(tile, query_start, num_seqs, TOKENS, SEARCH_STEPS)
+    seq = _sequence_of(tile, query_start, num_seqs, TOKENS)
     start = tl.load(query_start + seq)
     count = tl.load(query_start + seq + 1) - start
     length = tl.load(seq_lens + seq)
@@ -305,7 +310,7 @@ def _attend_rows(
     _store_rows(out, place, is_row, total, norm, top, sinks, head, GROUP, HEAD_DIM, WIDTH, ROWS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _attend_splits(
     q,
     keys,
@@ -494,19 +499,17 @@ def _saved(state, WIDTH: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _sequence_of(
-    tile, query_start, num_seqs, TOKENS: tl.constexpr, SEARCH_STEPS: tl.constexpr
-):
+def _sequence_of(tile, query_start, num_seqs, TOKENS: tl.constexpr):
     """The last sequence whose tiles of rows begin at ``tile`` or before, by bisection.
 
     Those of sequence s begin at tile query_start[s] // TOKENS + s: tiles may be left over between
     sequences, and are none of the next one.
     """
-    low, high = 0, num_seqs
-    for _ in tl.static_range(SEARCH_STEPS):
+    low = tile * 0
+    high = low + num_seqs
+    while high - low > 1:
         middle = (low + high) // 2
-        begin = tl.load(query_start + middle) // TOKENS + middle
-        is_after = (begin > tile) | (middle >= num_seqs)
+        is_after = tl.load(query_start + middle) // TOKENS + middle > tile
         high = tl.where(is_after, middle, high)
         low = tl.where(is_after, low, middle)
     return low

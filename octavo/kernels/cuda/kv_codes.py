@@ -14,7 +14,7 @@ from octavo.kernels.kv_stores import Floats, Fp8, Int8, KVStore, Rotated
 
 
 def kind_of(store: KVStore) -> str:
-    """"float", "int8" or "fp8", as kernels are told."""
+    """ "float", "int8" or "fp8", as kernels are told."""
     codec = store.codec.codec if isinstance(store.codec, Rotated) else store.codec
     for kind, type_ in {"float": Floats, "int8": Int8, "fp8": Fp8}.items():
         if isinstance(codec, type_):

@@ -111,7 +111,7 @@ def _write(
     VALUE_KIND: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """A program for each token and tile of heads: those of queries first, then keys, then values."""
+    """A program for each token and tile of heads: of queries first, then keys, then values."""
     Q_TILES: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_TILES: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -141,9 +141,7 @@ def _write(
         return
     head = (tile - Q_TILES - KV_TILES) * HEADS + tl.arange(0, HEADS)
     dim = tl.arange(0, WIDTH)
-    x = _vectors(
-        source + (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM, head, dim, NUM_KV_HEADS, HEAD_DIM
-    )
+    x = _vectors(source + (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM, head, dim, NUM_KV_HEADS, HEAD_DIM)
     _store(
         values, value_scales, slot, head, NUM_KV_HEADS, x, ROTATED_VALUES, VALUE_KIND,
         HEAD_DIM, WIDTH,

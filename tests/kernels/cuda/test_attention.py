@@ -29,9 +29,7 @@ def tables_of(step: PagedStep) -> StepTables:
 
 def by_rows(step: PagedStep, scoring: Scoring, tiles=TILES, split_keys=0):
     out = torch.full_like(step.q, torch.nan)
-    paged_attention(
-        step.turned_q, *step.caches, tables_of(step), scoring, out, tiles, split_keys
-    )
+    paged_attention(step.turned_q, *step.caches, tables_of(step), scoring, out, tiles, split_keys)
     return out
 
 
@@ -105,9 +103,7 @@ def test_blocks_of_other_sizes(device, block_size):
 
 
 @pytest.mark.parametrize("run", [by_rows, by_splits])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_floats_of_16_bits(device, run, dtype, tolerance):
     shape = Shape(kv=dtype, dtype=getattr(torch, dtype))
     step = paged_step(DECODES, shape, device)
@@ -143,12 +139,12 @@ def test_padding_is_neither_read_nor_written(device, run):
     step = paged_step(DECODES, Shape(), device, table_width=20)
     expected = run(step, Scoring(0.1))
     nowhere = torch.full_like(step.block_tables[:2], 1 << 30)
-    zeros = torch.zeros_like(step.seq_lens[:2])
+    zeros, end = torch.zeros_like(step.seq_lens[:2]), step.query_start[-1:]
     padded = PagedStep(
         torch.cat([step.q, step.q[:2]]),
         step.caches,
         torch.cat([step.block_tables, nowhere]),
-        torch.cat([step.query_start, torch.stack([step.query_start[-1], step.query_start[-1] + 1])]),
+        torch.cat([step.query_start, end, end + 1]),
         torch.cat([step.seq_lens, zeros]),
     )
     got = run(padded, Scoring(0.1))

@@ -12,6 +12,7 @@ from octavo.kernels import reference
 from octavo.kernels.cuda.kv_write import HeadNorms, Rope, write_kv
 from octavo.kernels.kv_stores import CODECS, KVStore, Rotated, rotate
 
+
 def empty_stores(kv, num_kv_heads, head_dim, device):
     """Of 96 slots; what is in them is no code of zero."""
     return tuple(
@@ -87,7 +88,7 @@ def test_floats_are_rounded_where_the_reference_rounds_them(device, kv):
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 112, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 256])
 def test_codes_are_the_same_to_the_bit(device, kv, head_dim):
     check(device, kv, torch.float16, head_dim=head_dim, rope=Rope(table(16, device)))
 
