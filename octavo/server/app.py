@@ -17,7 +17,7 @@ from starlette.responses import Response
 from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server.api.llama_server import routes as llama_server
-from octavo.server.api.octavo import generate, metrics, operation, tokenization
+from octavo.server.api.octavo import generate, metrics, operation, steps, tokenization
 from octavo.server.api.openai import chat_completions, completions, models
 from octavo.server.api.service import Service
 from octavo.server.api.tgi import routes as tgi
@@ -40,6 +40,7 @@ _ROOMS = (
     llama_server,
     tokenization,
     metrics,
+    steps,
     page,
 )
 
@@ -89,7 +90,7 @@ def create_server_app(service: Service, tenants: Tenants) -> App:
         # Limits and overload are checked before a body is read: wherever a POST brings one.
         costly_paths=frozenset(post_routes(routers)),
     )
-    measured: Any = MeasuredApp(gate, service.metrics, described_paths(routers) | {"/"})
+    measured: Any = MeasuredApp(gate, service.metrics, described_paths(routers) | {"/", steps.PATH})
     return Aliases(measured)
 
 

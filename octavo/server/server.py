@@ -41,6 +41,7 @@ from octavo.server.watch.logs import RequestLog
 from octavo.server.watch.metrics import Metrics
 from octavo.server.watch.observers import Observers
 from octavo.server.watch.status import StatusLine
+from octavo.server.watch.step_stream import StepStream
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -74,10 +75,11 @@ class OctavoServer:
         self._model_argument = None if given else args.model
         self._metrics = Metrics(self._names[0])
         self._status = StatusLine(settings.status_interval)
+        self._steps = StepStream()
         self._tenants = Tenants(settings)
         self._tokenizer: Tokenizer | None = None
         request_log = RequestLog(self._decode if settings.log_prompts else None)
-        self._observers = Observers(self._metrics, self._status, request_log)
+        self._observers = Observers(self._metrics, self._status, self._steps, request_log)
         limits = QueueLimits(
             args.max_queued_requests, args.max_queued_tokens or DEFAULT_LIMITS.max_tokens
         )
@@ -188,6 +190,7 @@ class OctavoServer:
             self._names,
             int(time.time()),
             self._observers,
+            self._steps,
             model_argument=self._model_argument,
         )
         return create_server_app(service, self._tenants)
@@ -259,10 +262,15 @@ class OctavoServer:
                 await asyncio.wait_for(self._hurry.wait(), 0.02)
                 break
         await self.engine.stop()
+        self._steps.end()
         last = time.monotonic() + _LAST_WORDS_SECONDS
-        while self._tenants.num_running and time.monotonic() < last:
+        while self._has_listeners and time.monotonic() < last:
             await asyncio.sleep(0.01)
         self._stopped.set()
+
+    @property
+    def _has_listeners(self) -> bool:
+        return bool(self._tenants.num_running or self._steps.num_viewers)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -190,7 +190,7 @@ def test_seeds(seed, make_engine, make_request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("least", [300_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least", [150_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_many_steps(make_engine, make_request, least):
     """At least so many steps; the rate is printed with ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0

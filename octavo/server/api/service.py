@@ -10,6 +10,7 @@ from octavo.server.http.errors import model_not_found
 from octavo.server.http.gate import Lifecycle
 from octavo.server.settings import ServerSettings
 from octavo.server.watch.metrics import Metrics
+from octavo.server.watch.step_stream import StepStream
 
 ANY_NAME = "*"  # among the served model's names: clients may call it what they like
 
@@ -26,6 +27,7 @@ class Service:
     model_names: tuple[str, ...]  # what clients may call it; answers say the first
     created: int  # Unix time of the server's start
     observer: Observer = field(default_factory=Observer)
+    steps: StepStream = field(default_factory=StepStream)
     model_argument: str | None = None  # of the command line: may be asked for, and is never shown
 
     def check_model(self, name: str | None) -> None:
