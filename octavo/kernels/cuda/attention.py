@@ -36,6 +36,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.kv_codes import code_values, kind_of, pointers
+from octavo.kernels.cuda.ops import Scoring, StepTables
 from octavo.kernels.kv_stores import KVStore
 
 _LOG2_E = math.log2(math.e)
@@ -49,29 +50,6 @@ class Tiles:
     keys: int
     num_warps: int
     num_stages: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepTables:
-    """Where the tokens of a step are, on the device, in tensors of the captured size.
-
-    Sequence s has the rows query_start[s] to query_start[s + 1] of the step, which are the last of
-    its seq_lens[s] slots. One that only fills up the batch has length 0.
-    """
-
-    block_tables: Tensor  # int32 [S, longest table]
-    query_start: Tensor  # int32 [S + 1]
-    seq_lens: Tensor  # int32 [S]
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """As :func:`octavo.kernels.attention.paged_attention` has them."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [H]
 
 
 @dataclass(frozen=True, slots=True)

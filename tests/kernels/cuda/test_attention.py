@@ -12,13 +12,12 @@ import torch
 from paged_steps import PagedStep, Shape, paged_step
 
 from octavo.kernels.cuda.attention import (
-    Scoring,
-    StepTables,
     Tiles,
     decode_attention,
     paged_attention,
     split_scratch,
 )
+from octavo.kernels.cuda.ops import Scoring, StepTables
 
 TILES = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
 
