@@ -109,6 +109,8 @@ OF_TORCH = {
     "kernels/attention.py",
     "kernels/cuda/activations.py",
     "kernels/cuda/attention.py",
+    "kernels/cuda/attention_plan.py",
+    "kernels/cuda/buffers.py",
     "kernels/cuda/elementwise.py",
     "kernels/cuda/gemv.py",
     "kernels/cuda/kv_codes.py",

@@ -16,21 +16,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from octavo.kernels.cuda.attention_plan import Scoring, StepTables
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.kv_stores import KVStore
-
-
-@dataclass(frozen=True, slots=True)
-class StepTables:
-    """Where the tokens of a step are, on the device, in tensors of the captured size.
-
-    Sequence s has the rows query_start[s] to query_start[s + 1] of the step, which are the last of
-    its seq_lens[s] slots. One that only fills up the batch has length 0.
-    """
-
-    block_tables: Tensor  # int32 [S, longest table]
-    query_start: Tensor  # int32 [S + 1]
-    seq_lens: Tensor  # int32 [S]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +34,6 @@ class StepTensors:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """As :func:`octavo.kernels.attention.paged_attention` has them."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [H]
 
 
 @dataclass(frozen=True, slots=True)

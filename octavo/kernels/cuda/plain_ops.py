@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention, reference
-from octavo.kernels.cuda.ops import Attend, HeadNorms, Rope, Scoring, StepTensors
+from octavo.kernels.cuda.attention_plan import Scoring
+from octavo.kernels.cuda.ops import Attend, HeadNorms, Rope, StepTensors
 from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
 from octavo.kernels.kv_stores import KVStore
 

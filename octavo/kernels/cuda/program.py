@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import fusion
+from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
-from octavo.kernels.cuda.ops import Attend, FusedOps, HeadNorms, Rope, Scoring, StepTensors
+from octavo.kernels.cuda.ops import Attend, FusedOps, HeadNorms, Rope, StepTensors
 from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase

@@ -11,6 +11,8 @@ from paged_steps import Shape, paged_step
 from triton_tools import SHARED_LIMIT, Compiled, launches
 
 from octavo.kernels.cuda.attention import (
+    Scoring,
+    StepTables,
     decode_attention,
     decode_tiles,
     paged_attention,
@@ -18,8 +20,7 @@ from octavo.kernels.cuda.attention import (
     split_scratch,
 )
 from octavo.kernels.cuda.kv_copy import copy_blocks
-from octavo.kernels.cuda.kv_write import write_kv
-from octavo.kernels.cuda.ops import HeadNorms, Rope, Scoring, StepTables
+from octavo.kernels.cuda.kv_write import HeadNorms, Rope, write_kv
 
 CPU = torch.device("cpu")
 # Two registers that are put aside once are none that a loop waits for.

@@ -9,8 +9,7 @@ pytest.importorskip("triton")
 import torch
 
 from octavo.kernels import reference
-from octavo.kernels.cuda.kv_write import write_kv
-from octavo.kernels.cuda.ops import HeadNorms, Rope
+from octavo.kernels.cuda.kv_write import HeadNorms, Rope, write_kv
 from octavo.kernels.kv_stores import CODECS, KVStore, Rotated, rotate
 
 
