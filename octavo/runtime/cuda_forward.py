@@ -120,7 +120,7 @@ class CudaForward:
         self._num_tokens = 0  # of the last step
         self.graphs: DecodeGraphs | None = None
         if captures and stream.captures:
-            self.graphs = DecodeGraphs(stream, seats, self._decode, self._stage_nothing)
+            self.graphs = DecodeGraphs(stream, min(seats, tokens), self._decode, self._stage_nothing)
 
     def _make_lane(self) -> _Lane:
         def like(tensor: Tensor) -> Tensor:
@@ -327,7 +327,7 @@ class CudaForward:
         damaged = lane.damaged[: step.starts[-1]].numpy().nonzero()[0].tolist()
         rows = Rows(step.starts, damaged)
         token_ids, status = lane.sampled.answers[:, :count].tolist()
-        judged = JudgedRows(lane.sampled.judged.numpy())
+        judged = JudgedRows(lane.sampled.judged.numpy(), self.program.vocab_size)
         sampling.give(
             rows,
             token_ids,
