@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.kernels.cpu import abi, fusion
+from octavo.kernels import fusion
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import round_activations
-from octavo.kernels.cpu.fusion import Matrix
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, Ops, create_ops
+from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import activate
-from octavo.kernels.cuda.norms import Norm
+from octavo.kernels.cuda.products import Norm
 from octavo.kernels.cuda.splits import (
     Tiling,
     Workspace,

@@ -8,23 +8,15 @@ One program has a row, all of it in registers::
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
+from octavo.kernels.cuda.products import Norm
 
 MAX_WIDTH = 16384  # what the registers of a program hold
-
-
-class Norm(NamedTuple):
-    """An rmsnorm: its weight [K], to which Gemma's 1 has been added, and the epsilon."""
-
-    weight: Tensor
-    eps: float
 
 
 def rmsnorm(

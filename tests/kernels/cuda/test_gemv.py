@@ -13,7 +13,7 @@ from triton_tools import ARCHS, launches
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.gemv import MAX_ROWS, gemv, gemv_tiling
-from octavo.kernels.cuda.norms import Norm
+from octavo.kernels.cuda.products import Norm
 from octavo.kernels.cuda.splits import Workspace
 
 # Relative errors.

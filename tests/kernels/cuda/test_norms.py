@@ -14,7 +14,8 @@ from triton_tools import ARCHS, launches
 from octavo.kernels import reference
 from octavo.kernels.cuda.activations import activation_mul
 from octavo.kernels.cuda.elementwise import to_codes
-from octavo.kernels.cuda.norms import MAX_WIDTH, Norm, rmsnorm
+from octavo.kernels.cuda.norms import MAX_WIDTH, rmsnorm
+from octavo.kernels.cuda.products import Norm
 
 # Relative errors. The interpreter cuts bfloat16 off.
 FLOATS = [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 2e-2)]
