@@ -126,6 +126,7 @@ OF_TORCH = {
     "kernels/reference.py",
     "layers/tensors.py",
     "quantization/gguf_blocks.py",
+    "quantization/upload.py",
     "quantization/gguf_fields.py",
     "quantization/gguf_formats.py",
     "quantization/gguf_quantize.py",

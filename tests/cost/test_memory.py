@@ -246,7 +246,7 @@ def test_a_tiny_model_is_as_it_was_planned(tiny_model, kv):
 
 
 def test_on_a_gpu_all_lines_of_the_ledger_are_kept_back():
-    plan = on(RTX4090, "llama-3.1-8b", "w4", engine="octavo")
+    plan = on(RTX4090, "llama-3.1-8b", engine="octavo")
     assert plan.kept_back_bytes == pytest.approx(
         plan.activations.value + plan.non_torch_bytes + plan.graphs_bytes, abs=2
     )
