@@ -1,7 +1,7 @@
 """Matrices on the device, ready to be multiplied with.
 
-    weight = pack([q, k, v], device, dtype)         one matrix: the rows of q, k and v
-    weight.linear(x, out, products, norm=norm)      see products.py
+weight = pack([q, k, v], device, dtype)         one matrix: the rows of q, k and v
+weight.linear(x, out, products, norm=norm)      see products.py
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class DenseWeight(DeviceWeight):
         return self.values.to(dtype)
 
 
-def pack(
-    weights: Sequence[Weight], device: torch.device | str, dtype: torch.dtype
-) -> DeviceWeight:
+def pack(weights: Sequence[Weight], device: torch.device | str, dtype: torch.dtype) -> DeviceWeight:
     """Weights of one K as one matrix on the device, the rows of the first one first.
 
     Those that are not quantized, and those that no kernel reads as they are, become ``dtype``.
