@@ -36,7 +36,8 @@ ALLOWED = {
         *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
-    "runtime.capacity": {"core", "kernels", "models"},
+    "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
+    "runtime.memory_ledger": set(),
     "executor": {"core", "runtime"},
     "config": {"core", "runtime.capacity", "speculation.config"},
     "speculation.config": {"core"},
@@ -60,7 +61,7 @@ ALLOWED = {
     # What octavo's own engine would take is asked of its own arithmetic, where it is asked for.
     "cost": {
         *("config", "core", "fields", "hub", "kernels", "machine", "model_files", "models"),
-        *("quantization", "runtime.capacity"),
+        *("quantization", "runtime.capacity", "runtime.memory_ledger"),
     },
     "measure": set(),
     "workload": {"measure"},
@@ -131,6 +132,7 @@ OF_TORCH = {
     "kernels/reference.py",
     "layers/tensors.py",
     "quantization/gguf_blocks.py",
+    "quantization/upload.py",
     "quantization/gguf_fields.py",
     "quantization/gguf_formats.py",
     "quantization/gguf_quantize.py",

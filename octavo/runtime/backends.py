@@ -24,6 +24,7 @@ from octavo.kernels.fusion import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
+from octavo.runtime.memory_ledger import Line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.op_program import NativeModel, plan_step
@@ -48,6 +49,11 @@ class Backend(Protocol):
     @property
     def pool(self) -> Pool | None:
         """Its threads, if they are our own."""
+        ...
+
+    def planned_memory(self) -> Sequence[Line]:
+        """What it will allocate on a GPU beside weights, keys and values, for steps of the size
+        that its ``RankSpec`` names."""
         ...
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
@@ -130,6 +136,9 @@ class NativeBackend:
     def shared(self) -> tuple[NativeModel, Library, Pool]:
         """The model, and what runs it, for heads that go on from its hidden states."""
         return self._model, self._library, self.pool
+
+    def planned_memory(self) -> Sequence[Line]:
+        return ()  # it has no GPU
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config

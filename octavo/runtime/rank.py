@@ -24,6 +24,7 @@ from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
+from octavo.runtime.memory_ledger import MemoryLedger, open_ledger
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
@@ -87,30 +88,49 @@ class Rank:
 
     @property
     def capacity(self) -> Capacity:
-        """What fits beside the weights, now that they are loaded."""
+        """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
+        ledger = self._open_ledger()
         return capacity_of(
             self.spec,
             self.model_config,
             is_native=self.kernels == "native",
-            kv_memory_bytes=self._free_for_kv(),
+            kv_memory_bytes=(
+                cpu_kv_bytes(machine.memory().available) if ledger is None else ledger.kv_bytes
+            ),
+            ledger=ledger,
         )
 
-    def _free_for_kv(self) -> int:
+    def _open_ledger(self) -> MemoryLedger | None:
+        """Where the memory of a GPU goes, before the start; of a CPU's nothing is kept back."""
         if self.spec.device == "cpu":
-            return cpu_kv_bytes(machine.memory().available)
+            return None
         from octavo.runtime.torch_backend import device_memory
 
-        free, total = device_memory(self.spec.device)
-        return int(free - (1 - self.spec.memory_utilization) * total)
+        return open_ledger(
+            device_memory(self.spec.device),
+            self.spec.memory_utilization,
+            self.weights_bytes,
+            self.backend.planned_memory(),
+        )
 
     def start(self, limits: RankLimits, acceptance: Acceptance | None = None) -> None:
         """Make the KV pool and room for steps; batches may come, up to these limits. Once.
 
         ``acceptance``: which drafted tokens are right; by default, those that are sampled.
+
+        ConfigError if a GPU's memory does not suffice.
         """
         assert self._backend is not None, "a rank is started once"
+        if self.spec.device != "cpu":
+            self._check_pool(limits.num_blocks)
         self.runner = Runner(self._backend.create_forward(limits, sorted(self._depths)), acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
+
+    def _check_pool(self, num_blocks: int) -> None:
+        capacity = self.capacity
+        assert capacity.ledger is not None
+        num_tokens = num_blocks * self.spec.block_size
+        capacity.ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
 
     @property
     def forward(self) -> Forward:

@@ -52,32 +52,55 @@ class TorchProbe(RunnerProbe):
         ]
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
-        size = 512 if self._device.type == "cpu" else 8192
-        factors = torch.ones(size, size, device=self._device, dtype=self._dtype)
-
-        def run(rounds: int) -> float:
-            with torch.inference_mode():
-                for _ in range(rounds):
-                    torch.mm(factors, factors)
-            self._finish()
-            return 2.0 * size**3 * rounds
-
-        run(1)  # the first one loads what it runs
-        return run
+        return products(self._device, self._dtype)
 
     def reads(self) -> Callable[[], float]:
-        num_bytes = READ_BYTES * (1 if self._device.type == "cpu" else 8)
-        memory = torch.ones(num_bytes, dtype=torch.uint8, device=self._device)
+        return reads(self._device)
 
-        def run() -> float:
-            half = memory.numel() // 2
-            memory[:half].copy_(memory[half:])
-            self._finish()
-            return float(memory.numel())  # half of it read, half of it written
 
-        run()
-        return run
+def products(device: torch.device, dtype: torch.dtype) -> Callable[[int], float]:
+    """``run(rounds)`` multiplies square matrices of a type as fast libraries do, and returns the
+    operations. RuntimeError where a device has no such products, as FP8 before compute 8.9."""
+    size = 512 if device.type == "cpu" else 8192
+    multiply = _product(torch.ones(size, size, device=device).to(dtype))
 
-    def _finish(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def run(rounds: int) -> float:
+        with torch.inference_mode():
+            for _ in range(rounds):
+                multiply()
+        _finish(device)
+        return 2.0 * size**3 * rounds
+
+    run(1)  # the first one loads what it runs
+    return run
+
+
+def reads(device: torch.device) -> Callable[[], float]:
+    """``run()`` copies more memory than any cache holds, and returns the bytes: those that were
+    read, and as many written."""
+    num_bytes = READ_BYTES * (1 if device.type == "cpu" else 8)
+    memory = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+
+    def run() -> float:
+        half = memory.numel() // 2
+        memory[:half].copy_(memory[half:])
+        _finish(device)
+        return float(memory.numel())
+
+    run()
+    return run
+
+
+def _product(factors: torch.Tensor) -> Callable[[], torch.Tensor]:
+    transposed = factors.t()  # as weights [N, K] are, and as these libraries want 8 bits to be
+    if factors.dtype == torch.int8:
+        return lambda: torch._int_mm(factors, transposed)
+    if factors.dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=factors.device)
+        return lambda: torch._scaled_mm(factors, transposed, one, one, out_dtype=torch.bfloat16)
+    return lambda: torch.mm(factors, transposed)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
