@@ -52,6 +52,11 @@ _CAPTURED = Asked(cuts=True)
 _NUM_LANES = 2  # steps in flight
 
 
+def num_logits_rows(limits: RankLimits) -> int:
+    """Rows of which logits are made at once. Those of more, of drafts, come in several parts."""
+    return max(limits.max_num_seqs, LOGITS_ROWS)
+
+
 class StepProgram(Protocol):
     """A model's step on static buffers; see ``kernels/cuda/program.py``."""
 
@@ -111,7 +116,7 @@ class CudaForward:
             stream.device, seats, limits.max_model_len, tokens, kv_cache.block_size
         )
         self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
-        rows = max(seats, LOGITS_ROWS)  # those of more, in drafts, are made one part after another
+        rows = num_logits_rows(limits)
         self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
         self._records = torch.zeros(rows, RECORD_WORDS, dtype=torch.int32)
         self._arrays = SamplingArrays(self._records, program.vocab_size)

@@ -13,8 +13,8 @@ the token that it goes on from, which it then calls -1 - seat::
 A record says how a row becomes a token (``kernels/cuda/sampling.py``).
 
 Sections lie where the shape of a step says, so that work that was captured for a shape finds them
-there. A shape may be larger than its batch: what is too much belongs to a seat that nobody has,
-writes nothing (slot -1) and reads nothing (length 0).
+there. A shape may be larger than its batch: tokens that are too many write nothing (slot -1), and
+sequences have none (length 0) and the seat that nobody has.
 """
 
 from __future__ import annotations
@@ -136,14 +136,13 @@ class DeviceInputs:
         lists = _Lists.of(batch, self.seats, self._block_size)
         num_tokens, num_seqs = len(lists.token_ids), len(lists.seats)
         shape = padded or StepShape(num_tokens, num_seqs, len(rows), lists.max_query)
-        ends = [*lists.starts, *range(num_tokens + 1, num_tokens + 1 + shape.num_seqs - num_seqs)]
         nobody, changes = self.seats.nobody, self.seats.take_changes()
         written: list[int] = []
         for values, length, filler in (
             (lists.token_ids, shape.num_tokens, 0),
             (lists.positions, shape.num_tokens, 0),
             (lists.slots, shape.num_tokens, -1),
-            (ends, shape.num_seqs + 1, 0),
+            (lists.starts, shape.num_seqs + 1, num_tokens),
             (lists.lengths, shape.num_seqs, 0),
             (lists.seats, shape.num_seqs, nobody),
             (rows, shape.num_rows, 0),
