@@ -81,9 +81,7 @@ class FusedBackend:
         try:
             kept = self._plan.streams(depths)
         except CannotFuse as error:
-            raise ConfigError(
-                f"hidden states of {self._model_config.name}: {error}"
-            ) from error
+            raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
         kv_cache = self._create_kv_cache(limits)
         ops, sampler, stream = _on(self._device)
         program = FusedProgram(
