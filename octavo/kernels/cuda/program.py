@@ -238,12 +238,10 @@ class FusedProgram:
     def _bias(self, segments: Sequence[fusion.Segment]) -> Tensor | None:
         if all(segment.bias is None for segment in segments):
             return None
-        nothing = np.float32(0)
         parts = [
-            np.broadcast_to(nothing if s.bias is None else s.bias, s.weight.shape[:1])
-            for s in segments
+            np.zeros(s.weight.shape[0], np.float32) if s.bias is None else s.bias for s in segments
         ]
-        return self._constants.vector(np.concatenate(parts))
+        return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
 
     def _view_between(self, width: int) -> Tensor:
         return self._between[: self._max_tokens * width].view(self._max_tokens, width)
