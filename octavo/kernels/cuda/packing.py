@@ -347,7 +347,7 @@ def _of_integers(weight: CodedWeight, upload: Upload) -> _Source | None:
 
 
 def _bits_of(integers: Integers) -> int:
-    """Of codes that are multiplied with scales as they are: those of FP4 stand for 0 to 12 halves."""
+    """Of what is multiplied with scales: codes of FP4 stand for 0 to 12 halves and their sign."""
     return 8 if integers.format == abi.OCT_W4F else INTEGER_FORMATS[integers.format].bits
 
 
