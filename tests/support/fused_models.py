@@ -16,6 +16,7 @@ from weights import stored
 
 from octavo.kernels.cuda.attention_plan import StepTables
 from octavo.kernels.cuda.ops import FusedOps, StepTensors
+from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.weights import DeviceWeight
@@ -32,7 +33,7 @@ from octavo.runtime.eager_forward import EagerContext
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.op_program import plan_step
 
-VOCAB, HEAD_DIM, MAX_LEN, BLOCK_SIZE, NUM_BLOCKS = 61, 16, 96, 16, 40
+VOCAB, HEAD_DIM, MAX_LEN, MAX_ROWS, BLOCK_SIZE, NUM_BLOCKS = 61, 16, 96, 32, 16, 40
 
 LLAMA = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -112,7 +113,7 @@ def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -
 def fused_program(
     config: ModelConfig,
     model: Any,
-    ops: FusedOps,
+    ops_of: Callable[..., FusedOps] = lambda *arguments: PlainOps(),
     dtype: torch.dtype = torch.float32,
     kv: str = "float32",
     device: str = "cpu",
@@ -120,19 +121,13 @@ def fused_program(
     depths: Sequence[int] = (),
     change: Callable[[Sequence[Phase]], Sequence[Phase]] = lambda phases: phases,
 ) -> FusedProgram:
+    """``ops_of`` makes the ops of most of the arguments of a program."""
     plan, _ = plan_step(model)
-    return FusedProgram(
-        change(plan.phases),
-        ops,
-        PackedOnce(device, dtype),
-        kv_cache_of(config, kv, device),
-        dtype,
-        torch.device(device),
-        max_tokens,
-        max_rows=32,
-        max_positions=MAX_LEN,
-        kept=plan.streams(depths).values(),
-    )
+    phases, weight_of = change(plan.phases), PackedOnce(device, dtype)
+    most = kv_cache_of(config, kv, device), dtype, torch.device(device), max_tokens, MAX_ROWS
+    ops = ops_of(phases, weight_of, *most)
+    kept = plan.streams(depths).values()
+    return FusedProgram(phases, ops, weight_of, *most, max_positions=MAX_LEN, kept=kept)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
 from torch import Tensor
 
+from octavo.kernels import fusion
 from octavo.kernels.cuda import rows as row_kernels
+from octavo.kernels.cuda import ways
 from octavo.kernels.cuda.activations import activation_mul_apart
 from octavo.kernels.cuda.attention import GpuAttention
-from octavo.kernels.cuda.attention_plan import Scoring
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.ops import Attend, HeadNorms, Rope, StepTensors
+from octavo.kernels.cuda.ops import Attend, HeadNorms, LayerStores, Rope, StepTensors
 from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.fusion import Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
 
 
@@ -65,3 +73,52 @@ class TritonOps:
 
     def softcap(self, logits: Tensor, cap: float) -> None:
         row_kernels.softcap(logits, cap)
+
+
+def create_triton_ops(
+    phases: Sequence[Phase],
+    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    kv_cache: LayerStores,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_tokens: int,
+    max_rows: int,
+    attention: AttentionLimits,
+    gpu: Gpu,
+    is_invariant: bool = False,
+) -> TritonOps:
+    """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
+
+    Args:
+        attention: of steps in which sequences have few tokens.
+        is_invariant: what a token becomes has the same bits whatever other tokens there are.
+    """
+    uses = _uses(phases, weight_of, max_tokens, max_rows)
+    multiplies = ways.Gpu(gpu.arch, gpu.num_processors)
+    products = TritonProducts(uses, multiplies, dtype, device, invariant=is_invariant)
+    kinds = _head_shapes(phases, kv_cache, dtype)
+    return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
+
+
+def _uses(
+    phases: Sequence[Phase],
+    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    max_tokens: int,
+    max_rows: int,
+) -> Iterator[Use]:
+    for phase in phases:
+        if isinstance(phase, fusion.Linear):
+            weight = weight_of([segment.weight for segment in phase.segments])
+            yield Use(weight, max_tokens, gated=phase.activation is not None)
+        elif isinstance(phase, fusion.Head):
+            yield Use(weight_of([phase.weight]), max_rows)
+
+
+def _head_shapes(
+    phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
+) -> set[HeadShape]:
+    return {
+        HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *kv_cache.layer(phase.layer))
+        for phase in phases
+        if isinstance(phase, fusion.Attention)
+    }

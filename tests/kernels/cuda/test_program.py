@@ -14,6 +14,7 @@ from fused_models import (
     GEMMA,
     LLAMA,
     MAX_LEN,
+    MAX_ROWS,
     EagerTwin,
     fused_program,
     random_model,
@@ -24,7 +25,6 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.fusion import Attention, CannotFuse, fuse
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.layers.taps import with_taps
@@ -43,7 +43,7 @@ STEPS = [
 def logits_of(program, count):
     """Of the first rows, as many at a time as the program gives."""
     parts = []
-    for rows in torch.arange(count, dtype=torch.int32).split(32):
+    for rows in torch.arange(count, dtype=torch.int32).split(MAX_ROWS):
         parts.append(torch.full((len(rows), program.vocab_size), torch.nan))
         program.logits(rows, parts[-1])
     return torch.cat(parts)
@@ -66,7 +66,7 @@ def assert_same_answers(program, twin, steps, model=None):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_says_what_the_model_says_op_by_op(name):
     config, model = CONFIGS[name], random_model(CONFIGS[name])
-    program = fused_program(config, model, PlainOps())
+    program = fused_program(config, model)
     assert_same_answers(program, EagerTwin(config, model), STEPS)
 
 
@@ -75,7 +75,7 @@ def test_it_says_what_the_model_says_op_by_op(name):
 def test_any_ragged_steps(data):
     config = data.draw(st.sampled_from([LLAMA, GEMMA]))
     model, lengths = random_model(config), [0] * 5
-    twin, program = EagerTwin(config, model), fused_program(config, model, PlainOps())
+    twin, program = EagerTwin(config, model), fused_program(config, model)
     for _ in range(data.draw(st.integers(1, 4))):
         items, room = [], 64
         for number in data.draw(st.permutations(range(5))):
@@ -91,7 +91,7 @@ def test_any_ragged_steps(data):
 @pytest.mark.parametrize("kv", ["int8", "fp8", "bfloat16"])
 def test_keys_and_values_in_fewer_bits(kv):
     model = random_model(LLAMA)
-    program = fused_program(LLAMA, model, PlainOps(), kv=kv)
+    program = fused_program(LLAMA, model, kv=kv)
     twin = EagerTwin(LLAMA, model, kv)
     for step in STEPS[:3]:
         count = len(step.token_ids)
@@ -110,7 +110,7 @@ def test_sinks():
 
     attend = partial(reference.paged_attention, sinks=torch.from_numpy(sinks))
     twin = EagerTwin(LLAMA, model, paged_attention=attend)
-    program = fused_program(LLAMA, model, PlainOps(), change=with_sinks)
+    program = fused_program(LLAMA, model, change=with_sinks)
     assert_same_answers(program, twin, STEPS[:2])
 
 
@@ -120,7 +120,7 @@ def test_values_that_are_kept_are_hidden_states(config):
     twin, plan = EagerTwin(config, model), op_program.plan_step(model)[0]
     seen = {}
     tapped = with_taps(twin.model, depths, seen.__setitem__)
-    program = fused_program(config, model, PlainOps(), depths=depths)
+    program = fused_program(config, model, depths=depths)
     values = op_program.StepPlan(program.phases, plan.name_of).streams(depths)
     for step in STEPS[:2]:
         assert_same_answers(program, twin, [step], tapped)
@@ -132,7 +132,7 @@ def test_values_that_are_kept_are_hidden_states(config):
 @pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
 def test_an_early_exit_reads_the_same_cache(config):
     model = random_model(config)
-    twin, program = EagerTwin(config, model), fused_program(config, model, PlainOps())
+    twin, program = EagerTwin(config, model), fused_program(config, model)
     exit_, early = program.exit_after(1), twin.model.exit_after(1)
     assert_same_answers(program, twin, STEPS[:1])
     assert_same_answers(exit_, twin, STEPS[1:2], early)
@@ -143,7 +143,7 @@ def test_an_early_exit_reads_the_same_cache(config):
 def test_padding_is_harmless():
     """Whatever block 0 holds, which padded rows of block tables name."""
     model = random_model(LLAMA)
-    exact, padded = (fused_program(LLAMA, model, PlainOps()) for _ in range(2))
+    exact, padded = (fused_program(LLAMA, model) for _ in range(2))
     stores = [padded._kv_cache.layer(layer) for layer in range(LLAMA.num_layers)]
     for store in (store for pair in stores for store in pair):
         store.parts[0][0] = torch.nan
@@ -158,7 +158,7 @@ def test_padding_is_harmless():
 
 def test_damage_is_of_the_sequence_that_has_it():
     model, step = random_model(LLAMA), STEPS[0]
-    program = fused_program(LLAMA, model, PlainOps())
+    program = fused_program(LLAMA, model)
     lone = int(step.token_ids[23])  # of the second sequence
     program._weight_of([program.phases[0].weight]).values[lone] = torch.inf
     program.run(step.padded(64, 3))
@@ -172,8 +172,8 @@ def test_damage_is_of_the_sequence_that_has_it():
 
 def test_memory_is_that_of_what_is_there_at_once():
     config = replace(LLAMA, num_layers=6, layer_windows=(None,) * 6)
-    deep = fused_program(config, random_model(config), PlainOps())
-    flat = fused_program(LLAMA, random_model(LLAMA), PlainOps())
+    deep = fused_program(config, random_model(config))
+    flat = fused_program(LLAMA, random_model(LLAMA))
     assert deep.num_bytes == flat.num_bytes
     # The residual stream, what is added to it in place, q | k | v, attended heads, gated ones.
     heads = 16 * (LLAMA.num_heads + 2 * LLAMA.num_kv_heads), 16 * LLAMA.num_heads
@@ -220,4 +220,4 @@ def phases_of(*projections, qk_norm=(None, None), head_norm_alone=False):
 )
 def test_what_no_op_does_is_refused_with_the_reason(phases, reason):
     with pytest.raises(CannotFuse, match=reason):
-        fused_program(LLAMA, random_model(LLAMA), PlainOps(), change=lambda _: phases)
+        fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
