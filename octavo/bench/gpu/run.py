@@ -102,8 +102,8 @@ class GpuRun:
         self._say(f"{facts['name']}: {facts['bytes_per_s'] / 1e9:,.0f} GB/s")
         try:
             self._meter = open_energy(facts["uuid"]) if facts["uuid"] else None
-        except NotMetered as reason:
-            self._say(f"no energy: {reason}")
+        except NotMetered as why_not:
+            self._say(f"no energy: {why_not}")
         for case in cases:
             outcome = Outcome(case)
             document.outcomes.append(outcome)

@@ -28,14 +28,15 @@ class Transformers:
         ids = torch.tensor(prompts, device=self.device)
         started = time.perf_counter()
         with torch.inference_mode():
-            output = self.model.generate(
+            output: Any = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
                 min_new_tokens=max_tokens,
                 do_sample=False,
                 **self.options,
-            ).cpu()  # which waits for a GPU
+            )
+            output = output.cpu()  # which waits for a GPU
         elapsed = time.perf_counter() - started
         worker.check_lengths(output[:, ids.shape[1] :].tolist(), max_tokens)
         return worker.Timing(elapsed)
