@@ -137,6 +137,8 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
     device, dtype = _choose_device(args.device), args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
+    if args.enforce_eager and device == "cpu":
+        raise ConfigError("enforce_eager: graphs are captured on GPUs alone; leave it off on a CPU")
     return RankSpec(
         path,
         device,
@@ -148,6 +150,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         threads=args.threads,
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
         max_num_seqs=default_num_seqs(args, device),
         max_num_batched_tokens=default_step_tokens(
             args, device, args.max_model_len or model.max_position

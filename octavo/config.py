@@ -60,8 +60,10 @@ class EngineArgs:
     device: str = option("auto", "where to run", ("auto", "cpu", "cuda"))
     kernels: str = option(
         "auto",
-        "native CPU kernels, or the reference ops in plain PyTorch; auto is native where it can be",
-        ("auto", "native", "reference"),
+        "native CPU kernels, the fused ones of a GPU, or the reference ops in plain PyTorch; auto is "
+        "native on CPU and fused on CUDA, where it can be; fused on CPU is the slow twin of the GPU's "
+        "path, for tests",
+        ("auto", "native", "fused", "reference"),
     )
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
@@ -123,7 +125,7 @@ class EngineArgs:
         "same distribution, and typical is faster and changes what the model says",
         ACCEPTANCES,
     )
-    enforce_eager: bool = option(False, "never capture CUDA graphs")
+    enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
     trust: str = option("none", "there is no remote code", ("none",))

@@ -33,6 +33,7 @@ class RankSpec:
         memory_utilization: share of a GPU's memory that this rank may have.
         max_num_seqs, max_num_batched_tokens: of a step, for which a GPU's memory is kept back;
             ``RankLimits`` are these or less.
+        enforce_eager: steps are never captured in graphs, where they could be.
         pool: threads of another rank, which never runs when this one does; None makes its own.
     """
 
@@ -48,6 +49,7 @@ class RankSpec:
     memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    enforce_eager: bool = False
     pool: Pool | None = None
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
-from octavo.core.executor import Probe
+from octavo.core.executor import Probe, StepHandle
+from octavo.core.request import Request
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
@@ -157,8 +158,20 @@ class Rank:
         """Blocks of the KV pool, once it is started."""
         return self._started.forward.kv_cache.num_blocks
 
+    @property
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        return self._started.depth
+
+    def feeds(self, request: Request) -> bool:
+        """As :meth:`octavo.core.executor.Executor.feeds`."""
+        return self._started.feeds(request)
+
     def run(self, batch: Batch) -> StepOutput:
         return self._started.run(batch)
+
+    def submit(self, batch: Batch) -> StepHandle:
+        return self._started.submit(batch)
 
     def probe(self) -> Probe:
         return self._started.probe()

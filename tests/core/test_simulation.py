@@ -33,6 +33,11 @@ def _silence():
     logging.disable(logging.NOTSET)
 
 
+def needs_host(share: int):
+    """What an executor says that feeds all requests but for one in so many."""
+    return lambda request: not share or int(request.request_id[1:]) % share != 0
+
+
 class Press:
     """One simulated engine with its clients."""
 
@@ -54,6 +59,8 @@ class Press:
             passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
+            # One request in so many needs the host between its tokens; 0: none does.
+            feeds=needs_host(rng.choice([0, 0, 3])),
             prefix_caching=rng.random() < 0.8,
             admission=StaticAdmission() if rng.random() < 0.1 else None,
             max_num_batched_tokens=(
