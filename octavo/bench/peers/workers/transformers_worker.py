@@ -18,7 +18,7 @@ class Transformers:
         torch.set_num_threads(settings["threads"])
         self.options = dict(settings["engine"])
         self.device = self.options.pop("device", "cpu")
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             settings["model"], dtype=torch.bfloat16
         )
         self.model.eval().to(self.device)
@@ -28,7 +28,7 @@ class Transformers:
         ids = torch.tensor(prompts, device=self.device)
         started = time.perf_counter()
         with torch.inference_mode():
-            output: Any = self.model.generate(
+            output = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_tokens,
