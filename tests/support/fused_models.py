@@ -5,7 +5,7 @@ Both ways are given the same tokens in the same order, each with a KV cache of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,12 @@ from weights import stored
 
 from octavo.kernels.cuda.attention_plan import StepTables
 from octavo.kernels.cuda.ops import FusedOps, StepTensors
+from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
-from octavo.kernels.cuda.weights import DeviceWeight, pack
+from octavo.kernels.cuda.packing import pack
+from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
-from octavo.kernels.fusion import Matrix
+from octavo.kernels.fusion import Phase
 from octavo.kernels.kv_stores import CODECS
 from octavo.kernels.reference import plan_attention
 from octavo.layers.module import named_parameters
@@ -29,9 +31,9 @@ from octavo.models.config import ModelConfig
 from octavo.models.registry import model_class
 from octavo.runtime.eager_forward import EagerContext
 from octavo.runtime.kv_cache import KVCache
-from octavo.runtime.op_program import StepPlan, plan_step
+from octavo.runtime.op_program import plan_step
 
-VOCAB, HEAD_DIM, MAX_LEN, BLOCK_SIZE, NUM_BLOCKS = 61, 16, 96, 16, 40
+VOCAB, HEAD_DIM, MAX_LEN, MAX_ROWS, BLOCK_SIZE, NUM_BLOCKS = 61, 16, 96, 32, 16, 40
 
 LLAMA = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -90,17 +92,17 @@ def random_model(config: ModelConfig, seed: int = 0) -> Any:
 
 
 class PackedOnce:
-    """The weights of a plan on a device, each joint of them packed when it is first asked for."""
+    """Matrices on a device, each joint of them packed when it is first asked for."""
 
-    def __init__(self, plan: StepPlan, weights: dict[str, Any], device: str, dtype: torch.dtype):
-        self._plan, self._weights, self._to = plan, weights, (device, dtype)
-        self._made: dict[tuple[str, ...], DeviceWeight] = {}
+    def __init__(self, device: str, dtype: torch.dtype):
+        self._to = device, dtype
+        self._made: dict[tuple[int, ...], tuple[Sequence[Any], DeviceWeight]] = {}
 
-    def __call__(self, matrices: Sequence[Matrix]) -> DeviceWeight:
-        names = tuple(map(self._plan.name_of, matrices))
-        if names not in self._made:
-            self._made[names] = pack([self._weights[name] for name in names], *self._to)
-        return self._made[names]
+    def __call__(self, matrices: Sequence[Any]) -> DeviceWeight:
+        key = tuple(map(id, matrices))
+        if key not in self._made:
+            self._made[key] = matrices, pack(matrices, *self._to)
+        return self._made[key][1]
 
 
 def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -> KVCache:
@@ -111,26 +113,21 @@ def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -
 def fused_program(
     config: ModelConfig,
     model: Any,
-    ops: FusedOps,
+    ops_of: Callable[..., FusedOps] = lambda *arguments: PlainOps(),
     dtype: torch.dtype = torch.float32,
     kv: str = "float32",
     device: str = "cpu",
     max_tokens: int = 64,
     depths: Sequence[int] = (),
+    change: Callable[[Sequence[Phase]], Sequence[Phase]] = lambda phases: phases,
 ) -> FusedProgram:
-    plan, weights = plan_step(model)
-    return FusedProgram(
-        plan.phases,
-        ops,
-        PackedOnce(plan, weights, device, dtype),
-        kv_cache_of(config, kv, device),
-        dtype,
-        torch.device(device),
-        max_tokens,
-        max_rows=32,
-        max_positions=MAX_LEN,
-        kept=plan.streams(depths).values(),
-    )
+    """``ops_of`` makes the ops of most of the arguments of a program."""
+    plan, _ = plan_step(model)
+    phases, weight_of = change(plan.phases), PackedOnce(device, dtype)
+    most = kv_cache_of(config, kv, device), dtype, torch.device(device), max_tokens, MAX_ROWS
+    ops = ops_of(phases, weight_of, *most)
+    kept = plan.streams(depths).values()
+    return FusedProgram(phases, ops, weight_of, *most, max_positions=MAX_LEN, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -194,14 +191,15 @@ def step_of(*items: tuple[int, int, int], seed: int = 0) -> Step:
 
 
 class EagerTwin:
-    """The same model op by op."""
+    """The same model op by op, with these attributes of its ops changed."""
 
-    def __init__(self, config: ModelConfig, model: Any):
+    def __init__(self, config: ModelConfig, model: Any, kv: str = "float32", **changes: Any):
         self.model = with_tensors(model)
-        self._ops, self._kv_cache = create_ops("cpu"), kv_cache_of(config)
+        self._ops = replace(create_ops("cpu"), **changes)
+        self._kv_cache = kv_cache_of(config, kv)
 
-    def run(self, step: Step, model: Any = None) -> tuple[Tensor, Tensor]:
-        """(hidden states after the last norm, logits) of all rows."""
+    def run(self, step: Step, model: Any = None) -> Tensor:
+        """Logits of all rows; of ``model``, if it is another with the same layers."""
         query_start, seq_lens, tables = (
             torch.from_numpy(each.astype(np.int32))
             for each in (step.query_start, step.seq_lens, step.block_tables)
@@ -216,5 +214,4 @@ class EagerTwin:
             self._ops,
         )
         model = model or self.model
-        hidden = model(torch.from_numpy(step.token_ids), context)
-        return hidden, model.compute_logits(hidden, context)
+        return model.compute_logits(model(torch.from_numpy(step.token_ids), context), context)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from octavo.kernels.cuda.attention_kernels import attend_rows, attend_splits

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -63,16 +64,14 @@ class Buffers:
 
     def joint(self, values: Sequence[Value]) -> Tensor:
         """What consists of these values and nothing else. CannotFuse if there is no such tensor."""
-        places, start = [self._places[value.source] for value in values], 0
-        buffer = places[0].buffer
-        for value, place in zip(values, places, strict=True):
-            if place != _Columns(buffer, start):
-                break
-            start += value.width
-        if start != buffer.tensor.shape[1]:
-            widths = ", ".join(str(value.width) for value in values)
+        places = [self._places[value.source] for value in values]
+        tensor, widths = places[0].buffer.tensor, [value.width for value in values]
+        side_by_side = [
+            _Columns(places[0].buffer, start) for start in accumulate(widths[:-1], initial=0)
+        ]
+        if places != side_by_side or sum(widths) != tensor.shape[1]:
             raise CannotFuse(f"values of widths {widths} are not all that one product makes")
-        return buffer.tensor
+        return tensor
 
     def is_same(self, value: Value, other: Value) -> bool:
         """Whether they lie at the same place."""

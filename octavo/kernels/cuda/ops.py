@@ -53,6 +53,14 @@ class Rope:
     interleaved: bool = False
 
 
+class LayerStores(Protocol):
+    """The KV cache."""
+
+    def layer(self, index: int) -> tuple[KVStore, KVStore]:
+        """Keys and values of a layer: the same memory at any time."""
+        ...
+
+
 class Attend(Protocol):
     """Attention of one step, planned: called by each of its layers."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,21 +21,18 @@ from torch import Tensor
 from octavo.kernels import fusion
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
-from octavo.kernels.cuda.ops import Attend, FusedOps, HeadNorms, Rope, StepTensors
+from octavo.kernels.cuda.ops import (
+    Attend,
+    FusedOps,
+    HeadNorms,
+    LayerStores,
+    Rope,
+    StepTensors,
+)
 from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase
-from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.recorder import RopeTable, Value
-
-
-class LayerStores(Protocol):
-    """The KV cache."""
-
-    def layer(self, index: int) -> tuple[KVStore, KVStore]:
-        """Keys and values of a layer: the same memory at any time."""
-        ...
-
 
 _Part = Callable[[StepTensors, Attend], None]
 """Something that is launched for a step, whose attention is planned."""
@@ -238,12 +234,10 @@ class FusedProgram:
     def _bias(self, segments: Sequence[fusion.Segment]) -> Tensor | None:
         if all(segment.bias is None for segment in segments):
             return None
-        nothing = np.float32(0)
         parts = [
-            np.broadcast_to(nothing if s.bias is None else s.bias, s.weight.shape[:1])
-            for s in segments
+            np.zeros(s.weight.shape[0], np.float32) if s.bias is None else s.bias for s in segments
         ]
-        return self._constants.vector(np.concatenate(parts))
+        return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
 
     def _view_between(self, width: int) -> Tensor:
         return self._between[: self._max_tokens * width].view(self._max_tokens, width)
