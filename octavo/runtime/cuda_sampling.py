@@ -62,7 +62,7 @@ class SamplingArrays:
         self.edit_starts: Tensor | None = None
         self.edits: Tensor | None = None
         self._words = records.numpy()
-        self._bytes = memoryview(self._words).cast("B")
+        self._bytes = self._words.data.cast("B")
         self._vocab_size = vocab_size
         self._known: dict[int, _Known] = {}  # by the identity of requests, those of the last step
 
@@ -74,9 +74,9 @@ class SamplingArrays:
         known, kept = self._known, dict[int, _Known]()
         records, size = self._bytes, RECORD.size
         end, num_top = 0, -1
-        cuts = edits = False
+        cuts = edits = typical = False
         for row in rows:
-            owner = row.request if type(row) is DraftedRow else row
+            owner = row.request if isinstance(row, DraftedRow) else row
             key = id(owner)
             entry = kept.get(key)
             if entry is None:
@@ -84,6 +84,7 @@ class SamplingArrays:
             records[end : end + size] = entry.record
             end += size
             cuts |= entry.has_cuts
+            typical |= entry.has_typical
             edits |= entry.has_edits
             num_top = max(num_top, entry.num_top)
         self._known = kept
@@ -91,14 +92,15 @@ class SamplingArrays:
         self.edit_starts = self.edits = None
         if edits:
             self._write_edits(rows)
-        return Asked(cuts, self._write_masks(rows), edits, None if num_top < 0 else num_top)
+        masks = self._write_masks(rows)
+        return Asked(cuts, masks, edits, None if num_top < 0 else num_top, typical)
 
     def _write_masks(self, rows: Sequence[Row]) -> bool:
         """Returns whether there are any."""
         self.masks = None
         masks: list[array[int]] = []
         for index, row in enumerate(rows):
-            if type(row) is Request and row.mask is None:
+            if isinstance(row, Request) and row.mask is None:
                 continue
             bits = row.bitmask()
             if bits is not None:
@@ -117,27 +119,28 @@ class SamplingArrays:
         self.edits = torch.from_numpy(np.concatenate(own, axis=1))
 
     def _edits_of(self, row: Row) -> np.ndarray:
-        owner = row.request if type(row) is DraftedRow else row
+        owner = row.request if isinstance(row, DraftedRow) else row
         entry = self._known[id(owner)]
         if not entry.has_edits:
             return _NO_EDITS
         if entry.edits is None:
             entry.edits = Edits(owner.params, owner.prompt_token_ids, self._vocab_size)
         entry.edits.follow(owner)
-        return entry.edits.after(row.drafted if type(row) is DraftedRow else ())
+        return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
 
 
 class _Known:
     """What is the same in all steps of a request, and how far its tokens have been counted."""
 
-    __slots__ = ("edits", "has_cuts", "has_edits", "num_top", "owner", "record")
+    __slots__ = ("edits", "has_cuts", "has_edits", "has_typical", "num_top", "owner", "record")
 
     def __init__(self, owner: SamplingRow | Request):
         params = owner.params
         self.owner = owner  # kept alive: it is found by its identity
         self.record = _record(params, owner.seed, owner.sample_index)
         draws = not is_greedy(params)
-        self.has_cuts = draws and (params.top_k > 0 or params.top_p < 1 or params.typical_p < 1)
+        self.has_typical = draws and params.typical_p < 1
+        self.has_cuts = self.has_typical or (draws and (params.top_k > 0 or params.top_p < 1))
         self.has_edits = bool(params.logit_bias) or params.has_penalties
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.edits: Edits | None = None

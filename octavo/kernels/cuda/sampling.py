@@ -45,6 +45,7 @@ class Asked(NamedTuple):
     masks: bool = False
     edits: bool = False  # logit_bias or penalties
     num_top: int | None = None  # most likely tokens, with log-probabilities; None for neither
+    typical: bool = False  # typical_p, which is a cut
 
 
 @dataclass(frozen=True, slots=True)
