@@ -196,6 +196,7 @@ WHERE_NEEDED = {
     "runtime/rank.py",
     "cli/quantize.py",
     "cli/train_draft.py",
+    "bench/gpu/checks.py",
     "bench/offline/ablation_study.py",
     "bench/peers/hf_model.py",
 }

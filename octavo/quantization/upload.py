@@ -104,6 +104,11 @@ class ChunkedUpload:
             self._turn()
         return made if of != torch.uint8 else made.view(data.shape)
 
+    def tensor(self, values: Tensor) -> Tensor:
+        """A contiguous tensor of the host, as it is; it may go as soon as this returns."""
+        made = self(values.view(-1).view(torch.uint8).numpy(), values.dtype, values.dtype)
+        return made.view(values.shape)
+
     def _fill(self, part: Tensor) -> Tensor:
         """The part in the buffer whose turn it is, once the device has read what was in it."""
         if (mark := self._marks[0]) is not None:

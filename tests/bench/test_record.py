@@ -12,6 +12,7 @@ from octavo import __version__
 from octavo.bench import record
 from octavo.bench.noise import CpuUse, Probe
 from octavo.bench.record import Recorder
+from octavo.doctor import Cuda, CudaDevice
 
 
 @pytest.fixture
