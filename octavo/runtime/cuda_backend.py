@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from octavo.errors import ConfigError
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import FusedOps
+from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
-from octavo.kernels.cuda.weights import DeviceWeight, pack
+from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix
 from octavo.kernels.kv_stores import CODECS
 from octavo.models.config import ModelConfig
@@ -36,6 +38,9 @@ from octavo.runtime.torch_backend import device_memory
 from octavo.runtime.torch_probe import TorchProbe
 
 Progress = Callable[[int, int], None]
+
+# Tokens of a sequence, a draft's among them, for which attention still splits its keys.
+_SPLIT_QUERIES = 16
 
 
 class FusedBackend:
@@ -83,7 +88,7 @@ class FusedBackend:
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
         kv_cache = self._create_kv_cache(limits)
-        ops, sampler, stream = _on(self._device)
+        ops, sampler, stream = self._create_kernels(kv_cache, limits)
         program = FusedProgram(
             self._plan.phases,
             ops,
@@ -107,6 +112,31 @@ class FusedBackend:
             kept=kept,
         )
 
+    def _create_kernels(
+        self, kv_cache: KVCache, limits: RankLimits
+    ) -> tuple[FusedOps, DeviceSampler, Stream]:
+        """What computes, what samples, and the queue of both."""
+        if self._device.type == "cpu":
+            return PlainOps(), PlainSampler(), HostStream()
+        # These need Triton.
+        from octavo.kernels.cuda.sampler import TritonSampler
+        from octavo.kernels.cuda.triton_ops import create_triton_ops
+
+        num_rows = num_logits_rows(limits)
+        ops = create_triton_ops(
+            self._plan.phases,
+            self._weights,
+            kv_cache,
+            self._dtype,
+            self._device,
+            limits.max_num_batched_tokens,
+            num_rows,
+            AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
+            Gpu.of(self._device),
+        )
+        sampler = TritonSampler(num_rows, self._model_config.vocab_size, self._device)
+        return ops, sampler, CudaStream(self._device)
+
     def _create_kv_cache(self, limits: RankLimits) -> KVCache:
         model = self._model_config
         return KVCache(
@@ -118,17 +148,6 @@ class FusedBackend:
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             self._device,
         )
-
-
-def _on(device: torch.device) -> tuple[FusedOps, DeviceSampler, Stream]:
-    """What computes, what samples, and the queue of both."""
-    if device.type == "cpu":
-        return PlainOps(), PlainSampler(), HostStream()
-    # These need Triton.
-    from octavo.kernels.cuda.sampler import TritonSampler
-    from octavo.kernels.cuda.triton_ops import TritonOps
-
-    return TritonOps(device), TritonSampler(), CudaStream(device)
 
 
 class PackedOnce:
