@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -67,11 +67,11 @@ class FusedBackend:
             check_weights(device_memory(spec.device), weights_bytes(model))
         self._plan, weights = plan_step(model)
         self._weights = PackedOnce(self._plan, weights, self._device, self._dtype)
-        for phase in self._plan.phases:
-            if matrices := list(matrices_of(phase)):
-                self._weights(matrices)
-                if progress is not None:
-                    progress(self._weights.num_bytes, sum(w.nbytes for w in weights.values()))
+        total, done = sum(weight.nbytes for weight in weights.values()), 0
+        for num_bytes in self._weights.pack_all():
+            done += num_bytes
+            if progress is not None:
+                progress(done, total)
         self.weights_bytes = self._weights.num_bytes
 
     def planned_memory(self) -> Sequence[Line]:
@@ -157,7 +157,7 @@ class PackedOnce:
     def __init__(
         self,
         plan: StepPlan,
-        weights: dict[str, Weight],
+        weights: Mapping[str, Weight],
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -167,11 +167,24 @@ class PackedOnce:
 
     @property
     def num_bytes(self) -> int:
+        """On the device."""
         return sum(weight.nbytes for weight in self._made.values())
 
+    def pack_all(self) -> Iterator[int]:
+        """Pack what all phases multiply with; yields the bytes of the files, piece by piece."""
+        for phase in self._plan.phases:
+            matrices = list(matrices_of(phase))
+            names = self._names(matrices)
+            if names and names not in self._made:
+                self(matrices)
+                yield sum(self._weights[name].nbytes for name in names)
+
     def __call__(self, matrices: Sequence[Matrix]) -> DeviceWeight:
-        names = tuple(map(self._plan.name_of, matrices))
+        names = self._names(matrices)
         if names not in self._made:
             joined = [self._weights[name] for name in names]
             self._made[names] = pack(joined, self._device, self._dtype)
         return self._made[names]
+
+    def _names(self, matrices: Sequence[Matrix]) -> tuple[str, ...]:
+        return tuple(map(self._plan.name_of, matrices))
