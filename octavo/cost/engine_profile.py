@@ -25,7 +25,8 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.errors import ConfigError
-from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, GRAPH_SIZES, logits_bytes
+from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
+from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes
 
 GIB = 1 << 30
 
@@ -375,7 +376,7 @@ def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled
 
 
 def _octavo_graphs(weights_bytes: int) -> Prediction:
-    return Prediction.around(len(GRAPH_SIZES) * GRAPH_BYTES, 1.0, "published")
+    return Prediction.around(len(graph_sizes(MAX_SIZE)) * GRAPH_BYTES, 1.0, "published")
 
 
 def _octavo_values(spec: ModelSpec) -> int:

@@ -4,16 +4,11 @@ the answers are those of the reference ops, one step after the other."""
 from __future__ import annotations
 
 import pytest
-import torch
-from queued_stream import QueuedStream
 from paging_variants import VARIANTS, make_requests
+from queued_stream import QueuedStream
 
-from octavo.core.request import FinishReason, Request
-from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.runtime import cuda_backend
-from octavo.speculation.config import SpeculativeConfig
-from octavo.speculation.ngram import NgramProposer
 
 
 @pytest.fixture

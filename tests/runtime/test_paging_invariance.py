@@ -15,6 +15,7 @@ from weights import dequantized_once
 from octavo.core.request import Request
 from octavo.executor.faulty import FaultyScheduler, every
 
+
 @pytest.fixture(scope="module")
 def alone(bench, run_all):
     """The answers when every request runs by itself, with nothing cached."""
