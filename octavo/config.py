@@ -60,9 +60,9 @@ class EngineArgs:
     device: str = option("auto", "where to run", ("auto", "cpu", "cuda"))
     kernels: str = option(
         "auto",
-        "native CPU kernels, the fused ones of a GPU, or the reference ops in plain PyTorch; auto is "
-        "native on CPU and fused on CUDA, where it can be; fused on CPU is the slow twin of the GPU's "
-        "path, for tests",
+        "native CPU kernels, the fused ones of a GPU, or the reference ops in plain PyTorch; auto "
+        "is native on CPU and fused on CUDA, where it can be; fused on CPU is the slow twin of the "
+        "GPU's path, for tests",
         ("auto", "native", "fused", "reference"),
     )
     quantization: str | None = option(None, "format of the weights; detected where not given")

@@ -83,7 +83,7 @@ class Lookahead:
 
         If there is anything to compute: not while it is open how many tokens a step brings, and not
         after the last one by length. And not past a token that has to be known first: for the
-        executor to go on from it, for guesses at what follows it, or for a mask, which has to see it.
+        executor to go on from it, for guesses at what follows, or for a mask, which has to see it.
         """
         return (
             request.num_uncomputed_tokens > 0
@@ -92,7 +92,7 @@ class Lookahead:
         )
 
     def _needs_token(self, request: Request) -> bool:
-        """Whether the next step of a request cannot be planned, or run, without the awaited token."""
+        """Whether its next step cannot be planned, or run, without the awaited token."""
         return not request.is_fed or request.is_masked or self._drafts(request)
 
     def _drafts(self, request: Request) -> bool:

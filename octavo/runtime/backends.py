@@ -88,7 +88,9 @@ def choose_backend(
             if spec.kernels != "auto":
                 raise ConfigError(f"kernels {wanted}: {error}") from error
             what = f"reference ops in place of {wanted} kernels ({error})"
-            _log.warning("reference ops instead of %s kernels, several times slower: %s", wanted, error)
+            _log.warning(
+                "reference ops instead of %s kernels, several times slower: %s", wanted, error
+            )
     need_torch(what)
     from octavo.runtime.torch_backend import TorchBackend
 

@@ -53,8 +53,8 @@ from octavo.runtime.torch_probe import TorchProbe
 
 Progress = Callable[[int, int], None]
 
-# Of a sequence in steps whose attention is split by keys: a token, and the drafts behind it.
-_MAX_QUERY = 16
+# Tokens of a sequence, a draft's among them, for which attention still splits its keys.
+_SPLIT_QUERIES = 16
 
 _log = logging.getLogger("octavo")
 
@@ -188,7 +188,7 @@ class FusedBackend:
             device,
             limits.max_num_batched_tokens,
             rows,
-            AttentionLimits(limits.max_num_seqs, _MAX_QUERY, limits.max_model_len),
+            AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             Gpu.of(self._device),
         )
         return ops, TritonSampler(rows, self._model_config.vocab_size, device)

@@ -5,15 +5,15 @@ fused program, the choice of tokens, and the copy of these back to the host, whi
 when it has launched the next step. Nothing on the way asks the device anything. A step of plain
 decoding is one graph, replayed; any other is launched kernel by kernel.
 
-On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, this is the slow twin
-of that: the same code but for the kernels, and answers like those of ``eager_forward.py``.
+On the CPU, with the ops of ``kernels/cuda/plain_ops.py`` and a ``HostStream``, this is the slow
+twin of that: the same code but for the kernels, and answers like those of ``eager_forward.py``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Protocol
@@ -125,7 +125,9 @@ class CudaForward:
         self._num_tokens = 0  # of the last step
         self.graphs: DecodeGraphs | None = None
         if captures and stream.captures:
-            self.graphs = DecodeGraphs(stream, min(seats, tokens), self._decode, self._stage_nothing)
+            self.graphs = DecodeGraphs(
+                stream, min(seats, tokens), self._decode, self._stage_nothing
+            )
 
     def _make_lane(self) -> _Lane:
         def like(tensor: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ class CudaForward:
         def work() -> None:
             self._inputs.upload(staged, lane.words)
             compute()
-            lane.take(self._sampled, num_judged, self.program.damaged, starts[-1])
+            lane.fetch(self._sampled, num_judged, self.program.damaged, starts[-1])
 
         self._stream.launch(work)
         lane.event = self._stream.mark()
@@ -310,8 +312,10 @@ class CudaForward:
         self._stream.mark().wait()
         return found
 
-    def _probabilities(self, rows: Sequence[int], requests: Sequence[Request | DraftedRow]) -> np.ndarray:
-        """What rows of the last step are sampled from, float32 [R, V]: by the sampler of the host."""
+    def _probabilities(
+        self, rows: Sequence[int], requests: Sequence[Request | DraftedRow]
+    ) -> np.ndarray:
+        """What rows of the last step are sampled from: float32 [R, V]."""
         found = []
         most = len(self._records)
         with torch.inference_mode():
@@ -321,7 +325,7 @@ class CudaForward:
                 found.append(probabilities(logits, own).cpu().numpy())
         return np.concatenate(found)
 
-    def take(self, step: LaunchedStep) -> Rows:
+    def rows_of(self, step: LaunchedStep) -> Rows:
         """What a step has left, when it has ended."""
         lane, sampling = step.lane, step.sampling
         lane.event.wait()
@@ -359,7 +363,7 @@ class LaunchedStep:
     begun_at: float
 
     def result(self) -> Rows:
-        return self.forward.take(self)
+        return self.forward.rows_of(self)
 
 
 class QueuedBlocks:
@@ -389,10 +393,10 @@ class _Lane:
     damaged: Tensor
     event: Event
 
-    def take(
+    def fetch(
         self, sampled: SampledTokens, num_judged: int, damaged: Tensor, num_tokens: int
     ) -> None:
-        """Copy what a step leaves: on the device's side."""
+        """Copy what a step leaves, to be launched."""
         self.sampled.answers.copy_(sampled.answers, non_blocking=True)
         self.damaged[:num_tokens].copy_(damaged[:num_tokens], non_blocking=True)
         if num_judged:
@@ -416,6 +420,8 @@ def _positions(batch: Batch) -> list[int]:
     positions: list[int] = []
     for item in batch.items:
         if item.num_sampled:
-            first = item.end - item.request.num_prompt_tokens
-            positions += range(first, first + 1 + len(item.draft or ()))
+            first = item.end - len(item.request.prompt_token_ids)
+            positions.append(first)
+            if item.draft is not None:
+                positions += range(first + 1, first + 1 + len(item.draft))
     return positions

@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -227,7 +228,9 @@ class Seats:
             first += 1
         written[first:] = table[first:]
         base = seat.index * self.width
-        self._changes.update(zip(range(base + first, base + len(table)), table[first:], strict=True))
+        self._changes.update(
+            zip(range(base + first, base + len(table)), table[first:], strict=True)
+        )
 
     def take_changes(self) -> dict[int, int]:
         """Entries that have changed since the last call, by their places in all tables, laid end to
@@ -254,8 +257,7 @@ class _Seat:
         self.num_settled = 0  # entries that stay as they are
 
 
-@dataclass(slots=True)
-class _Lists:
+class _Lists(NamedTuple):
     """A batch as lists, laid end to end: entries of tensors are slow to set one by one."""
 
     token_ids: list[int]
@@ -269,30 +271,36 @@ class _Lists:
 
     @classmethod
     def of(cls, batch: Batch, seats: Seats, block_size: int) -> _Lists:
-        lists = cls([], [], [], [0], [], [], [], 1)
+        lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
+        token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
+        seat_of = seats.of
         for item in batch.items:
             request, start, count = item.request, item.start, item.num_tokens
-            seat = seats.of(request)
-            known = request.token_ids
+            seat = seat_of(request)
             if count == 1:
-                lists.token_ids.append(known[start] if start < len(known) else -1 - seat)
-                lists.positions.append(start)
-                block = request.block_ids[start // block_size]
-                lists.slots.append(block * block_size + start % block_size)
+                known = request.token_ids
+                token_ids.append(known[start] if start < len(known) else -1 - seat)
+                positions.append(start)
+                block, offset = divmod(start, block_size)
+                slots.append(request.block_ids[block] * block_size + offset)
             else:
-                lists.token_ids += _tokens(item, seat)
-                lists.positions += range(start, start + count)
-                for slots in _slots(request.block_ids, start, start + count, block_size):
-                    lists.slots += slots
-                while lists.max_query < count:
-                    lists.max_query *= 2
-            lists.starts.append(len(lists.token_ids))
-            lists.lengths.append(start + count)
-            lists.seats.append(seat)
+                token_ids += _tokens(item, seat)
+                positions += range(start, start + count)
+                for part in _slots(request.block_ids, start, start + count, block_size):
+                    slots += part
+            starts.append(len(token_ids))
+            lengths.append(start + count)
+            own_seats.append(seat)
             if item.num_sampled:
                 draft = item.draft
-                lists.row_seats += [seat] if draft is None else [seats.nobody] * (1 + len(draft))
+                row_seats += (seat,) if draft is None else (seats.nobody,) * (1 + len(draft))
         return lists
+
+
+def _power_of_two(batch: Batch) -> int:
+    """The tokens of an item at most, rounded up."""
+    most = max([item.num_tokens for item in batch.items], default=1)
+    return 1 << (most - 1).bit_length()
 
 
 def _tokens(item: ScheduledRequest, seat: int) -> list[int]:
@@ -316,7 +324,7 @@ def _slots(table: list[int], start: int, end: int, size: int) -> Iterator[range]
 
 
 def _write(words: np.ndarray, values: list[int]) -> None:
-    memoryview(words)[: len(values)] = memoryview(array("i", values))
+    words.data[: len(values)] = memoryview(array("i", values))
 
 
 def _aligned(length: int) -> int:

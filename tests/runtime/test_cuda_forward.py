@@ -1,5 +1,6 @@
-"""The GPU's forward pass on a stream that does nothing before it has to, with a model of arithmetic:
-requests of all kinds, in all company, get what the sampler of the host makes of their own tokens."""
+"""The GPU's forward pass on a stream that does nothing before it has to, over a model of
+arithmetic: requests of all kinds, in all company, get what the sampler of the host makes of their
+own tokens."""
 
 from __future__ import annotations
 
@@ -204,7 +205,16 @@ def test_all_kinds_of_requests_get_what_is_theirs(seed):
     ended = [r for r in requests if r.finish_reason is FinishReason.LENGTH]
     for request in ended:
         check(request, found[request.request_id])
-    print("OVER", seed, len(ended), overlapping, engine.scheduler.num_preemptions, stream.num_replays, stream.captures, drafts)
+    print(
+        "OVER",
+        seed,
+        len(ended),
+        overlapping,
+        engine.scheduler.num_preemptions,
+        stream.num_replays,
+        stream.captures,
+        drafts,
+    )
     assert len(ended) > 12
     assert all(
         request.finish_reason is FinishReason.ABORT or "as was asked for" in request.error

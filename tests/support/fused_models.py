@@ -16,9 +16,9 @@ from weights import stored
 
 from octavo.kernels.cuda.attention_plan import StepTables
 from octavo.kernels.cuda.ops import FusedOps, StepTensors
+from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
-from octavo.kernels.cuda.packing import pack
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.fusion import Phase

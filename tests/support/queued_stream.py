@@ -1,5 +1,5 @@
-"""A stream that does nothing before it has to, so that a buffer that is written or read too early is
-a wrong answer, as it would be now and then on a GPU."""
+"""A stream that does nothing before it has to, so that a buffer that is written or read too early
+is a wrong answer, as it would be now and then on a GPU."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class QueuedStream:
 
     def __init__(self, captures: bool = True):
         self.captures = captures
-        self.num_launches = self.num_replays = self.num_waits = 0
+        self.num_replays = 0
+        self._num_done = 0
         self._queue: deque[Work] = deque()
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
 
     def launch(self, work: Work) -> None:
-        self.num_launches += 1
         self._queue.append(work)
 
     def mark(self) -> Event:
-        return _Mark(self, len(self._queue) + self.num_done)
+        return _Mark(self, len(self._queue) + self._num_done)
 
     def capture(self, work: Work) -> Graph:
         def replay() -> None:
@@ -42,13 +42,11 @@ class QueuedStream:
 
         return Graph(replay, 1)
 
-    num_done = 0
-
     def advance(self, count: int) -> None:
         """Do what is queued until ``count`` pieces of work have been done, of all."""
         with torch.inference_mode():
-            while self.num_done < count:
-                self.num_done += 1
+            while self._num_done < count:
+                self._num_done += 1
                 self._queue.popleft()()
 
 
@@ -57,5 +55,4 @@ class _Mark:
         self._stream, self._count = stream, count
 
     def wait(self) -> None:
-        self._stream.num_waits += self._stream.num_done < self._count
         self._stream.advance(self._count)

@@ -217,13 +217,13 @@ def _pick(
         if heat > 0.0:
             total, of_chunks = total_of(weights, row, num_chunks, CHUNKS)
             target = target_of(records, row, total)
-            chunk, before = exceeds(of_chunks, target)
+            chunk, mass = exceeds(of_chunks, target)
             tokens = chunk * CHUNK + tl.arange(0, CHUNK)
             values = load_chunk(
                 logits, stride, vocab_size, records, masks, mask_stride, row, tokens
             )
             own = weights_of(shape(values, peak, heat, float_of(records, row, _LOG_MIN_P)))
-            column, _ = exceeds(own, target - before)
+            column, _mass = exceeds(own, target - mass)
             token = chunk * CHUNK + column
         else:
             token = tl.load(ids + row * num_chunks + likeliest)
@@ -260,7 +260,9 @@ def _undo(logits: Tensor, rows: SamplingTensors, originals: Tensor) -> None:
 
 def _edit_arguments(logits: Tensor, rows: SamplingTensors, originals: Tensor) -> tuple[Any, ...]:
     assert rows.edits is not None
-    return logits, logits.stride(0), originals, rows.edit_starts, *rows.edits
+    token_ids, biases, counts = rows.edits
+    edits = token_ids, biases.view(torch.float32), counts
+    return logits, logits.stride(0), originals, rows.edit_starts, *edits
 
 
 @triton.jit

@@ -74,9 +74,10 @@ def load_chunk(logits, stride, vocab_size, records, masks, mask_stride, row, tok
     values = tl.load(logits + row * stride + tokens, mask=exists, other=float("-inf"))
     if masks is not None:
         mask_row = int_of(records, row, _MASK_ROW)
-        place = masks + mask_row.to(tl.int64) * mask_stride + (tokens >> 5)
-        words = tl.load(place, mask=exists & (mask_row >= 0), other=-1)
-        values = tl.where(((words >> (tokens & 31)) & 1) != 0, values, float("-inf"))
+        own = masks + tl.maximum(mask_row, 0).to(tl.int64) * mask_stride
+        words = tl.load(own + (tokens >> 5), mask=exists, other=0)
+        allowed = tl.where((words >> (tokens & 31)) & 1 != 0, values, float("-inf"))
+        values = tl.where(mask_row >= 0, allowed, values)
     return values
 
 
