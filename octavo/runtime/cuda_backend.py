@@ -104,10 +104,11 @@ class FusedBackend:
         )
         kv_cache = self._create_kv_cache(limits, NOWHERE)
         with CountedMemory() as counted:
-            ops, sampler = self._create_ops(kv_cache, limits, NOWHERE)
+            ops = self._create_ops(kv_cache, limits, NOWHERE)
             scratch = counted.take()
             program = self._create_program(ops, kv_cache, limits, NOWHERE)
             activations = counted.take()
+            sampler = self._create_sampler(limits, NOWHERE)
             self._create_forward(program, kv_cache, sampler, StreamNowhere(), limits)
             tokens = counted.take()
         lines = activations_line(activations), tokens_line(tokens), scratch_line(scratch)
@@ -123,8 +124,9 @@ class FusedBackend:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
         on_gpu = self._device.type != "cpu"
         kv_cache = self._create_kv_cache(limits, self._device)
-        ops, sampler = self._create_ops(kv_cache, limits, self._device)
+        ops = self._create_ops(kv_cache, limits, self._device)
         program = self._create_program(ops, kv_cache, limits, self._device, kept.values())
+        sampler = self._create_sampler(limits, self._device)
         stream = CudaStream(self._device) if on_gpu else HostStream()
         return self._create_forward(program, kv_cache, sampler, stream, limits, kept)
 
@@ -169,29 +171,30 @@ class FusedBackend:
             kept,
         )
 
-    def _create_ops(
-        self, kv_cache: KVCache, limits: RankLimits, device: torch.device
-    ) -> tuple[FusedOps, DeviceSampler]:
-        """What computes and what samples, with their memory on ``device``."""
+    def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> FusedOps:
+        """What computes, with its memory on ``device``."""
         if self._device.type == "cpu":
-            return PlainOps(), PlainSampler()
-        # These need Triton.
-        from octavo.kernels.cuda.sampler import TritonSampler
-        from octavo.kernels.cuda.triton_ops import create_triton_ops
+            return PlainOps()
+        from octavo.kernels.cuda.triton_ops import create_triton_ops  # needs Triton
 
-        rows = num_logits_rows(limits)
-        ops = create_triton_ops(
+        return create_triton_ops(
             self._plan.phases,
             self._weights,
             kv_cache,
             self._dtype,
             device,
             limits.max_num_batched_tokens,
-            rows,
+            num_logits_rows(limits),
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             Gpu.of(self._device),
         )
-        return ops, TritonSampler(rows, self._model_config.vocab_size, device)
+
+    def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
+        if self._device.type == "cpu":
+            return PlainSampler()
+        from octavo.kernels.cuda.sampler import TritonSampler  # needs Triton
+
+        return TritonSampler(num_logits_rows(limits), self._model_config.vocab_size, device)
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         model = self._model_config

@@ -185,7 +185,7 @@ def tokens_line(num_bytes: int, known: Known = "counted") -> Line:
 
 
 def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Of the rows that a step samples from, in float32, once: samplers work in place."""
+    """Of the rows that a step samples from, in float32."""
     return 4 * max_num_seqs * vocab_size
 
 

@@ -16,8 +16,8 @@ from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
-from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.device_memory import device_memory, out_of_memory_told
+from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
