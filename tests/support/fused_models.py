@@ -31,6 +31,9 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.registry import model_class
+from octavo.quantization.base import StoredWeight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_quantize import quantize
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.op_program import plan_step
@@ -80,14 +83,19 @@ CONFIGS = {
 }
 
 
-def random_model(config: ModelConfig, seed: int = 0) -> Any:
-    """Numbers of a size that all of them matter."""
+def random_model(config: ModelConfig, type: GGMLType = GGMLType.F32) -> Any:
+    """Numbers of a size that all of them matter; matrices are of a type of GGUF's."""
     model = model_class(config.architecture)(config)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for _, parameter in named_parameters(model):
         numbers = torch.randn(parameter.shape, generator=generator)
-        is_matrix = len(parameter.shape) > 1
-        parameter.load(stored(numbers * (1.5 / parameter.shape[-1] ** 0.5 if is_matrix else 0.4)))
+        if len(parameter.shape) == 1:
+            parameter.load(stored(0.4 * numbers))
+        elif type is GGMLType.F32:
+            parameter.load(stored(numbers * 1.5 / parameter.shape[-1] ** 0.5))
+        else:
+            rows = quantize(type, numbers * 1.5 / parameter.shape[-1] ** 0.5)
+            parameter.load(StoredWeight(type, rows.numpy(), parameter.shape))
     if config.tie_embeddings:
         model.lm_head.weight.share(model.model.embed_tokens.weight)
     return model

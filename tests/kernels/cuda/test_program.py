@@ -28,6 +28,7 @@ from weights import stored
 from octavo.kernels import recorder, reference
 from octavo.kernels.fusion import Attention, CannotFuse, fuse
 from octavo.kernels.recorder import LayerKV, Value
+from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program
 
 # (sequence, tokens that it has, tokens to compute)
@@ -68,6 +69,13 @@ def test_it_says_what_the_model_says_op_by_op(name):
     config, model = CONFIGS[name], random_model(CONFIGS[name])
     program = fused_program(config, model)
     assert_same_answers(program, eager_twin(config, model), STEPS)
+
+
+@pytest.mark.parametrize("type_", [GGMLType.Q8_0, GGMLType.Q4_0, GGMLType.BF16], ids=str)
+def test_weights_as_their_files_have_them(type_):
+    config = replace(LLAMA, intermediate_size=64)
+    model = random_model(config, type_)
+    assert_same_answers(fused_program(config, model), eager_twin(config, model), STEPS[:3])
 
 
 @given(st.data())
