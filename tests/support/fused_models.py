@@ -213,10 +213,10 @@ def _sequence(number: int) -> Request:
 
 
 def eager_twin(
-    config: ModelConfig, model: Any, kv: str = "float32", **changes: Any
+    config: ModelConfig, model: Any, dtype: str = "float32", kv: str = "float32", **changes: Any
 ) -> EagerForward:
     """The same model op by op, with these ops changed; its KV cache is its own."""
-    ops, cpu = replace(create_ops("cpu"), **changes), torch.device("cpu")
+    ops, cpu = replace(create_ops("cpu", dtype), **changes), torch.device("cpu")
     depths = range(config.num_layers + 1)
     return EagerForward(
         with_tensors(model), kv_cache_of(config, kv), ops, cpu, MAX_ROWS, MAX_LEN, depths

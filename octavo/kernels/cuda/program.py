@@ -320,4 +320,5 @@ def _width_between(phase: Phase) -> int:
     """Of a row that is written and read by the same phase."""
     if isinstance(phase, fusion.Attention):
         return phase.q.width
-    return phase.source.width if isinstance(phase, fusion.Linear) and phase.added else 0
+    has_sum = isinstance(phase, fusion.Linear) and phase.added is not None
+    return phase.source.width if has_sum else 0

@@ -78,6 +78,22 @@ def test_weights_as_their_files_have_them(type_):
     assert_same_answers(fused_program(config, model), eager_twin(config, model), STEPS[:3])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "type_"), [("bfloat16", GGMLType.BF16), ("float16", GGMLType.F16)]
+)
+@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_activations_in_16_bits(config, dtype, type_):
+    """What rounding does is about what it does op by op."""
+    model = random_model(config, type_)
+    exact, twin = eager_twin(config, model), eager_twin(config, model, dtype, dtype)
+    program = fused_program(config, model, dtype=getattr(torch, dtype), kv=dtype)
+    for step in STEPS[:3]:
+        expected = eager_logits(exact, step)
+        program.run(step.padded(64, 6))
+        fused = (logits_of(program, len(step.token_ids)) - expected).abs().mean()
+        assert 0 < fused < 1.5 * (eager_logits(twin, step) - expected).abs().mean()
+
+
 @given(st.data())
 @settings(max_examples=20, deadline=None)
 def test_any_ragged_steps(data):
@@ -100,7 +116,7 @@ def test_any_ragged_steps(data):
 def test_keys_and_values_in_fewer_bits(kv):
     model = random_model(LLAMA)
     program = fused_program(LLAMA, model, kv=kv)
-    twin = eager_twin(LLAMA, model, kv)
+    twin = eager_twin(LLAMA, model, kv=kv)
     for step in STEPS[:3]:
         count = len(step.token_ids)
         program.run(step.padded(64, 6))

@@ -149,3 +149,35 @@ def test_what_allocates_would_be_seen():
     with Noting() as noting:
         program.run(DECODE)
     assert noting.allocating
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_is_replayed_with_other_tokens():
+    model, seqs = random_model(LLAMA), range(3)
+    first, second = (
+        step_of(*((seq, start, 1) for seq in seqs)).padded(4, 4, "cuda") for start in (0, 1)
+    )
+    eager, program = (
+        fused_program(LLAMA, model, TRITON, torch.bfloat16, "bfloat16", "cuda") for _ in range(2)
+    )
+    rows = torch.arange(3, dtype=torch.int32, device="cuda")
+    expected, out = (torch.zeros(3, LLAMA.vocab_size, device="cuda") for _ in range(2))
+    for which in (eager, program):
+        which.run(first)  # and kernels are compiled
+        which.logits(rows, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        program.run(first)
+        program.logits(rows, out)
+    for static, new in zip(tensors_of(first), tensors_of(second), strict=True):
+        static.copy_(new)
+    graph.replay()
+    eager.run(second)
+    eager.logits(rows, expected)
+    assert torch.equal(out, expected)
+
+
+def tensors_of(step):
+    tables = step.tables.block_tables, step.tables.query_start, step.tables.seq_lens
+    return step.token_ids, step.positions, step.slots, *tables
