@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.fusion import Attention, CannotFuse, fuse
+from octavo.kernels.fusion import Attention, CannotFuse, Rows, fuse
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program
@@ -200,6 +200,26 @@ def test_memory_is_that_of_what_is_there_at_once():
     # The residual stream, what is added to it in place, q | k | v, attended heads, gated ones.
     heads = 16 * (LLAMA.num_heads + 2 * LLAMA.num_kv_heads), 16 * LLAMA.num_heads
     assert deep._buffers.num_bytes == 64 * 4 * (32 + sum(heads) + 48)
+
+
+def test_rows_of_their_own():
+    """An activation of segments that stand among others, and a head without a norm."""
+    generator = torch.Generator().manual_seed(3)
+    table, gate, up, beside = (torch.randn(32, 32, generator=generator) for _ in range(4))
+    tape = recorder.Tape()
+    x = recorder.embed(Value(tape, None, ()), stored(table))
+    y = recorder.rmsnorm(x, np.ones(32, np.float32), 1e-5)
+    parts = [recorder.linear(y, stored(weight)) for weight in (gate, beside, up)]
+    gated = recorder.silu_mul(parts[0], parts[2])
+    recorder.lm_head(recorder.add(gated, parts[1]), stored(table))
+    phases = fuse(tape)
+    assert [p.kind for p in phases if isinstance(p, Rows)] == ["silu", "add"]
+    program = fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
+    step = step_of((0, 0, 9))
+    program.run(replace(step.padded(9, 1), token_ids=torch.arange(9, dtype=torch.int32)))
+    y = reference.rmsnorm(table[:9], torch.ones(32), 1e-5)
+    gated = reference.silu_mul(y @ gate.t(), y @ up.t())
+    assert_close(logits_of(program, 9), (gated + y @ beside.t()) @ table.t())
 
 
 def matrix(n, k):
