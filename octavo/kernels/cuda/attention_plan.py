@@ -185,18 +185,18 @@ class AttentionPlanner:
         longest = longest or self._limits.max_seq_len
         is_decode = num_seqs <= self._limits.max_num_seqs and max_query <= self._limits.max_query
         make = self._cut_keys if is_decode else self._cut_rows
-        return AttentionPlan({heads: make(heads, num_seqs, max_query, longest)
-                              for heads in self._kinds})  # fmt: skip
+        return AttentionPlan(
+            {heads: make(heads, num_seqs, max_query, longest) for heads in self._kinds}
+        )
 
     @property
     def scratch(self) -> ScratchSize:
         """Enough for any step."""
         limits = self._limits
-        queries = {1 << i for i in range(limits.max_query.bit_length())} | {limits.max_query}
         sizes = [
             scratch_size(cut, heads, num_seqs)
             for num_seqs in range(1, limits.max_num_seqs + 1)
-            for max_query in queries
+            for max_query in range(1, limits.max_query + 1)
             for heads, cut in self.plan(num_seqs, max_query).cuts.items()
         ]
         return ScratchSize(
