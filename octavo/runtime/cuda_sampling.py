@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +124,7 @@ class SamplingArrays:
         entry = self._known[id(owner)]
         if not entry.has_edits:
             return _NO_EDITS
-        if entry.edits is None:
+        if entry.edits is None or entry.edits.num_followed > owner.num_output_tokens:
             entry.edits = Edits(owner.params, owner.prompt_token_ids, self._vocab_size)
         entry.edits.follow(owner)
         return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
@@ -177,8 +178,8 @@ class Edits:
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int], vocab_size: int):
         self._vocab_size = vocab_size
+        self.num_followed = 0  # tokens of the output
         self._counts_output = params.has_penalties
-        self._num_followed = 0
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
         seen = set(prompt) if params.repetition_penalty != 1 else set()
         seen = {t for t in seen if 0 <= t < vocab_size}
@@ -191,19 +192,18 @@ class Edits:
 
     def follow(self, owner: SamplingRow | Request) -> None:
         """Count the tokens that are new. Those that a request has been given it keeps."""
-        if self._counts_output and owner.num_output_tokens > self._num_followed:
-            self._count(owner.output_token_ids[self._num_followed :])
-            self._num_followed = owner.num_output_tokens
+        if self._counts_output and owner.num_output_tokens > self.num_followed:
+            self._count(owner.output_token_ids[self.num_followed :])
+            self.num_followed = owner.num_output_tokens
 
     def after(self, token_ids: Sequence[int]) -> np.ndarray:
         """The columns as they are, or would be after further tokens."""
-        if not (token_ids and self._counts_output):
-            return self._columns[:, : len(self._places)]
-        places, columns = self._places.copy(), self._columns.copy()
-        self._count(token_ids)
-        later = self._columns[:, : len(self._places)]
-        self._places, self._columns = places, columns
-        return later
+        later = self
+        if token_ids and self._counts_output:
+            later = copy(self)
+            later._places, later._columns = self._places.copy(), self._columns.copy()
+            later._count(token_ids)
+        return later._columns[:, : len(later._places)]
 
     def _count(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

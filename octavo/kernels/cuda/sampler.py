@@ -34,6 +34,7 @@ from octavo.kernels.cuda.sampler_cuts import CutScratch, pick_cut
 from octavo.kernels.cuda.sampler_logprobs import JudgeScratch, judge
 from octavo.kernels.cuda.sampler_parts import (
     CHUNK,
+    LogitsOf,
     block_sizes,
     exceeds,
     first_greatest,
@@ -41,12 +42,10 @@ from octavo.kernels.cuda.sampler_parts import (
     is_finite,
     load_chunk,
     remember,
-    row_arguments,
     row_peak,
     shape,
     target_of,
     total_of,
-    unmasked,
     weights_of,
 )
 from octavo.kernels.cuda.sampling import Asked, Chains, SampledTokens, SamplingTensors
@@ -110,22 +109,21 @@ class TritonSampler:
         assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.judged))
         if num_rows == 0:
             return
-        logits_of = row_arguments(logits, rows, asked)
-        blocks = block_sizes(vocab_size)
+        logits_of, blocks = LogitsOf.rows(logits, rows, asked), block_sizes(vocab_size)
         grid = num_rows, scratch.weights.shape[1]
         raw = peaks = scratch.raw_peaks, scratch.raw_ids
-        _find_peaks[grid](*unmasked(logits_of), *raw, **blocks)
+        _find_peaks[grid](*logits_of.unmasked(), *raw, **blocks)
+        originals = _edit(logits, rows) if asked.edits else None
         if asked.edits or asked.masks:
-            originals = _edit(logits, rows) if asked.edits else None
             peaks = scratch.peaks, scratch.ids
             _find_peaks[grid](*logits_of, *peaks, **blocks)
         _sum_weights[grid](*logits_of, peaks[0], scratch.weights, **blocks)
-        given = out.token_ids, rows.seats, rows.last_tokens
-        chunks = *peaks, scratch.weights
-        _pick[(num_rows,)](*logits_of, raw[0], *chunks, out.status, *given, **blocks)
+        chunks = raw[0], *peaks, scratch.weights
+        given = out.status, out.token_ids, rows.seats, rows.last_tokens
+        _pick[(num_rows,)](*logits_of, *chunks, *given, **blocks)
         if asked.cuts:
             pick_cut(logits_of, peaks[0], *given, self._cuts, has_typical=asked.typical)
-        if asked.edits:
+        if originals is not None:
             _undo(logits, rows, originals)
         if asked.num_top is not None:
             judge(logits_of, raw[0], out, asked.num_top, self._judging)
@@ -299,9 +297,7 @@ def _change(
 
 
 @triton.jit
-def _put_back(
-    logits, stride, originals, starts, token_ids, biases, counts, BLOCK: tl.constexpr
-):
+def _put_back(logits, stride, originals, starts, token_ids, biases, counts, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     end = tl.load(starts + row + 1)
     for begin in range(tl.load(starts + row), end, BLOCK):

@@ -1,7 +1,7 @@
 """Tokens of rows that are cut by rank or mass: top_k, top_p and typical_p, without a sort.
 
-What those keep is a beginning of the row in some order: from the likeliest token on, or from the one
-whose information is nearest to the entropy; and what is drawn, with top_k or top_p, is where a sum
+What those keep is a beginning of the row in some order: from the likeliest token on, or from that
+whose information is nearest to the entropy; and with top_k or top_p, what is drawn is where a sum
 in the first of these orders exceeds a number. So there is one question: in an order of keys, of
 equals the lowest id first, at which token does the running sum of counts or weights exceed a
 target? A key is the bits of a float that is not negative, and is found digit by digit, eleven times
@@ -18,7 +18,7 @@ tokens that can be kept at all: mostly a few hundred::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 import triton
@@ -27,11 +27,11 @@ from torch import Tensor
 
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampler_parts import (
+    LogitsOf,
     block_sizes,
     double_of,
     float_of,
     int_of,
-    is_finite,
     load_chunk,
     remember,
     row_peak,
@@ -51,6 +51,7 @@ _LOG_MIN_P = tl.constexpr(sampling.LOG_MIN_P)
 _TOP_K = tl.constexpr(sampling.TOP_K)
 _TOP_P = tl.constexpr(sampling.TOP_P)
 _TYPICAL_P = tl.constexpr(sampling.TYPICAL_P)
+_HAS_TOKEN = tl.constexpr(sampling.HAS_TOKEN)
 
 # Orders, and what is summed in them.
 _COUNTS = tl.constexpr(0)  # of tokens, the likeliest first
@@ -71,7 +72,9 @@ class CutScratch:
     ids: Tensor  # int32 [rows, V], ascending
 
     @classmethod
-    def allocate(cls, num_rows: int, vocab_size: int, num_chunks: int, device: str) -> Self:
+    def allocate(
+        cls, num_rows: int, vocab_size: int, num_chunks: int, device: torch.device | str
+    ) -> Self:
         def empty(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty((num_rows, *shape), dtype=dtype, device=device)
 
@@ -86,8 +89,9 @@ class CutScratch:
 
 
 def pick_cut(
-    logits_of: tuple[Any, ...],
+    logits_of: LogitsOf,
     peaks: Tensor,
+    status: Tensor,
     token_ids: Tensor,
     seats: Tensor,
     last_tokens: Tensor,
@@ -98,21 +102,22 @@ def pick_cut(
     """Write the tokens of rows that draw from a part of their tokens; others stay as they are.
 
     Args:
-        logits_of: as made by ``row_arguments``.
         peaks: float32 [rows, chunks], of those logits.
+        status: int32 [rows], what became of them.
         has_typical: whether a row has a typical_p.
     """
-    num_rows, num_chunks = len(logits_of[0]), peaks.shape[1]
-    grid, blocks = (num_rows, num_chunks), block_sizes(logits_of[0].shape[1])
-    row = *logits_of, peaks
+    num_rows, vocab_size = logits_of.logits.shape
+    grid, blocks = (num_rows, peaks.shape[1]), block_sizes(vocab_size)
+    row = *logits_of, peaks, status
     marks = scratch.counts, scratch.masses
     listed = scratch.totals, scratch.lengths, scratch.values, scratch.ids
     _mark[grid](*row, *marks, **blocks)
     _list[grid](*row, *marks, *listed, **blocks)
-    blocks = {"BLOCK": _BLOCK, "CHUNKS": blocks["CHUNKS"], "num_warps": 8}
+    of_lists = vocab_size, logits_of.records, status, *listed
     if has_typical:
-        _keep_typical[(num_rows,)](*row, *listed, **blocks)
-    _pick_cut[(num_rows,)](*row, *listed, token_ids, seats, last_tokens, **blocks)
+        _keep_typical[(num_rows,)](*of_lists, BLOCK=_BLOCK, num_warps=16)
+    given = token_ids, seats, last_tokens
+    _pick_cut[(num_rows,)](*of_lists, *given, BLOCK=_BLOCK, num_warps=16)
 
 
 @triton.jit
@@ -125,6 +130,7 @@ def _mark(
     masks,
     mask_stride,
     peaks,
+    status,
     counts,
     masses,
     CHUNK: tl.constexpr,
@@ -132,7 +138,7 @@ def _mark(
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, _ = row_peak(peaks, row, num_chunks, CHUNKS)
-    if _is_cut(records, row, vocab_size, peak):
+    if _is_cut(records, row, vocab_size, status):
         tokens = chunk * CHUNK + tl.arange(0, CHUNK)
         values = load_chunk(logits, stride, vocab_size, records, masks, mask_stride, row, tokens)
         shaped = _shape(values, peak, records, row)
@@ -154,6 +160,7 @@ def _list(
     masks,
     mask_stride,
     peaks,
+    status,
     counts,
     masses,
     totals,
@@ -165,7 +172,7 @@ def _list(
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     peak, _ = row_peak(peaks, row, num_chunks, CHUNKS)
-    if _is_cut(records, row, vocab_size, peak):
+    if _is_cut(records, row, vocab_size, status):
         place = tl.arange(0, CHUNKS)
         exists = place < num_chunks
         at = (row * num_chunks + place) * _LEVELS
@@ -187,26 +194,19 @@ def _list(
 
 @triton.jit
 def _keep_typical(
-    logits,
-    stride,
     vocab_size,
-    num_chunks,
     records,
-    masks,
-    mask_stride,
-    peaks,
+    status,
     totals,
     lengths,
     listed,
     ids,
     BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ):
     """``apply_typical_p`` of ``runtime/logits.py``, in the list. Its greatest is 0 again."""
     row = tl.program_id(0).to(tl.int64)
-    peak, _ = row_peak(peaks, row, num_chunks, CHUNKS)
     typical_p = double_of(records, row, _TYPICAL_P)
-    if _is_cut(records, row, vocab_size, peak) & (typical_p < 1.0):
+    if _is_cut(records, row, vocab_size, status) & (typical_p < 1.0):
         values, length = listed + row * vocab_size, tl.load(lengths + row)
         total = tl.load(totals + row)
         mean = _mean_surprise(values, length, total, BLOCK)
@@ -216,17 +216,12 @@ def _keep_typical(
         top = float("-inf")
         for begin in range(0, length, BLOCK):
             place = begin + tl.arange(0, BLOCK)
-            own = _load(values, place, length)
-            own_key = _key(own, mean, _TYPICAL)
-            is_kept = (own_key < key) | ((own_key == key) & (place <= last))
-            top = tl.maximum(top, tl.max(tl.where(is_kept, own, float("-inf")), 0))
+            own = _load_typical(values, place, length, key, last, mean)
+            top = tl.maximum(top, tl.max(own, 0))
         total = total * 0
         for begin in range(0, length, BLOCK):
             place = begin + tl.arange(0, BLOCK)
-            own = _load(values, place, length)
-            own_key = _key(own, mean, _TYPICAL)
-            is_kept = (own_key < key) | ((own_key == key) & (place <= last))
-            own = tl.where(is_kept, own - top, float("-inf"))
+            own = _load_typical(values, place, length, key, last, mean) - top
             total += tl.sum(weights_of(own), 0)
             tl.store(values + place, own, mask=place < length)
         tl.store(totals + row, total)
@@ -234,14 +229,9 @@ def _keep_typical(
 
 @triton.jit
 def _pick_cut(
-    logits,
-    stride,
     vocab_size,
-    num_chunks,
     records,
-    masks,
-    mask_stride,
-    peaks,
+    status,
     totals,
     lengths,
     listed,
@@ -250,11 +240,9 @@ def _pick_cut(
     seats,
     last_tokens,
     BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    peak, _ = row_peak(peaks, row, num_chunks, CHUNKS)
-    if _is_cut(records, row, vocab_size, peak):
+    if _is_cut(records, row, vocab_size, status):
         values, length = listed + row * vocab_size, tl.load(lengths + row)
         top_k, top_p = int_of(records, row, _TOP_K), double_of(records, row, _TOP_P)
         kept = tl.load(totals + row)
@@ -278,11 +266,12 @@ def _pick_cut(
 
 
 @triton.jit
-def _is_cut(records, row, vocab_size, peak):
+def _is_cut(records, row, vocab_size, status):
     """Whether a row that has a token draws it from a part of its tokens."""
     has_cut = _has_top_k(records, row, vocab_size) | (double_of(records, row, _TOP_P) < 1.0)
     has_cut |= double_of(records, row, _TYPICAL_P) < 1.0
-    return has_cut & (float_of(records, row, _TEMPERATURE) > 0.0) & is_finite(peak)
+    has_token = tl.load(status + row) == _HAS_TOKEN
+    return has_cut & has_token & (float_of(records, row, _TEMPERATURE) > 0.0)
 
 
 @triton.jit
@@ -298,9 +287,7 @@ def _shape(values, peak, records, row):
 
 
 @triton.jit
-def _low_enough(
-    records, row, vocab_size, num_chunks, counts, masses, total, CHUNKS: tl.constexpr
-):
+def _low_enough(records, row, vocab_size, num_chunks, counts, masses, total, CHUNKS: tl.constexpr):
     """The first level above which are as many tokens as top_k keeps, or without it as much weight
     as top_p does. The last, above which is whatever has weight, if there is none, and for
     typical_p."""
@@ -363,10 +350,7 @@ def _sums_below(values, length, keys, mean, ORDER: tl.constexpr, BLOCK: tl.const
     for begin in range(0, length, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         own = _load(values, place, length)
-        if ORDER == _COUNTS:
-            counted = (place < length).to(tl.int64)
-        else:
-            counted = weights_of(own)
+        counted = (place < length).to(tl.int64) if ORDER == _COUNTS else weights_of(own)
         is_below = _key(own, mean, ORDER)[:, None] < keys[None, :]
         sums += tl.sum(tl.where(is_below, counted[:, None], 0), 0)
     return sums
@@ -409,6 +393,14 @@ def _place_of(values, length, key, target, mean, ORDER: tl.constexpr, BLOCK: tl.
 @triton.jit
 def _load(values, place, length):
     return tl.load(values + place, mask=place < length, other=float("-inf"))
+
+
+@triton.jit
+def _load_typical(values, place, length, key, last, mean):
+    """-inf for those that are behind the one with a key at the place ``last``."""
+    own = _load(values, place, length)
+    own_key = _key(own, mean, _TYPICAL)
+    return tl.where((own_key < key) | ((own_key == key) & (place <= last)), own, float("-inf"))
 
 
 @triton.jit

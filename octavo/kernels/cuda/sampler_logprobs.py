@@ -7,7 +7,7 @@ The greatest are found as keys, which have a logit in their high bits and what a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 import triton
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampler_parts import (
+    LogitsOf,
     block_sizes,
     int_of,
     load_chunk,
     row_peak,
     total_of,
-    unmasked,
     weights_of,
 )
 from octavo.kernels.cuda.sampling import SampledTokens
@@ -60,7 +60,7 @@ class JudgeScratch:
 
 
 def judge(
-    logits_of: tuple[Any, ...],
+    logits_of: LogitsOf,
     peaks: Tensor,
     out: SampledTokens,
     num_top: int,
@@ -69,19 +69,14 @@ def judge(
     """Write ``out.judged`` of the rows that ask and have a token.
 
     Args:
-        logits_of: as made by ``row_arguments``; masks are left out of it.
         peaks: float32 [R, chunks], of those logits.
     """
-    logits = logits_of[0]
-    num_rows, num_chunks = len(logits), scratch.weights.shape[1]
-    blocks = block_sizes(logits.shape[1])
+    num_rows, vocab_size = logits_of.logits.shape
+    blocks = {"WIDTH": _WIDTH, **block_sizes(vocab_size)}
+    row = *logits_of.unmasked(), peaks, *out.answers, num_top
     found = scratch.weights, scratch.ranks, scratch.keys
-    _judge_chunk[(num_rows, num_chunks)](
-        *unmasked(logits_of), peaks, *out.answers, num_top, *found, WIDTH=_WIDTH, **blocks
-    )
-    _judge_row[(num_rows,)](
-        *unmasked(logits_of), peaks, *out.answers, num_top, *found, out.judged, WIDTH=_WIDTH, **blocks
-    )
+    _judge_chunk[(num_rows, scratch.weights.shape[1])](*row, *found, **blocks)
+    _judge_row[(num_rows,)](*row, *found, out.judged, **blocks)
 
 
 @triton.jit

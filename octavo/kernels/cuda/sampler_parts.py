@@ -5,7 +5,7 @@ Masked logits are -inf, as those beyond the vocabulary, from the moment that the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -24,17 +24,27 @@ _SAMPLE_INDEX = tl.constexpr(sampling.SAMPLE_INDEX)
 _POSITION = tl.constexpr(sampling.POSITION)
 
 
-def row_arguments(logits: Tensor, rows: SamplingTensors, asked: Asked) -> tuple[Any, ...]:
-    """What kernels take first, of logits [R, V] and the masks that they are read with."""
-    num_chunks = triton.cdiv(logits.shape[1], CHUNK)
-    masks = rows.masks if asked.masks else None
-    mask_stride = 0 if masks is None else masks.stride(0)
-    return logits, logits.stride(0), logits.shape[1], num_chunks, rows.records, masks, mask_stride
+class LogitsOf(NamedTuple):
+    """What kernels take first: logits [R, V], and what they are read with."""
 
+    logits: Tensor
+    stride: int  # of a row
+    vocab_size: int
+    num_chunks: int
+    records: Tensor
+    masks: Tensor | None
+    mask_stride: int
 
-def unmasked(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same, for logits as they are."""
-    return *arguments[:-2], None, 0
+    @classmethod
+    def rows(cls, logits: Tensor, rows: SamplingTensors, asked: Asked) -> LogitsOf:
+        num_chunks = triton.cdiv(logits.shape[1], CHUNK)
+        masks = rows.masks if asked.masks else None
+        mask_stride = 0 if masks is None else masks.stride(0)
+        shape = logits.stride(0), logits.shape[1], num_chunks
+        return cls(logits, *shape, rows.records, masks, mask_stride)
+
+    def unmasked(self) -> LogitsOf:
+        return self._replace(masks=None, mask_stride=0)
 
 
 def block_sizes(vocab_size: int) -> dict[str, int]:

@@ -45,9 +45,7 @@ def _resolve(token_ids, last_tokens, num_tokens, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _accept(
-    token_ids, unsound, drafted, starts, counts, seats, last_tokens, BLOCK: tl.constexpr
-):
+def _accept(token_ids, unsound, drafted, starts, counts, seats, last_tokens, BLOCK: tl.constexpr):
     chain = tl.program_id(0)
     begin, end = tl.load(starts + chain), tl.load(starts + chain + 1)
     place = tl.arange(0, BLOCK)

@@ -105,7 +105,7 @@ def test_rows_without_a_token(device):
     rows = [make_row(temperature=i % 2, logprobs=1, top_k=i % 3) for i in range(5)]
     rows.append(make_row(temperature=1.0, output=[4, 4], repetition_penalty=1e-3))
     rows.append(make_row(temperature=1.0, allowed=(), vocab_size=3000))
-    rows.append(make_row(temperature=1.0, allowed=(1, 2), vocab_size=3000))
+    rows.append(make_row(temperature=1.0, top_k=1, allowed=(1, 2), vocab_size=3000))
     rows.append(make_row(temperature=1.0, typical_p=0.5))
     with np.errstate(all="ignore"):  # what the interpreter would warn of
         found = sampled(logits, rows)
@@ -186,9 +186,8 @@ def test_compiled(arch):
         made[launch.kernel.__name__] = launch.compiled(arch)
     assert made.keys() == ALL_KERNELS
     for name, each in made.items():
-        print(arch, name, each.registers, each.spills, each.shared, "ld.global.v4" in each.ptx)
-        continue
-        assert each.spills == 0 and each.shared <= 32 << 10, name
-        assert each.registers <= (128 if "judge" in name else 64), (name, each.registers)
-    for name in () and ("_find_peaks", "_sum_weights", "_mark", "_pick_cut", "_judge_chunk"):
+        assert each.spills == 0 and each.shared <= 8 << 10, name
+        assert each.registers <= 128, name  # so that 16 warps find room
+    for name in ("_find_peaks", "_sum_weights", "_pick", "_mark", "_list", "_judge_chunk"):
         assert "ld.global.v4" in made[name].ptx, name  # 16 bytes at a time
+    assert "fma.rn.f32" not in made["_change"].ptx  # which would round less than the oracle
