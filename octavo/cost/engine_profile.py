@@ -25,7 +25,8 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.errors import ConfigError
-from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, GRAPH_SIZES, logits_bytes
+from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
+from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes
 
 GIB = 1 << 30
 
@@ -356,9 +357,15 @@ def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) ->
     return Prediction.around(4.0 * (step + logits), 0.1, "published")
 
 
+_PIECE_ROWS = 4096  # of a product at once, as kernels/cuda/triton_products.py has it
+# Of programs that share a product or a sequence, about: hardly a matter of the model.
+_SPLITS_BYTES = 24 << 20
+
+
 def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
-    """Of the fused steps: the same values in 16 bits, with gates and ups side by side before they
-    are multiplied, and an input with its norm; and logits as float32."""
+    """Of the fused steps: the same values in 16 bits, and those between two launches of a phase; of
+    products, gates and ups side by side and an input with its norm; cosines and sines; logits,
+    with what the sampler notes of each. ``runtime/cuda_backend.py`` counts what it is."""
     inner = max(
         (
             weight.inputs
@@ -368,14 +375,16 @@ def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled
         ),
         default=0,
     )
-    values = _octavo_values(spec) + spec.hidden_size + 2 * inner
-    step = 2.0 * limits.max_num_batched_tokens * values
-    logits = logits_bytes(limits.max_num_seqs, spec.vocab_size)
-    return Prediction.around(step + logits, 0.2, "roofline")
+    tokens = limits.max_num_batched_tokens
+    step = 2.0 * tokens * (_octavo_values(spec) + spec.hidden_size)
+    step += 2.0 * min(tokens, _PIECE_ROWS) * (spec.hidden_size + 2 * inner)
+    rotations = 4.0 * 128 * limits.max_model_len
+    logits = 3.0 * logits_bytes(limits.max_num_seqs, spec.vocab_size)
+    return Prediction.around(step + rotations + logits + _SPLITS_BYTES, 0.25, "roofline")
 
 
 def _octavo_graphs(weights_bytes: int) -> Prediction:
-    return Prediction.around(len(GRAPH_SIZES) * GRAPH_BYTES, 1.0, "published")
+    return Prediction.around(len(graph_sizes(MAX_SIZE)) * GRAPH_BYTES, 1.0, "published")
 
 
 def _octavo_values(spec: ModelSpec) -> int:

@@ -31,8 +31,8 @@ class RankSpec:
         packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
             beside the model. None keeps none.
         memory_utilization: share of a GPU's memory that this rank may have.
-        max_num_seqs, max_num_batched_tokens: of a step, for which a GPU's memory is kept back;
-            ``RankLimits`` are these or less.
+        max_num_seqs, max_num_batched_tokens, max_model_len: of steps, for which a GPU's memory is
+            kept back; ``RankLimits`` are these or less. A length of None is the model's.
         enforce_eager: steps are never captured in graphs, where they could be.
         pool: threads of another rank, which never runs when this one does; None makes its own.
     """
@@ -49,6 +49,7 @@ class RankSpec:
     memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
     enforce_eager: bool = False
     pool: Pool | None = None
 

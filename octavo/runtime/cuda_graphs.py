@@ -16,9 +16,12 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from octavo.core.batch import Batch
-from octavo.runtime.streams import Graph, Stream, Work
+
+if TYPE_CHECKING:
+    from octavo.runtime.streams import Graph, Stream, Work
 
 MAX_SIZE = 256
 _STEP = 16

@@ -11,7 +11,7 @@ formulas here, without weights and on any machine. Nothing in here needs PyTorch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
@@ -31,8 +31,6 @@ CONTEXT_BYTES = 6 * GIB // 10
 # Of one recorded step: its nodes and their arguments, as its tensors are the program's own. vLLM
 # takes 0.3 GiB for some 35 sizes of small models; not measured with octavo.
 GRAPH_BYTES = 16 << 20
-# Requests of the steps that are recorded, as far as max_num_seqs goes.
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 _REMEDIES = {
     WEIGHTS: "a model of fewer bits (octavo quantize), or a smaller one",
@@ -83,15 +81,6 @@ class MemoryLedger:
     def kv_bytes(self) -> int:
         """Left for keys and values; less than 0 is what is missing."""
         return self.usable_bytes - self.taken_bytes
-
-    def with_measured(self, name: str, num_bytes: int) -> MemoryLedger:
-        """With what a line turned out to be, in place of what was thought of it before."""
-        assert any(line.name == name for line in self.lines), name
-        lines = (
-            replace(line, num_bytes=num_bytes, known="measured") if line.name == name else line
-            for line in self.lines
-        )
-        return replace(self, lines=tuple(lines))
 
     def check_first_block(self, num_bytes: int) -> None:
         """ConfigError if not even one block of so many bytes is left for the KV pool."""
@@ -190,19 +179,23 @@ def activations_line(num_bytes: int, known: Known = "counted") -> Line:
     )
 
 
-def logits_line(max_num_seqs: int, vocab_size: int) -> Line:
-    """Of the rows that a step samples from, in float32, once: the sampler works in place."""
-    num_bytes = logits_bytes(max_num_seqs, vocab_size)
-    return Line("logits", num_bytes, "counted", "a smaller --max-num-seqs")
+def tokens_line(num_bytes: int, known: Known = "counted") -> Line:
+    """Of what a step is told, of its logits, and of what becomes of them."""
+    return Line("inputs, logits and tokens", num_bytes, known, "a smaller --max-num-seqs")
 
 
 def logits_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Of the rows that a step samples from, in float32."""
     return 4 * max_num_seqs * vocab_size
 
 
-def graphs_line(max_num_seqs: int) -> Line:
-    """Of the steps that will be recorded."""
-    num_sizes = sum(size <= max_num_seqs for size in GRAPH_SIZES)
+def scratch_line(num_bytes: int) -> Line:
+    """Of what programs of a kernel leave to each other."""
+    return Line("scratch of kernels", num_bytes, "counted")
+
+
+def graphs_line(num_sizes: int) -> Line:
+    """Of steps recorded at so many sizes, before they are."""
     return Line(GRAPHS, num_sizes * GRAPH_BYTES, "estimated", _REMEDIES[GRAPHS])
 
 

@@ -104,7 +104,7 @@ class Rank:
         """Where the memory of a GPU goes, before the start; of a CPU's nothing is kept back."""
         if self.spec.device == "cpu":
             return None
-        from octavo.runtime.torch_backend import device_memory
+        from octavo.runtime.device_memory import device_memory
 
         return open_ledger(
             device_memory(self.spec.device),

@@ -16,14 +16,17 @@ from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.device_memory import device_memory, out_of_memory_told
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.memory_ledger import (
+    WEIGHTS,
     Line,
-    MemoryUse,
     activations_line,
     check_weights,
     logits_bytes,
+    open_ledger,
+    tokens_line,
 )
 
 Progress = Callable[[int, int], None]
@@ -34,13 +37,6 @@ _COPIES_OF_LOGITS = 5
 
 def sees_gpu() -> bool:
     return torch.cuda.is_available()
-
-
-def device_memory(device: str) -> MemoryUse:
-    """That of a GPU, once our allocator has given back what it does not use."""
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(torch.device(device))
-    return MemoryUse(total, free, torch.cuda.memory_reserved(torch.device(device)))
 
 
 class TorchBackend:
@@ -66,7 +62,10 @@ class TorchBackend:
         self._device = torch.device(spec.device)
         if self._device.type != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-        self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
+        with out_of_memory_told(
+            WEIGHTS, lambda: open_ledger(device_memory(spec.device), 1.0, 0, ())
+        ):
+            self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
         self.weights_bytes = weights_bytes(self._model)
         self._ops = create_ops(spec.device, spec.dtype, EAGER)
         self.name = self._ops.name
@@ -85,11 +84,8 @@ class TorchBackend:
         return (
             activations_line(num_bytes, "estimated"),
             Line("a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"),
-            Line(
-                "logits, and what sampling makes of them",
-                _COPIES_OF_LOGITS * logits_bytes(spec.max_num_seqs, model.vocab_size),
-                "estimated",
-                "a smaller --max-num-seqs",
+            tokens_line(
+                _COPIES_OF_LOGITS * logits_bytes(spec.max_num_seqs, model.vocab_size), "estimated"
             ),
         )
 

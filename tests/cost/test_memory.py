@@ -18,7 +18,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.errors import ConfigError
-from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_line
+from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
 
 GIB = 1 << 30
 
@@ -254,8 +254,7 @@ def test_on_a_gpu_all_lines_of_the_ledger_are_kept_back():
         0.9 * plan.total_bytes - plan.weights_bytes - plan.kept_back_bytes, abs=2
     )
     assert plan.non_torch_bytes == CONTEXT_BYTES
-    logits = logits_line(plan.limits.max_num_seqs, 128_256).num_bytes
-    assert plan.activations.value > logits
+    assert plan.activations.value > logits_bytes(plan.limits.max_num_seqs, 128_256)
 
 
 def test_weights_that_are_loaded_are_those_of_the_tables(smollm2_gguf):

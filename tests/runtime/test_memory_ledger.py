@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import EngineArgs, resolve
 from octavo.errors import ConfigError
 from octavo.models.loader import load_config
-from octavo.runtime import torch_backend
+from octavo.runtime import device_memory
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.memory_ledger import (
     GRAPHS,
@@ -19,13 +22,13 @@ from octavo.runtime.memory_ledger import (
     activations_line,
     check_weights,
     graphs_line,
-    logits_line,
     open_ledger,
+    tokens_line,
 )
 from octavo.runtime.rank import Rank
 
 MIB, GIB = 1 << 20, 1 << 30
-PLANNED = (activations_line(300 * MIB), logits_line(256, 1 << 17), graphs_line(256))
+PLANNED = (activations_line(300 * MIB), tokens_line(128 * MIB), graphs_line(9))
 
 
 def ledger_of(total: int = 24 * GIB, weights: int = 15 * GIB, others: int = GIB, own: int = 0):
@@ -45,17 +48,6 @@ def test_every_byte_is_on_one_line(free, weights, own, others, utilization):
     planned = sum(line.num_bytes for line in PLANNED)
     assert ledger.taken_bytes - planned == total - free
     assert ledger.kv_bytes == int(utilization * total) - ledger.taken_bytes
-
-
-def test_logits_are_the_rows_that_are_sampled_once():
-    assert logits_line(256, 128_256).num_bytes == 256 * 128_256 * 4
-
-
-def test_what_was_estimated_is_replaced_by_what_was_measured():
-    before = ledger_of()
-    after = before.with_measured(GRAPHS, 200 * MIB)
-    assert after.kv_bytes == before.kv_bytes + graphs_line(256).num_bytes - 200 * MIB
-    assert {line.name: line.known for line in after.lines}[GRAPHS] == "measured"
 
 
 def test_it_is_told_line_by_line():
@@ -114,7 +106,7 @@ class FakeBackend:
 def rank(tiny_model, monkeypatch):
     """On a fake GPU of 4 GiB, of which others have one eighth."""
     use = MemoryUse(4 * GIB, 4 * GIB - 2 * GIB - GIB // 2, 2 * GIB)
-    monkeypatch.setattr(torch_backend, "device_memory", lambda device: use)
+    monkeypatch.setattr(device_memory, "device_memory", lambda device: use)
     spec = RankSpec(tiny_model, device="cuda", dtype="bfloat16")
     return Rank(spec, load_config(tiny_model), FakeBackend())
 
@@ -134,3 +126,64 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
     limits = RankLimits(num_blocks, 4, 64, 32)
     with pytest.raises(ConfigError, match="not suffice for keys and values: a pool of 2.00 GiB"):
         rank.start(limits)
+
+
+# -- what a fused engine plans, against what it makes ----------------------------------------------
+
+
+def tensors() -> list[torch.Tensor]:
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def bytes_made(work) -> int:
+    """Of the memory of tensors that are still there when ``work`` is done, and were not before."""
+    before = {each.untyped_storage()._cdata for each in tensors()}
+    kept = work()
+    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors()}
+    assert kept is not None
+    return sum(each.nbytes() for key, each in storages.items() if key not in before)
+
+
+def test_what_is_planned_is_what_is_made(tiny_model):
+    """On the CPU, by the twin of the GPU's kernels: the same tensors but for their scratch."""
+    spec = RankSpec(
+        tiny_model,
+        kernels="fused",
+        max_num_seqs=6,
+        max_num_batched_tokens=48,
+        max_model_len=128,
+    )
+    rank = Rank.load(spec)
+    backend = rank.backend
+    planned = sum(line.num_bytes for line in backend.planned_memory() if line.name != GRAPHS)
+    limits = RankLimits(1, 6, 128, 48)
+    made = bytes_made(lambda: backend.create_forward(limits))
+    kv_cache = 16 * rank.capacity.kv_bytes_per_token
+    # The host has copies of inputs and results, for two steps in flight.
+    assert planned <= made - kv_cache <= planned + 2 * planned // 5
+
+
+def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
+    def lines(**sizes):
+        spec = RankSpec(tiny_model, kernels="fused", max_model_len=128, **sizes)
+        return {line.name: line.num_bytes for line in Rank.load(spec).backend.planned_memory()}
+
+    small = lines(max_num_seqs=8, max_num_batched_tokens=512)
+    wide = lines(max_num_seqs=8, max_num_batched_tokens=1024)
+    many = lines(max_num_seqs=512, max_num_batched_tokens=512)
+    values, tokens = activations_line(0).name, tokens_line(0).name
+    assert wide[values] > 1.5 * small[values]
+    assert many[tokens] > 1.5 * small[tokens]
+    assert many[values] < 1.2 * small[values]
+
+
+def test_a_gpu_that_has_no_more_answers_by_its_ledger():
+    def allocate():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    with (
+        pytest.raises(ConfigError, match=r"not suffice for weights: CUDA out of memory; of 24"),
+        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+    ):
+        allocate()

@@ -296,18 +296,19 @@ def load_numbers(
     places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
     codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
     if GROUP is None:
-        if KIND == "signed":  # which the interpreter does not turn into bfloat16
-            return codes.to(tl.float32).to(dtype)
-        return code_values(codes, dtype, KIND)
-    NUM_GROUPS: tl.constexpr = BLOCK_K // GROUP
-    groups = start // GROUP + tl.arange(0, NUM_GROUPS)
-    place = groups.to(tl.int64)[None, :] * groups_stride + columns[:, None]
-    mask = exists[:, None] & (groups * GROUP < k)[None, :]
-    numbers = tl.reshape(code_values(codes, tl.float32, KIND), [codes.shape[0], NUM_GROUPS, GROUP])
-    numbers *= tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
-    if mins is not None:
-        numbers += tl.load(mins + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
-    return tl.reshape(numbers, [codes.shape[0], BLOCK_K]).to(dtype)
+        # Exact in float16; the interpreter makes no bfloat16 of integers.
+        numbers = codes.to(tl.float16) if KIND == "signed" else code_values(codes, dtype, KIND)
+    else:
+        numbers = code_values(codes, tl.float32, KIND)
+        numbers = tl.reshape(numbers, [codes.shape[0], BLOCK_K // GROUP, GROUP])
+        groups = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        place = groups.to(tl.int64)[None, :] * groups_stride + columns[:, None]
+        mask = exists[:, None] & (groups * GROUP < k)[None, :]
+        numbers *= tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
+        if mins is not None:
+            numbers += tl.load(mins + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
+        numbers = tl.reshape(numbers, [codes.shape[0], BLOCK_K])
+    return numbers.to(dtype)
 
 
 @triton.jit

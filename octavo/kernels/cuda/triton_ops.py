@@ -9,7 +9,6 @@ from torch import Tensor
 
 from octavo.kernels import fusion
 from octavo.kernels.cuda import rows as row_kernels
-from octavo.kernels.cuda import ways
 from octavo.kernels.cuda.activations import activation_mul_apart
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
@@ -94,8 +93,7 @@ def create_triton_ops(
         is_invariant: what a token becomes has the same bits whatever other tokens there are.
     """
     uses = _uses(phases, weight_of, max_tokens, max_rows)
-    multiplies = ways.Gpu(gpu.arch, gpu.num_processors)
-    products = TritonProducts(uses, multiplies, dtype, device, invariant=is_invariant)
+    products = TritonProducts(uses, gpu, dtype, device, invariant=is_invariant)
     kinds = _head_shapes(phases, kv_cache, dtype)
     return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
+from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.weights import (
     DenseWeight,
     DeviceWeight,
@@ -32,20 +32,6 @@ class Way(Enum):
     FP8 = "activations to FP8 by rows, torch._scaled_mm"
     INT8 = "activations to int8 by rows, torch._int_mm, scales by Triton"
     PARTS = "each of its parts by its own"
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """What of a GPU decides: ``capability`` times ten, 90 for sm_90."""
-
-    capability: int
-    num_processors: int
-
-    @classmethod
-    def of(cls, device: torch.device | str) -> Gpu:
-        properties = torch.cuda.get_device_properties(device)
-        capability = 10 * properties.major + properties.minor
-        return cls(capability, properties.multi_processor_count)
 
 
 def way_of(
@@ -91,7 +77,7 @@ def _in_8_bits(weight: W4Weight | W8Weight, dtype: torch.dtype, gpu: Gpu) -> Way
         return None
     if not weight.is_fp8:
         return Way.INT8
-    return Way.FP8 if gpu.capability >= 89 and dtype == torch.bfloat16 else None
+    return Way.FP8 if gpu.arch >= 89 and dtype == torch.bfloat16 else None
 
 
 def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:
