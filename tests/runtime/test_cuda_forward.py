@@ -169,7 +169,7 @@ def check(request: Request, logprobs: list) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_all_kinds_of_requests_get_what_is_theirs(seed):
-    """Chunks, preemptions, forks, hits of the prefix cache, aborts, drafts, padding: all at once."""
+    """Chunks, preemptions, forks, hits of the prefix cache, aborts, drafts, padding at once."""
     rng = random.Random(seed)
     stream = QueuedStream(captures=rng.random() < 0.8)
     drafts = rng.random() < 0.4

@@ -44,9 +44,7 @@ def batch(*counts: int, **fields) -> Batch:
     return Batch(
         0,
         tuple(
-            ScheduledRequest(
-                Request(str(i), [1] * 9, SamplingParams(), 0.0), 3, count, 1, **fields
-            )
+            ScheduledRequest(Request(str(i), [1] * 9, SamplingParams(), 0.0), 3, count, 1, **fields)
             for i, count in enumerate(counts)
         ),
     )

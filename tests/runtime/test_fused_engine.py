@@ -62,23 +62,21 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, 
     assert engine.scheduler.num_preemptions > 5
 
 
-def test_guesses_change_nothing(bench, run_all, streams):
-    def requests() -> list[Request]:
-        """Of texts that repeat themselves; of one nothing is guessed, so that it runs ahead."""
-        kinds = [{}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, {"speculative": {"enabled": False}}]
-        return [
-            Request(
-                f"r{i}",
-                [i + 5, 6, 7, 8] * 6,
-                SamplingParams(**{"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **kind}),
-                0.0,
-                seed=i,
-            )
-            for i, kind in enumerate(kinds)
-        ]
+# Of one nothing is guessed, so that it runs ahead.
+KINDS = ({}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, {"speculative": {"enabled": False}})
 
-    plain, _ = run_all(bench.engine(), requests(), together=False)
+
+def repetitive_requests() -> list[Request]:
+    usual = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+    return [
+        Request(f"r{i}", [i + 5, 6, 7, 8] * 6, SamplingParams(**(usual | kind)), 0.0, seed=i)
+        for i, kind in enumerate(KINDS)
+    ]
+
+
+def test_guesses_change_nothing(bench, run_all, streams):
+    plain, _ = run_all(bench.engine(), repetitive_requests(), together=False)
     engine = bench.engine(kernels="fused", proposer=NgramProposer(1, 3))
-    answers, _ = run_all(engine, requests())
+    answers, _ = run_all(engine, repetitive_requests())
     assert_same(answers, plain)
     assert engine.scheduler.drafts.num_tokens > 10
