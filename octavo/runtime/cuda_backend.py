@@ -187,6 +187,7 @@ class FusedBackend:
             num_logits_rows(limits),
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             Gpu.of(self._device),
+            self._spec.batch_invariant,
         )
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
