@@ -59,9 +59,9 @@ class TorchBackend:
             )
         if spec.batch_invariant and (spec.device, spec.dtype) != ("cpu", "float32"):
             raise ConfigError(
-                f"batch_invariant: reference ops on {spec.device} in {spec.dtype} leave products to "
-                "libraries, which add up in an order of their own; on a GPU set kernels to fused, "
-                "on a CPU dtype to float32"
+                f"batch_invariant: reference ops on {spec.device} in {spec.dtype} leave products "
+                "to libraries, which add up in an order of their own; on a GPU set kernels to "
+                "fused, on a CPU dtype to float32"
             )
         assert isinstance(model, Module)  # as all of our own
         self._spec, self._model_config = spec, model_config
