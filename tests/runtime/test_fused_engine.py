@@ -7,8 +7,13 @@ import pytest
 from paging_variants import VARIANTS, make_requests
 from queued_stream import QueuedStream
 
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.runtime import cuda_backend
+from octavo.speculation.ngram import NgramProposer
+
+SOME = ("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "three seats", "unchunked")
 
 
 @pytest.fixture
@@ -40,12 +45,13 @@ def assert_same(answers, reference):
             assert entry.logprob == pytest.approx(right.logprob, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SOME)
 def test_answers_are_those_of_the_reference_ops(bench, run_all, reference, streams, name):
     engine = bench.engine(kernels="fused", **VARIANTS[name])
     answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert_same(answers, reference)
     assert engine.executor.depth == 2 and streams[0].num_replays > 10
+    assert engine.scheduler.num_preemptions > 0 or "tiny pool" not in name
 
 
 def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, streams):
@@ -54,3 +60,25 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, 
     answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert_same(answers, reference)
     assert engine.scheduler.num_preemptions > 5
+
+
+def test_guesses_change_nothing(bench, run_all, streams):
+    def requests() -> list[Request]:
+        """Of texts that repeat themselves; of one nothing is guessed, so that it runs ahead."""
+        kinds = [{}, {"temperature": 0.8}, {"repetition_penalty": 1.2}, {"speculative": {"enabled": False}}]
+        return [
+            Request(
+                f"r{i}",
+                [i + 5, 6, 7, 8] * 6,
+                SamplingParams(**{"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **kind}),
+                0.0,
+                seed=i,
+            )
+            for i, kind in enumerate(kinds)
+        ]
+
+    plain, _ = run_all(bench.engine(), requests(), together=False)
+    engine = bench.engine(kernels="fused", proposer=NgramProposer(1, 3))
+    answers, _ = run_all(engine, requests())
+    assert_same(answers, plain)
+    assert engine.scheduler.drafts.num_tokens > 10

@@ -23,6 +23,7 @@ from tests.conftest import write_tiny_model
 LIMITS = RankLimits(num_blocks=4, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32)
 KERNELS = [
     "reference",
+    "fused",
     pytest.param("native", marks=pytest.mark.skipif(not library.runnable(), reason="not built")),
 ]
 
@@ -32,7 +33,7 @@ def test_it_loads_says_what_fits_and_runs_a_batch(tiny_model, kernels):
     progress = []
     spec = RankSpec(tiny_model, kernels=kernels, threads=1)
     rank = Rank.load(spec, progress=lambda *at: progress.append(at))
-    assert rank.kernels == kernels and (rank.isa is None) == (kernels == "reference")
+    assert rank.kernels == kernels and (rank.isa is None) == (kernels != "native")
     assert progress and progress[-1][0] == progress[-1][1]
     assert rank.weights_bytes > 0 and rank.capacity.kv_memory_bytes > 0
     rank.start(LIMITS)
@@ -74,6 +75,8 @@ def test_what_cannot_be_had_is_said(tiny_model):
         Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
+    with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
+        Rank.load(RankSpec(tiny_model, kernels="fused", activations="int8"))
 
 
 @pytest.mark.skipif(not library.runnable(), reason="not built")
