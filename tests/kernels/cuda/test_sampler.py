@@ -131,6 +131,19 @@ def test_rows_that_only_fill_up(device):
     assert torch.equal(twin.answers[:, :2], out.answers[:, :2])
 
 
+def test_padding_is_harmless(device):
+    """Records of nothing but zeros, and whatever is where logits should be."""
+    logits = random_logits(4, 700, device)
+    logits[2, ::3], logits[3] = torch.nan, -INF
+    rows = [make_row(temperature=1.0, top_p=0.5), make_row(2, temperature=1.0, logprobs=2)]
+    arrays, asked = described(rows, 700)
+    tensors, out = upload(arrays, device, 2), SampledTokens.allocate(4, device)
+    tensors.records[2:] = 0
+    TritonSampler(4, 700, device).sample(logits, tensors, asked, out)
+    assert out.token_ids[:2].tolist() == sampled(logits[:2], rows).token_ids
+    assert out.status.tolist() == [0, 0, 1, 1] and (tensors.last_tokens[2:4] == -7).all()
+
+
 def test_placeholders_become_the_last_tokens(device):
     token_ids = torch.arange(-150, 150, dtype=torch.int32, device=device)
     twin = token_ids.clone()
