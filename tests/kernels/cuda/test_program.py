@@ -203,6 +203,14 @@ def test_memory_is_that_of_what_is_there_at_once():
     assert deep.num_bytes == 4 * (64 * of_token + MAX_ROWS * 32 + 64)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_memory_is_counted_where_there_is_none(name):
+    """A program of no memory says how much another one takes."""
+    config, model = CONFIGS[name], random_model(CONFIGS[name])
+    there, nowhere = (fused_program(config, model, device=device) for device in ("cpu", "meta"))
+    assert nowhere.damaged.is_meta and nowhere.num_bytes == there.num_bytes
+
+
 def test_rows_of_their_own():
     """An activation of segments that stand among others, and a head without a norm."""
     generator = torch.Generator().manual_seed(3)
