@@ -1,13 +1,13 @@
 """Causal attention over paged KV on a GPU, in Triton: two kernels that read the cache by tables.
 
-One is for steps with prompts: tiles of rows cover all tokens of the step, and each goes through all
-of its keys. The other is for steps in which every sequence has a few tokens at most: there are not
-enough tiles of rows to fill a GPU, so what a sequence has in its cache is split among programs (Dao
-et al. 2023, "Flash-Decoding"), and the last of them to be ready puts it together. Which one, and how
-it is cut, is said in ``attention_plan.py``.
+One is for steps with prompts: tiles of rows cover all tokens of the step, and each goes through
+all of its keys. The other is for steps in which every sequence has a few tokens at most: there are
+not enough tiles of rows to fill a GPU, so what a sequence has in its cache is split among programs
+(Dao et al. 2023, "Flash-Decoding"), and the last of them to be ready puts it together. Which one
+it is, and how it is cut, is said in ``attention_plan.py``.
 
-Queries are where the keys are: rotated if these are (see ``kv_write.py``), and the codes of keys and
-values are multiplied as they are, their scales with the scores and the weights. Values may be
+Queries are where the keys are: rotated if these are (see ``kv_write.py``), and the codes of keys
+and values are multiplied as they are, their scales with the scores and the weights. Values may be
 narrower than keys, and a prefix of them (as of latents that are both).
 """
 

@@ -22,7 +22,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.kernels.cuda.attention_plan import STATE_EXTRA as _STATE_EXTRA
 from octavo.kernels.cuda.kv_codes import code_values
+
+STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 
 
 # Compiled once for all batches.
@@ -164,7 +167,7 @@ def attend_splits(
     num_used = tl.cdiv(length - base, span)
     if num_used > 1:
         item = seq * num_kv_heads + head
-        size = saved_rows * (VALUE_WIDTH + 2)
+        size = saved_rows * (VALUE_WIDTH + STATE_EXTRA)
         of_item = states + item.to(tl.int64) * num_splits * size
         _save(of_item + split * size, total, norm, top, saved_rows, VALUE_WIDTH, ROWS)
         # All threads have saved their part before one of them says so.
@@ -173,7 +176,7 @@ def attend_splits(
             return
         tl.store(counters + item, 0)
         total, norm, top = _no_state(ROWS, VALUE_WIDTH)
-        for other in tl.range(0, num_used, num_stages=STAGES):
+        for other in tl.range(0, num_used, num_stages=3):
             other_total, other_norm, other_top = _saved(
                 of_item + other * size, saved_rows, VALUE_WIDTH, ROWS
             )

@@ -24,11 +24,14 @@ from octavo.kernels.kv_stores import Floats, KVStore
 # Programs for each multiprocessor, where sequences are split; and the least tiles of keys of each.
 _PROGRAMS_EACH = 2
 _LEAST_TILES = 4
-# Rows of a tile at most for whose sake keys are split: with more, tiles alone are enough work.
-_MAX_DECODE_ROWS = 128
+# Bytes of a tile of rows at most of sequences that are split: states of more have no room.
+_MAX_SPLIT_TILE = 16 << 10
 # Batch-invariant splits have so many keys, and there are so many for each multiprocessor at most.
 INVARIANT_SPLIT = 512
 _MAX_INVARIANT_EACH = 32
+
+# Numbers of a row's state beside its values: two, and two so that rows begin at 16 bytes.
+STATE_EXTRA = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +185,18 @@ class AttentionPlanner:
         longest = longest or self._limits.max_seq_len
         is_decode = num_seqs <= self._limits.max_num_seqs and max_query <= self._limits.max_query
         make = self._cut_keys if is_decode else self._cut_rows
-        return AttentionPlan({heads: make(heads, num_seqs, max_query, longest)
-                              for heads in self._kinds})  # fmt: skip
+        return AttentionPlan(
+            {heads: make(heads, num_seqs, max_query, longest) for heads in self._kinds}
+        )
 
     @property
     def scratch(self) -> ScratchSize:
         """Enough for any step."""
         limits = self._limits
-        queries = {1 << i for i in range(limits.max_query.bit_length())} | {limits.max_query}
         sizes = [
             scratch_size(cut, heads, num_seqs)
             for num_seqs in range(1, limits.max_num_seqs + 1)
-            for max_query in queries
+            for max_query in range(1, limits.max_query + 1)
             for heads, cut in self.plan(num_seqs, max_query).cuts.items()
         ]
         return ScratchSize(
@@ -219,7 +222,7 @@ class AttentionPlanner:
             tiles = decode_tiles(heads, num_rows)
             wanted = -(-_PROGRAMS_EACH * self._gpu.num_processors // num_items)
             num_splits, keys = max(1, min(wanted, longest // (_LEAST_TILES * tiles.keys))), 0
-            is_worth_it = num_rows <= _MAX_DECODE_ROWS
+            is_worth_it = tiles.rows * heads.row_bytes <= _MAX_SPLIT_TILE
         if not is_worth_it:
             return self._cut_rows(heads, num_seqs, max_query, longest)
         return Cut(tiles, num_splits, keys, num_rows)
@@ -229,7 +232,7 @@ def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
     if cut.num_splits <= 1:
         return ScratchSize(0, 0)
     num_items = num_seqs * heads.num_kv_heads
-    state = cut.saved_rows * (power_of_two(heads.value_dim) + 2)
+    state = cut.saved_rows * (power_of_two(heads.value_dim) + STATE_EXTRA)
     return ScratchSize(num_items * cut.num_splits * state, num_items)
 
 
@@ -251,9 +254,12 @@ def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
 def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
     rows = max(16, power_of_two(num_rows))
-    keys = 64 if heads.row_bytes <= 256 else 32 if heads.row_bytes <= 512 else 16
+    if heads.number_bytes > 2:
+        return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     # At five, two look up blocks, and two tiles of keys and values are on their way.
-    return Tiles(rows, keys, num_warps=4, num_stages=2 if heads.number_bytes > 2 else 5)
+    if rows * heads.row_bytes > _MAX_SPLIT_TILE >> (2 if heads.is_coded else 1):
+        return Tiles(rows, keys=32, num_warps=8, num_stages=5)
+    return Tiles(rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5)
 
 
 def invariant_tiles(heads: HeadShape) -> Tiles:
@@ -262,8 +268,10 @@ def invariant_tiles(heads: HeadShape) -> Tiles:
     Prompts take smaller tiles than they would, and read keys more often; a single token computes
     rows that are none, while it waits for memory.
     """
-    tiles = decode_tiles(heads, max(64 if heads.number_bytes <= 2 else 16, heads.group))
-    return replace(tiles, num_stages=min(tiles.num_stages, 3))
+    if heads.number_bytes > 2:
+        return decode_tiles(heads, heads.group)
+    rows = 64 if heads.row_bytes <= 256 else 32
+    return Tiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)
 
 
 def power_of_two(n: int) -> int:

@@ -30,13 +30,14 @@ from octavo.kernels.cuda.attention_plan import (
 from octavo.kernels.kv_stores import KVStore
 
 TILES = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
+ROWS = Cut(TILES)
 
 
 def tables_of(step: PagedStep) -> StepTables:
     return StepTables(step.block_tables, step.query_start, step.seq_lens)
 
 
-def by_rows(step: PagedStep, scoring: Scoring, cut=Cut(TILES)):
+def by_rows(step: PagedStep, scoring: Scoring, cut=ROWS):
     out = torch.full_like(step.q, torch.nan)
     attend_by_rows(step.turned_q, *step.caches, tables_of(step), scoring, out, cut)
     return out
@@ -165,7 +166,7 @@ def test_values_that_are_a_prefix_of_keys(device, run):
     expected = replace(step, caches=(keys, padded)).expected(0.1)[..., :64]
     latent = replace(step, caches=(keys, KVStore(keys.codec, [numbers[..., :64]])))
     out = torch.full_like(expected, torch.nan)
-    cut = split(latent) if run is by_splits else Cut(TILES)
+    cut = split(latent) if run is by_splits else ROWS
     arguments = latent.q, *latent.caches, tables_of(latent), Scoring(0.1), out, cut
     if run is by_splits:
         attend_by_splits(*arguments, scratch_of(latent, cut))
@@ -207,7 +208,7 @@ def test_the_same_bits_in_any_company(device):
     for sequences in ([(200, 200)], [(30, 30), (200, 7)], [(200, 1), (90, 90)]):
         names = [5 if length == 200 else 8 for length, _ in sequences]
         assert torch.equal(last(by_rows, sequences, names, Cut(TILES, split_keys=64)), expected)
-    assert torch.allclose(last(by_rows, [(200, 9)], [5], Cut(TILES)), expected, atol=1e-5)
+    assert torch.allclose(last(by_rows, [(200, 9)], [5], ROWS), expected, atol=1e-5)
 
 
 LIMITS = AttentionLimits(max_num_seqs=4, max_query=4, max_seq_len=1024)
