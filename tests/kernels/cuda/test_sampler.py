@@ -72,6 +72,8 @@ def test_masks_biases_and_penalties(device):
     rows = constrained_rows(333, np.random.default_rng(0))
     logits = random_logits(len(rows), 333, device)
     assert_same(sampled(logits, rows), logits, rows)
+    rows = [make_row(temperature=1.0, logit_bias={333: 1.0})]  # which there is not
+    assert_same(sampled(logits[:1], rows), logits[:1], rows)
 
 
 def test_more_edits_than_a_program_makes_at_a_time(device):
