@@ -126,6 +126,11 @@ class EngineArgs:
         ACCEPTANCES,
     )
     enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
+    batch_invariant: bool = option(
+        False,
+        "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
+        "on a CPU, in float32, they always have",
+    )
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
     trust: str = option("none", "there is no remote code", ("none",))

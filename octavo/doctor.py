@@ -48,7 +48,8 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """Which implementation an op gets on a device, and why the better ones were refused."""
+    """Which implementation an op gets on a device, or whole steps on a GPU, and why the better ones
+    were refused."""
 
     device: str
     op: str
@@ -205,14 +206,19 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     """The dispatcher's own account, for every kind of device that there is."""
     from octavo.kernels import dispatch
 
-    devices = {"cpu": "float32"}
+    choices = [
+        KernelChoice("cpu", choice.op, choice.chosen, choice.refused)
+        for choice in dispatch.explain("cpu")
+    ]
     if cuda.devices:
-        devices["cuda"] = "bfloat16"
-    return tuple(
-        KernelChoice(device, choice.op, choice.chosen, choice.refused)
-        for device, dtype in devices.items()
-        for choice in dispatch.explain(device, dtype)
-    )
+        from octavo.runtime.backends import why_not_fused
+        from octavo.runtime.capacity import RankSpec
+
+        reason = why_not_fused(RankSpec(Path(), "cuda", "bfloat16"))
+        refused = () if reason is None else (("fused", reason),)
+        chosen = "fused" if reason is None else "reference"
+        choices.append(KernelChoice("cuda", "whole steps", chosen, refused))
+    return tuple(choices)
 
 
 def _has_module(name: str) -> bool:

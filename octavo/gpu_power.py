@@ -12,8 +12,10 @@ import importlib
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from octavo.extras import ADD_GPU
+
 _PACKAGE = "pynvml"  # the module of nvidia-ml-py
-_WITHOUT = "nvidia-ml-py is not installed: pip install 'octavo[gpu]'"
+_WITHOUT = f"nvidia-ml-py is not installed: {ADD_GPU}"
 
 
 class NotMetered(Exception):

@@ -8,6 +8,7 @@ import pytest
 from octavo import doctor, machine
 from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
 from octavo.gpu_software import driver_version, gpu_software
+from octavo.runtime import backends
 
 GIB = 1 << 30
 NO_KERNELS = NativeKernels((), None, "not compiled")
@@ -185,6 +186,16 @@ def test_nothing_is_said_to_run_on_gpus_that_never_did(monkeypatch: pytest.Monke
     (other,) = (each for each in software.alternatives if each.version)
     assert other.name == "DeepGEMM" and "no adapter" in other.why_not
     assert any("never run on hardware" in each.where for each in software.tested)
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda name: name if triton else None)
+    assert all(choice.device == "cpu" for choice in doctor.choose_kernels(Cuda((), "none")))
+    (*_, found) = doctor.choose_kernels(Cuda((CudaDevice("GPU", GIB, "9.0"),), None))
+    assert (found.device, found.op) == ("cuda", "whole steps")
+    assert found.chosen == ("fused" if triton else "reference")
+    assert triton or "Triton is not installed" in dict(found.refused)["fused"]
 
 
 def test_examine_this_machine() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
+from octavo.extras import ADD_GPU
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,7 +126,7 @@ def _gpus(report: Report) -> list[tuple[str, str]]:
     rows = [
         ("driver", software.driver or "none, or it does not tell"),
         ("CUDA", software.cuda or "none in PyTorch"),
-        ("Triton", software.triton or "not installed: pip install 'octavo[gpu]'"),
+        ("Triton", software.triton or f"not installed: {ADD_GPU}"),
         ("NVML", software.nvml or "not installed: benchmarks report no energy of GPUs"),
     ]
     for other in software.alternatives:

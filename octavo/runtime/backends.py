@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.extras import need_torch
+from octavo.extras import ADD_GPU, need_torch
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("octavo")
 
 _MAX_HEAD_DIM = 256
+_NO_GPU_KV = ("int4", "k8v4")
 
 
 class Backend(Protocol):
@@ -124,8 +125,12 @@ def why_not_fused(spec: RankSpec) -> str | None:
     """What keeps the kernels of a GPU, or their twin in plain ops, from running here."""
     if spec.activations != "auto":
         return f"activations {spec.activations} needs the native CPU kernels: these round none"
-    if spec.device != "cpu" and find_spec("triton") is None:
-        return "Triton is not installed: pip install triton"
+    if spec.device == "cpu":
+        return None
+    if find_spec("triton") is None:
+        return f"Triton is not installed: {ADD_GPU}"
+    if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
+        return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
     return None
 
 

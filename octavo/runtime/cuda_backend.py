@@ -15,8 +15,9 @@ from octavo.kernels.cuda.packing import expanded, pack
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
+from octavo.kernels.cuda.ways import multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import CannotFuse, Matrix
+from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
 from octavo.kernels.kv_stores import CODECS
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
@@ -34,6 +35,7 @@ from octavo.runtime.device_memory import (
     device_memory,
     out_of_memory_told,
 )
+from octavo.runtime.forward import Observed
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
@@ -49,7 +51,7 @@ from octavo.runtime.memory_ledger import (
 from octavo.runtime.op_program import StepPlan, matrices_of, plan_step
 from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.streams import CudaStream, HostStream, Stream
-from octavo.runtime.torch_probe import TorchProbe
+from octavo.runtime.torch_probe import FusedProbe
 
 Progress = Callable[[int, int], None]
 
@@ -145,10 +147,24 @@ class FusedBackend:
             sampler,
             stream,
             limits,
-            lambda runner: TorchProbe(runner, self._model, kv_cache, self._device, self._dtype),
+            lambda runner: self._create_probe(runner, kv_cache),
             captures=not self._spec.enforce_eager,
             kept=kept,
         )
+
+    def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
+        weights = [
+            (isinstance(phase, Head), self._weights(list(matrices_of(phase))))
+            for phase in self._plan.phases
+            if isinstance(phase, Linear | Head)
+        ]
+
+        def type_of(weight: DeviceWeight) -> torch.dtype:
+            if self._device.type == "cpu":
+                return self._dtype
+            return multiplied_as(weight, self._dtype, Gpu.of(self._device))
+
+        return FusedProbe(runner, weights, type_of, kv_cache, self._device, self._dtype)
 
     def _create_program(
         self,
@@ -187,6 +203,7 @@ class FusedBackend:
             num_logits_rows(limits),
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             Gpu.of(self._device),
+            self._spec.batch_invariant,
         )
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo.core.batch import Batch
+from octavo.runtime.memory_ledger import gib
 
 if TYPE_CHECKING:
     from octavo.runtime.streams import Graph, Stream, Work
@@ -87,3 +88,6 @@ class DecodeGraphs:
         graph = self._graphs[size] = self._stream.capture(step)
         self._sizes.insert(0, size)
         _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
+        if not self._missing:
+            total = sum(self.bytes_by_size.values())
+            _log.info("%d decode steps are recorded, in %s", len(self._sizes), gib(total))

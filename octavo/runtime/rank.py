@@ -10,7 +10,8 @@ What wires an engine is in ``build.py``, and knows nothing of what is in here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
-from octavo.runtime.memory_ledger import MemoryLedger, open_ledger
+from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
@@ -121,16 +122,26 @@ class Rank:
         ConfigError if a GPU's memory does not suffice.
         """
         assert self._backend is not None, "a rank is started once"
-        if self.spec.device != "cpu":
-            self._check_pool(limits.num_blocks)
-        self.runner = Runner(self._backend.create_forward(limits, sorted(self._depths)), acceptance)
+        with self._within_memory(limits):
+            forward = self._backend.create_forward(limits, sorted(self._depths))
+        self.runner = Runner(forward, acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
 
-    def _check_pool(self, num_blocks: int) -> None:
+    @contextmanager
+    def _within_memory(self, limits: RankLimits) -> Iterator[None]:
+        """Has a GPU refuse by its ledger what does not fit: the pool before it is allocated."""
+        if self.spec.device == "cpu":
+            yield
+            return
+        from octavo.runtime.device_memory import out_of_memory_told
+
         capacity = self.capacity
-        assert capacity.ledger is not None
-        num_tokens = num_blocks * self.spec.block_size
-        capacity.ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
+        ledger = capacity.ledger
+        assert ledger is not None
+        num_tokens = limits.num_blocks * self.spec.block_size
+        ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
+        with out_of_memory_told(KV, lambda: ledger):
+            yield
 
     @property
     def forward(self) -> Forward:

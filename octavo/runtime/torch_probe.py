@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from octavo.kernels.cpu.probes import READ_BYTES
+from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import Matrix
@@ -15,11 +16,30 @@ from octavo.runtime.forward import Observed
 from octavo.runtime.probe import Cache, RunnerProbe
 
 
-class TorchProbe(RunnerProbe):
-    """Of a model that runs op by op: matrix products and copies in PyTorch, in the type of the
-    activations."""
+class DeviceProbe(RunnerProbe):
+    """Of a device as PyTorch runs it. Arithmetic is called by the type of what is multiplied:
+    "torch float32"."""
 
     isa: str | None = None
+
+    def __init__(self, runner: Observed, cache: Cache, device: torch.device, dtype: torch.dtype):
+        super().__init__(runner, cache)
+        self._device = device
+        self.attention_arithmetic = arithmetic_of(dtype)
+
+    @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    def products(self, arithmetic: str) -> Callable[[int], float]:
+        return products(self._device, getattr(torch, arithmetic.removeprefix(_PREFIX)))
+
+    def reads(self) -> Callable[[], float]:
+        return reads(self._device)
+
+
+class TorchProbe(DeviceProbe):
+    """Of a model that runs op by op, in the type of the activations."""
 
     def __init__(
         self,
@@ -29,15 +49,9 @@ class TorchProbe(RunnerProbe):
         device: torch.device,
         dtype: torch.dtype,
     ):
-        super().__init__(runner, cache)
+        super().__init__(runner, cache, device, dtype)
         assert isinstance(model, Module)
         self._model = model
-        self._device, self._dtype = device, dtype
-        self.attention_arithmetic = str(dtype).replace(".", " ")  # torch float32
-
-    @property
-    def num_threads(self) -> int:
-        return torch.get_num_threads()
 
     def matrices(self) -> list[Matrix]:
         return [
@@ -51,11 +65,45 @@ class TorchProbe(RunnerProbe):
             if isinstance(module, Linear | LMHead)
         ]
 
-    def products(self, arithmetic: str) -> Callable[[int], float]:
-        return products(self._device, self._dtype)
 
-    def reads(self) -> Callable[[], float]:
-        return reads(self._device)
+class FusedProbe(DeviceProbe):
+    """Of a model that runs phase by phase.
+
+    Args:
+        weights: what phases multiply with, and whether it is the head.
+        multiplied_as: the type in which many rows are multiplied with a weight.
+    """
+
+    def __init__(
+        self,
+        runner: Observed,
+        weights: Iterable[tuple[bool, DeviceWeight]],
+        multiplied_as: Callable[[DeviceWeight], torch.dtype],
+        cache: Cache,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        super().__init__(runner, cache, device, dtype)
+        self._matrices = [
+            Matrix(
+                is_head,
+                part.shape[0] * part.shape[1],
+                part.nbytes,
+                arithmetic_of(multiplied_as(part)),
+            )
+            for is_head, weight in weights
+            for part in parts_of(weight)
+        ]
+
+    def matrices(self) -> list[Matrix]:
+        return self._matrices
+
+
+def arithmetic_of(dtype: torch.dtype) -> str:
+    return _PREFIX + str(dtype).removeprefix("torch.")
+
+
+_PREFIX = "torch "
 
 
 def products(device: torch.device, dtype: torch.dtype) -> Callable[[int], float]:

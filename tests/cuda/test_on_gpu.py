@@ -87,6 +87,20 @@ def test_steps_in_flight_change_no_answer(tiny_model, settings, monkeypatch):
     assert answers(tiny_model, SEEDED, **settings) == two
 
 
+def test_company_changes_no_bit(tiny_model, settings):
+    """Log-probabilities alone, and among others that are longer."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+
+    def logprobs(llm: LLM, prompts: list[list[int]]) -> list[float]:
+        answer = llm.generate(prompts, params)[0].outputs[0]
+        steps = zip(answer.token_ids, answer.logprobs, strict=True)
+        return [step[token].logprob for token, step in steps]
+
+    settings |= {"batch_invariant": True, "enable_prefix_caching": False}
+    with loaded(tiny_model, **settings) as llm:
+        assert logprobs(llm, PROMPTS[:1]) == logprobs(llm, PROMPTS)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_coded_keys_and_values(tiny_model, settings, dtype):
     settings |= {"dtype": "float32", "kv_cache_dtype": dtype}

@@ -50,7 +50,8 @@ def batch(*counts: int, **fields) -> Batch:
     )
 
 
-def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one():
+def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one(caplog):
+    caplog.set_level("INFO", "octavo")
     notes = Notes()
     idle = lambda size: notes.told.append(("idle", size))  # noqa: E731
     graphs = DecodeGraphs(notes, 4, lambda size: size, idle)
@@ -64,6 +65,7 @@ def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one():
     for _ in range(3):
         graphs.capture_next()  # once there are all of them, nothing is left to do
     assert graphs.bytes_by_size == {4: 100, 2: 100, 1: 100}
+    assert "3 decode steps are recorded, in 0.00 GiB" in caplog.messages
 
 
 def test_pieces_of_prompts_and_drafts_are_no_plain_decoding():

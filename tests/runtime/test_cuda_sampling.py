@@ -13,8 +13,8 @@ from sampling_cases import assert_same, make_row, random_logits
 
 from octavo.core.batch import Draft
 from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.cuda.sampling import RECORD_WORDS, Asked
+from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.kernels.cuda.sampling import MAX_TOP, RECORD_WORDS, Asked
 from octavo.runtime.cuda_sampling import Edits, SamplingArrays, needs_host
 from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.sampling_row import rows_of, sampling_row
@@ -54,6 +54,10 @@ def test_what_a_step_asks_is_what_its_rows_ask(asked, expected):
     )
 
 
+def test_as_many_of_the_likeliest_as_may_be_asked_for():
+    assert MAX_TOP == MAX_LOGPROBS
+
+
 def test_who_needs_the_host_says_why():
     assert needs_host(SamplingParams(top_p=0.5, logit_bias={1: 2.0}, logprobs=2)) is None
     reason = needs_host(SamplingParams(repetition_penalty=1.1))
@@ -62,7 +66,7 @@ def test_who_needs_the_host_says_why():
 
 PENALTIES = {"repetition_penalty": 1.5, "frequency_penalty": 0.7, "presence_penalty": -0.4}
 CHOICES = [
-    {"temperature": 1.0},
+    {"temperature": 1.0, "presence_penalty": 1.0},  # of nothing, at first
     {"temperature": 0.0, **PENALTIES},
     {"temperature": 1.0, "frequency_penalty": 0.5, "logit_bias": {3: 1.0, 22: -2.0, 99: 1.0}},
     {"temperature": 1.0, "logit_bias": {0: 3.0}, "top_k": 4},

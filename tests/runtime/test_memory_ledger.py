@@ -90,7 +90,7 @@ def test_a_pool_asked_for_by_size_may_use_all_but_what_others_need():
 
 
 class FakeBackend:
-    """Whose weights are there; what it is to allocate is never reached."""
+    """Whose weights are there, and for whose forward pass there is no memory."""
 
     name, isa, pool = "fake", None, None
     weights_bytes = 2 * GIB
@@ -99,7 +99,7 @@ class FakeBackend:
         return PLANNED
 
     def create_forward(self, limits, depths=()):
-        raise AssertionError("memory is checked before anything is allocated")
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
 
 @pytest.fixture
@@ -126,6 +126,11 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
     limits = RankLimits(num_blocks, 4, 64, 32)
     with pytest.raises(ConfigError, match="not suffice for keys and values: a pool of 2.00 GiB"):
         rank.start(limits)
+
+
+def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):
+    with pytest.raises(ConfigError, match="not suffice for keys and values: CUDA out of memory"):
+        rank.start(RankLimits(4, 4, 64, 32))
 
 
 # -- what a fused engine plans, against what it makes ----------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
 from octavo.models.loader import load_config
+from octavo.runtime import backends
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
@@ -69,6 +71,8 @@ def test_capacity_needs_no_torch():
 def test_what_cannot_be_had_is_said(tiny_model):
     with pytest.raises(ConfigError, match="activations int16 needs the native CPU kernels"):
         Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
+    with pytest.raises(ConfigError, match="batch_invariant: reference ops on cpu in bfloat16"):
+        Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
@@ -98,3 +102,14 @@ def test_rows_of_an_embedding_are_read_where_the_file_has_them(tmp_path, monkeyp
     packed_output, format = start_and_run()
     assert format < abi.OCT_STORED
     assert output == packed_output
+
+
+def test_fused_kernels_say_why_they_do_not_run_here(tmp_path, monkeypatch):
+    gpu = RankSpec(tmp_path, device="cuda", dtype="bfloat16")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert "pip install 'octavo[gpu]'" in (backends.why_not_fused(gpu) or "")
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    assert backends.why_not_fused(gpu) is None
+    four_bits = replace(gpu, kv_cache_dtype="k8v4")
+    assert "read no KV of k8v4" in (backends.why_not_fused(four_bits) or "")
+    assert backends.why_not_fused(replace(four_bits, device="cpu")) is None  # their twin does

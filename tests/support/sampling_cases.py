@@ -25,6 +25,8 @@ SETTINGS = [
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 3.0, "top_p": 0.5},
     {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 1.0, "top_p": 1 - 1e-12},
+    {"temperature": 0.2, "top_k": 770},  # more than there are with any weight
     {"temperature": 1.2, "top_k": 30, "top_p": 0.8},
     {"temperature": 1.2, "top_k": 5, "top_p": 0.95, "min_p": 0.1},
     {"temperature": 1.0, "typical_p": 0.5},

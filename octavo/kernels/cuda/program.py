@@ -116,8 +116,7 @@ class FusedProgram:
     @property
     def num_bytes(self) -> int:
         """Of activations."""
-        own = self.damaged, self._hidden, self._between
-        return self._buffers.num_bytes + sum(tensor.nbytes for tensor in own)
+        return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
     def _build(self, phases: Sequence[Phase], kept: Collection[Value]) -> None:
         head = phases[-1]
@@ -125,9 +124,8 @@ class FusedProgram:
         self.phases, self._head = phases, head
         self.vocab_size = head.weight.shape[0]
         self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept)
-        # What is there between two launches of one phase only.
-        self._between = self._zeros(self._max_tokens * max(map(_width_between, phases)))
-        self._hidden = self._zeros(self._max_rows, head.source.width)
+        hidden = self._max_rows, head.source.width  # of the rows that are asked for
+        self._hidden = torch.zeros(hidden, dtype=self._dtype, device=self._device)
         # 1 where the activations of a token are no longer numbers.
         self.damaged = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
         self._tensors = _Tensors()
@@ -163,7 +161,7 @@ class FusedProgram:
     def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         if phase.added is not None:
-            normed = self._view_between(phase.source.width)
+            normed = self._buffers.between(phase.source.width)
             yield self._add_norm(phase, normed)
             source, norm = normed, None
         out = self._outputs(phase)
@@ -199,7 +197,7 @@ class FusedProgram:
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
         places = self._tensors.places(
             self._buffers.joint([phase.q, phase.k, phase.v]),
-            self._view_between(phase.q.width).unflatten(1, phase.q.shape),
+            self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
             self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
         )
 
@@ -262,12 +260,6 @@ class FusedProgram:
 
         return part
 
-    def _view_between(self, width: int) -> Tensor:
-        return self._between[: self._max_tokens * width].view(self._max_tokens, width)
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
-
 
 class _Tensors:
     """Tensors [max_tokens, ...], each of which is cut to the rows of a step once, for all parts:
@@ -314,11 +306,3 @@ class _Constants:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
-
-
-def _width_between(phase: Phase) -> int:
-    """Of a row that is written and read by the same phase."""
-    if isinstance(phase, fusion.Attention):
-        return phase.q.width
-    has_sum = isinstance(phase, fusion.Linear) and phase.added is not None
-    return phase.source.width if has_sum else 0

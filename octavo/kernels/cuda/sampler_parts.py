@@ -103,9 +103,10 @@ def row_peak(peaks, row, num_chunks, CHUNKS: tl.constexpr):
 @triton.jit
 def first_greatest(values, ids):
     """The greatest value, NaN if one is, and the lowest of the ids that have it, or some id."""
-    greatest = tl.max(values, 0)
+    is_nan = values != values
+    greatest = tl.max(tl.where(is_nan, float("-inf"), values), 0)
     first = tl.min(tl.where(values == greatest, ids, 0x7FFFFFFF), 0)
-    has_nan = tl.max((values != values).to(tl.int32), 0) > 0
+    has_nan = tl.max(is_nan.to(tl.int32), 0) > 0
     return tl.where(has_nan, float("nan"), greatest), first
 
 

@@ -57,6 +57,12 @@ def way_of(
     return Way.FUSED if num_rows <= FEW_CODED_ROWS else Way.EXPANDED
 
 
+def multiplied_as(weight: DeviceWeight, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+    """The type in which the rows of a long prompt are multiplied with a weight."""
+    way = way_of(weight, 512, dtype, gpu)
+    return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, dtype)
+
+
 def table(
     gpu: Gpu,
     dtype: torch.dtype = torch.bfloat16,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from coded_weights import coded, scattered
+from device_weights import e4m3, stored
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,10 +14,8 @@ from octavo.kernels.cuda import packing
 from octavo.kernels.cuda.packing import expanded, pack
 from octavo.kernels.cuda.products import Norm, PlainProducts
 from octavo.kernels.cuda.weights import TILE_K, DenseWeight, JoinedWeight, W4Weight, W8Weight
-from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
-from octavo.quantization.gguf_quantize import quantize
-from octavo.quantization.levels import E2M1, E4M3, E5M2, NF4_LEVELS
+from octavo.quantization.levels import E2M1, E5M2, NF4_LEVELS
 
 # Of the largest number of a matrix: exact, or with scales rounded to 11 bits, or mins too.
 EXACT, ROUNDED = 0.0, 2.0**-10
@@ -39,14 +38,6 @@ BLOCKS = {
 }
 
 
-def e4m3(n, k, group):
-    """FP8 without NaN."""
-    weight = coded(n, k, 8, group, zeros=0.0, levels=E4M3)
-    codes = weight.codes.values
-    codes[(codes & 0x7F) == 0x7F] = 0x7E
-    return weight
-
-
 CODED = {
     "groups of 32": (lambda: coded(40, 96, 4, 32), "4 bits in 32", ROUNDED),
     "groups of 64": (lambda: coded(24, 1216, 4, 64, zeros=8.0), "4 bits in 64", EXACT),
@@ -62,11 +53,6 @@ CODED = {
 }
 
 
-def stored(type, n=24, k=512, seed=0):
-    rows = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
-    return StoredWeight(type, quantize(type, rows).numpy(), (n, k))
-
-
 def assert_is(packed, weight, tolerance):
     expected = torch.from_numpy(weight.dequantize())
     error = (packed.dense(torch.float32) - expected).abs().max()
@@ -76,7 +62,7 @@ def assert_is(packed, weight, tolerance):
 @pytest.mark.parametrize("type", BLOCKS, ids=lambda type: type.name)
 def test_blocks_of_gguf(type):
     format, bits, tolerance = BLOCKS[type]
-    weight = stored(type)
+    weight = stored(type, 24, 512)
     packed = pack([weight], "cpu", torch.float32)
     assert packed.format == format and packed.shape == weight.shape
     assert packed.nbytes * 8 == bits * 24 * 512
@@ -105,12 +91,12 @@ def test_what_no_kernel_reads_is_expanded_and_said(weight):
     packed = pack([weight], "cpu", torch.bfloat16)
     assert isinstance(packed, DenseWeight) and packed.format == "bfloat16"
     assert_is(packed, weight, 2.0**-8)
-    floats = pack([stored(GGMLType.F16)], "cpu", torch.float32)
+    floats = pack([stored(GGMLType.F16, 24, 512)], "cpu", torch.float32)
     assert expanded({"a": packed, "b": floats}) == {"a": ("x", 4 * 64 * 2)}
 
 
 def test_scales_that_float16_cannot_hold_are_expanded():
-    weight = stored(GGMLType.Q8_0, n=2, k=64)
+    weight = stored(GGMLType.Q8_0, 2, 64)
     weight.data[1, 34:36] = np.array([np.inf], np.float16).view(np.uint8)
     packed = pack([weight], "cpu", torch.float32)
     assert expanded({"w": packed}) == {"w": ("Q8_0", 2 * 64 * 4)}
@@ -118,7 +104,7 @@ def test_scales_that_float16_cannot_hold_are_expanded():
 
 
 def test_weights_of_one_form_become_one():
-    parts = [stored(GGMLType.Q4_K, n, seed=n) for n in (8, 24, 8)]
+    parts = [stored(GGMLType.Q4_K, n, 512, seed=n) for n in (8, 24, 8)]
     packed = pack(parts, "cpu", torch.float32)
     assert isinstance(packed, W4Weight) and packed.shape == (40, 512)
     each = [pack([part], "cpu", torch.float32).dense(torch.float32) for part in parts]
@@ -126,7 +112,8 @@ def test_weights_of_one_form_become_one():
 
 
 def test_weights_of_several_forms_stay_several():
-    parts = [stored(t) for t in (GGMLType.Q4_K, GGMLType.Q4_1, GGMLType.Q6_K, GGMLType.F16)]
+    types = GGMLType.Q4_K, GGMLType.Q4_1, GGMLType.Q6_K, GGMLType.F16
+    parts = [stored(type, 24, 512) for type in types]
     packed = pack(parts, "cpu", torch.float32)
     assert isinstance(packed, JoinedWeight)
     assert [part.shape[0] for part in packed.parts] == [48, 24, 24]
@@ -135,7 +122,11 @@ def test_weights_of_several_forms_stay_several():
     assert torch.allclose(packed.dense(torch.float32), torch.from_numpy(expected), atol=1e-2)
 
 
-@pytest.mark.parametrize("make", [lambda: stored(GGMLType.Q4_K), CODED["8 bits"][0], CODED["FP8"][0]])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: stored(GGMLType.Q4_K, 24, 512), CODED["8 bits"][0], CODED["FP8"][0]],
+    ids=["Q4_K", "8 bits", "FP8"],
+)
 def test_pieces_are_the_whole(make, monkeypatch):
     at_once = pack([make(), make()], "cpu", torch.float32)
     monkeypatch.setattr(packing, "_PIECE_VALUES", 5 * make().shape[1])
@@ -155,7 +146,7 @@ def test_bytes_of_a_file_go_to_the_device_once_and_as_they_are(type, monkeypatch
         sent.append(piece.nbytes)
         return piece
 
-    weight = stored(type)
+    weight = stored(type, 24, 512)
     pack([weight], "cpu", torch.bfloat16, upload)
     assert sent == [weight.nbytes // 3] * 3
 
@@ -172,18 +163,18 @@ def test_words_have_every_code_in_its_place(n, groups, data):
 
 @pytest.mark.parametrize("start", [0, 16])
 def test_some_rows_are_a_view(start):
-    for make in (lambda: stored(GGMLType.Q4_K), lambda: stored(GGMLType.Q5_K)):
+    for make in (lambda: stored(GGMLType.Q4_K, 24, 512), lambda: stored(GGMLType.Q5_K, 24, 512)):
         packed = pack([make()], "cpu", torch.float32)
         assert isinstance(packed, W4Weight | W8Weight)
         part = packed.narrow(start, start + 8)
         assert torch.equal(
             part.dense(torch.float32), packed.dense(torch.float32)[start : start + 8]
         )
-        assert part.scales.untyped_storage().data_ptr() == packed.scales.untyped_storage().data_ptr()
+        assert part.scales.data_ptr() == packed.scales.data_ptr() + 2 * start
 
 
 def test_plain_products_are_those_of_double_precision():
-    weight = pack([stored(GGMLType.Q4_K)], "cpu", torch.float32)
+    weight = pack([stored(GGMLType.Q4_K, 24, 512)], "cpu", torch.float32)
     x, bias = torch.randn(5, 512), torch.randn(24)
     norm = Norm(torch.rand(512), 1e-5)
     out = torch.randn(5, 12)

@@ -197,9 +197,18 @@ def test_memory_is_that_of_what_is_there_at_once():
     deep = fused_program(config, random_model(config))
     flat = fused_program(LLAMA, random_model(LLAMA))
     assert deep.num_bytes == flat.num_bytes
-    # The residual stream, what is added to it in place, q | k | v, attended heads, gated ones.
-    heads = 16 * (LLAMA.num_heads + 2 * LLAMA.num_kv_heads), 16 * LLAMA.num_heads
-    assert deep._buffers.num_bytes == 64 * 4 * (32 + sum(heads) + 48)
+    # The residual stream, q | k | v, queries, attended heads, gated ones; hidden rows and damage.
+    heads = 16 * LLAMA.num_heads, 16 * (LLAMA.num_heads + 2 * LLAMA.num_kv_heads)
+    of_token = 32 + heads[1] + 2 * heads[0] + 48
+    assert deep.num_bytes == 4 * (64 * of_token + MAX_ROWS * 32 + 64)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_memory_is_counted_where_there_is_none(name):
+    """A program of no memory says how much another one takes."""
+    config, model = CONFIGS[name], random_model(CONFIGS[name])
+    there, nowhere = (fused_program(config, model, device=device) for device in ("cpu", "meta"))
+    assert nowhere.damaged.is_meta and nowhere.num_bytes == there.num_bytes
 
 
 def test_rows_of_their_own():

@@ -72,6 +72,8 @@ def test_masks_biases_and_penalties(device):
     rows = constrained_rows(333, np.random.default_rng(0))
     logits = random_logits(len(rows), 333, device)
     assert_same(sampled(logits, rows), logits, rows)
+    rows = [make_row(temperature=1.0, logit_bias={333: 1.0})]  # which there is not
+    assert_same(sampled(logits[:1], rows), logits[:1], rows)
 
 
 def test_more_edits_than_a_program_makes_at_a_time(device):
@@ -129,6 +131,19 @@ def test_rows_that_only_fill_up(device):
     twin = SampledTokens.allocate(len(arrays.records), device)
     PlainSampler().sample(contiguous, tensors, asked, twin)
     assert torch.equal(twin.answers[:, :2], out.answers[:, :2])
+
+
+def test_padding_is_harmless(device):
+    """Records of nothing but zeros, and whatever is where logits should be."""
+    logits = random_logits(4, 700, device)
+    logits[2, ::3], logits[3] = torch.nan, -INF
+    rows = [make_row(temperature=1.0, top_p=0.5), make_row(2, temperature=1.0, logprobs=2)]
+    arrays, asked = described(rows, 700)
+    tensors, out = upload(arrays, device, 2), SampledTokens.allocate(4, device)
+    tensors.records[2:] = 0
+    TritonSampler(4, 700, device).sample(logits, tensors, asked, out)
+    assert out.token_ids[:2].tolist() == sampled(logits[:2], rows).token_ids
+    assert out.status.tolist() == [0, 0, 1, 1] and (tensors.last_tokens[2:4] == -7).all()
 
 
 def test_placeholders_become_the_last_tokens(device):

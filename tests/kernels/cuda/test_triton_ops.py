@@ -15,6 +15,7 @@ from fused_models import GEMMA, LLAMA, MAX_LEN, fused_program, random_model, ste
 from torch.overrides import TorchFunctionMode
 from triton_tools import launches
 
+from octavo.errors import ConfigError
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.triton_ops import create_triton_ops
 
@@ -149,6 +150,11 @@ def test_what_allocates_would_be_seen():
     with Noting() as noting:
         program.run(DECODE)
     assert noting.allocating
+
+
+def test_a_cache_that_no_kernel_reads_is_refused_at_once():
+    with pytest.raises(ConfigError, match="set --kv-cache-dtype"):
+        fused_program(LLAMA, random_model(LLAMA), TRITON, kv="int4")
 
 
 @pytest.mark.cuda
