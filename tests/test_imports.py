@@ -37,6 +37,7 @@ ALLOWED = {
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
+    "runtime.cuda_graphs": {"core", "runtime.streams"},
     "runtime.memory_ledger": set(),
     "executor": {"core", "runtime"},
     "config": {"core", "runtime.capacity", "speculation.config"},
