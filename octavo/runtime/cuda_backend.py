@@ -36,7 +36,7 @@ from octavo.runtime.device_memory import (
     out_of_memory_told,
 )
 from octavo.runtime.forward import Observed
-from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.kv_cache import CopyUnits, KVCache, copy_units
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
     Line,
@@ -223,7 +223,16 @@ class FusedBackend:
             model.head_dim,
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             device,
+            self._copy_units(),
         )
+
+    def _copy_units(self) -> CopyUnits:
+        """What copies parts of the KV cache."""
+        if self._device.type == "cpu":
+            return copy_units
+        from octavo.kernels.cuda import kv_copy  # needs Triton
+
+        return kv_copy.copy_units
 
 
 class PackedOnce:
