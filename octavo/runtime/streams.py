@@ -114,9 +114,13 @@ class CudaStream:
         return _CudaEvent(self._stream.record_event())
 
     def capture(self, work: Work) -> Graph:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # as capturing does: what is free by then counts
         free, _ = torch.cuda.mem_get_info(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, self._pool, self._stream):
+        # Other threads may ask the driver for what they like meanwhile.
+        capturing = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
+        with torch.inference_mode(), capturing:
             work()
         left, _ = torch.cuda.mem_get_info(self.device)
         return Graph(graph.replay, max(0, free - left))

@@ -7,6 +7,7 @@ import pytest
 from paging_variants import VARIANTS, make_requests
 from queued_stream import QueuedStream
 
+from octavo import LLM
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
@@ -14,6 +15,8 @@ from octavo.runtime import cuda_backend
 from octavo.speculation.ngram import NgramProposer
 
 SOME = ("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "three seats", "unchunked")
+
+PROMPTS = ["one", "and another one", "abc abc", "x", "the last of them"]
 
 
 @pytest.fixture
@@ -60,6 +63,20 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, 
     answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert_same(answers, reference)
     assert engine.scheduler.num_preemptions > 5
+
+
+def test_stop_strings_end_what_ran_ahead(tiny_model, streams):
+    """And what was computed beyond them is nobody's."""
+
+    def answers(kernels: str, **stop) -> list[str]:
+        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, **stop)
+        with LLM(str(tiny_model), kernels=kernels, max_model_len=128, max_num_seqs=4) as llm:
+            return [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
+
+    whole = answers("reference")
+    stop = [text[9:11] for text in whole]
+    assert answers("reference", stop=stop) == answers("fused", stop=stop) != whole
+    assert streams[0].num_replays > 5
 
 
 # Of one nothing is guessed, so that it runs ahead.

@@ -15,6 +15,8 @@ from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
 from octavo.models.loader import load_config
 from octavo.runtime import backends
+from octavo.runtime import backends
+from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
@@ -68,13 +70,15 @@ def test_capacity_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_cannot_be_had_is_said(tiny_model):
+def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
     with pytest.raises(ConfigError, match="activations int16 needs the native CPU kernels"):
         Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
     with pytest.raises(ConfigError, match="batch_invariant: reference ops on cpu in bfloat16"):
         Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
         Rank.load(RankSpec(tiny_model, kernels="fused", activations="int8"))
 
