@@ -108,12 +108,6 @@ class DeviceInputs:
         self._memory = torch.zeros(self.num_words, dtype=torch.int32, device=device)
         self._views: dict[StepShape, StepViews] = {}  # of decode: there is one for each size
 
-    @property
-    def num_bytes(self) -> int:
-        """On the device."""
-        own = (self.last_tokens, self._mirror, self._tables, self._memory)
-        return sum(tensor.nbytes for tensor in own)
-
     def stage(
         self,
         batch: Batch,
@@ -135,24 +129,11 @@ class DeviceInputs:
         """
         self.seats.forget((*batch.finished_ids, *batch.preempted_ids))
         lists = _Lists.of(batch, self.seats, self._block_size)
-        num_tokens, num_seqs = len(lists.token_ids), len(lists.seats)
-        shape = padded or StepShape(num_tokens, num_seqs, len(rows), lists.max_query)
-        nobody, changes = self.seats.nobody, self.seats.take_changes()
-        written: list[int] = []
-        for values, length, filler in (
-            (lists.token_ids, shape.num_tokens, 0),
-            (lists.positions, shape.num_tokens, 0),
-            (lists.slots, shape.num_tokens, -1),
-            (lists.starts, shape.num_seqs + 1, num_tokens),
-            (lists.lengths, shape.num_seqs, 0),
-            (lists.seats, shape.num_seqs, nobody),
-            (rows, shape.num_rows, 0),
-            (lists.row_seats, shape.num_rows, nobody),
-        ):
-            written += values
-            written += [filler] * (_aligned(length) - len(values))
-        words = buffer.numpy()
-        _write(words, written)
+        shape = padded or StepShape(
+            len(lists.token_ids), len(lists.seats), len(rows), lists.max_query
+        )
+        words, changes = buffer.numpy(), self.seats.take_changes()
+        _write(words, lists.laid_out(shape, rows, self.seats.nobody))
         own = words[shape.num_words - _aligned(shape.num_rows * RECORD_WORDS) :]
         own[: records.size] = records.reshape(-1)
         own[records.size : shape.num_rows * RECORD_WORDS] = 0  # the likeliest token
@@ -295,6 +276,23 @@ class _Lists(NamedTuple):
                 draft = item.draft
                 row_seats += (seat,) if draft is None else (seats.nobody,) * (1 + len(draft))
         return lists
+
+    def laid_out(self, shape: StepShape, rows: Sequence[int], nobody: int) -> list[int]:
+        """All sections of a step but its records, filled up to where the next one begins."""
+        laid: list[int] = []
+        for values, length, filler in (
+            (self.token_ids, shape.num_tokens, 0),
+            (self.positions, shape.num_tokens, 0),
+            (self.slots, shape.num_tokens, -1),
+            (self.starts, shape.num_seqs + 1, len(self.token_ids)),
+            (self.lengths, shape.num_seqs, 0),
+            (self.seats, shape.num_seqs, nobody),
+            (rows, shape.num_rows, 0),
+            (self.row_seats, shape.num_rows, nobody),
+        ):
+            laid += values
+            laid += [filler] * (_aligned(length) - len(values))
+        return laid
 
 
 def _power_of_two(batch: Batch) -> int:

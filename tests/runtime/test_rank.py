@@ -15,7 +15,6 @@ from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
 from octavo.models.loader import load_config
 from octavo.runtime import backends
-from octavo.runtime import backends
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.op_program import StepPlan
