@@ -138,9 +138,8 @@ def parts_of(
         return "float", None, weight.values, None, None
     if isinstance(weight, W4Weight):
         return "nibbles", weight.group, weight.words, weight.scales, weight.mins
-    if weight.is_fp8:
-        return "fp8", weight.group, weight.codes.view(torch.uint8), weight.scales, weight.mins
-    return "signed", weight.group, weight.codes, weight.scales, weight.mins
+    kind = "fp8" if weight.is_fp8 else "int8"
+    return kind, weight.group, weight.codes.view(torch.uint8), weight.scales, weight.mins
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -163,7 +162,7 @@ def _linear(
     n,
     k,
     split_k,
-    KIND: tl.constexpr,  # "float", "nibbles", "signed", "fp8"
+    KIND: tl.constexpr,  # "float", "nibbles", "int8", "fp8"
     GROUP: tl.constexpr,  # None: of "float", and where a row has one scale
     ACTIVATION: tl.constexpr,  # None: no gates
     ACCUMULATE: tl.constexpr,
@@ -295,9 +294,10 @@ def load_numbers(
     inputs = start + tl.arange(0, BLOCK_K)
     places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
     codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
+    if KIND == "int8":
+        codes ^= 128  # counted from 0, as ``code_values`` has them
     if GROUP is None:
-        # Exact in float16; the interpreter makes no bfloat16 of integers.
-        numbers = codes.to(tl.float16) if KIND == "signed" else code_values(codes, dtype, KIND)
+        numbers = code_values(codes, dtype, KIND)
     else:
         numbers = code_values(codes, tl.float32, KIND)
         numbers = tl.reshape(numbers, [codes.shape[0], BLOCK_K // GROUP, GROUP])

@@ -74,6 +74,18 @@ def table(
         yield weight.format, [way_of(weight, num, dtype, gpu, invariant) for num in rows]
 
 
+def as_markdown(gpu: Gpu, dtype: torch.dtype = torch.bfloat16) -> str:
+    """The same for people: a column for each number of rows, and what the words mean."""
+    rows = (1, 16, 64, 512)
+    lines = ["| weight | " + " | ".join(f"{num} rows" for num in rows) + " |", "|---" * 5 + "|"]
+    used = set()
+    for format, ways in table(gpu, dtype, rows):
+        lines.append(f"| {format} | " + " | ".join(way.name.lower() for way in ways) + " |")
+        used.update(ways)
+    lines += ["", *(f"- {way.name.lower()}: {way.value}" for way in Way if way in used)]
+    return "\n".join(lines)
+
+
 def _in_8_bits(weight: W4Weight | W8Weight, dtype: torch.dtype, gpu: Gpu) -> Way | None:
     """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
     torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
