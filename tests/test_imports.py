@@ -104,21 +104,34 @@ def test_light_parts_stay_light(statement):
     assert not loaded_modules(statement) & set(HEAVY)
 
 
-# What computes with tensors. All else runs without torch, and imports these where it needs them.
+# What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and imports these where it needs them.
 OF_TORCH = {
     "kernels/attention.py",
     "kernels/cuda/activations.py",
     "kernels/cuda/attention.py",
+    "kernels/cuda/attention_kernels.py",
+    "kernels/cuda/attention_plan.py",
+    "kernels/cuda/buffers.py",
     "kernels/cuda/elementwise.py",
-    "kernels/cuda/gemv.py",
+    "kernels/cuda/code_products.py",
+    "kernels/cuda/dequantize.py",
     "kernels/cuda/kv_codes.py",
     "kernels/cuda/kv_copy.py",
     "kernels/cuda/kv_write.py",
+    "kernels/cuda/linear.py",
     "kernels/cuda/norms.py",
+    "kernels/cuda/ops.py",
     "kernels/cuda/packing.py",
-    "kernels/cuda/quantized_linear.py",
+    "kernels/cuda/plain_ops.py",
+    "kernels/cuda/products.py",
+    "kernels/cuda/program.py",
+    "kernels/cuda/rows.py",
     "kernels/cuda/sampler.py",
     "kernels/cuda/splits.py",
+    "kernels/cuda/triton_ops.py",
+    "kernels/cuda/triton_products.py",
+    "kernels/cuda/ways.py",
+    "kernels/cuda/weights.py",
     "kernels/kv_stores.py",
     "kernels/reference.py",
     "layers/tensors.py",
@@ -202,7 +215,8 @@ def test_torch_is_imported_by_those_who_compute_with_it():
         name = str(file.relative_to(PACKAGE))
         tree = ast.parse(file.read_text())
         at_once, ever = (imported_by(nodes) for nodes in (tree.body, ast.walk(tree)))
-        assert (name in OF_TORCH) == any(m.split(".")[0] == "torch" for m in at_once), name
+        needs_torch = any(m.split(".")[0] in ("torch", "triton") for m in at_once)
+        assert (name in OF_TORCH) == needs_torch, name
         if name not in OF_TORCH:
             assert not at_once & modules, name
             assert (name in WHERE_NEEDED) == bool(ever & {"torch", *modules}), name

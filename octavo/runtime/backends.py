@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.cpu.program import KVLayout
 from octavo.kernels.dispatch import CANDIDATES, explain
+from octavo.kernels.fusion import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward

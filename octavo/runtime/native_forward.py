@@ -20,8 +20,8 @@ from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.program import Program
+from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.forward import Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, flatten

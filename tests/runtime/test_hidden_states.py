@@ -15,7 +15,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
-from octavo.kernels.cpu import fusion, library
+from octavo.kernels import fusion
+from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
