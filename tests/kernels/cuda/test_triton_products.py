@@ -144,6 +144,18 @@ def test_rows_of_a_weight(device, kind):
     assert torch.allclose(out.float(), expected, rtol=2**-7, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_logits_are_float32(device, rows):
+    if device == "cpu" and rows > 16:
+        pytest.skip("torch multiplies bfloat16 to float32 on GPUs alone")
+    weight = device_weight("float", N, K, torch.bfloat16, device)
+    x = random(rows, K, dtype=torch.bfloat16, device=device)
+    out = torch.zeros(rows, N, device=device)
+    products_of(weight, x).linear(x, weight, out, Around())
+    expected = x.double() @ weight.dense(torch.float64).T
+    assert (out.double() - expected).abs().max() <= FLOAT32 * expected.abs().max()
+
+
 def test_memory_is_what_the_named_uses_need():
     x = torch.zeros(4096, K)
     dense = products_of(device_weight("float", N, K), x)
