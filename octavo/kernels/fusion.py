@@ -1,7 +1,7 @@
 """From a recorded forward pass to the phases of a step, on CPUs and GPUs.
 
-A phase is what the threads of a CPU do between two barriers, and one to four launches on a GPU:
-fewer and longer ones are faster. A linear takes in what is done to its input and its output row by
+A phase is what the threads of a CPU do between two barriers, and a few launches on a GPU: fewer and
+longer ones are faster. A linear takes in what is done to its input and its output row by
 row; attention takes in everything between the projections::
 
     rmsnorm > q, k, v                       one Linear of three segments, with a norm before it

@@ -70,7 +70,7 @@ class StepPlan:
     def matrices(self) -> Iterator[Matrix]:
         """Those of all phases, in their order; one that several phases use, as often."""
         for phase in self.phases:
-            yield from _matrices_of(phase)
+            yield from matrices_of(phase)
 
     def gathered(self) -> set[str]:
         """The names of those of which a step reads some rows only: an embedding that is no head."""
@@ -78,11 +78,12 @@ class StepPlan:
         multiplied: set[str] = set()
         for phase in self.phases:
             names = tables if isinstance(phase, fusion.Embed) else multiplied
-            names.update(map(self.name_of, _matrices_of(phase)))
+            names.update(map(self.name_of, matrices_of(phase)))
         return tables - multiplied
 
 
-def _matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+    """What a phase multiplies with, or reads rows of."""
     if isinstance(phase, fusion.Linear):
         yield from (segment.weight for segment in phase.segments)
     elif isinstance(phase, fusion.Embed | fusion.Head):

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from weights import stored
 
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cuda.attention_plan import StepTables
 from octavo.kernels.cuda.ops import FusedOps, StepTensors
 from octavo.kernels.cuda.packing import pack
@@ -23,13 +26,15 @@ from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.fusion import Phase
 from octavo.kernels.kv_stores import CODECS
-from octavo.kernels.reference import plan_attention
 from octavo.layers.module import named_parameters
 from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.registry import model_class
-from octavo.runtime.eager_forward import EagerContext
+from octavo.quantization.base import StoredWeight
+from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.gguf_quantize import quantize
+from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.op_program import plan_step
 
@@ -78,14 +83,19 @@ CONFIGS = {
 }
 
 
-def random_model(config: ModelConfig, seed: int = 0) -> Any:
-    """Numbers of a size that all of them matter."""
+def random_model(config: ModelConfig, type: GGMLType = GGMLType.F32) -> Any:
+    """Numbers of a size that all of them matter; matrices are of a type of GGUF's."""
     model = model_class(config.architecture)(config)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for _, parameter in named_parameters(model):
         numbers = torch.randn(parameter.shape, generator=generator)
-        is_matrix = len(parameter.shape) > 1
-        parameter.load(stored(numbers * (1.5 / parameter.shape[-1] ** 0.5 if is_matrix else 0.4)))
+        if len(parameter.shape) == 1:
+            parameter.load(stored(0.4 * numbers))
+        elif type is GGMLType.F32:
+            parameter.load(stored(numbers * 1.5 / parameter.shape[-1] ** 0.5))
+        else:
+            rows = quantize(type, numbers * 1.5 / parameter.shape[-1] ** 0.5)
+            parameter.load(StoredWeight(type, rows.numpy(), parameter.shape))
     if config.tie_embeddings:
         model.lm_head.weight.share(model.model.embed_tokens.weight)
     return model
@@ -132,9 +142,9 @@ def fused_program(
 
 @dataclass(frozen=True)
 class Step:
-    """Sequences of a step by (number, start, tokens), as arrays of T tokens and S sequences."""
+    """A batch, and the same as arrays of T tokens and S sequences."""
 
-    items: tuple[tuple[int, int, int], ...]
+    batch: Batch
     token_ids: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
@@ -166,23 +176,25 @@ class Step:
         )
 
 
-def step_of(*items: tuple[int, int, int], seed: int = 0) -> Step:
+def step_of(*items: tuple[int, int, int]) -> Step:
     """A step of sequences by (number, tokens that it has, tokens to compute).
 
     Tokens of a sequence are the same whatever step they are in, and so are its blocks.
     """
-    order = np.random.default_rng(seed).permutation(np.arange(1, NUM_BLOCKS))
-    per_seq = -(-MAX_LEN // BLOCK_SIZE)
-    tables = np.stack([order[number * per_seq :][:per_seq] for number, _, _ in items])
+    requests = [_sequence(number) for number, _, _ in items]
+    tables = np.array([request.block_ids for request in requests])
     token_ids, positions, slots = [], [], []
-    for (number, start, count), table in zip(items, tables, strict=True):
-        tokens = np.random.default_rng([seed, number]).integers(0, VOCAB, MAX_LEN)
+    for (_, start, count), request, table in zip(items, requests, tables, strict=True):
         places = np.arange(start, start + count)
-        token_ids.append(tokens[places])
+        token_ids.append(np.array(request.token_ids)[places])
         positions.append(places)
         slots.append(table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
+    scheduled = (
+        ScheduledRequest(request, start, count, num_sampled=0)
+        for (_, start, count), request in zip(items, requests, strict=True)
+    )
     return Step(
-        items,
+        Batch(0, tuple(scheduled)),
         *(np.concatenate(each) for each in (token_ids, positions, slots)),
         query_start=np.cumsum([0, *(count for _, _, count in items)]),
         seq_lens=np.array([start + count for _, start, count in items]),
@@ -190,28 +202,28 @@ def step_of(*items: tuple[int, int, int], seed: int = 0) -> Step:
     )
 
 
-class EagerTwin:
-    """The same model op by op, with these attributes of its ops changed."""
+def _sequence(number: int) -> Request:
+    """A request whose tokens are all known, and whose blocks are there; none is block 0."""
+    tokens = np.random.default_rng(number).integers(0, VOCAB, MAX_LEN).tolist()
+    blocks = np.random.default_rng(7).permutation(np.arange(1, NUM_BLOCKS))
+    each = -(-MAX_LEN // BLOCK_SIZE)
+    request = Request(str(number), tokens, SamplingParams(), 0.0)
+    request.block_ids = blocks[number * each :][:each].tolist()
+    return request
 
-    def __init__(self, config: ModelConfig, model: Any, kv: str = "float32", **changes: Any):
-        self.model = with_tensors(model)
-        self._ops = replace(create_ops("cpu"), **changes)
-        self._kv_cache = kv_cache_of(config, kv)
 
-    def run(self, step: Step, model: Any = None) -> Tensor:
-        """Logits of all rows; of ``model``, if it is another with the same layers."""
-        query_start, seq_lens, tables = (
-            torch.from_numpy(each.astype(np.int32))
-            for each in (step.query_start, step.seq_lens, step.block_tables)
-        )
-        longest = int(step.query_start[-1]), int(step.seq_lens.max())
-        plan = plan_attention(tables, query_start, seq_lens, *longest, BLOCK_SIZE)
-        context = EagerContext(
-            torch.from_numpy(step.positions),
-            torch.from_numpy(step.slots),
-            plan,
-            self._kv_cache,
-            self._ops,
-        )
-        model = model or self.model
-        return model.compute_logits(model(torch.from_numpy(step.token_ids), context), context)
+def eager_twin(
+    config: ModelConfig, model: Any, dtype: str = "float32", kv: str = "float32", **changes: Any
+) -> EagerForward:
+    """The same model op by op, with these ops changed; its KV cache is its own."""
+    ops, cpu = replace(create_ops("cpu", dtype), **changes), torch.device("cpu")
+    depths = range(config.num_layers + 1)
+    return EagerForward(
+        with_tensors(model), kv_cache_of(config, kv), ops, cpu, MAX_ROWS, MAX_LEN, depths
+    )
+
+
+def eager_logits(twin: EagerForward, step: Step) -> Tensor:
+    """Of all rows of a step."""
+    twin.run(step.batch)
+    return twin.logits(range(len(step.token_ids)))

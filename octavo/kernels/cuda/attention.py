@@ -166,7 +166,7 @@ def _arguments(
         "values": values,
         "value_scales": value_scales,
         "block_tables": tables.block_tables,
-        "table_width": tables.block_tables.shape[1],
+        "table_stride": tables.block_tables.stride(0),
         "query_start": tables.query_start,
         "seq_lens": tables.seq_lens,
         "sinks": scoring.sinks,

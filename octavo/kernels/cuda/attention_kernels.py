@@ -29,7 +29,7 @@ STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 
 
 # Compiled once for all batches.
-@triton.jit(do_not_specialize=["table_width", "num_seqs"])
+@triton.jit(do_not_specialize=["table_stride", "num_seqs"])
 def attend_rows(
     q,
     keys,
@@ -37,7 +37,7 @@ def attend_rows(
     values,
     value_scales,
     block_tables,
-    table_width,
+    table_stride,
     query_start,
     seq_lens,
     sinks,
@@ -89,7 +89,7 @@ def attend_rows(
     for split in tl.range(first_seen // SPAN, tl.cdiv(end, SPAN), num_stages=1):
         other_total, other_norm, other_top = _attend(
             query, position, keys, key_scales, values, value_scales,
-            block_tables + seq.to(tl.int64) * table_width, head, num_kv_heads,
+            block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
             first_seen, split * SPAN, tl.minimum(end, split * SPAN + SPAN), scale, softcap,
             KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
             WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES,
@@ -100,7 +100,7 @@ def attend_rows(
     )
 
 
-@triton.jit(do_not_specialize=["table_width", "num_splits", "saved_rows"])
+@triton.jit(do_not_specialize=["table_stride", "num_splits", "saved_rows"])
 def attend_splits(
     q,
     keys,
@@ -108,7 +108,7 @@ def attend_splits(
     values,
     value_scales,
     block_tables,
-    table_width,
+    table_stride,
     query_start,
     seq_lens,
     sinks,
@@ -158,7 +158,7 @@ def attend_splits(
     query = _load_rows(q, place, is_row, KEY_DIM, KEY_WIDTH)
     total, norm, top = _attend(
         query, length - count + token, keys, key_scales, values, value_scales,
-        block_tables + seq.to(tl.int64) * table_width, head, num_kv_heads,
+        block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
         first_seen, begin, tl.minimum(begin + span, length), scale, softcap,
         KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
         WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES,

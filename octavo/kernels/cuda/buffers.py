@@ -56,6 +56,7 @@ class Buffers:
         self._free: dict[int, list[_Buffer]] = defaultdict(list)  # by width
         self.num_bytes = 0
         self._places = fusion.place(phases, self._allocate, self._release, kept)
+        self._between = self._zeros(max_tokens * max(map(_width_between, phases)))
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
@@ -72,6 +73,10 @@ class Buffers:
         if places != side_by_side or sum(widths) != tensor.shape[1]:
             raise CannotFuse(f"values of widths {widths} are not all that one product makes")
         return tensor
+
+    def between(self, width: int) -> Tensor:
+        """[max_tokens, width] for what is there between two launches of one phase only."""
+        return self._between[: self._max_tokens * width].view(self._max_tokens, width)
 
     def is_same(self, value: Value, other: Value) -> bool:
         """Whether they lie at the same place."""
@@ -90,15 +95,27 @@ class Buffers:
     def _take(self, width: int) -> _Buffer:
         if self._free[width]:
             return self._free[width].pop()
-        shape = (self._max_tokens, width)
-        tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self.num_bytes += tensor.nbytes
-        return _Buffer(tensor)
+        return _Buffer(self._zeros(self._max_tokens, width))
 
     def _release(self, place: _Columns) -> None:
         place.buffer.num_users -= 1
         if not place.buffer.num_users:
             self._free[place.buffer.tensor.shape[1]].append(place.buffer)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self.num_bytes += tensor.nbytes
+        return tensor
+
+
+def _width_between(phase: Phase) -> int:
+    """Of a row that is written and read by the same phase: queries for attention, the norm of a
+    sum for products."""
+    if isinstance(phase, fusion.Attention):
+        return phase.q.width
+    if isinstance(phase, fusion.Linear) and phase.added is not None:
+        return phase.source.width
+    return 0
 
 
 def _joined_values(phases: Sequence[Phase]) -> Iterator[tuple[Value, tuple[Value, ...]]]:

@@ -35,7 +35,7 @@ def pointers(store: KVStore) -> tuple[Tensor, Tensor | None]:
 def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
     """What codes stand for, but for their scales: exact in any float of 16 bits.
 
-    Codes come in faster than GPUs convert integers, so they are made floats by their bits.
+    They are made floats by their bits: GPUs have few units that convert integers.
     """
     if KIND == "int8":
         # 2^23 + code has the code as its last bits.

@@ -40,6 +40,7 @@ from octavo.kernels.cuda.weights import (
     JoinedWeight,
     W4Weight,
     W8Weight,
+    parts_of,
 )
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
@@ -87,8 +88,9 @@ def expanded(weights: Mapping[str, DeviceWeight]) -> dict[str, tuple[str, int]]:
     floats that were made of them."""
     found = {}
     for name, weight in weights.items():
-        parts = weight.parts if isinstance(weight, JoinedWeight) else [weight]
-        dense = [part for part in parts if isinstance(part, DenseWeight) and part.expanded]
+        dense = [
+            part for part in parts_of(weight) if isinstance(part, DenseWeight) and part.expanded
+        ]
         if dense:
             formats = sorted({format for part in dense for format in part.expanded})
             found[name] = ", ".join(formats), sum(part.nbytes for part in dense)

@@ -78,6 +78,9 @@ class _Plan:
     def attend(
         self, q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
     ) -> None:
+        if not self._tables.seq_lens.any():  # nothing but padding, which the plan has no place for
+            out.zero_()
+            return
         plan = self._of_blocks(k_cache.parts[0].shape[1])
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
         out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))

@@ -12,7 +12,8 @@ replayed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +35,17 @@ from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase
 from octavo.kernels.recorder import RopeTable, Value
 
-_Part = Callable[[StepTensors, Attend], None]
-"""Something that is launched for a step, whose attention is planned."""
+
+class _Running(NamedTuple):
+    """A step that is being computed: its attention, planned, and its rows of all tensors."""
+
+    step: StepTensors
+    attend: Attend
+    rows: Sequence[Tensor]
+
+
+_Part = Callable[[_Running], None]
+"""Something that is launched for a step."""
 
 
 class FusedProgram:
@@ -83,9 +93,9 @@ class FusedProgram:
 
     def run(self, step: StepTensors) -> None:
         """All of a step but the head. What it leaves is there until the next one."""
-        attend = self._ops.plan_attention(step)
+        running = _Running(step, self._ops.plan_attention(step), self._tensors.cut(step.num_tokens))
         for part in self._parts:
-            part(step, attend)
+            part(running)
 
     def logits(self, rows: Tensor, out: Tensor) -> None:
         """Logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
@@ -106,8 +116,7 @@ class FusedProgram:
     @property
     def num_bytes(self) -> int:
         """Of activations."""
-        own = self.damaged, self._hidden, self._between
-        return self._buffers.num_bytes + sum(tensor.nbytes for tensor in own)
+        return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
     def _build(self, phases: Sequence[Phase], kept: Collection[Value]) -> None:
         head = phases[-1]
@@ -115,11 +124,11 @@ class FusedProgram:
         self.phases, self._head = phases, head
         self.vocab_size = head.weight.shape[0]
         self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept)
-        # What is there between two launches of one phase only.
-        self._between = self._zeros(self._max_tokens * max(map(_width_between, phases)))
-        self._hidden = self._zeros(self._max_rows, head.source.width)
+        hidden = self._max_rows, head.source.width  # of the rows that are asked for
+        self._hidden = torch.zeros(hidden, dtype=self._dtype, device=self._device)
         # 1 where the activations of a token are no longer numbers.
         self.damaged = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        self._tensors = _Tensors()
         self._parts = [part for phase in phases for part in self._parts_of(phase)]
         self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])
 
@@ -135,35 +144,36 @@ class FusedProgram:
                 yield self._rows(phase)
             case fusion.Check():
                 source = self._buffers.tensor(phase.source)
-                yield _each_row(self._ops.find_damage, source, self.damaged)
+                yield self._each_row(self._ops.find_damage, source, self.damaged)
             case fusion.Head():
                 pass  # its rows are asked for
 
     def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
-        yield lambda step, _: rows(table, step.token_ids, out[: step.num_tokens])
+        (at,) = self._tensors.places(out)
+        yield lambda running: rows(table, running.step.token_ids, running.rows[at])
         if phase.scale != 1.0:
             # Rounded to the activations' type first, as models with one were trained.
             scale = torch.tensor(phase.scale, dtype=self._dtype).item()
-            yield _each_row(lambda x: x.mul_(scale), out)
+            yield self._each_row(lambda x: x.mul_(scale), out)
 
     def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         if phase.added is not None:
-            normed = self._view_between(phase.source.width)
+            normed = self._buffers.between(phase.source.width)
             yield self._add_norm(phase, normed)
             source, norm = normed, None
         out = self._outputs(phase)
         if phase.residual is not None and not self._buffers.is_same(
             phase.residual, phase.segments[0].out
         ):
-            yield _each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
+            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
         weight = self._weight_of([segment.weight for segment in phase.segments])
         bias, accumulates = self._bias(phase.segments), phase.residual is not None
         around = Around(norm, bias, phase.activation, accumulates)
         linear = self._ops.products.linear
-        yield _each_row(lambda x, y: linear(x, weight, y, around), source, out)
+        yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
 
     def _add_norm(self, phase: fusion.Linear, normed: Tensor) -> _Part:
         assert phase.added is not None and phase.sum_out is not None
@@ -171,7 +181,7 @@ class FusedProgram:
         norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
         assert norm is not None, "sums are taken in where a norm reads them"
         add_norm = self._ops.add_norm
-        return _each_row(
+        return self._each_row(
             lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
         )
 
@@ -185,14 +195,16 @@ class FusedProgram:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
-        qkv = self._buffers.joint([phase.q, phase.k, phase.v])
-        q = self._view_between(phase.q.width).unflatten(1, phase.q.shape)
-        attended = self._buffers.tensor(phase.out).unflatten(1, phase.q.shape)
+        places = self._tensors.places(
+            self._buffers.joint([phase.q, phase.k, phase.v]),
+            self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
+            self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
+        )
 
-        def attention(step: StepTensors, attend: Attend) -> None:
-            count = step.num_tokens
-            ops.write_kv(qkv[:count], step, k_cache, v_cache, q[:count], norms, rope)
-            attend(q[:count], k_cache, v_cache, scoring, attended[:count])
+        def attention(running: _Running) -> None:
+            qkv, q, attended = (running.rows[place] for place in places)
+            ops.write_kv(qkv, running.step, k_cache, v_cache, q, norms, rope)
+            running.attend(q, k_cache, v_cache, scoring, attended)
 
         return attention
 
@@ -204,12 +216,12 @@ class FusedProgram:
                 raise CannotFuse("norms of heads are made with attention, and not alone")
             norm = self._norm(phase.norm)
             assert norm is not None
-            return _each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
         assert phase.b is not None
         b = self._buffers.tensor(phase.b)
         if kind == "add":
-            return _each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
-        return _each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
+            return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
+        return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
 
     def _scoring(self, phase: fusion.Attention) -> Scoring:
         sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)
@@ -239,11 +251,37 @@ class FusedProgram:
         ]
         return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
 
-    def _view_between(self, width: int) -> Tensor:
-        return self._between[: self._max_tokens * width].view(self._max_tokens, width)
+    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Part:
+        """``op`` over as many rows of tensors [max_tokens, ...] as a step has tokens."""
+        places = self._tensors.places(*tensors)
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        def part(running: _Running) -> None:
+            op(*[running.rows[place] for place in places])
+
+        return part
+
+
+class _Tensors:
+    """Tensors [max_tokens, ...], each of which is cut to the rows of a step once, for all parts:
+    layers have the same ones in turn, and to cut one takes as long as a part takes to be called."""
+
+    def __init__(self) -> None:
+        self._all: list[Tensor] = []
+        self._places: dict[Hashable, int] = {}
+
+    def places(self, *tensors: Tensor) -> list[int]:
+        """Where these are in what :meth:`cut` gives."""
+        return [self._place(tensor) for tensor in tensors]
+
+    def cut(self, count: int) -> list[Tensor]:
+        return [tensor[:count] for tensor in self._all]
+
+    def _place(self, tensor: Tensor) -> int:
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        if key not in self._places:
+            self._places[key] = len(self._all)
+            self._all.append(tensor)
+        return self._places[key]
 
 
 class _Constants:
@@ -268,20 +306,3 @@ class _Constants:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
-
-
-def _width_between(phase: Phase) -> int:
-    """Of a row that is written and read by the same phase."""
-    if isinstance(phase, fusion.Attention):
-        return phase.q.width
-    return phase.source.width if isinstance(phase, fusion.Linear) and phase.added else 0
-
-
-def _each_row(op: Callable[..., object], *tensors: Tensor) -> _Part:
-    """``op`` over as many rows of tensors [max_tokens, ...] as a step has tokens."""
-
-    def part(step: StepTensors, _: Attend) -> None:
-        count = step.num_tokens
-        op(*(tensor[:count] for tensor in tensors))
-
-    return part

@@ -12,6 +12,7 @@ from octavo.kernels.cuda import rows as row_kernels
 from octavo.kernels.cuda.activations import activation_mul_apart
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.norms import rmsnorm
 from octavo.kernels.cuda.ops import Attend, HeadNorms, LayerStores, Rope, StepTensors
@@ -88,6 +89,8 @@ def create_triton_ops(
 ) -> TritonOps:
     """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
 
+    ConfigError if they do not read a KV cache like this one.
+
     Args:
         attention: of steps in which sequences have few tokens.
         is_invariant: what a token becomes has the same bits whatever other tokens there are.
@@ -115,8 +118,12 @@ def _uses(
 def _head_shapes(
     phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
-    return {
-        HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *kv_cache.layer(phase.layer))
-        for phase in phases
-        if isinstance(phase, fusion.Attention)
-    }
+    """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
+    shapes = set()
+    for phase in phases:
+        if isinstance(phase, fusion.Attention):
+            stores = kv_cache.layer(phase.layer)
+            for store in stores:
+                kind_of(store)
+            shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+    return shapes

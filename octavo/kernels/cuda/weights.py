@@ -201,5 +201,10 @@ class JoinedWeight(DeviceWeight):
         return torch.cat([part.dense(dtype) for part in self.parts])
 
 
+def parts_of(weight: DeviceWeight) -> Sequence[DeviceWeight]:
+    """What it is made of: itself, if it is not joined."""
+    return weight.parts if isinstance(weight, JoinedWeight) else [weight]
+
+
 def _bytes_of(*parts: Tensor | None) -> int:
     return sum(part.nbytes for part in parts if part is not None)

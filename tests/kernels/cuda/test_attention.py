@@ -211,13 +211,37 @@ def test_the_same_bits_in_any_company(device):
     assert torch.allclose(last(by_rows, [(200, 9)], [5], ROWS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_each_time(device, dtype):
+    """Whoever comes last."""
+    if device != "cuda":
+        pytest.skip("programs run one after the other here")
+    shape = Shape(group=4, kv_heads=2, kv=dtype, dtype=getattr(torch, dtype))
+    step = paged_step([(1000, 1), (130, 1), (513, 1), (64, 1)], shape, device)
+    cut, scoring = split(step, num_splits=16), Scoring(0.1)
+    scratch = scratch_of(step, cut)
+    first = by_splits(step, scoring, cut, scratch)
+    for _ in range(200):
+        assert torch.equal(by_splits(step, scoring, cut, scratch), first)
+
+
+def test_tables_that_are_parts_of_others(device):
+    step = paged_step(DECODES, Shape(), device, table_width=20)
+    expected = by_rows(step, Scoring(0.1)), by_splits(step, Scoring(0.1))
+    wide = torch.cat([step.block_tables, torch.full_like(step.block_tables, 1 << 30)], dim=1)
+    part = replace(step, block_tables=wide[:, :20])
+    assert torch.equal(by_rows(part, Scoring(0.1)), expected[0])
+    assert torch.equal(by_splits(part, Scoring(0.1)), expected[1])
+
+
 LIMITS = AttentionLimits(max_num_seqs=4, max_query=4, max_seq_len=1024)
 FEW = Gpu(arch=90, num_processors=8)
 
 
 def attention_of(shape: Shape, device, is_invariant=False) -> GpuAttention:
+    width, number_bytes, is_coded = shape.head_dim, shape.dtype.itemsize, shape.kv == "int8"
     kinds = [
-        HeadShape(shape.group * heads, heads, shape.head_dim, shape.head_dim, 4)
+        HeadShape(shape.group * heads, heads, width, width, number_bytes, is_coded)
         for heads in (shape.kv_heads, 1)
     ]
     return GpuAttention(kinds, LIMITS, FEW, torch.device(device), is_invariant)
@@ -225,7 +249,7 @@ def attention_of(shape: Shape, device, is_invariant=False) -> GpuAttention:
 
 def attended(attention: GpuAttention, step: PagedStep, scoring: Scoring, plan):
     out = torch.full_like(step.q, torch.nan)
-    attention.attend(step.q, *step.caches, tables_of(step), scoring, out, plan)
+    attention.attend(step.turned_q, *step.caches, tables_of(step), scoring, out, plan)
     return out
 
 
@@ -249,8 +273,12 @@ def test_plans_of_prompts_drafts_and_single_tokens(device):
         check(step, scoring, attended(attention, step, scoring, plan))
 
 
-def test_invariant_plans_give_the_same_bits(device):
-    shape, scoring = Shape(group=2, kv_heads=1), Scoring(0.1)
+@pytest.mark.parametrize(
+    ("kv", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16")]
+)
+def test_invariant_plans_give_the_same_bits(device, kv, dtype):
+    shape = Shape(group=2, kv_heads=1, kv=kv, dtype=getattr(torch, dtype))
+    scoring = Scoring(0.1)
     attention = attention_of(shape, device, is_invariant=True)
 
     def last(sequences, names):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("triton")
@@ -87,6 +89,14 @@ def test_splits_fit_and_their_states_are_seen_by_the_last(shape, arch):
     before, after = made.ptx.split("atom.global.gpu.acq_rel.add")
     assert "bar.sync" in before[before.rindex("st.global") :]
     assert "cp.async.cg" in after
+
+
+@pytest.mark.parametrize(("kv", "arch"), [("int8", 80), ("int8", 90), ("fp8", 80), ("fp8", 90)])
+def test_codes_become_floats_without_conversions_of_integers(kv, arch):
+    """For which processors have fewer units than for sums; nor is a product with a subnormal
+    number 0."""
+    _, made = attend_of(Shape(group=4, head_dim=128, kv=kv), arch, max_query=1)
+    assert not re.search(r"cvt\.\w+\.(f32|f16|bf16)\.[su]\d+|cvt\.f32\.f16|mul\.ftz", made.ptx)
 
 
 @pytest.mark.parametrize(("shape", "arch"), CASES, ids=str)

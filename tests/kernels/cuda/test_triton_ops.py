@@ -12,9 +12,10 @@ pytest.importorskip("triton")
 
 import torch
 from fused_models import GEMMA, LLAMA, MAX_LEN, fused_program, random_model, step_of
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from triton_tools import launches
 
+from octavo.errors import ConfigError
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.triton_ops import create_triton_ops
 
@@ -65,20 +66,22 @@ def test_the_same_bits_in_any_company(device):
         assert torch.equal(last_logits(many, step, (48, 3), device)[1:], alone)
 
 
-class Noting(TorchDispatchMode):
-    """Notes which of PyTorch's ops compute, and which make a tensor that was not there."""
+class Noting(TorchFunctionMode):
+    """Notes which of PyTorch's ops compute, and which make memory that was not there."""
 
     def __init__(self):
         super().__init__()
         self.computing, self.allocating = Counter(), Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        aliases = [returned.alias_info for returned in func._schema.returns]
-        if None in aliases:
-            self.allocating[str(func)] += 1
-        elif any(alias.is_write for alias in aliases):
-            self.computing[str(func)] += 1
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Tensor)]
+        if isinstance(result, torch.Tensor):
+            if any(result is x for x in given):  # in place, or as ``out``
+                self.computing[func.__name__] += 1
+            elif result.untyped_storage()._cdata not in {x.untyped_storage()._cdata for x in given}:
+                self.allocating[func.__name__] += 1
+        return result
 
 
 def launched(config, step, num_rows=4):
@@ -136,7 +139,51 @@ def test_launches_before_and_behind_the_layers():
     config = replace(GEMMA, num_layers=1, layer_windows=(None,), logit_softcap=5.0)
     found = launched(config, DECODE)
     found.subtract(of_a_layer(config, DECODE))
-    before = {"aten.index_select.out": 1, "aten.mul_.Tensor": 1}
+    before = {"index_select": 1, "mul_": 1}
     # A first layer has no sum before it; the last one leaves a norm and a sum.
-    behind = {"aten.add.out": 1, "_rmsnorm": 1, "_find_damage": 1, "_linear": 1, "_softcap": 1}
+    behind = {"add": 1, "_rmsnorm": 1, "_find_damage": 1, "_linear": 1, "_softcap": 1}
     assert +found == Counter(before | behind)
+
+
+def test_what_allocates_would_be_seen():
+    program = fused_program(LLAMA, random_model(LLAMA))
+    with Noting() as noting:
+        program.run(DECODE)
+    assert noting.allocating
+
+
+def test_a_cache_that_no_kernel_reads_is_refused_at_once():
+    with pytest.raises(ConfigError, match="set --kv-cache-dtype"):
+        fused_program(LLAMA, random_model(LLAMA), TRITON, kv="int4")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_is_replayed_with_other_tokens():
+    model, seqs = random_model(LLAMA), range(3)
+    first, second = (
+        step_of(*((seq, start, 1) for seq in seqs)).padded(4, 4, "cuda") for start in (0, 1)
+    )
+    eager, program = (
+        fused_program(LLAMA, model, TRITON, torch.bfloat16, "bfloat16", "cuda") for _ in range(2)
+    )
+    rows = torch.arange(3, dtype=torch.int32, device="cuda")
+    expected, out = (torch.zeros(3, LLAMA.vocab_size, device="cuda") for _ in range(2))
+    for which in (eager, program):
+        which.run(first)  # and kernels are compiled
+        which.logits(rows, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        program.run(first)
+        program.logits(rows, out)
+    for static, new in zip(tensors_of(first), tensors_of(second), strict=True):
+        static.copy_(new)
+    graph.replay()
+    eager.run(second)
+    eager.logits(rows, expected)
+    assert torch.equal(out, expected)
+
+
+def tensors_of(step):
+    tables = step.tables.block_tables, step.tables.query_start, step.tables.seq_lens
+    return step.token_ids, step.positions, step.slots, *tables
