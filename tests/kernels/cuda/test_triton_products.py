@@ -13,7 +13,7 @@ from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.products import Around, Norm, PlainProducts
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
-from octavo.kernels.cuda.ways import Way, way_of
+from octavo.kernels.cuda.ways import Conditions, Way, way_of
 
 HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
 ALL = [*KINDS, "joined"]
@@ -52,7 +52,7 @@ def test_products(device, kind, what, rows):
         expected = out.float()
         PlainProducts().linear(x.float(), weight, expected, around)
         products_of(weight, x, gated=gated).linear(x, weight, out, around)
-        way = way_of(weight, rows, dtype, HOPPER)
+        way = way_of(weight, rows, Conditions(HOPPER, dtype))
         tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
         if way in (Way.FP8, Way.INT8):
             tolerance = CODED
