@@ -59,6 +59,8 @@ class FusedBackend:
     """A model whose phases are launched one after the other, or replayed.
 
     CannotFuse if its ops do not make phases, or ask for what the kernels do not have.
+
+    ``kit``: what computes it; that of the device by default.
     """
 
     name = "fused"
@@ -71,13 +73,14 @@ class FusedBackend:
         model: CausalLM,
         model_config: ModelConfig,
         progress: Progress | None = None,
+        kit: Kit | None = None,
     ):
         self._spec, self._model_config = spec, model_config
-        device: torch.device = torch.device(spec.device)
-        self._kit = kit_of(device, getattr(torch, spec.dtype), spec.batch_invariant)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._kit = kit or kit_of(torch.device(spec.device), dtype, spec.batch_invariant)
         self._plan, weights = plan_step(model)
         self._weights = PackedOnce(self._plan, weights, self._kit)
-        if device.type != "cpu":
+        if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
         with out_of_memory_told(WEIGHTS, self._ledger):
             self._weights.pack_all(progress)
