@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import hub
-from octavo.config import EngineArgs, EngineConfig, resolve
+from octavo.config import (
+    EngineArgs,
+    EngineConfig,
+    default_num_seqs,
+    default_step_tokens,
+    resolve,
+)
 from octavo.errors import ConfigError, MissingPackageError
 from octavo.extras import need_torch
 from octavo.garbage import no_collections
@@ -85,14 +91,15 @@ def _load_engine(
     tokenizer = source.tokenizer()
     model_config.check_tokenizer(tokenizer.vocab_size, source.path)
     phases.end("tokenizer")
-    spec = _rank_spec(args, source.path, notes_folder())
+    spec = _rank_spec(args, model_config, source.path, notes_folder())
     rank = source.load_rank(spec, progress)
     speculation = args.speculation()
     drafter = None
     if speculation is not None:
         drafter = open_drafter(speculation, Target(rank, spec, model_config, tokenizer))
     phases.end("weights")
-    config = resolve(args, _with_draft_kv(rank.capacity, drafter))
+    capacity = _with_draft_kv(rank.capacity, drafter)
+    config = resolve(args, capacity)
     limits = _rank_limits(config)
     rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
@@ -107,6 +114,7 @@ def _load_engine(
         "weights_bytes": rank.weights_bytes,
         "kv_blocks": config.cache.num_blocks,
         "block_size": config.cache.block_size,
+        **_memory_info(capacity, config),
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
@@ -124,11 +132,13 @@ class _Phases:
         self.seconds[phase], self._begin = now - self._begin, now
 
 
-def _rank_spec(args: EngineArgs, path: Path, packed_folder: Path) -> RankSpec:
+def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: Path) -> RankSpec:
     """What one rank is asked for. There is one."""
     device, dtype = _choose_device(args.device), args.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
+    if args.enforce_eager and device == "cpu":
+        raise ConfigError("enforce_eager: graphs are captured on GPUs alone; leave it off on a CPU")
     return RankSpec(
         path,
         device,
@@ -140,7 +150,22 @@ def _rank_spec(args: EngineArgs, path: Path, packed_folder: Path) -> RankSpec:
         threads=args.threads,
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+        batch_invariant=args.batch_invariant,
+        max_num_seqs=default_num_seqs(args, device),
+        max_model_len=args.max_model_len,
+        max_num_batched_tokens=default_step_tokens(
+            args, device, args.max_model_len or model.max_position
+        ),
     )
+
+
+def _memory_info(capacity: Capacity, config: EngineConfig) -> dict[str, Any]:
+    """Where a GPU's memory goes, of an engine that has one."""
+    if capacity.ledger is None:
+        return {}
+    num_tokens = config.cache.num_blocks * config.cache.block_size
+    return {"memory": capacity.ledger.as_json(num_tokens * capacity.kv_bytes_per_token)}
 
 
 def _rank_limits(config: EngineConfig) -> RankLimits:

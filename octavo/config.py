@@ -60,8 +60,10 @@ class EngineArgs:
     device: str = option("auto", "where to run", ("auto", "cpu", "cuda"))
     kernels: str = option(
         "auto",
-        "native CPU kernels, or the reference ops in plain PyTorch; auto is native where it can be",
-        ("auto", "native", "reference"),
+        "native CPU kernels, the fused ones of a GPU, or the reference ops in plain PyTorch; auto "
+        "is native on CPU and fused on CUDA, where it can be; fused on CPU is the slow twin of the "
+        "GPU's path, for tests",
+        ("auto", "native", "fused", "reference"),
     )
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
@@ -123,7 +125,12 @@ class EngineArgs:
         "same distribution, and typical is faster and changes what the model says",
         ACCEPTANCES,
     )
-    enforce_eager: bool = option(False, "never capture CUDA graphs")
+    enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
+    batch_invariant: bool = option(
+        False,
+        "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "
+        "on a CPU, in float32, they always have",
+    )
     threads: int | None = option(None, "CPU threads; default: all that this process may use")
     seed: int = option(0, "from which requests without a seed draw theirs")
     trust: str = option("none", "there is no remote code", ("none",))
@@ -261,9 +268,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         ConfigError: the KV pool cannot hold one request of ``max_model_len``; says by how much.
     """
     choices: list[str] = []
-    on_gpu = capacity.device.startswith("cuda")
     block_bytes = args.block_size * capacity.kv_bytes_per_token
-    max_num_seqs = args.max_num_seqs or (CUDA_MAX_NUM_SEQS if on_gpu else CPU_MAX_NUM_SEQS)
+    max_num_seqs = default_num_seqs(args, capacity.device)
     wanted_len = args.max_model_len or capacity.model_max_len
     if wanted_len > capacity.model_max_len:
         raise ConfigError(
@@ -281,6 +287,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
                 f"kv_cache_memory must hold at least one block of {block_bytes:,} bytes"
             )
     else:
+        if capacity.ledger is not None:
+            capacity.ledger.check_first_block(block_bytes)
         # More than this could never be used at once.
         useful = blocks_per_seq * max_num_seqs
         num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
@@ -303,12 +311,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(
             f"max_model_len: {pool_tokens} of the model's {wanted_len}, as the KV pool allows"
         )
-    budget = args.max_num_batched_tokens or (
-        CUDA_MAX_NUM_BATCHED_TOKENS if on_gpu else CPU_MAX_NUM_BATCHED_TOKENS
-    )
-    if not args.enable_chunked_prefill and args.max_num_batched_tokens is None:
-        budget = max(budget, max_model_len)
-
+    if capacity.ledger is not None:
+        choices += capacity.ledger.described(num_blocks * block_bytes)
     return EngineConfig(
         model=args.model,
         device=capacity.device,
@@ -322,7 +326,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             args.enable_prefix_caching,
         ),
         scheduler=SchedulerConfig(
-            max_num_batched_tokens=budget,
+            max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             enable_chunked_prefill=args.enable_chunked_prefill,
@@ -334,3 +338,20 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices=tuple(choices),
         speculation=args.speculation(),
     )
+
+
+def default_num_seqs(args: EngineArgs, device: str) -> int:
+    """Requests that run at once, where nobody says how many."""
+    return args.max_num_seqs or (CUDA_MAX_NUM_SEQS if _is_gpu(device) else CPU_MAX_NUM_SEQS)
+
+
+def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> int:
+    """Tokens of a step, where nobody says how many: a whole prompt's, if it is not to be cut."""
+    if args.max_num_batched_tokens is not None:
+        return args.max_num_batched_tokens
+    usual = CUDA_MAX_NUM_BATCHED_TOKENS if _is_gpu(device) else CPU_MAX_NUM_BATCHED_TOKENS
+    return usual if args.enable_chunked_prefill else max(usual, max_model_len)
+
+
+def _is_gpu(device: str) -> bool:
+    return device.startswith("cuda")

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from octavo import __version__, hub, machine
 from octavo.extras import ADD_TORCH, has_torch
+from octavo.gpu_software import GpuSoftware, gpu_software, lacks_of
 from octavo.hub.wheels import has_pip
 
 GIB = 1 << 30
@@ -33,6 +35,7 @@ class CudaDevice:
     name: str
     memory_bytes: int
     capability: str
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Cuda:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """Which implementation an op gets on a device, and why the better ones were refused."""
+    """Which implementation an op gets on a device, or whole steps on a GPU, and why the better ones
+    were refused."""
 
     device: str
     op: str
@@ -99,6 +103,7 @@ class Report:
     usable_cores: int
     memory: machine.Memory
     cuda: Cuda
+    gpu: GpuSoftware
     compiler: machine.Compiler | None
     native: NativeKernels
     storage: Storage
@@ -124,6 +129,7 @@ def examine() -> Report:
         usable_cores=cpu.usable_cores,
         memory=memory,
         cuda=cuda,
+        gpu=gpu_software(package_version),
         compiler=compiler,
         native=native,
         storage=storage,
@@ -152,10 +158,7 @@ def find_cuda() -> Cuda:
         return Cuda((), f"PyTorch cannot be imported: {error}")
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return Cuda(
-            tuple(CudaDevice(d.name, d.total_memory, f"{d.major}.{d.minor}") for d in devices),
-            None,
-        )
+        return Cuda(tuple(map(_cuda_device, devices)), None)
     has_driver = shutil.which("nvidia-smi") is not None or Path("/dev/nvidia0").exists()
     if torch.version.cuda is None:
         build = f"PyTorch {torch.__version__} is built without CUDA"
@@ -165,6 +168,17 @@ def find_cuda() -> Cuda:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") == "":
         return Cuda((), "CUDA_VISIBLE_DEVICES is empty, which hides every device")
     return Cuda((), f"PyTorch's CUDA {torch.version.cuda} does not start with this driver")
+
+
+def _cuda_device(found: Any) -> CudaDevice:
+    """By what PyTorch calls the properties of a device."""
+    uuid = getattr(found, "uuid", None)
+    return CudaDevice(
+        found.name,
+        found.total_memory,
+        f"{found.major}.{found.minor}",
+        None if uuid is None else str(uuid),
+    )
 
 
 def find_native_kernels() -> NativeKernels:
@@ -192,14 +206,19 @@ def choose_kernels(cuda: Cuda) -> tuple[KernelChoice, ...]:
     """The dispatcher's own account, for every kind of device that there is."""
     from octavo.kernels import dispatch
 
-    devices = {"cpu": "float32"}
+    choices = [
+        KernelChoice("cpu", choice.op, choice.chosen, choice.refused)
+        for choice in dispatch.explain("cpu")
+    ]
     if cuda.devices:
-        devices["cuda"] = "bfloat16"
-    return tuple(
-        KernelChoice(device, choice.op, choice.chosen, choice.refused)
-        for device, dtype in devices.items()
-        for choice in dispatch.explain(device, dtype)
-    )
+        from octavo.runtime.backends import why_not_fused
+        from octavo.runtime.capacity import RankSpec
+
+        reason = why_not_fused(RankSpec(Path(), "cuda", "bfloat16"))
+        refused = () if reason is None else (("fused", reason),)
+        chosen = "fused" if reason is None else "reference"
+        choices.append(KernelChoice("cuda", "whole steps", chosen, refused))
+    return tuple(choices)
 
 
 def _has_module(name: str) -> bool:
@@ -355,6 +374,14 @@ def weak_hardware(
                 else "pip install --force-reinstall torch (a CUDA build), or check the driver",
             )
         )
+    for device in cuda.devices:
+        if lacks := lacks_of(device.capability):
+            found.append(
+                Finding(
+                    f"{device.name} (compute {device.capability}) lacks {'; '.join(lacks)}",
+                    "there is nothing to mend: what runs in its place is in docs/gpu.md",
+                )
+            )
     for what, free, remedy in (
         ("memory", memory.available, "close other programs, or raise the container's limit"),
         ("disk", storage.free_bytes, "octavo rm NAME, or set OCTAVO_HOME to another disk"),

@@ -7,6 +7,7 @@ import importlib.util
 from octavo.errors import MissingPackageError
 
 ADD_TORCH = "pip install 'octavo[torch]'"
+ADD_GPU = "pip install 'octavo[gpu]'"
 NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
 
 

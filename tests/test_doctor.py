@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from octavo import doctor, machine
 from octavo.doctor import Cuda, CudaDevice, Finding, NativeKernels, Storage
+from octavo.gpu_software import driver_version, gpu_software
+from octavo.runtime import backends
 
 GIB = 1 << 30
 NO_KERNELS = NativeKernels((), None, "not compiled")
@@ -153,6 +156,46 @@ def test_why_there_is_no_cuda(
 def test_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.importlib, "import_module", lambda name: fake_torch(True, "13.0"))
     assert doctor.find_cuda() == Cuda((CudaDevice("GPU", GIB, "9.0"),) * 2, None)
+
+
+def test_older_gpus_lack_what_kernels_need(healthy: dict) -> None:
+    def lacks(capability: str) -> list[str]:
+        device = CudaDevice("GPU", 24 * GIB, capability)
+        return [each.problem for each in findings(healthy | {"cuda": Cuda((device,), None)})]
+
+    assert lacks("9.0") == lacks("12.0") == []
+    (said,) = lacks("8.6")
+    assert "GPU (compute 8.6) lacks arithmetic in FP8" in said and "Triton" not in said
+    (said,) = lacks("7.5")
+    assert "kernels in Triton" in said
+
+
+def test_the_driver_says_its_version(tmp_path: Path) -> None:
+    assert driver_version(tmp_path) is None
+    folder = tmp_path / "proc/driver/nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+    )
+    assert driver_version(tmp_path) == "570.86.15"
+
+
+def test_nothing_is_said_to_run_on_gpus_that_never_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    software = gpu_software(lambda package: "1.0" if package == "deep-gemm" else None)
+    assert software.triton is None
+    (other,) = (each for each in software.alternatives if each.version)
+    assert other.name == "DeepGEMM" and "no adapter" in other.why_not
+    assert any("never run on hardware" in each.where for each in software.tested)
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
+    monkeypatch.setattr(backends, "find_spec", lambda name: name if triton else None)
+    assert all(choice.device == "cpu" for choice in doctor.choose_kernels(Cuda((), "none")))
+    (*_, found) = doctor.choose_kernels(Cuda((CudaDevice("GPU", GIB, "9.0"),), None))
+    assert (found.device, found.op) == ("cuda", "whole steps")
+    assert found.chosen == ("fused" if triton else "reference")
+    assert triton or "Triton is not installed" in dict(found.refused)["fused"]
 
 
 def test_examine_this_machine() -> None:

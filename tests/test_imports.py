@@ -36,7 +36,11 @@ ALLOWED = {
         *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
-    "runtime.capacity": {"core", "kernels", "models"},
+    "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
+    "runtime.cuda_graphs": {"core", "runtime.memory_ledger", "runtime.streams"},
+    "runtime.memory_ledger": set(),
+    "runtime.cuda_graphs": {"core", "runtime"},
+    "runtime.streams": set(),
     "executor": {"core", "runtime"},
     "config": {"core", "runtime.capacity", "speculation.config"},
     "speculation.config": {"core"},
@@ -60,7 +64,7 @@ ALLOWED = {
     # What octavo's own engine would take is asked of its own arithmetic, where it is asked for.
     "cost": {
         *("config", "core", "fields", "hub", "kernels", "machine", "model_files", "models"),
-        *("quantization", "runtime.capacity"),
+        *("quantization", "runtime.capacity", "runtime.cuda_graphs", "runtime.memory_ledger"),
     },
     "measure": set(),
     "workload": {"measure"},
@@ -104,25 +108,44 @@ def test_light_parts_stay_light(statement):
     assert not loaded_modules(statement) & set(HEAVY)
 
 
-# What computes with tensors. All else runs without torch, and imports these where it needs them.
+# What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and imports these where it needs them.
 OF_TORCH = {
     "kernels/attention.py",
     "kernels/cuda/activations.py",
     "kernels/cuda/attention.py",
+    "kernels/cuda/attention_kernels.py",
+    "kernels/cuda/attention_plan.py",
+    "kernels/cuda/buffers.py",
     "kernels/cuda/elementwise.py",
-    "kernels/cuda/gemv.py",
+    "kernels/cuda/code_products.py",
+    "kernels/cuda/dequantize.py",
     "kernels/cuda/kv_codes.py",
     "kernels/cuda/kv_copy.py",
     "kernels/cuda/kv_write.py",
+    "kernels/cuda/linear.py",
     "kernels/cuda/norms.py",
+    "kernels/cuda/ops.py",
     "kernels/cuda/packing.py",
-    "kernels/cuda/quantized_linear.py",
+    "kernels/cuda/plain_ops.py",
+    "kernels/cuda/products.py",
+    "kernels/cuda/program.py",
+    "kernels/cuda/rows.py",
     "kernels/cuda/sampler.py",
+    "kernels/cuda/sampler_cuts.py",
+    "kernels/cuda/sampler_logprobs.py",
+    "kernels/cuda/sampler_parts.py",
+    "kernels/cuda/sampling.py",
     "kernels/cuda/splits.py",
+    "kernels/cuda/token_feed.py",
+    "kernels/cuda/triton_ops.py",
+    "kernels/cuda/triton_products.py",
+    "kernels/cuda/ways.py",
+    "kernels/cuda/weights.py",
     "kernels/kv_stores.py",
     "kernels/reference.py",
     "layers/tensors.py",
     "quantization/gguf_blocks.py",
+    "quantization/upload.py",
     "quantization/gguf_fields.py",
     "quantization/gguf_formats.py",
     "quantization/gguf_quantize.py",
@@ -149,10 +172,17 @@ OF_TORCH = {
     "quantization/produce/smoothquant.py",
     "quantization/produce/tables.py",
     "quantization/tensors.py",
+    "runtime/cuda_backend.py",
+    "runtime/cuda_forward.py",
+    "runtime/cuda_inputs.py",
+    "runtime/cuda_kit.py",
     "runtime/cuda_sampling.py",
+    "runtime/device_memory.py",
     "runtime/eager_forward.py",
     "runtime/kv_cache.py",
     "runtime/logits.py",
+    "runtime/plain_sampler.py",
+    "runtime/streams.py",
     "runtime/sampler.py",
     "runtime/torch_backend.py",
     "runtime/torch_probe.py",
@@ -176,10 +206,12 @@ WHERE_NEEDED = {
     "extras.py",
     "quantization/base.py",
     "runtime/backends.py",
+    "runtime/cuda_graphs.py",
     "runtime/forward.py",
     "runtime/rank.py",
     "cli/quantize.py",
     "cli/train_draft.py",
+    "bench/gpu/checks.py",
     "bench/offline/ablation_study.py",
     "bench/peers/hf_model.py",
 }
@@ -202,7 +234,8 @@ def test_torch_is_imported_by_those_who_compute_with_it():
         name = str(file.relative_to(PACKAGE))
         tree = ast.parse(file.read_text())
         at_once, ever = (imported_by(nodes) for nodes in (tree.body, ast.walk(tree)))
-        assert (name in OF_TORCH) == any(m.split(".")[0] == "torch" for m in at_once), name
+        needs_torch = any(m.split(".")[0] in ("torch", "triton") for m in at_once)
+        assert (name in OF_TORCH) == needs_torch, name
         if name not in OF_TORCH:
             assert not at_once & modules, name
             assert (name in WHERE_NEEDED) == bool(ever & {"torch", *modules}), name

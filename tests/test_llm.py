@@ -230,6 +230,8 @@ def test_settings_and_models_that_are_not_there(tiny_model, tmp_path):
         LLM(str(tmp_path / "nowhere.gguf"))
     with pytest.raises(ConfigError, match="not quantized"):
         LLM(str(tiny_model), quantization="awq")
+    with pytest.raises(ConfigError, match="enforce_eager: graphs are captured on GPUs alone"):
+        LLM(str(tiny_model), device="cpu", enforce_eager=True)
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelFileError, match="tokenizer"):

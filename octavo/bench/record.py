@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import __version__, machine
 from octavo.bench.noise import OTHERS_BUSY, CpuUse, Probe, has_moved, probe_machine, watch_cpu
 from octavo.doctor import find_cuda, package_version
+from octavo.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 
 if TYPE_CHECKING:
     import resource
@@ -50,6 +51,7 @@ class Recorder:
         self._threads = threads or machine.cpu().usable_cores
         self._probes: list[Probe] = []
         self._cpu_use: CpuUse | None = None
+        self._energy = GpuEnergy()
         self._stack = ExitStack()
         self.started = datetime.now(UTC)
         self._begin = time.monotonic()
@@ -57,9 +59,11 @@ class Recorder:
     def __enter__(self) -> Recorder:
         self._probes.append(probe_machine(self._threads))
         self._cpu_use = self._stack.enter_context(watch_cpu())
+        self._energy.begin()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._energy.end()
         self._stack.close()
         if exception[0] is None:
             self._probes.append(probe_machine(self._threads))
@@ -82,6 +86,7 @@ class Recorder:
             "settings": self.settings,
             "engine": self.engine,
             "noise": self._noise(),
+            "gpu_energy": self._energy.as_json(),
             "warnings": list(self.warnings),
             "samples": self.samples,
         }
@@ -116,6 +121,39 @@ class Recorder:
         if others is not None and others > OTHERS_BUSY:
             found.append(f"other processes kept {others:.1f} processors busy")
         return found
+
+
+class GpuEnergy:
+    """What the first GPU that this process may use takes between two points, with idling.
+
+    Where torch is not loaded, no GPU has worked, and none is looked for.
+    """
+
+    def __init__(self) -> None:
+        self._meter: EnergyMeter | None = None
+        self._why_not = "no GPU is in use"
+        self._joules = self._time = 0.0
+        self.draw: Draw | None = None
+
+    def begin(self) -> None:
+        devices = find_cuda().devices if "torch" in sys.modules else ()
+        if not devices:
+            return
+        try:
+            self._meter = open_energy(devices[0].uuid or "")
+        except NotMetered as reason:
+            self._why_not = str(reason)
+            return
+        self._joules, self._time = self._meter.joules, time.monotonic()
+
+    def end(self) -> None:
+        if self._meter is not None:
+            self.draw = Draw(self._meter.joules - self._joules, time.monotonic() - self._time)
+
+    def as_json(self) -> dict[str, Any]:
+        if self.draw is None:
+            return {"joules": None, "watts": None, "why_not": self._why_not}
+        return {"joules": self.draw.joules, "watts": self.draw.watts, "why_not": None}
 
 
 def columns(rows: Sequence[Any]) -> dict[str, list[Any]]:

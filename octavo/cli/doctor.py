@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from octavo.cli import terminal
+from octavo.extras import ADD_GPU
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +47,7 @@ def print_report(report: Report, console: Console) -> None:
         ("Machine", _machine(report)),
         ("Models", _models(report)),
         ("Kernels", _kernels(report)),
+        ("GPUs", _gpus(report)),
     ):
         console.print(f"[bold]{title}[/bold]")
         for name, value in rows:
@@ -116,3 +118,18 @@ def _kernels(report: Report) -> list[tuple[str, str]]:
         rows.append((f"{device} {chosen}", ", ".join(ops)))
         rows += [("", f"not {name}: {reason}") for name, reason in refused]
     return rows
+
+
+def _gpus(report: Report) -> list[tuple[str, str]]:
+    """What stands around the kernels, and how far they were tested."""
+    software = report.gpu
+    rows = [
+        ("driver", software.driver or "none, or it does not tell"),
+        ("CUDA", software.cuda or "none in PyTorch"),
+        ("Triton", software.triton or f"not installed: {ADD_GPU}"),
+        ("NVML", software.nvml or "not installed: benchmarks report no energy of GPUs"),
+    ]
+    for other in software.alternatives:
+        state = f"{other.version}, not used: {other.why_not}" if other.version else "not installed"
+        rows.append((other.package, f"{other.name} ({other.ops}): {state}"))
+    return rows + [("tested", f"{tested.what}: {tested.where}") for tested in software.tested]

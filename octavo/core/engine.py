@@ -82,6 +82,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; raises a ``RequestError`` if it can never be served."""
         self.scheduler.add(request)
+        request.is_fed = self.scheduler.config.runs_ahead and self.executor.feeds(request)
         if request.runs_alone:
             self._loners.add(request.request_id)
 

@@ -54,7 +54,8 @@ class Executor(Protocol):
     scheduler may change them afterwards.
 
     With tokens of its own (``feeds_tokens``) an executor is given steps that go on from a token
-    which the step before has yet to sample: then ``request.token_ids`` ends one token short of
+    which the step before has yet to sample, of those requests that it ``feeds``, so that others can
+    wait for their tokens without slowing these: then ``request.token_ids`` ends one token short of
     ``item.end``, and the executor takes the one it sampled. The place of what it samples is
     ``item.end``, whatever the request knows by then, and penalties have to count that token too.
     If a step raises, later ones that would go on from it are given up: what comes of them does not
@@ -70,6 +71,11 @@ class Executor(Protocol):
     def feeds_tokens(self) -> bool:
         """Whether a request may be in several of them. Of no use to a pipeline of ranks, whose
         first stage would stand still until the last one has sampled."""
+        ...
+
+    def feeds(self, request: Request) -> bool:
+        """Whether this one may: whether its tokens are chosen without a word from the host. Asked
+        once, when it is added, where ``feeds_tokens``."""
         ...
 
     def kv_capacity(self) -> int:
@@ -98,6 +104,9 @@ class ExecutorAround:
     @property
     def feeds_tokens(self) -> bool:
         return self._executor.feeds_tokens
+
+    def feeds(self, request: Request) -> bool:
+        return self._executor.feeds(request)
 
     def kv_capacity(self) -> int:
         return self._executor.kv_capacity()

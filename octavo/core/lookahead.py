@@ -82,14 +82,18 @@ class Lookahead:
         """Whether a request in flight may be in one more step.
 
         If there is anything to compute: not while it is open how many tokens a step brings, and not
-        after the last one by length. Not if its next tokens are guessed from the last one. And not
-        under a mask, which has to see the token first.
+        after the last one by length. And not past a token that has to be known first: for the
+        executor to go on from it, for guesses at what follows, or for a mask, which has to see it.
         """
         return (
             request.num_uncomputed_tokens > 0
             and len(request.token_ids) + request.num_awaited_tokens < request.max_total_tokens
-            and not (request.num_awaited_tokens and (request.is_masked or self._drafts(request)))
+            and not (request.num_awaited_tokens and self._needs_token(request))
         )
+
+    def _needs_token(self, request: Request) -> bool:
+        """Whether its next step cannot be planned, or run, without the awaited token."""
+        return not request.is_fed or request.is_masked or self._drafts(request)
 
     def _drafts(self, request: Request) -> bool:
         """Whether somebody may guess at the next tokens of a request."""

@@ -75,6 +75,8 @@ class Request:
     num_tokens_in_flight: int = field(init=False, default=0)
     num_awaited_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
+    # Set by the engine: whether the executor goes on from its tokens before they are known here.
+    is_fed: bool = field(init=False, default=False)
     # Set by the scheduler: the number of tokens at which the generation ends by length.
     max_total_tokens: int = field(init=False, default=0)
     # Set by the scheduler: the order of admission, smaller first.

@@ -8,7 +8,8 @@ with:
                 "Capacity Planner Accuracy Report", 0.15 to 0.19), and as issue 59 of LLMServingSim
                 has it of 0.19 on an RTX 4090
     llama.cpp   https://github.com/ggml-org/llama.cpp: ``llama-context.cpp``, and logs of it
-    octavo      this package: ``config.py``, ``runtime/rank.py``, ``kernels/cpu/program.py``
+    octavo      this package: ``config.py``, ``runtime/rank.py``, ``runtime/memory_ledger.py``,
+                ``kernels/cpu/program.py``
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.errors import ConfigError
+from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
+from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes
 
 GIB = 1 << 30
 
@@ -117,6 +120,7 @@ class EngineProfile:
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
         num_blocks: of its KV pool, if nobody says how large that is to be.
+        gpu: the same engine where it runs on a GPU, if that is another matter.
     """
 
     name: str
@@ -131,6 +135,11 @@ class EngineProfile:
     mxfp4_unit: int = 1
     embedding_in_host: bool = False
     num_blocks: Callable[[Room, Settled], int] = _all_blocks
+    gpu: EngineProfile | None = None
+
+    def on(self, device: Device) -> EngineProfile:
+        """As it is on a device."""
+        return self.gpu if self.gpu is not None and device.kind == "gpu" else self
 
     def settle(self, limits: Limits, spec: ModelSpec, device: Device) -> Settled:
         """Limits of which none is open. ConfigError for more tokens than the model has
@@ -343,6 +352,43 @@ def _octavo_defaults(device: Device) -> Limits:
 def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
     """Of the native kernels: values of a step in turn, as ``kernels/cpu/program.py`` places them,
     and logits of the rows that are sampled; all 32-bit floats."""
+    logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
+    step = limits.max_num_batched_tokens * _octavo_values(spec)
+    return Prediction.around(4.0 * (step + logits), 0.1, "published")
+
+
+_PIECE_ROWS = 4096  # of a product at once, as kernels/cuda/triton_products.py has it
+# Of programs that share a product or a sequence, about: hardly a matter of the model.
+_SPLITS_BYTES = 24 << 20
+
+
+def _octavo_gpu_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
+    """Of the fused steps: the same values in 16 bits, and those between two launches of a phase; of
+    products, gates and ups side by side and an input with its norm; cosines and sines; logits,
+    with what the sampler notes of each. ``runtime/cuda_backend.py`` counts what it is."""
+    inner = max(
+        (
+            weight.inputs
+            for layer in set(spec.layers)
+            for weight in layer.weights(spec.hidden_size)
+            if weight.op == "mlp.down"
+        ),
+        default=0,
+    )
+    tokens = limits.max_num_batched_tokens
+    step = 2.0 * tokens * (_octavo_values(spec) + spec.hidden_size)
+    step += 2.0 * min(tokens, _PIECE_ROWS) * (spec.hidden_size + 2 * inner)
+    rotations = 4.0 * 128 * limits.max_model_len
+    logits = 3.0 * logits_bytes(limits.max_num_seqs, spec.vocab_size)
+    return Prediction.around(step + rotations + logits + _SPLITS_BYTES, 0.25, "roofline")
+
+
+def _octavo_graphs(weights_bytes: int) -> Prediction:
+    return Prediction.around(len(graph_sizes(MAX_SIZE)) * GRAPH_BYTES, 1.0, "published")
+
+
+def _octavo_values(spec: ModelSpec) -> int:
+    """Of a token, that a step has places for: values of one width take turns."""
     widest = 0
     for layer in set(spec.layers):
         width = spec.hidden_size
@@ -352,9 +398,7 @@ def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) ->
             elif weight.op in ("attention.output", "mlp.down"):
                 width += weight.inputs
         widest = max(widest, width)
-    logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
-    step = limits.max_num_batched_tokens * widest
-    return Prediction.around(4.0 * (step + logits), 0.1, "published")
+    return widest
 
 
 def _octavo_blocks(room: Room, limits: Settled) -> int:
@@ -387,6 +431,16 @@ _OCTAVO = EngineProfile(
     keeps_windows_only=False,
     kv_types={"auto": "bfloat16", "int8": "octavo-int8", "fp8": "octavo-fp8"},
     num_blocks=_octavo_blocks,
+)
+_OCTAVO = replace(
+    _OCTAVO,
+    gpu=replace(
+        _OCTAVO,
+        activations=_octavo_gpu_activations,
+        non_torch=(Prediction.around(CONTEXT_BYTES, 0.5, "published"),) * 2,
+        graphs=_octavo_graphs,
+        keeps_back=frozenset({"activations", "non_torch", "graphs"}),
+    ),
 )
 
 _PROFILES = {

@@ -66,6 +66,8 @@ def computed_in(arithmetic: str) -> Arithmetic:
     say."""
     if "int8" in arithmetic:  # with weights of fewer bits, too
         return "int8"
+    if "float8" in arithmetic:
+        return "fp8"
     return "fp32" if "float32" in arithmetic else "fp16"
 
 

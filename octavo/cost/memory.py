@@ -108,6 +108,7 @@ def memory(
     ConfigError if the model cannot be laid out so, or ``limits`` cannot be kept.
     """
     check_layout(spec, parallel)
+    profile = profile.on(device)
     settled = profile.settle(limits or Limits(), spec, device)
     case = _Case(spec, precision, parallel, device, profile, settled)
     stages = (case.stage(index) for index in range(parallel.pp))

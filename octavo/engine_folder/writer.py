@@ -29,7 +29,6 @@ from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.files import NewFolder, sha256_of
 from octavo.kernels.cpu import activations, library
 from octavo.kernels.cpu.advice import advise
-from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.library import Pool
 from octavo.kernels.cpu.packed_weights import (
     Entries,
@@ -41,6 +40,7 @@ from octavo.kernels.cpu.packed_weights import (
 )
 from octavo.kernels.cpu.packing import ALIGNMENT
 from octavo.kernels.cpu.seals import Seals, digest
+from octavo.kernels.fusion import CannotFuse
 from octavo.layers.module import Module
 from octavo.model_files import ENGINE_MANIFEST, ModelFolder, is_engine_folder
 from octavo.model_source import CheckpointSource

@@ -20,12 +20,13 @@ from octavo.core.batch import DAMAGED, Batch, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftProposer
 from octavo.core.executor import Executor, ExecutorAround, Probe, StepHandle
+from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.runtime.forward import Blocks, Forward, Logits, Observed, Rows
+    from octavo.runtime.forward import Blocks, Forward, Logits, Observed, PendingRows, Rows
 
 # Says whether a fault happens this time.
 Trigger = Callable[[], bool]
@@ -161,11 +162,18 @@ class FaultyForward:
     def kernel_seconds(self) -> float:
         return self._forward.kernel_seconds
 
+    @property
+    def depth(self) -> int:
+        return self._forward.depth
+
+    def feeds(self, request: Request) -> bool:
+        return self._forward.feeds(request)
+
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
+        return _FaultyRows(self._forward.submit(batch, weighed), self._damages)
+
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
-        rows = self._forward.run(batch, weighed)
-        if self._damages():
-            rows.damaged = sorted({0, *rows.damaged})
-        return rows
+        return self.submit(batch, weighed).result()
 
     def logits(self, rows: range) -> Logits:
         return self._forward.logits(rows)
@@ -178,6 +186,18 @@ class FaultyForward:
 
     def probe(self, runner: Observed) -> Probe:
         return self._forward.probe(runner)
+
+
+@dataclass(frozen=True, slots=True)
+class _FaultyRows:
+    pending: PendingRows
+    damages: Trigger
+
+    def result(self) -> Rows:
+        rows = self.pending.result()
+        if self.damages():
+            rows.damaged = sorted({0, *rows.damaged})
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

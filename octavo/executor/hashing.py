@@ -160,7 +160,7 @@ class HashExecutor:
 
     Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
     one that is when later steps have been planned, and a sampled token is fed to the next step
-    here, before the scheduler has heard of it.
+    here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
     """
 
     def __init__(
@@ -170,9 +170,11 @@ class HashExecutor:
         vocab_size: int = 97,
         audit_every: int = 1,
         depth: int = 1,
+        feeds: Callable[[Request], bool] = lambda request: True,
     ):
         self.depth = depth
         self.feeds_tokens = depth > 1
+        self.feeds = feeds
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -188,6 +190,9 @@ class HashExecutor:
 
     def submit(self, batch: Batch) -> StepHandle:
         works = [_Work.of(item) for item in batch.items]
+        for item in batch.items:
+            if len(item.request.token_ids) < item.end and not self.feeds(item.request):
+                raise RuntimeError(f"{item.request.request_id} is not one that tokens are fed to")
         gone = batch.finished_ids + batch.preempted_ids
         copies = batch.block_copies
         return _Step(lambda: self._run(works, copies, gone))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from octavo.core.batch import Batch, StepOutput
-from octavo.core.executor import FinishedStep, Probe
+from octavo.core.batch import Batch
+from octavo.core.executor import Probe, StepHandle
+from octavo.core.request import Request
 
 
 class Rank(Protocol):
@@ -14,7 +15,12 @@ class Rank(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def run(self, batch: Batch) -> StepOutput: ...
+    @property
+    def depth(self) -> int: ...
+
+    def feeds(self, request: Request) -> bool: ...
+
+    def submit(self, batch: Batch) -> StepHandle: ...
 
     def probe(self) -> Probe: ...
 
@@ -22,19 +28,27 @@ class Rank(Protocol):
 
 
 class LocalExecutor:
-    """One process, one rank that has been started, one batch at a time."""
-
-    depth = 1
-    feeds_tokens = False
+    """One process, one rank that has been started, and as many batches at a time as it takes."""
 
     def __init__(self, rank: Rank):
         self.rank = rank
 
+    @property
+    def depth(self) -> int:
+        return self.rank.depth
+
+    @property
+    def feeds_tokens(self) -> bool:
+        return self.rank.depth > 1
+
+    def feeds(self, request: Request) -> bool:
+        return self.rank.feeds(request)
+
     def kv_capacity(self) -> int:
         return self.rank.num_blocks
 
-    def submit(self, batch: Batch) -> FinishedStep:
-        return FinishedStep(self.rank.run(batch))
+    def submit(self, batch: Batch) -> StepHandle:
+        return self.rank.submit(batch)
 
     def probe(self) -> Probe:
         return self.rank.probe()

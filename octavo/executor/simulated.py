@@ -75,6 +75,9 @@ class SimulatedExecutor:
         self._num_stages = 1 if feeds_tokens else depth
         self._first_stage_free_at = 0.0
 
+    def feeds(self, request: Request) -> bool:
+        return self.feeds_tokens
+
     def kv_capacity(self) -> int:
         return self._num_blocks
 

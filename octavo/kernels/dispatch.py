@@ -71,7 +71,7 @@ class OpChoice(NamedTuple):
     refused: tuple[tuple[str, str], ...]
 
 
-def _reference_refuses(op: str, device: str, dtype: str) -> str | None:
+def _refuses_nothing(op: str, device: str, dtype: str) -> str | None:
     return None
 
 
@@ -110,10 +110,13 @@ class _OpsOf(Mapping[str, Op]):
         return len(OP_NAMES)
 
 
-REFERENCE = Candidate("reference", _OpsOf("octavo.kernels.reference"), _reference_refuses)
+REFERENCE = Candidate("reference", _OpsOf("octavo.kernels.reference"), _refuses_nothing)
 NATIVE = Candidate(
     "native", _OpsOf("octavo.kernels.recorder"), _native_refuses, lambda: library.load().isa
 )
+
+# For who only wants to know what a model asks of ops, on whatever device it is to run.
+RECORDER = Candidate("recorder", NATIVE.ops, _refuses_nothing)
 
 # In order of preference; the reference takes anything and stands last.
 CANDIDATES: tuple[Candidate, ...] = (NATIVE, REFERENCE)

@@ -11,6 +11,7 @@ import torch
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.parameter import Parameter
 from octavo.quantization.tensors import WeightTensor, to_torch
+from octavo.quantization.upload import upload_to
 
 M = TypeVar("M", bound=Module)
 
@@ -29,12 +30,13 @@ def with_tensors(
     device = torch.device(device)
     values = {id(p.value): p.value for _, p in named_parameters(model)}
     total, done = sum(value.nbytes for value in values.values()), 0
+    upload = upload_to(device)
     made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
     for key, value in values.items():
         if isinstance(value, np.ndarray):
             made[key] = torch.from_numpy(value).to(device)
         else:
-            made[key] = to_torch(value, device, dtype)
+            made[key] = to_torch(value, device, dtype, upload)
         done += value.nbytes
         if progress is not None and device.type != "cpu":
             progress(done, total)

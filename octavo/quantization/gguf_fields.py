@@ -39,7 +39,7 @@ def fields_of(type: GGMLType, data: Tensor) -> Fields:
     """
     format, (values, size) = SEARCHED[type], block_shape(type)
     low, high = format.levels.low, format.levels.high
-    lowest, highest = _block(type, low), _block(type, high)
+    lowest, highest = (_block(type, level).to(data.device) for level in (low, high))
     is_level = lowest != highest
     blocks = data.reshape(-1, size)
 
@@ -49,7 +49,7 @@ def fields_of(type: GGMLType, data: Tensor) -> Fields:
         return found.view(-1, values // format.sub_block, format.sub_block)[:, :, 0]
 
     levels = dequantize(type, torch.where(is_level, blocks, lowest))  # whose scales are 1
-    offsets = of_level(lowest) if isinstance(format, Affine) else torch.zeros(1)
+    offsets = of_level(lowest) if isinstance(format, Affine) else torch.zeros(1, device=data.device)
     scales = (of_level(highest) - offsets) / high
     rows = len(data)
     return Fields(

@@ -18,6 +18,7 @@ from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.coded import CodedWeight
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 from octavo.quantization.gguf_formats import dequantize
+from octavo.quantization.upload import Upload, upload_at_once
 
 _DTYPES = {
     GGMLType.F32: torch.float32,
@@ -122,41 +123,53 @@ class CodedTensor:
 
 @singledispatch
 def to_torch(
-    weight: Weight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    weight: Weight,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    upload: Upload | None = None,
 ) -> WeightTensor:
     """A weight on a device.
 
     On the CPU it is the same memory, so that a mapped file is never copied. Elsewhere what is not
-    quantized is converted to ``dtype``, that of the activations.
+    quantized is converted to ``dtype``, that of the activations; ``upload`` brings it there.
     """
     raise AssertionError(f"no tensor is made of {type(weight).__name__}")
 
 
 @to_torch.register
 def _(
-    weight: StoredWeight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    weight: StoredWeight,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    upload: Upload | None = None,
 ) -> WeightTensor:
     device = torch.device(device)
-    data = torch.from_numpy(weight.data)
+    upload = upload or upload_at_once(device)
     if weight.is_quantized:
         rows, columns = weight.shape
-        return BlockTensor(weight.type, data.to(device), (rows, columns))
-    values = data.view(_DTYPES[weight.type]).view(weight.shape)
-    return values if device.type == "cpu" else values.to(device, dtype)
+        blocks = upload(weight.data, torch.uint8, torch.uint8)
+        return BlockTensor(weight.type, blocks, (rows, columns))
+    type = _DTYPES[weight.type]
+    values = upload(weight.data, type, type if device.type == "cpu" else dtype)
+    return values.view(weight.shape)
 
 
 @to_torch.register
 def _(
-    weight: CodedWeight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    weight: CodedWeight,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    upload: Upload | None = None,
 ) -> WeightTensor:
     device = torch.device(device)
+    upload = upload or upload_at_once(device)
     rows, columns = weight.shape
     if device.type == "cpu":
 
         def codes(start: int, stop: int) -> Tensor:
             return torch.from_numpy(weight.codes.rows(start, stop))
     else:  # a byte each: files are read once
-        unpacked = torch.from_numpy(weight.codes.rows(0, rows)).to(device)
+        unpacked = upload(weight.codes.rows(0, rows), torch.uint8, torch.uint8)
 
         def codes(start: int, stop: int) -> Tensor:
             return unpacked[start:stop]

@@ -1,5 +1,6 @@
-"""What runs a loaded model: the native CPU kernels, or ops of PyTorch on any device
-(``torch_backend.py``, which is imported when it is needed).
+"""What runs a loaded model: the native CPU kernels, the fused program of a GPU
+(``cuda_backend.py``), or ops of PyTorch on any device (``torch_backend.py``). The last two are
+imported when they are needed.
 
 A backend is made for a model before it is known how much it is to hold, as that depends on what the
 model leaves; then it makes the forward pass over a KV cache of its own kind.
@@ -9,21 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import ConfigError, UnsupportedModelError
-from octavo.extras import need_torch
+from octavo.extras import ADD_GPU, need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.cpu.program import KVLayout
 from octavo.kernels.dispatch import CANDIDATES, explain
+from octavo.kernels.fusion import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
+from octavo.runtime.memory_ledger import Line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.op_program import NativeModel, plan_step
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("octavo")
 
 _MAX_HEAD_DIM = 256
+_NO_GPU_KV = ("int4", "k8v4")
 
 
 class Backend(Protocol):
@@ -50,6 +54,11 @@ class Backend(Protocol):
         """Its threads, if they are our own."""
         ...
 
+    def planned_memory(self) -> Sequence[Line]:
+        """What it will allocate on a GPU beside weights, keys and values, for steps of the size
+        that its ``RankSpec`` names."""
+        ...
+
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
         """``depths``: of the hidden states that are to be kept. ConfigError if one cannot be."""
         ...
@@ -62,32 +71,79 @@ def choose_backend(
     files: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Backend:
-    """The native kernels where they can run this model, unless ``spec`` says otherwise.
+    """The native kernels on the CPU and the fused ones on a GPU, where they can run this model,
+    unless ``spec`` says otherwise.
 
-    ``files`` are the model's: packed weights are kept beside them. ConfigError if native kernels
-    are asked for and cannot be had.
+    ``files`` are the model's: packed weights are kept beside them. ConfigError if kernels are asked
+    for that cannot be had.
     """
-    what = "reference ops"
-    if spec.kernels != "reference":
-        reason = why_not_native(spec, model_config)
-        if reason is None:
-            try:
-                prepare = pack_model(spec, model, files, progress)
-                return NativeBackend(spec, model_config, prepare)
-            except (CannotFuse, UnsupportedModelError) as error:
-                reason = str(error)
-        if spec.kernels == "native":
-            raise ConfigError(f"kernels native: {reason}")
-        what = f"reference ops in place of native kernels ({reason})"
-        _log.log(
-            logging.WARNING if spec.device == "cpu" else logging.DEBUG,
-            "reference ops instead of native kernels, several times slower: %s",
-            reason,
-        )
+    check_invariance(spec)
+    wanted, what = spec.kernels, "reference ops"
+    if wanted == "auto":
+        wanted = "native" if spec.device == "cpu" else "fused"
+    if wanted != "reference":
+        try:
+            if wanted == "native":
+                return _native_backend(spec, model, model_config, files, progress)
+            return _fused_backend(spec, model, model_config, progress)
+        except (CannotFuse, UnsupportedModelError) as error:
+            if spec.kernels != "auto":
+                raise ConfigError(f"kernels {wanted}: {error}") from error
+            what = f"reference ops in place of {wanted} kernels ({error})"
+            _log.warning(
+                "reference ops instead of %s kernels, several times slower: %s", wanted, error
+            )
+    if spec.batch_invariant and spec.device != "cpu":
+        raise ConfigError(f"batch_invariant: {what} leave the order of sums to libraries on a GPU")
     need_torch(what)
     from octavo.runtime.torch_backend import TorchBackend
 
     return TorchBackend(spec, model, model_config, progress)
+
+
+def _native_backend(
+    spec: RankSpec,
+    model: CausalLM,
+    model_config: ModelConfig,
+    files: Sequence[Path],
+    progress: Progress | None,
+) -> Backend:
+    if reason := why_not_native(spec, model_config):
+        raise CannotFuse(reason)
+    return NativeBackend(spec, model_config, pack_model(spec, model, files, progress))
+
+
+def _fused_backend(
+    spec: RankSpec, model: CausalLM, model_config: ModelConfig, progress: Progress | None
+) -> Backend:
+    if reason := why_not_fused(spec):
+        raise CannotFuse(reason)
+    need_torch("kernels fused")
+    from octavo.runtime.cuda_backend import FusedBackend
+
+    return FusedBackend(spec, model, model_config, progress)
+
+
+def check_invariance(spec: RankSpec) -> None:
+    """ConfigError if a token is to have the same bits in any company, and none can promise it."""
+    if spec.batch_invariant and spec.device == "cpu" and spec.dtype != "float32":
+        raise ConfigError(
+            f"batch_invariant: on a CPU products in {spec.dtype} are left to libraries, which add "
+            "up in an order of their own: set dtype to float32"
+        )
+
+
+def why_not_fused(spec: RankSpec) -> str | None:
+    """What keeps the kernels of a GPU, or their twin in plain ops, from running here."""
+    if spec.activations != "auto":
+        return f"activations {spec.activations} needs the native CPU kernels: these round none"
+    if spec.device == "cpu":
+        return None
+    if find_spec("triton") is None:
+        return f"Triton is not installed: {ADD_GPU}"
+    if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
+        return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
+    return None
 
 
 def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
@@ -130,6 +186,9 @@ class NativeBackend:
     def shared(self) -> tuple[NativeModel, Library, Pool]:
         """The model, and what runs it, for heads that go on from its hidden states."""
         return self._model, self._library, self.pool
+
+    def planned_memory(self) -> Sequence[Line]:
+        return ()  # it has no GPU
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config

@@ -11,6 +11,7 @@ from octavo.core.lookahead import MAX_ROUNDS
 if TYPE_CHECKING:
     from octavo.kernels.cpu.library import Pool
     from octavo.models.config import ModelConfig
+    from octavo.runtime.memory_ledger import MemoryLedger
 
 # What results call the types of cached keys and values; those that are not here have one name.
 _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
@@ -30,6 +31,10 @@ class RankSpec:
         packed_folder: octavo's own: its notes of packed weights, and those that cannot be kept
             beside the model. None keeps none.
         memory_utilization: share of a GPU's memory that this rank may have.
+        max_num_seqs, max_num_batched_tokens, max_model_len: of steps, for which a GPU's memory is
+            kept back; ``RankLimits`` are these or less. A length of None is the model's.
+        enforce_eager: steps are never captured in graphs, where they could be.
+        batch_invariant: what is computed of a token has the same bits in any company.
         pool: threads of another rank, which never runs when this one does; None makes its own.
     """
 
@@ -43,6 +48,11 @@ class RankSpec:
     threads: int | None = None
     packed_folder: Path | None = None
     memory_utilization: float = 0.9
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    enforce_eager: bool = False
+    batch_invariant: bool = False
     pool: Pool | None = None
 
 
@@ -58,7 +68,7 @@ class RankLimits:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a device and a model allow."""
+    """What a device and a model allow. ``ledger``: where a GPU's memory goes."""
 
     device: str
     dtype: str
@@ -67,10 +77,16 @@ class Capacity:
     kv_memory_bytes: int  # that the pool may use if nothing else is said
     kv_dtype: str
     max_rounds: int = 1  # tokens that a lone request may decode in one step
+    ledger: MemoryLedger | None = None
 
 
 def capacity_of(
-    spec: RankSpec, config: ModelConfig, *, is_native: bool, kv_memory_bytes: int
+    spec: RankSpec,
+    config: ModelConfig,
+    *,
+    is_native: bool,
+    kv_memory_bytes: int,
+    ledger: MemoryLedger | None = None,
 ) -> Capacity:
     """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch."""
     from octavo.models.footprint import kv_bytes_per_token
@@ -84,6 +100,7 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes),
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
+        ledger=ledger,
     )
 
 

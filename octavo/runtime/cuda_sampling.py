@@ -1,43 +1,242 @@
-"""How the sampling kernels of the GPU are told of rows, and which rows are for them.
+"""How the sampler of a GPU is told of rows, and what it says of their tokens.
 
-``runtime/sampler.py`` is the oracle against which they are tested.
+``kernels/cuda/sampling.py`` has the form of both. What a request asks stays the same from step to
+step, and is written once; only the place of the token is new.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.core.batch import BAD_LOGITS, NO_TOKEN_LEFT, OVERFLOW, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.cuda.sampler import RowParams
+from octavo.kernels.cuda import sampling
+from octavo.kernels.cuda.sampling import RECORD, RECORD_WORDS, Asked
+from octavo.runtime.logits import WEIGHT_ONE
 from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
 
+# A request will do: to make a row of it copies its output.
+Row = SamplingRow | DraftedRow | Request
 
-def can_sample(params: SamplingParams) -> bool:
-    """Whether the kernels draw as these ask. Masks, biases and penalties change logits before that,
-    and do not count; cuts by rank are left to ``runtime/sampler.py``."""
-    has_cut = params.top_k > 0 or params.top_p < 1 or params.typical_p < 1
-    return is_greedy(params) or not has_cut
+REASONS = {
+    sampling.BAD_LOGITS: BAD_LOGITS,
+    sampling.OVERFLOW: OVERFLOW,
+    sampling.NO_TOKEN_LEFT: NO_TOKEN_LEFT,
+}
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+_SEED_BITS = 2**64 - 1
 
 
-def row_params(
-    rows: Sequence[SamplingRow | DraftedRow | Request], device: torch.device | str
-) -> RowParams:
-    """What the kernels need to know of rows for which ``can_sample`` holds."""
-    params = [row.params for row in rows]
+def needs_host(params: SamplingParams) -> str | None:
+    """Why a token cannot be sampled before the host has seen those before it; None if it can.
 
-    def tensor(values: Sequence[float], dtype: type) -> Tensor:
-        return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
+    A mask that follows a request's tokens is another reason (``Request.is_masked``). All else is
+    done on the device, as it is told before the step.
+    """
+    if params.has_penalties:
+        return "penalties depend on how often each token has come, which the host counts"
+    return None
 
-    return RowParams(
-        tensor([0.0 if is_greedy(p) else p.temperature for p in params], np.float32),
-        tensor([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], np.float32),
-        tensor([row.seed % 2**64 for row in rows], np.uint64).view(torch.int64),
-        tensor([row.sample_index for row in rows], np.uint32).view(torch.int32),
-        tensor([row.num_output_tokens for row in rows], np.int64),
+
+class SamplingArrays:
+    """What a step uploads for its sampler; written anew for each.
+
+    Args:
+        records: int32 [rows, RECORD_WORDS] of the host, pinned where that helps; contiguous.
+        vocab_size: tokens beyond it are no concern of masks and edits.
+    """
+
+    def __init__(self, records: Tensor, vocab_size: int):
+        assert records.dtype == torch.int32 and records.shape[1] == RECORD_WORDS
+        self.records = records
+        # As in ``SamplingTensors``, where the rows need them: new tensors at each step.
+        self.masks: Tensor | None = None
+        self.edit_starts: Tensor | None = None
+        self.edits: Tensor | None = None
+        self._words = records.numpy()
+        self._bytes = self._words.data.cast("B")
+        self._vocab_size = vocab_size
+        self._known: dict[int, _Known] = {}  # by the identity of requests, those of the last step
+
+    def write(self, rows: Sequence[Row], positions: Sequence[int]) -> Asked:
+        """Describe rows in the first records, and in as many masks and edits as they need.
+
+        ``positions`` are those of the tokens to be sampled, among the generated ones.
+        """
+        known, kept = self._known, dict[int, _Known]()
+        records, size = self._bytes, RECORD.size
+        end, num_top = 0, -1
+        cuts = edits = typical = False
+        for row in rows:
+            owner = row.request if isinstance(row, DraftedRow) else row
+            key = id(owner)
+            entry = kept.get(key)
+            if entry is None:
+                entry = kept[key] = known.get(key) or _Known(owner)
+            records[end : end + size] = entry.record
+            end += size
+            cuts |= entry.has_cuts
+            typical |= entry.has_typical
+            edits |= entry.has_edits
+            num_top = max(num_top, entry.num_top)
+        self._known = kept
+        self._words[: len(rows), sampling.POSITION] = positions
+        self.edit_starts = self.edits = None
+        if edits:
+            self._write_edits(rows)
+        masks = self._write_masks(rows)
+        return Asked(cuts, masks, edits, None if num_top < 0 else num_top, typical)
+
+    def _write_masks(self, rows: Sequence[Row]) -> bool:
+        """Returns whether there are any."""
+        self.masks = None
+        masks: list[array[int]] = []
+        for index, row in enumerate(rows):
+            if isinstance(row, Request) and row.mask is None:
+                continue
+            bits = row.bitmask()
+            if bits is not None:
+                self._words[index, sampling.MASK_ROW] = len(masks)
+                masks.append(bits)
+        if masks:
+            stacked = np.stack([np.frombuffer(bits, np.int32) for bits in masks])
+            self.masks = torch.from_numpy(stacked)
+        return bool(masks)
+
+    def _write_edits(self, rows: Sequence[Row]) -> None:
+        own = [self._edits_of(row) for row in rows]
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum([edits.shape[1] for edits in own], out=starts[1:])
+        self.edit_starts = torch.from_numpy(starts)
+        self.edits = torch.from_numpy(np.concatenate(own, axis=1))
+
+    def _edits_of(self, row: Row) -> np.ndarray:
+        owner = row.request if isinstance(row, DraftedRow) else row
+        entry = self._known[id(owner)]
+        if not entry.has_edits:
+            return _NO_EDITS
+        if entry.edits is None or entry.edits.num_followed > owner.num_output_tokens:
+            entry.edits = Edits(owner.params, owner.prompt_token_ids, self._vocab_size)
+        entry.edits.follow(owner)
+        return entry.edits.after(row.drafted if isinstance(row, DraftedRow) else ())
+
+
+class _Known:
+    """What is the same in all steps of a request, and how far its tokens have been counted."""
+
+    __slots__ = ("edits", "has_cuts", "has_edits", "has_typical", "num_top", "owner", "record")
+
+    def __init__(self, owner: SamplingRow | Request):
+        params = owner.params
+        self.owner = owner  # kept alive: it is found by its identity
+        self.record = _record(params, owner.seed, owner.sample_index)
+        draws = not is_greedy(params)
+        self.has_typical = draws and params.typical_p < 1
+        self.has_cuts = self.has_typical or (draws and (params.top_k > 0 or params.top_p < 1))
+        self.has_edits = bool(params.logit_bias) or params.has_penalties
+        self.num_top = -1 if params.logprobs is None else params.logprobs
+        self.edits: Edits | None = None
+
+
+def _record(params: SamplingParams, seed: int, sample_index: int) -> bytes:
+    """All of a record but what changes from step to step."""
+    return RECORD.pack(
+        params.top_p,
+        params.typical_p,
+        seed & _SEED_BITS,
+        0.0 if is_greedy(params) else params.temperature,
+        math.log(params.min_p) if params.min_p > 0 else -math.inf,
+        max(params.top_k, 0),
+        sample_index,
+        0,
+        -1 if params.logprobs is None else params.logprobs,
+        # Beyond float32 is infinite, as in a conversion by torch.
+        params.repetition_penalty if params.repetition_penalty <= _LARGEST_FLOAT else math.inf,
+        params.frequency_penalty,
+        params.presence_penalty,
+        -1,
     )
+
+
+_NO_EDITS = np.zeros((3, 0), np.int32)
+
+
+class Edits:
+    """The tokens of one request whose logits change, as columns of ``SamplingTensors.edits``.
+
+    Tokens are counted as they come, so that a step costs what is new, and the copy of the columns:
+    twelve bytes for each distinct token. (Counts of all tokens, for each request that may run,
+    could be brought up to date by the device itself; but they would take 128 MiB of it for 256
+    requests with 128k tokens, whether anybody asks for penalties or not.)
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int], vocab_size: int):
+        self._vocab_size = vocab_size
+        self.num_followed = 0  # tokens of the output
+        self._counts_output = params.has_penalties
+        bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
+        seen = set(prompt) if params.repetition_penalty != 1 else set()
+        seen = {t for t in seen if 0 <= t < vocab_size}
+        token_ids = [*bias, *(seen - bias.keys())]
+        self._places = {token_id: place for place, token_id in enumerate(token_ids)}
+        self._columns = np.zeros((3, len(token_ids) + 64), np.int32)
+        self._columns[0, : len(token_ids)] = token_ids
+        self._columns[1, : len(bias)] = np.array([*bias.values()], np.float32).view(np.int32)
+        self._columns[2, : len(token_ids)] = [0 if t in seen else -1 for t in token_ids]
+
+    def follow(self, owner: SamplingRow | Request) -> None:
+        """Count the tokens that are new. Those that a request has been given it keeps."""
+        if self._counts_output and owner.num_output_tokens > self.num_followed:
+            self._count(owner.output_token_ids[self.num_followed :])
+            self.num_followed = owner.num_output_tokens
+
+    def after(self, token_ids: Sequence[int]) -> np.ndarray:
+        """The columns as they are, or would be after further tokens."""
+        later = self
+        if token_ids and self._counts_output:
+            later = copy(self)
+            later._places, later._columns = self._places.copy(), self._columns.copy()
+            later._count(token_ids)
+        return later._columns[:, : len(later._places)]
+
+    def _count(self, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                continue
+            place = self._places.setdefault(token_id, len(self._places))
+            if place == self._columns.shape[1]:
+                self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], 1)
+            self._columns[0, place] = token_id
+            self._columns[2, place] = max(self._columns[2, place], 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """What was found of the rows of a step, on the host."""
+
+    words: np.ndarray  # int32 [R, JUDGED_WORDS]
+    vocab_size: int
+
+    def entry(self, row: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """What the logits of a row, which has a token, say of it and of the likeliest ones."""
+        words, num_top = self.words[row], min(num_top, self.vocab_size)
+        floats = words.view(np.float32)
+        total = int(words[sampling.TOTAL : sampling.TOTAL + 2].view(np.int64)[0])
+        norm = float(floats[sampling.PEAK]) + math.log(total / WEIGHT_ONE)
+        ids = words[sampling.TOP_IDS : sampling.TOP_IDS + num_top].tolist()
+        logits = floats[sampling.TOP_LOGITS : sampling.TOP_LOGITS + num_top].tolist()
+        return TokenLogprobs(
+            token_id,
+            float(floats[sampling.LOGIT]) - norm,
+            int(words[sampling.RANK]),
+            tuple((top_id, logit - norm) for top_id, logit in zip(ids, logits, strict=True)),
+        )

@@ -15,7 +15,7 @@ from octavo.kernels.dispatch import Ops
 from octavo.layers.context import LayerCaches
 from octavo.layers.taps import with_taps
 from octavo.models.registry import CausalLM
-from octavo.runtime.forward import Observed, Rows, SampledRows
+from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
@@ -54,7 +54,7 @@ class EagerContext:
         return self.rope_tables.get(table, self.plan.max_seq_len, self.positions.device)
 
 
-class EagerForward:
+class EagerForward(InTurn):
     """Calls a model with the ops of a device, and samples from its logits there."""
 
     def __init__(

@@ -1,12 +1,13 @@
 """What runs a model over a batch, as the runner sees it, and what that leaves.
 
-There are two: op by op (``eager_forward.py``), and in one native call (``native_forward.py``). A
-forward chooses tokens too, since it knows best where its logits are; all that comes after is the
-runner's, and the same for both.
+There are three: op by op (``eager_forward.py``), in one native call (``native_forward.py``), and on
+a GPU that is told ahead what to do (``cuda_forward.py``). A forward chooses tokens too, since it
+knows best where its logits are; all that comes after is the runner's, and the same for all.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -122,6 +123,24 @@ class SampledRows:
             begin = end
 
 
+class PendingRows(Protocol):
+    """A pass that was begun."""
+
+    def result(self) -> Rows:
+        """Wait for it. What it leaves is valid until the next pass but one is begun."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRows:
+    """A pass that was over when ``submit`` returned."""
+
+    rows: Rows
+
+    def result(self) -> Rows:
+        return self.rows
+
+
 class Observed(Protocol):
     """Who keeps the observer of logits that a probe attaches: the runner."""
 
@@ -131,11 +150,36 @@ class Observed(Protocol):
     def kernel_seconds(self) -> float: ...
 
 
+class InTurn(ABC):
+    """What forwards have in common whose passes are over when they return."""
+
+    depth = 1
+
+    @abstractmethod
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows: ...
+
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> FinishedRows:
+        return FinishedRows(self.run(batch, weighed))
+
+    def feeds(self, request: Request) -> bool:
+        return False
+
+
 class Forward(Protocol):
     """A model's pass over a batch, on one device, with the KV cache that it reads and writes."""
 
     @property
     def kv_cache(self) -> Blocks: ...
+
+    @property
+    def depth(self) -> int:
+        """How many passes may have been begun whose results were not taken."""
+        ...
+
+    def feeds(self, request: Request) -> bool:
+        """Whether a pass may go on from a token of this request that was not taken. See
+        ``core/executor.py``."""
+        ...
 
     @property
     def kernel_seconds(self) -> float:
@@ -147,12 +191,16 @@ class Forward(Protocol):
         same KV cache. ConfigError if the model cannot be ended there."""
         ...
 
-    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
-        """Compute a batch. What it leaves is valid until ``run`` is called again.
+    def submit(self, batch: Batch, weighed: Collection[str] = ()) -> PendingRows:
+        """Begin to compute a batch. All that is read of it is read before this returns.
 
         ``weighed``: the ids of requests whose rows are asked for probabilities too. None of them is
-        greedy.
+        greedy. Such a pass, and one of which anything below is asked, ends before the next begins.
         """
+        ...
+
+    def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
+        """Compute a batch. What it leaves is valid until anything is computed again."""
         ...
 
     def logits(self, rows: range) -> Logits:

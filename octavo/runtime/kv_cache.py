@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from octavo.kernels.kv_stores import Codec, KVStore
 from octavo.runtime.native_kv_cache import untouched_zeros
+
+# Copies units of memories, [layers, units, ...] each, by pairs of a source and a target.
+CopyUnits: TypeAlias = Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], None]
+
+
+def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """One pair after the other: what was a target can be a source then."""
+    for source, target in pairs:
+        for memory in memories:
+            memory[:, target] = memory[:, source]
 
 
 class KVCache:
     """Keys and values of all layers, as the codecs of each keep them.
 
-    A slot is one token position, ``block_id * block_size + offset``.
+    A slot is one token position, ``block_id * block_size + offset``. ``copy_units`` is what copies
+    blocks and slots on the device.
     """
 
     def __init__(
@@ -26,7 +39,9 @@ class KVCache:
         head_dim: int,
         codecs: tuple[Codec, Codec],
         device: torch.device,
+        copy_units: CopyUnits = copy_units,
     ):
+        self._copy_units = copy_units
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_layers, num_blocks, block_size, num_kv_heads)
@@ -38,7 +53,7 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(memory.nbytes for _, parts in self._stores for memory in parts)
+        return sum(memory.nbytes for memory in self._parts)
 
     def layer(self, index: int) -> tuple[KVStore, KVStore]:
         """Keys and values of one layer, as views."""
@@ -49,19 +64,20 @@ class KVCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """As :meth:`NativeKVCache.copy_blocks`."""
-        for source, target in copies:
-            for _, parts in self._stores:
-                for memory in parts:
-                    memory[:, target] = memory[:, source]
+        self._copy_units(self._parts, list(copies))
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """As :meth:`octavo.runtime.forward.Blocks.move`."""
-        size = self.block_size
-        for to, source in enumerate(sources, target):
-            here, there = block_ids[source // size], block_ids[to // size]
-            for _, parts in self._stores:
-                for memory in parts:
-                    memory[:, there, to % size] = memory[:, here, source % size]
+
+        def slot(place: int) -> int:
+            return block_ids[place // self.block_size] * self.block_size + place % self.block_size
+
+        pairs = [(slot(source), slot(to)) for to, source in enumerate(sources, target)]
+        self._copy_units([part.flatten(1, 2) for part in self._parts], pairs)
+
+    @property
+    def _parts(self) -> list[Tensor]:
+        return [memory for _, parts in self._stores for memory in parts]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

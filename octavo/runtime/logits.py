@@ -74,12 +74,19 @@ def apply_penalties(
         counts: int64 [M]; occurrences in the output, 0 for a token of the prompt alone.
         repetition, frequency, presence: float32 [R].
     """
-    seen = logits[rows, token_ids]
-    factor = repetition[rows]
-    seen = torch.where(seen > 0, seen / factor, seen * factor)
-    seen = seen - frequency[rows] * counts
-    seen = seen - presence[rows] * (counts > 0)
+    seen = penalize(
+        logits[rows, token_ids], counts, repetition[rows], frequency[rows], presence[rows]
+    )
     return logits.index_put((rows, token_ids), seen)
+
+
+def penalize(
+    logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
+) -> Tensor:
+    """What ``apply_penalties`` makes of the logits of tokens that were seen: all are [M]."""
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = logits - frequency * counts
+    return logits - presence * (counts > 0)
 
 
 # ---- Distributions. Logits in, logits out; what is cut becomes -inf.

@@ -20,10 +20,10 @@ from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.lookahead import MAX_ROUNDS, rounds_in_time
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.fusion import CannotFuse
 from octavo.kernels.cpu.program import Program
+from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
-from octavo.runtime.forward import Observed, Rows, SampledRows
+from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, flatten
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
@@ -31,7 +31,7 @@ from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
 
 
-class NativeForward:
+class NativeForward(InTurn):
     """Runs batches of one model through its step program, which chooses their tokens too."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A model's forward pass, recorded once and made into the native program of a step."""
+"""A model's forward pass, recorded once: the plan of a step, and the native program of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.kernels.cpu import abi, fusion
+from octavo.kernels import fusion
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import round_activations
-from octavo.kernels.cpu.fusion import Matrix
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
-from octavo.kernels.dispatch import CANDIDATES, Ops, create_ops
+from octavo.kernels.dispatch import RECORDER, Ops, create_ops
+from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
@@ -41,8 +42,9 @@ class RecordingContext:
         return RopeTable(rotary_dim, table)
 
 
-def record(model: CausalLM, ops: Ops) -> Tape:
+def record(model: CausalLM) -> Tape:
     """Call ``model``, from token ids to logits, with the ops of ``kernels/recorder.py``."""
+    ops = create_ops("", candidates=(RECORDER,))
     tape = Tape()
     token_ids = Value(tape, None, ())
     context = RecordingContext(ops, token_ids)
@@ -52,7 +54,7 @@ def record(model: CausalLM, ops: Ops) -> Tape:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A model's step as the native kernels run it: its phases, and what their weights are called.
+    """A model's step: its phases, and what their weights are called.
 
     Args:
         name_of: the name of a matrix of the phases; matrices that are the same have the same.
@@ -68,7 +70,7 @@ class StepPlan:
     def matrices(self) -> Iterator[Matrix]:
         """Those of all phases, in their order; one that several phases use, as often."""
         for phase in self.phases:
-            yield from _matrices_of(phase)
+            yield from matrices_of(phase)
 
     def gathered(self) -> set[str]:
         """The names of those of which a step reads some rows only: an embedding that is no head."""
@@ -76,11 +78,12 @@ class StepPlan:
         multiplied: set[str] = set()
         for phase in self.phases:
             names = tables if isinstance(phase, fusion.Embed) else multiplied
-            names.update(map(self.name_of, _matrices_of(phase)))
+            names.update(map(self.name_of, matrices_of(phase)))
         return tables - multiplied
 
 
-def _matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
+    """What a phase multiplies with, or reads rows of."""
     if isinstance(phase, fusion.Linear):
         yield from (segment.weight for segment in phase.segments)
     elif isinstance(phase, fusion.Embed | fusion.Head):
@@ -90,11 +93,11 @@ def _matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
     """The plan of a model that is loaded, and the weights that it uses by name.
 
-    ``activations`` as in ``EngineArgs``. CannotFuse if its ops are none that the native kernels
-    can run.
+    ``activations`` as in ``EngineArgs``: for native kernels, GPUs round none. CannotFuse if the
+    model's ops do not make phases.
     """
     assert isinstance(model, Module)
-    phases = fusion.fuse(record(model, create_ops("cpu", candidates=CANDIDATES)))
+    phases = fusion.fuse(record(model))
     round_activations(phases, activations)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):

@@ -15,11 +15,12 @@ Easy as 1, 2, 3", SC 2011: ten rounds of a 128-bit block function, the 64-bit se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-Word = TypeVar("Word", int, np.ndarray)  # 32 bits in a Python int, or a uint64 array [N]
+# 32 bits in a Python int, a uint64 array [N], or what else computes with 64 bits that wrap round.
+Word = TypeVar("Word", int, np.ndarray, Any)
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -35,14 +36,14 @@ def philox(
 ) -> tuple[Word, Word, Word, Word]:
     """The Philox4x32-10 block function: four 32-bit words from a counter and a key.
 
-    Words are Python ints, or uint64 arrays of equal shape whose values fit 32 bits.
+    Words are Python ints, uint64 arrays or int64 tensors of equal shape, whose values fit 32 bits.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = (product1 >> 32) ^ c1 ^ k0, product1 & _MASK
-        c2, c3 = (product0 >> 32) ^ c3 ^ k1, product0 & _MASK
+        c0, c1 = (product1 >> 32 & _MASK) ^ c1 ^ k0, product1 & _MASK
+        c2, c3 = (product0 >> 32 & _MASK) ^ c3 ^ k1, product0 & _MASK
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 

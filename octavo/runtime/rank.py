@@ -10,19 +10,22 @@ What wires an engine is in ``build.py``, and knows nothing of what is in here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import machine
 from octavo.core.batch import Batch, StepOutput
-from octavo.core.executor import Probe
+from octavo.core.executor import Probe, StepHandle
+from octavo.core.request import Request
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
 from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of, cpu_kv_bytes
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
+from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
 from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
@@ -86,30 +89,59 @@ class Rank:
 
     @property
     def capacity(self) -> Capacity:
-        """What fits beside the weights, now that they are loaded."""
+        """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
+        ledger = self._open_ledger()
         return capacity_of(
             self.spec,
             self.model_config,
             is_native=self.kernels == "native",
-            kv_memory_bytes=self._free_for_kv(),
+            kv_memory_bytes=(
+                cpu_kv_bytes(machine.memory().available) if ledger is None else ledger.kv_bytes
+            ),
+            ledger=ledger,
         )
 
-    def _free_for_kv(self) -> int:
+    def _open_ledger(self) -> MemoryLedger | None:
+        """Where the memory of a GPU goes, before the start; of a CPU's nothing is kept back."""
         if self.spec.device == "cpu":
-            return cpu_kv_bytes(machine.memory().available)
-        from octavo.runtime.torch_backend import device_memory
+            return None
+        from octavo.runtime.device_memory import device_memory
 
-        free, total = device_memory(self.spec.device)
-        return int(free - (1 - self.spec.memory_utilization) * total)
+        return open_ledger(
+            device_memory(self.spec.device),
+            self.spec.memory_utilization,
+            self.weights_bytes,
+            self.backend.planned_memory(),
+        )
 
     def start(self, limits: RankLimits, acceptance: Acceptance | None = None) -> None:
         """Make the KV pool and room for steps; batches may come, up to these limits. Once.
 
         ``acceptance``: which drafted tokens are right; by default, those that are sampled.
+
+        ConfigError if a GPU's memory does not suffice.
         """
         assert self._backend is not None, "a rank is started once"
-        self.runner = Runner(self._backend.create_forward(limits, sorted(self._depths)), acceptance)
+        with self._within_memory(limits):
+            forward = self._backend.create_forward(limits, sorted(self._depths))
+        self.runner = Runner(forward, acceptance)
         self._backend = None  # with what only the start needs: weights that have been packed
+
+    @contextmanager
+    def _within_memory(self, limits: RankLimits) -> Iterator[None]:
+        """Has a GPU refuse by its ledger what does not fit: the pool before it is allocated."""
+        if self.spec.device == "cpu":
+            yield
+            return
+        from octavo.runtime.device_memory import out_of_memory_told
+
+        capacity = self.capacity
+        ledger = capacity.ledger
+        assert ledger is not None
+        num_tokens = limits.num_blocks * self.spec.block_size
+        ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
+        with out_of_memory_told(KV, lambda: ledger):
+            yield
 
     @property
     def forward(self) -> Forward:
@@ -137,8 +169,20 @@ class Rank:
         """Blocks of the KV pool, once it is started."""
         return self._started.forward.kv_cache.num_blocks
 
+    @property
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        return self._started.depth
+
+    def feeds(self, request: Request) -> bool:
+        """As :meth:`octavo.core.executor.Executor.feeds`."""
+        return self._started.feeds(request)
+
     def run(self, batch: Batch) -> StepOutput:
         return self._started.run(batch)
+
+    def submit(self, batch: Batch) -> StepHandle:
+        return self._started.submit(batch)
 
     def probe(self) -> Probe:
         return self._started.probe()

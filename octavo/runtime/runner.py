@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.executor import LogitsObserver, Probe
-from octavo.runtime.forward import Forward, Rows
+from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
+from octavo.core.request import Request
+from octavo.runtime.forward import Forward, PendingRows, Rows
 from octavo.runtime.hidden_states import StepFollower, computed_of
 from octavo.runtime.prompt_logits import judge_prompt
 from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
@@ -34,14 +36,42 @@ class Runner:
     def kernel_seconds(self) -> float:
         return self.forward.kernel_seconds
 
+    @property
+    def depth(self) -> int:
+        """How many batches may be under way."""
+        return self.forward.depth
+
+    def feeds(self, request: Request) -> bool:
+        """As :meth:`octavo.core.executor.Executor.feeds`."""
+        return self.forward.feeds(request)
+
     def probe(self) -> Probe:
         return self.forward.probe(self)
 
     def run(self, batch: Batch) -> StepOutput:
         """Compute a batch. A request whose numbers went wrong is reported in ``errors`` alone."""
+        return self.submit(batch).result()
+
+    def submit(self, batch: Batch) -> StepHandle:
+        """Begin to compute a batch; as many as the forward's ``depth`` may be under way. One that
+        somebody has to look into when it has been computed is over when this returns."""
         if batch.block_copies:
             self.forward.kv_cache.copy_blocks(batch.block_copies)
-        rows = self.forward.run(batch, self.acceptance.weighs(batch))
+        step = _Step(self, batch, self.forward.submit(batch, self.acceptance.weighs(batch)))
+        return FinishedStep(step.result()) if self._looks_into(batch) else step
+
+    def _looks_into(self, batch: Batch) -> bool:
+        """Whether more is asked of a pass than its tokens: what it has in memory, then, must not be
+        written over. Keys and values of a draft have to be moved before the next step, too."""
+        if self.follower is not None or self.logits_observer is not None:
+            return True
+        return any(
+            item.draft is not None or item.request.params.prompt_logprobs is not None
+            for item in batch.items
+        )
+
+    def end(self, batch: Batch, rows: Rows) -> StepOutput:
+        """What becomes of the rows of a batch."""
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
@@ -121,6 +151,19 @@ class Runner:
         if item.request.request_id in output.errors:
             return
         judge_prompt(item, first_row, self.forward, self.logits_observer, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch that is under way."""
+
+    runner: Runner
+    batch: Batch
+    rows: PendingRows
+    ready_at: float | None = None
+
+    def result(self) -> StepOutput:
+        return self.runner.end(self.batch, self.rows.result())
 
 
 def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -16,20 +16,27 @@ from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.device_memory import device_memory, out_of_memory_told
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.memory_ledger import (
+    WEIGHTS,
+    Line,
+    activations_line,
+    check_weights,
+    logits_bytes,
+    open_ledger,
+    tokens_line,
+)
 
 Progress = Callable[[int, int], None]
+
+# Sorted, with their places, as probabilities and as sums of these.
+_COPIES_OF_LOGITS = 5
 
 
 def sees_gpu() -> bool:
     return torch.cuda.is_available()
-
-
-def device_memory(device: str) -> tuple[int, int]:
-    """Bytes of a GPU that are free, and that it has."""
-    free, total = torch.cuda.mem_get_info(torch.device(device))
-    return free, total
 
 
 class TorchBackend:
@@ -53,12 +60,33 @@ class TorchBackend:
         assert isinstance(model, Module)  # as all of our own
         self._spec, self._model_config = spec, model_config
         self._device = torch.device(spec.device)
-        self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
+        if self._device.type != "cpu":
+            check_weights(device_memory(spec.device), weights_bytes(model))
+        with out_of_memory_told(
+            WEIGHTS, lambda: open_ledger(device_memory(spec.device), 1.0, 0, ())
+        ):
+            self._model = with_tensors(model, self._device, getattr(torch, spec.dtype), progress)
         self.weights_bytes = weights_bytes(self._model)
         self._ops = create_ops(spec.device, spec.dtype, EAGER)
         self.name = self._ops.name
         torch.set_num_threads(
             spec.threads or min(torch.get_num_threads(), library.usable_threads())
+        )
+
+    def planned_memory(self) -> Sequence[Line]:
+        """Of tensors that come and go, so that what they take at most is not known: values are held
+        in ``dtype`` and, for a while, in float32; and so is one matrix, the head above all."""
+        model, spec = self._model_config, self._spec
+        heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        values = 4 * model.hidden_size + 3 * model.intermediate_size + 2 * heads
+        value_bytes = getattr(torch, spec.dtype).itemsize + 4
+        num_bytes = spec.max_num_batched_tokens * values * value_bytes
+        return (
+            activations_line(num_bytes, "estimated"),
+            Line("a matrix in float32", 4 * model.vocab_size * model.hidden_size, "estimated"),
+            tokens_line(
+                _COPIES_OF_LOGITS * logits_bytes(spec.max_num_seqs, model.vocab_size), "estimated"
+            ),
         )
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> EagerForward:

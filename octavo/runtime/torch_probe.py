@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from octavo.kernels.cpu.probes import READ_BYTES
+from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import Matrix
@@ -15,11 +16,30 @@ from octavo.runtime.forward import Observed
 from octavo.runtime.probe import Cache, RunnerProbe
 
 
-class TorchProbe(RunnerProbe):
-    """Of a model that runs op by op: matrix products and copies in PyTorch, in the type of the
-    activations."""
+class DeviceProbe(RunnerProbe):
+    """Of a device as PyTorch runs it. Arithmetic is called by the type of what is multiplied:
+    "torch float32"."""
 
     isa: str | None = None
+
+    def __init__(self, runner: Observed, cache: Cache, device: torch.device, dtype: torch.dtype):
+        super().__init__(runner, cache)
+        self._device = device
+        self.attention_arithmetic = arithmetic_of(dtype)
+
+    @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    def products(self, arithmetic: str) -> Callable[[int], float]:
+        return products(self._device, getattr(torch, arithmetic.removeprefix(_PREFIX)))
+
+    def reads(self) -> Callable[[], float]:
+        return reads(self._device)
+
+
+class TorchProbe(DeviceProbe):
+    """Of a model that runs op by op, in the type of the activations."""
 
     def __init__(
         self,
@@ -29,15 +49,9 @@ class TorchProbe(RunnerProbe):
         device: torch.device,
         dtype: torch.dtype,
     ):
-        super().__init__(runner, cache)
+        super().__init__(runner, cache, device, dtype)
         assert isinstance(model, Module)
         self._model = model
-        self._device, self._dtype = device, dtype
-        self.attention_arithmetic = str(dtype).replace(".", " ")  # torch float32
-
-    @property
-    def num_threads(self) -> int:
-        return torch.get_num_threads()
 
     def matrices(self) -> list[Matrix]:
         return [
@@ -51,33 +65,90 @@ class TorchProbe(RunnerProbe):
             if isinstance(module, Linear | LMHead)
         ]
 
-    def products(self, arithmetic: str) -> Callable[[int], float]:
-        size = 512 if self._device.type == "cpu" else 8192
-        factors = torch.ones(size, size, device=self._device, dtype=self._dtype)
 
-        def run(rounds: int) -> float:
-            with torch.inference_mode():
-                for _ in range(rounds):
-                    torch.mm(factors, factors)
-            self._finish()
-            return 2.0 * size**3 * rounds
+class FusedProbe(DeviceProbe):
+    """Of a model that runs phase by phase.
 
-        run(1)  # the first one loads what it runs
-        return run
+    Args:
+        weights: what phases multiply with, and whether it is the head.
+        multiplied_as: the type in which many rows are multiplied with a weight.
+    """
 
-    def reads(self) -> Callable[[], float]:
-        num_bytes = READ_BYTES * (1 if self._device.type == "cpu" else 8)
-        memory = torch.ones(num_bytes, dtype=torch.uint8, device=self._device)
+    def __init__(
+        self,
+        runner: Observed,
+        weights: Iterable[tuple[bool, DeviceWeight]],
+        multiplied_as: Callable[[DeviceWeight], torch.dtype],
+        cache: Cache,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        super().__init__(runner, cache, device, dtype)
+        self._matrices = [
+            Matrix(
+                is_head,
+                part.shape[0] * part.shape[1],
+                part.nbytes,
+                arithmetic_of(multiplied_as(part)),
+            )
+            for is_head, weight in weights
+            for part in parts_of(weight)
+        ]
 
-        def run() -> float:
-            half = memory.numel() // 2
-            memory[:half].copy_(memory[half:])
-            self._finish()
-            return float(memory.numel())  # half of it read, half of it written
+    def matrices(self) -> list[Matrix]:
+        return self._matrices
 
-        run()
-        return run
 
-    def _finish(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+def arithmetic_of(dtype: torch.dtype) -> str:
+    return _PREFIX + str(dtype).removeprefix("torch.")
+
+
+_PREFIX = "torch "
+
+
+def products(device: torch.device, dtype: torch.dtype) -> Callable[[int], float]:
+    """``run(rounds)`` multiplies square matrices of a type as fast libraries do, and returns the
+    operations. RuntimeError where a device has no such products, as FP8 before compute 8.9."""
+    size = 512 if device.type == "cpu" else 8192
+    multiply = _product(torch.ones(size, size, device=device).to(dtype))
+
+    def run(rounds: int) -> float:
+        with torch.inference_mode():
+            for _ in range(rounds):
+                multiply()
+        _finish(device)
+        return 2.0 * size**3 * rounds
+
+    run(1)  # the first one loads what it runs
+    return run
+
+
+def reads(device: torch.device) -> Callable[[], float]:
+    """``run()`` copies more memory than any cache holds, and returns the bytes: those that were
+    read, and as many written."""
+    num_bytes = READ_BYTES * (1 if device.type == "cpu" else 8)
+    memory = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+
+    def run() -> float:
+        half = memory.numel() // 2
+        memory[:half].copy_(memory[half:])
+        _finish(device)
+        return float(memory.numel())
+
+    run()
+    return run
+
+
+def _product(factors: torch.Tensor) -> Callable[[], torch.Tensor]:
+    transposed = factors.t()  # as weights [N, K] are, and as these libraries want 8 bits to be
+    if factors.dtype == torch.int8:
+        return lambda: torch._int_mm(factors, transposed)
+    if factors.dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=factors.device)
+        return lambda: torch._scaled_mm(factors, transposed, one, one, out_dtype=torch.bfloat16)
+    return lambda: torch.mm(factors, transposed)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

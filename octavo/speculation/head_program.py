@@ -20,13 +20,14 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from octavo.errors import EngineError
-from octavo.kernels.cpu import abi, fusion
+from octavo.kernels import fusion
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
-from octavo.kernels.cpu.fusion import Matrix
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, create_ops
+from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import Tape, Value
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module

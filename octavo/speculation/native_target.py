@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from octavo.errors import ConfigError
-from octavo.kernels.cpu import abi, fusion
+from octavo.kernels import fusion
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.layers.parameter import Parameter
 from octavo.runtime.backends import NativeBackend

@@ -12,6 +12,7 @@ from octavo import __version__
 from octavo.bench import record
 from octavo.bench.noise import CpuUse, Probe
 from octavo.bench.record import Recorder
+from octavo.doctor import Cuda, CudaDevice
 
 
 @pytest.fixture
@@ -53,6 +54,30 @@ def test_a_run_is_described_as_json(probes):
     assert run["engine"] == {"device": "cpu"} and run["samples"] == {"a": [1.0, 2.0]}
     assert run["noise"]["before"] == {"read_gbytes_per_s": 30.0, "gemm_gflops": 200.0}
     assert run["noise"]["after"]["gemm_gflops"] == 190.0
+
+
+def test_a_gpu_says_what_it_took(probes, monkeypatch):
+    probes(QUIET, QUIET, QUIET, QUIET)
+    with Recorder({}) as without:
+        pass
+    assert without.as_json()["gpu_energy"]["joules"] is None
+
+    class Meter:
+        def __init__(self):
+            self._left = [1000.0, 1700.0]
+
+        @property
+        def joules(self):
+            return self._left.pop(0)
+
+    gpu = CudaDevice("GPU", 1 << 30, "9.0", "12-34")
+    monkeypatch.setitem(sys.modules, "torch", sys)  # loaded, whatever it is
+    monkeypatch.setattr(record, "find_cuda", lambda: Cuda((gpu,), None))
+    monkeypatch.setattr(record, "open_energy", {"12-34": Meter()}.__getitem__)
+    with Recorder({}) as recorder:
+        pass
+    said = recorder.as_json()["gpu_energy"]
+    assert said["joules"] == 700.0 and said["watts"] > 0 and said["why_not"] is None
 
 
 def test_the_best_bandwidth_is_the_ceiling(probes):

@@ -16,6 +16,7 @@ from octavo.doctor import (
     Report,
     Storage,
 )
+from octavo.gpu_software import Alternative, GpuSoftware, Trial
 
 GIB = 1 << 30
 
@@ -29,6 +30,14 @@ REPORT = Report(
     usable_cores=2,
     memory=machine.Memory(16 * GIB, 2 * GIB, 4 * GIB),
     cuda=Cuda((CudaDevice("GPU", 80 * GIB, "9.0"),), None),
+    gpu=GpuSoftware(
+        "570.86.15",
+        "13.0",
+        None,
+        None,
+        (Alternative("FlashX", "flash-x", "attention", "1.2", "no adapter"),),
+        (Trial("kernels", "nowhere"),),
+    ),
     compiler=None,
     native=NativeKernels(("avx2", "scalar"), "avx2", None),
     storage=Storage("/models", 5 * GIB, ("tiny",), 2 * GIB),
@@ -61,6 +70,10 @@ def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "cpu reference linear, rope",
         "not native: not compiled",
         "cpu reference embed",
+        "driver 570.86.15",
+        "Triton not installed: pip install 'octavo[gpu]'",
+        "flash-x FlashX (attention): 1.2, not used: no adapter",
+        "tested kernels: nowhere",
         "What this platform lacks",
         "- uvloop: slower",
         "- no C++ compiler",

@@ -27,6 +27,7 @@ def make_engine(
     depth: int = 1,
     propose=None,
     passes: int = 0,
+    feeds=lambda request: True,
     **config,
 ) -> Engine:
     """An engine over the hash model."""
@@ -36,7 +37,8 @@ def make_engine(
     scheduler = Scheduler(
         SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission, proposer
     )
-    return Engine(scheduler, HashExecutor(num_blocks, block_size, depth=depth))
+    executor = HashExecutor(num_blocks, block_size, depth=depth, feeds=feeds)
+    return Engine(scheduler, executor)
 
 
 def run(engine: Engine, limit: int = 10_000) -> list[Request]:

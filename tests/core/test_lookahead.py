@@ -322,6 +322,19 @@ def test_without_tokens_of_its_own_an_executor_has_a_request_in_one_step(make_en
     assert engine.begin_step() and not engine.begin_step()
 
 
+def test_who_needs_the_host_waits_for_its_tokens_and_others_do_not(make_engine, make_request):
+    engine = make_engine(depth=2, feeds=lambda request: request.request_id != "host")
+    host, fed = (make_request(name, [1], max_tokens=6) for name in ("host", "fed"))
+    for request in (host, fed):
+        engine.add(request)
+    ahead = {"host": 0, "fed": 0}
+    while (step := engine.step()) is not None:
+        for item in step.batch.items:
+            ahead[item.request.request_id] += item.request.num_tokens_in_flight
+    assert ahead == {"host": 0, "fed": 5}
+    assert all(request.output_token_ids == answer(request) for request in (host, fed))
+
+
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("guilty", range(5))
 def test_a_step_that_raises_takes_what_ran_ahead_of_it_along(

@@ -33,10 +33,19 @@ def _silence():
     logging.disable(logging.NOTSET)
 
 
-class Press:
-    """One simulated engine with its clients."""
+def needs_host(share: int):
+    """What an executor says that feeds all requests but for one in so many."""
+    return lambda request: not share or int(request.request_id[1:]) % share != 0
 
-    def __init__(self, seed: int, make_engine, make_request):
+
+class Press:
+    """One simulated engine with its clients.
+
+    Args:
+        depth: steps in flight, of requests that mostly run ahead; None draws it.
+    """
+
+    def __init__(self, seed: int, make_engine, make_request, depth: int | None = None):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
         block_size = rng.choice([1, 2, 3, 4, 8, 16])
@@ -45,7 +54,7 @@ class Press:
         # From pools that barely hold one request to pools that never preempt.
         least = -(-self.max_model_len // block_size)
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
-        depth = rng.choice([1, 1, 1, 2, 3])
+        depth = depth or rng.choice([1, 1, 1, 2, 3])
         self.engine = make_engine(
             self.num_blocks,
             block_size,
@@ -54,6 +63,8 @@ class Press:
             passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
+            # One request in so many needs the host between its tokens; 0: none does.
+            feeds=needs_host(rng.choice([0, 0, 3])),
             prefix_caching=rng.random() < 0.8,
             admission=StaticAdmission() if rng.random() < 0.1 else None,
             max_num_batched_tokens=(
@@ -190,14 +201,21 @@ def test_seeds(seed, make_engine, make_request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("least", [150_000, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_many_steps(make_engine, make_request, least):
+@pytest.mark.parametrize(
+    ("least", "depth"),
+    [
+        (150_000, None),
+        pytest.param(1_000_000, None, marks=pytest.mark.long),
+        pytest.param(1_000_000, 2, marks=pytest.mark.long),
+    ],
+)
+def test_many_steps(make_engine, make_request, least, depth):
     """At least so many steps; the rate is printed with ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
     while num_steps < least:
         seed += 1
-        press = Press(1_000_000 + seed, make_engine, make_request)
+        press = Press(1_000_000 + seed, make_engine, make_request, depth)
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit

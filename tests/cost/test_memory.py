@@ -18,6 +18,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.errors import ConfigError
+from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
 
 GIB = 1 << 30
 
@@ -242,6 +243,18 @@ def test_a_tiny_model_is_as_it_was_planned(tiny_model, kv):
         assert probe.kv_bytes_per_token == plan.kv_bytes_per_token
     finally:
         engine.text_engine.engine.executor.close()
+
+
+def test_on_a_gpu_all_lines_of_the_ledger_are_kept_back():
+    plan = on(RTX4090, "llama-3.1-8b", engine="octavo")
+    assert plan.kept_back_bytes == pytest.approx(
+        plan.activations.value + plan.non_torch_bytes + plan.graphs_bytes, abs=2
+    )
+    assert plan.left_bytes == pytest.approx(
+        0.9 * plan.total_bytes - plan.weights_bytes - plan.kept_back_bytes, abs=2
+    )
+    assert plan.non_torch_bytes == CONTEXT_BYTES
+    assert plan.activations.value > logits_bytes(plan.limits.max_num_seqs, 128_256)
 
 
 def test_weights_that_are_loaded_are_those_of_the_tables(smollm2_gguf):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,15 @@ class Bench:
                 scheduler_config.max_num_batched_tokens,
             )
         )
+        executor = LocalExecutor(rank)
         cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
         scheduler = Scheduler(
-            scheduler_config,
+            replace(scheduler_config, runs_ahead=executor.feeds_tokens),
             BlockManager(num_blocks, block_size, cache),
             StaticAdmission() if static else None,
             proposer,
         )
-        return Engine(scheduler, LocalExecutor(rank))
+        return Engine(scheduler, executor)
 
 
 def load_bench(path: Path, device: str = "cpu") -> Bench:

@@ -17,7 +17,7 @@ from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
 from octavo.executor.hashing import GuessingProposer
 
-KERNELS = ("reference", "native")
+KERNELS = ("reference", "native", "fused")
 
 
 def make_requests(vocab_size: int, count: int = 14) -> list[Request]:

@@ -15,7 +15,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
-from octavo.kernels.cpu import fusion, library
+from octavo.kernels import fusion
+from octavo.kernels.cpu import library
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.op_program import plan_step
@@ -24,6 +25,7 @@ from octavo.wiring import build_engine
 from tests.conftest import write_tiny_model
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
+KERNELS = ["reference", "fused", pytest.param("native", marks=needs_native)]
 DEPTHS = [0, 2, 3, 4]
 
 
@@ -80,7 +82,9 @@ def drain(engine, count: int = 3):
 
 
 @pytest.mark.parametrize("budget", [7, 64])
-@pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize(
+    "kernels", ["reference", "fused", pytest.param("native", marks=needs_native)]
+)
 def test_every_position_is_seen_with_its_states(model, kernels, budget):
     recorder = Recorder()
     rank = Rank.load(RankSpec(model, kernels=kernels, kv_cache_dtype="f32", threads=1))
@@ -100,7 +104,9 @@ def check(model, request, recorder):
         assert np.abs(shown - true).max() < 2e-3 * np.abs(true).max()
 
 
-@pytest.mark.parametrize("kernels", ["reference", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize(
+    "kernels", ["reference", "fused", pytest.param("native", marks=needs_native)]
+)
 def test_of_a_draft_only_what_was_right_is_seen(model, kernels):
     plain = drain(engine_with(load(model, kernels), Recorder()))
     truth = {tuple(r.prompt_token_ids): r.token_ids for r in plain}

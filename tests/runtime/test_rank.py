@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
 from octavo.models.loader import load_config
+from octavo.runtime import backends
+from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
@@ -21,6 +24,7 @@ from tests.conftest import write_tiny_model
 LIMITS = RankLimits(num_blocks=4, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=32)
 KERNELS = [
     "reference",
+    "fused",
     pytest.param("native", marks=pytest.mark.skipif(not library.runnable(), reason="not built")),
 ]
 
@@ -30,7 +34,7 @@ def test_it_loads_says_what_fits_and_runs_a_batch(tiny_model, kernels):
     progress = []
     spec = RankSpec(tiny_model, kernels=kernels, threads=1)
     rank = Rank.load(spec, progress=lambda *at: progress.append(at))
-    assert rank.kernels == kernels and (rank.isa is None) == (kernels == "reference")
+    assert rank.kernels == kernels and (rank.isa is None) == (kernels != "native")
     assert progress and progress[-1][0] == progress[-1][1]
     assert rank.weights_bytes > 0 and rank.capacity.kv_memory_bytes > 0
     rank.start(LIMITS)
@@ -65,11 +69,17 @@ def test_capacity_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_cannot_be_had_is_said(tiny_model):
+def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
     with pytest.raises(ConfigError, match="activations int16 needs the native CPU kernels"):
         Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
+    with pytest.raises(ConfigError, match="batch_invariant: on a CPU products in bfloat16"):
+        Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
+    with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
+        Rank.load(RankSpec(tiny_model, kernels="fused", activations="int8"))
 
 
 @pytest.mark.skipif(not library.runnable(), reason="not built")
@@ -95,3 +105,14 @@ def test_rows_of_an_embedding_are_read_where_the_file_has_them(tmp_path, monkeyp
     packed_output, format = start_and_run()
     assert format < abi.OCT_STORED
     assert output == packed_output
+
+
+def test_fused_kernels_say_why_they_do_not_run_here(tmp_path, monkeypatch):
+    gpu = RankSpec(tmp_path, device="cuda", dtype="bfloat16")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert "pip install 'octavo[gpu]'" in (backends.why_not_fused(gpu) or "")
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    assert backends.why_not_fused(gpu) is None
+    four_bits = replace(gpu, kv_cache_dtype="k8v4")
+    assert "read no KV of k8v4" in (backends.why_not_fused(four_bits) or "")
+    assert backends.why_not_fused(replace(four_bits, device="cpu")) is None  # their twin does

@@ -21,7 +21,7 @@ from octavo.runtime.sampling_row import rows_of, sampling_row
 from octavo.runtime.verification import Exact, SampledDraft, Verified
 
 V = 260
-KERNELS = ["reference", *(["native"] if library.runnable() else [])]
+KERNELS = ["reference", "fused", *(["native"] if library.runnable() else [])]
 SETTINGS = [
     {},
     {"temperature": 0.0},

@@ -26,7 +26,7 @@ from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target, open_drafter
 from octavo.wiring import build_engine
 
-BACKENDS = ["reference"]
+BACKENDS = ["reference", "fused"]
 if library.runnable():
     BACKENDS.append("native")
 

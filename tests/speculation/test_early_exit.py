@@ -21,7 +21,7 @@ from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
 from octavo.speculation.early_exit import Exit, Rehearsal, candidates
 
-BACKENDS = ["reference"]
+BACKENDS = ["reference", "fused"]
 if library.runnable():
     BACKENDS.append("native")
 LIMITS = RankLimits(num_blocks=4, max_num_seqs=4, max_model_len=64, max_num_batched_tokens=64)

@@ -77,6 +77,12 @@ class ThroughputResult:
     def spread(self, name: str) -> Spread:
         return Spread.of([getattr(sample, name) for sample in self.samples])
 
+    @property
+    def joules_per_output_token(self) -> float | None:
+        """That the GPU took, prompts included; None where there is none, or it does not tell."""
+        joules = self.run["gpu_energy"]["joules"]
+        return None if joules is None else joules / (self.num_output_tokens * len(self.samples))
+
     def as_json(self) -> dict[str, Any]:
         names = ("elapsed_s", "requests_per_s", "output_tps", "total_tps", "mean_batch", "kv_use")
         spreads = {name: self.spread(name) for name in names}
@@ -85,6 +91,7 @@ class ThroughputResult:
             **{name: spread.median for name, spread in spreads.items()},
             "num_preemptions": sum(sample.num_preemptions for sample in self.samples),
             "peak_rss_bytes": self.peak_rss_bytes,
+            "joules_per_output_token": self.joules_per_output_token,
             "spread": {name: spread.as_json() for name, spread in spreads.items()},
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_output_tokens": self.num_output_tokens,

@@ -96,14 +96,18 @@ class Worker:
         self.about: dict[str, Any] = ready["about"]
         self._pause()
 
-    def measure(self, workload: Workload, seed: int) -> list[dict[str, float]]:
+    def measure(
+        self, workload: Workload, seed: int, timeout: float | None = None
+    ) -> list[dict[str, float]]:
+        """The figures of each repetition. ChildError if there is no answer within ``timeout``
+        seconds: by default, as many as the start may take."""
         self._resume()
         try:
             request = {"workload": workload.as_json(), "seed": seed}
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            return self._receive()["samples"]
+            return self._receive(timeout)["samples"]
         except BrokenPipeError:
             raise ChildError(f"the worker is gone; see {self._log}") from None
         finally:
@@ -137,8 +141,8 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self.group, number)
 
-    def _receive(self) -> dict[str, Any]:
-        line = self._read_line(time.monotonic() + self._timeout)
+    def _receive(self, timeout: float | None = None) -> dict[str, Any]:
+        line = self._read_line(self._timeout if timeout is None else timeout)
         try:
             answer = json.loads(line)
         except ValueError:
@@ -147,14 +151,15 @@ class Worker:
             raise ChildError(f"{answer['error']}; see {self._log}")
         return answer
 
-    def _read_line(self, deadline: float) -> bytes:
+    def _read_line(self, timeout: float) -> bytes:
         """A line, or what there is of one when the output ends."""
+        deadline = time.monotonic() + timeout
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise ChildError(f"no answer within {self._timeout:.0f} s; see {self._log}")
+                    raise ChildError(f"no answer within {timeout:.0f} s; see {self._log}")
                 data = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not data:
                     break

@@ -271,7 +271,7 @@ def make(name: str, settings: Settings) -> Contender:
         model,
         settings,
         python=Path(sys.executable),
-        env=_octavo_environment(),
+        env=octavo_environment(),
         engine_settings={"threads": settings.threads, **settings.octavo},
     )
 
@@ -299,10 +299,10 @@ def make_hf_folder(settings: Settings) -> None:
     """Make the bfloat16 folder of the model, unless it is there."""
     if not has_hf_folder(settings):
         command = [sys.executable, "-m", "octavo.bench.peers.hf_model"]
-        _run([*command, str(settings.gguf), str(hf_folder(settings))], _octavo_environment())
+        _run([*command, str(settings.gguf), str(hf_folder(settings))], octavo_environment())
 
 
-def _octavo_environment() -> dict[str, str]:
+def octavo_environment() -> dict[str, str]:
     """In which this octavo is found, wherever this process has it from."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return environment(PYTHONPATH=path)

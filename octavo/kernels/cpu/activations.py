@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.kernels.cpu.fusion import Head, Linear, Phase
+from octavo.kernels.fusion import Head, Linear, Phase
 
 
 class Above(NamedTuple):

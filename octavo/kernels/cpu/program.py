@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.cpu import abi, fusion
-from octavo.kernels.cpu.fusion import Matrix, Norm, Phase
+from octavo.kernels import fusion
+from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.fusion import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
 
 _EPILOGUES = {

@@ -20,51 +20,66 @@ def activation_mul(
     Args:
         gate_up: [T, 2 F] in any float type, the gates of a row before its ups.
         out: [T, F]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
-        activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/cpu/fusion.py`` calls them.
+        activation: "silu", "gelu_tanh" or "gelu_erf", as ``kernels/fusion.py`` calls them.
         scales: float32 [T]. ``out`` times these is the product, as of ``norms.rmsnorm``.
     """
     num_rows, width = out.shape
     assert gate_up.shape == (num_rows, 2 * width), (gate_up.shape, out.shape)
     assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
-    assert gate_up.stride(1) == out.stride(1) == 1
+    gate, up = gate_up.chunk(2, dim=1)
+    if scales is None:
+        activation_mul_apart(gate, up, out, activation)
+    elif num_rows:
+        assert gate_up.stride(1) == out.stride(1) == 1
+        _mul_to_codes[(num_rows,)](
+            gate, gate.stride(0), up, up.stride(0), out.view(torch.uint8), out.stride(0), scales,
+            width, activation, *CODE_TYPES[out.dtype], 4 * _BLOCK, num_warps=16,
+        )  # fmt: skip
+
+
+def activation_mul_apart(gate: Tensor, up: Tensor, out: Tensor, activation: str) -> None:
+    """The same of gates and ups [T, F] that are not in one tensor, as floats."""
+    num_rows, width = out.shape
+    assert gate.shape == up.shape == out.shape, (gate.shape, up.shape, out.shape)
+    assert gate.stride(1) == up.stride(1) == out.stride(1) == 1
     if num_rows == 0:
         return
-    strides = gate_up.stride(0), out.stride(0)
-    if scales is None:
-        grid = num_rows, triton.cdiv(width, _BLOCK)
-        _mul[grid](gate_up, out, width, *strides, activation, _BLOCK, num_warps=4)
-    else:
-        codes, code = out.view(torch.uint8), CODE_TYPES[out.dtype]
-        _mul_to_codes[(num_rows,)](
-            gate_up, codes, scales, width, *strides, activation, *code, 4 * _BLOCK, num_warps=16
-        )
+    _mul[(num_rows, triton.cdiv(width, _BLOCK))](
+        gate, gate.stride(0), up, up.stride(0), out, out.stride(0),
+        width, activation, _BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit
 def _mul(
-    gate_up,
+    gate,
+    gate_stride,
+    up,
+    up_stride,
     out,
-    width,
-    gate_up_stride,
     out_stride,
+    width,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    gate, up = gate + row * gate_stride, up + row * up_stride
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+    values = _product(gate, up, width, columns, ACTIVATION)
     place = out + row * out_stride + columns
     tl.store(place, values.to(out.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
 def _mul_to_codes(
-    gate_up,
+    gate,
+    gate_stride,
+    up,
+    up_stride,
     out,
+    out_stride,
     scales,
     width,
-    gate_up_stride,
-    out_stride,
     ACTIVATION: tl.constexpr,
     CODE: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -73,24 +88,25 @@ def _mul_to_codes(
     """One program has a row, and reads it twice: once for its greatest value. The second time it
     comes from the cache."""
     row = tl.program_id(0).to(tl.int64)
+    gate, up = gate + row * gate_stride, up + row * up_stride
     greatest = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+        values = _product(gate, up, width, columns, ACTIVATION)
         greatest = tl.maximum(greatest, tl.abs(values))
     scale = tl.div_rn(tl.max(greatest, 0), LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        values = _product(gate_up + row * gate_up_stride, width, columns, ACTIVATION)
+        values = _product(gate, up, width, columns, ACTIVATION)
         codes = to_codes(values, scale, CODE)
         tl.store(out + row * out_stride + columns, codes, mask=columns < width)
 
 
 @triton.jit
-def _product(row, width, columns, ACTIVATION: tl.constexpr):
+def _product(gate, up, width, columns, ACTIVATION: tl.constexpr):
     """activation(gate) * up of these columns of a row: float32, 0 beyond its end."""
     exists = columns < width
-    gate = tl.load(row + columns, mask=exists, other=0.0).to(tl.float32)
-    up = tl.load(row + width + columns, mask=exists, other=0.0).to(tl.float32)
-    return activate(gate, ACTIVATION) * up
+    gates = tl.load(gate + columns, mask=exists, other=0.0).to(tl.float32)
+    ups = tl.load(up + columns, mask=exists, other=0.0).to(tl.float32)
+    return activate(gates, ACTIVATION) * ups

@@ -33,14 +33,18 @@ def pointers(store: KVStore) -> tuple[Tensor, Tensor | None]:
 
 @triton.jit
 def code_values(codes, dtype: tl.constexpr, KIND: tl.constexpr):
-    """What codes stand for, but for their scales: exact in any float of 16 bits."""
+    """What codes stand for, but for their scales: exact in any float of 16 bits.
+
+    They are made floats by their bits: GPUs have few units that convert integers.
+    """
     if KIND == "int8":
-        return (codes.to(tl.int16) - 128).to(dtype)
+        # 2^23 + code has the code as its last bits.
+        bits = codes.to(tl.uint32) | 0x4B000000
+        return (bits.to(tl.float32, bitcast=True) - (8388608.0 + 128.0)).to(dtype)
     if KIND == "fp8":
-        # The bits of e4m3 are those of a float16 with another bias, 15 in place of 7.
-        wide = codes.to(tl.uint16)
-        bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-        return (bits.to(tl.float16, bitcast=True) * 256).to(dtype)
+        # The bits of e4m3 are those of a float32 with another bias, 127 in place of 7.
+        bits = (codes.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
+        return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
     return codes.to(dtype)
 
 

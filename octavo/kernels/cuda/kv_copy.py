@@ -1,36 +1,85 @@
-"""Blocks of the KV cache copied within it, in Triton: many in one launch, for all layers."""
+"""Parts of the KV cache copied within it, in Triton: many in one launch, of all layers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 2048  # of 4 bytes, that a program copies
+_WORDS = 2048  # of 4 bytes, that a program copies of each unit
+_MOST = 4  # memories of a launch: keys, values and the scales of both
 
 
-def copy_blocks(memory: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy blocks of ``memory`` [layers, num_blocks, ...], of any type.
+def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """As :func:`octavo.runtime.kv_cache.copy_units`, on a GPU."""
+    if pairs:
+        on_device = torch.tensor(pairs, dtype=torch.int32).to(memories[0].device, non_blocking=True)
+        launch_copies(memories, on_device)
 
-    ``sources`` and ``targets`` are integers [N], block ids; a target of -1 is none. No block may be
-    a target and also in another pair: pairs are copied in no order.
+
+def launch_copies(memories: Sequence[Tensor], pairs: Tensor) -> None:
+    """Copy units of ``memories``, [layers, units, ...] each and contiguous, of any type.
+
+    ``pairs`` are int32 [N, 2], a source and a target, taken one after the other: what was a target
+    can be a source then. A target of -1 is none.
     """
-    words = memory.flatten(2).view(torch.int32)
-    num_layers, num_blocks, size = words.shape
-    _copy[(len(sources), triton.cdiv(size, _WORDS), num_layers)](
-        words, sources, targets, num_blocks, size, WORDS=_WORDS, num_warps=4
+    assert len(memories) <= _MOST
+    words = [memory.flatten(2).view(torch.int32) for memory in memories]
+    num_layers, num_units, _ = words[0].shape
+    sizes = [memory.shape[2] for memory in words]
+    missing = _MOST - len(words)
+    grid = (triton.cdiv(max(sizes), _WORDS), num_layers, len(words))
+    _copy[grid](
+        *words,
+        *[None] * missing,
+        *sizes,
+        *[0] * missing,
+        pairs,
+        len(pairs),
+        num_units,
+        WORDS=_WORDS,
+        num_warps=4,
     )
 
 
+@triton.jit(do_not_specialize=["num_pairs", "num_units"])
+def _copy(
+    first,
+    second,
+    third,
+    fourth,
+    first_size,
+    second_size,
+    third_size,
+    fourth_size,
+    pairs,
+    num_pairs,
+    num_units,
+    WORDS: tl.constexpr,
+):
+    """A program for each piece of a unit, layer and memory: it alone touches this piece of any."""
+    which = tl.program_id(2)
+    if which == 0:
+        _copy_piece(first, first_size, pairs, num_pairs, num_units, WORDS)
+    if second is not None and which == 1:
+        _copy_piece(second, second_size, pairs, num_pairs, num_units, WORDS)
+    if third is not None and which == 2:
+        _copy_piece(third, third_size, pairs, num_pairs, num_units, WORDS)
+    if fourth is not None and which == 3:
+        _copy_piece(fourth, fourth_size, pairs, num_pairs, num_units, WORDS)
+
+
 @triton.jit
-def _copy(words, sources, targets, num_blocks, size, WORDS: tl.constexpr):
-    """A program for each pair, piece of a block, and layer."""
-    pair, piece, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    source, target = tl.load(sources + pair), tl.load(targets + pair)
-    if target < 0:
-        return
-    place = piece * WORDS + tl.arange(0, WORDS)
-    first = layer.to(tl.int64) * num_blocks
-    moved = tl.load(words + (first + source) * size + place, mask=place < size)
-    tl.store(words + (first + target) * size + place, moved, mask=place < size)
+def _copy_piece(words, size, pairs, num_pairs, num_units, WORDS: tl.constexpr):
+    place = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    first = tl.program_id(1).to(tl.int64) * num_units
+    # No load is moved before a store of the turn before.
+    for pair in tl.range(0, num_pairs, num_stages=1):
+        source, target = tl.load(pairs + 2 * pair), tl.load(pairs + 2 * pair + 1)
+        if target >= 0:
+            moved = tl.load(words + (first + source) * size + place, mask=place < size)
+            tl.store(words + (first + target) * size + place, moved, mask=place < size)
+        tl.debug_barrier()

@@ -9,31 +9,13 @@ codes, so are queries; as that only turns them, their products stay what they we
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.kv_codes import encoded, kind_of, pointers, rotated
+from octavo.kernels.cuda.ops import HeadNorms, Rope
 from octavo.kernels.kv_stores import KVStore, Rotated
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Of query and of key heads: weights [D]."""
-
-    q: Tensor
-    k: Tensor
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """As :func:`octavo.kernels.reference.rope` takes it."""
-
-    cos_sin: Tensor  # float32 [P, rotary]
-    interleaved: bool = False
 
 
 def write_kv(

@@ -3,12 +3,10 @@
 One program has a row, all of it in registers::
 
     x [T, K] --(its own norm)--> + residual [T, K] --> norm --> out [T, K], or codes and scales [T]
-                                        `--> residual, in place
+                                        `--> total [T, K], where the residual is or elsewhere
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -16,15 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
+from octavo.kernels.cuda.products import Norm
 
 MAX_WIDTH = 16384  # what the registers of a program hold
-
-
-class Norm(NamedTuple):
-    """An rmsnorm: its weight [K], to which Gemma's 1 has been added, and the epsilon."""
-
-    weight: Tensor
-    eps: float
 
 
 def rmsnorm(
@@ -33,7 +25,9 @@ def rmsnorm(
     out: Tensor,
     *,
     residual: Tensor | None = None,
+    total: Tensor | None = None,
     norm_before_add: Norm | None = None,
+    rows: Tensor | None = None,
     scales: Tensor | None = None,
 ) -> None:
     """out = x / sqrt(mean(x^2) + eps) * weight over rows, in float32, rounded once at the end.
@@ -42,23 +36,31 @@ def rmsnorm(
         x: [T, K], in any float type; rows may be farther apart than K.
         out: [T, K]; of int8 or float8_e4m3fn if there are ``scales``, else of any float type.
         residual: [T, K]. It becomes residual + x, rounded to its own type, and that is normed.
+        total: [T, K], of the type of the residual: what takes the sum in its place.
         norm_before_add: x is normed by it, and rounded to its own type, before it is added.
+        rows: integers [T]: of x [any number, K], these are meant. There is no residual then.
         scales: float32 [T]. ``out`` times these is the norm: the greatest of a row has the
             largest code. A row of zeros has scale 0.
     """
-    num_rows, width = x.shape
-    assert width <= MAX_WIDTH and out.shape == x.shape, (x.shape, out.shape)
+    num_rows, width = out.shape
+    assert width <= MAX_WIDTH and x.shape[1] == width, (x.shape, out.shape)
+    assert len(x if rows is None else rows) == num_rows, (x.shape, out.shape)
     assert (scales is not None) == (out.dtype in CODE_TYPES), out.dtype
-    assert norm_before_add is None or residual is not None
-    assert all(t is None or t.stride(1) == 1 for t in (x, out, residual))
+    assert residual is not None or (norm_before_add is None and total is None)
+    assert residual is None or rows is None
+    total = residual if total is None else total
+    assert all(t is None or t.stride(1) == 1 for t in (x, out, residual, total))
     if num_rows == 0:
         return
     before, code = norm_before_add or norm, CODE_TYPES.get(out.dtype)
     _rmsnorm[(num_rows,)](
         x,
         x.stride(0),
+        rows,
         residual,
         0 if residual is None else residual.stride(0),
+        total,
+        0 if total is None else total.stride(0),
         before.weight,
         before.eps,
         norm.weight,
@@ -84,8 +86,11 @@ def _block_of(width: int) -> dict[str, int]:
 def _rmsnorm(
     x,
     x_stride,
+    rows,
     residual,
     residual_stride,
+    total,
+    total_stride,
     weight_before,
     eps_before,
     weight,
@@ -102,7 +107,8 @@ def _rmsnorm(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     exists = columns < width
-    values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    source = row if rows is None else tl.load(rows + row).to(tl.int64)
+    values = tl.load(x + source * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
     if residual is not None:
         if NORM_BEFORE_ADD:
             values = _normed(values, weight_before, eps_before, width, columns, exists)
@@ -110,7 +116,7 @@ def _rmsnorm(
         place = residual + row * residual_stride + columns
         values += tl.load(place, mask=exists, other=0.0).to(tl.float32)
         rounded = values.to(residual.dtype.element_ty)
-        tl.store(place, rounded, mask=exists)
+        tl.store(total + row * total_stride + columns, rounded, mask=exists)
         values = rounded.to(tl.float32)
     values = _normed(values, weight, eps, width, columns, exists)
     place = out + row * out_stride + columns

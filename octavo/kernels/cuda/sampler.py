@@ -1,11 +1,15 @@
 """From logits to tokens on the GPU: the same tokens as ``runtime/sampler.py`` gives.
 
-A row is cut into chunks, which programs of their own look at, three times::
+A row is cut into chunks, which programs of their own look at::
 
     peaks     [R, chunks]   the greatest logit of a chunk, and the lowest id that has it
     weights   [R, chunks]   int64: sums of 2^44 exp((logit - peak of the row) / temperature)
     tokens    [R]           greedy: the id of the first greatest peak; else the chunk, and in it
                             the token, at which the running sum exceeds uniform * total
+
+Where a step asks for more, more is launched: biases and penalties are put into the logits first and
+taken out again in the end, masks are read with the logits; rows with top_k, top_p or typical_p have
+their token found in ``sampler_cuts.py``, and log-probabilities in ``sampler_logprobs.py``.
 
 Weights are integers, whose sums are the same in any order (``runtime/logits.py``), and the uniform
 number is a function of the row's seed, sample and position (``runtime/random.py``). So the token of
@@ -17,72 +21,122 @@ then, which moves the bounds between tokens by some 10^-7 of the mass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_CHUNK = 2048  # tokens, of which a thread has sixteen
+from octavo.kernels.cuda import sampling
+from octavo.kernels.cuda.sampler_cuts import CutScratch, pick_cut
+from octavo.kernels.cuda.sampler_logprobs import JudgeScratch, judge
+from octavo.kernels.cuda.sampler_parts import (
+    CHUNK,
+    LogitsOf,
+    block_sizes,
+    exceeds,
+    first_greatest,
+    float_of,
+    is_finite,
+    load_chunk,
+    remember,
+    row_peak,
+    shape,
+    target_of,
+    total_of,
+    weights_of,
+)
+from octavo.kernels.cuda.sampling import Asked, Chains, SampledTokens, SamplingTensors
+from octavo.kernels.cuda.token_feed import accept_chains, resolve_placeholders
+
 _MAX_VOCAB_SIZE = 2**19 - 1  # the sum of so many weights is less than 2^63
+_EDITS = 512  # that a program makes at a time
+
+_TEMPERATURE = tl.constexpr(sampling.TEMPERATURE)
+_LOG_MIN_P = tl.constexpr(sampling.LOG_MIN_P)
+_REPETITION = tl.constexpr(sampling.REPETITION)
+_FREQUENCY = tl.constexpr(sampling.FREQUENCY)
+_PRESENCE = tl.constexpr(sampling.PRESENCE)
+_HAS_TOKEN = tl.constexpr(sampling.HAS_TOKEN)
+_BAD_LOGITS = tl.constexpr(sampling.BAD_LOGITS)
+_OVERFLOW = tl.constexpr(sampling.OVERFLOW)
+_NO_TOKEN_LEFT = tl.constexpr(sampling.NO_TOKEN_LEFT)
 
 
 @dataclass(frozen=True, slots=True)
-class RowParams:
-    """How each of R rows is sampled."""
-
-    temperature: Tensor  # float32 [R]; 0: the likeliest token
-    log_min_p: Tensor  # float32 [R]; -inf: nothing is cut
-    seed: Tensor  # int64 [R], the bits of what is unsigned elsewhere
-    sample_index: Tensor  # int32 [R], likewise
-    position: Tensor  # int64 [R], of the token among the generated ones
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
+class _Scratch:
     """What the kernels tell each other of each chunk of each row: [rows, chunks]."""
 
-    peaks: Tensor  # float32; NaN if there is one among the logits
-    ids: Tensor  # int32
+    raw_peaks: Tensor  # float32, of logits as they come; NaN if there is one
+    raw_ids: Tensor  # int32, the lowest that have them
+    peaks: Tensor  # the same of logits that were changed
+    ids: Tensor
     weights: Tensor  # int64
 
     @classmethod
-    def allocate(cls, num_rows: int, vocab_size: int, device: torch.device | str) -> Chunks:
-        shape = num_rows, triton.cdiv(vocab_size, _CHUNK)
-        types = torch.float32, torch.int32, torch.int64
+    def allocate(cls, num_rows: int, num_chunks: int, device: torch.device | str) -> Self:
+        shape = num_rows, num_chunks
+        types = torch.float32, torch.int32, torch.float32, torch.int32, torch.int64
         return cls(*(torch.empty(shape, dtype=dtype, device=device) for dtype in types))
 
 
-def sample(
-    logits: Tensor, params: RowParams, chunks: Chunks, token_ids: Tensor, peaks: Tensor
-) -> None:
-    """The next token of each row, without a word from the host.
+class TritonSampler:
+    """A ``DeviceSampler`` of kernels, with the memory that they need for ``max_rows`` rows."""
 
-    Args:
-        logits: float32 [R, V]; -inf for what may not come.
-        params: of R rows or more.
-        chunks: of R rows or more, for V; overwritten.
-        token_ids: int32 [R], written.
-        peaks: float32 [R], written: the greatest logit, NaN if one is. Where it is not finite,
-            the row has no token, and id 0.
-    """
-    num_rows, vocab_size = logits.shape
-    num_chunks = triton.cdiv(vocab_size, _CHUNK)
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1
-    assert vocab_size <= _MAX_VOCAB_SIZE
-    assert chunks.peaks.shape[1] == num_chunks, (chunks.peaks.shape, logits.shape)
-    assert min(map(len, (chunks.peaks, params.seed, token_ids, peaks))) >= num_rows
-    if num_rows == 0:
-        return
-    of_chunks = chunks.peaks, chunks.ids, chunks.weights
-    row = logits, logits.stride(0), vocab_size, num_chunks, *of_chunks
-    shape = params.temperature, params.log_min_p
-    random = params.seed, params.sample_index, params.position
-    blocks = {"CHUNK": _CHUNK, "CHUNKS": triton.next_power_of_2(num_chunks), "num_warps": 4}
-    _find_peaks[(num_rows, num_chunks)](*row, **blocks)
-    _sum_weights[(num_rows, num_chunks)](*row, *shape, **blocks)
-    _pick[(num_rows,)](*row, *shape, *random, token_ids, peaks, **blocks)
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str):
+        assert vocab_size <= _MAX_VOCAB_SIZE
+        num_chunks = triton.cdiv(vocab_size, CHUNK)
+        self._scratch = _Scratch.allocate(max_rows, num_chunks, device)
+        self._cuts = CutScratch.allocate(max_rows, vocab_size, num_chunks, device)
+        self._judging = JudgeScratch.allocate(max_rows, num_chunks, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory that it keeps."""
+        parts = self._scratch, self._cuts, self._judging
+        return sum(getattr(part, f.name).nbytes for part in parts for f in fields(part))
+
+    def sample(
+        self, logits: Tensor, rows: SamplingTensors, asked: Asked, out: SampledTokens
+    ) -> None:
+        """As ``DeviceSampler.sample``."""
+        num_rows, vocab_size = logits.shape
+        scratch = self._scratch
+        assert logits.dtype == torch.float32 and logits.stride(1) == 1
+        assert triton.cdiv(vocab_size, CHUNK) == scratch.weights.shape[1]
+        assert num_rows <= min(len(scratch.weights), len(rows.records), len(out.judged))
+        if num_rows == 0:
+            return
+        logits_of, blocks = LogitsOf.rows(logits, rows, asked), block_sizes(vocab_size)
+        grid = num_rows, scratch.weights.shape[1]
+        raw = peaks = scratch.raw_peaks, scratch.raw_ids
+        _find_peaks[grid](*logits_of.unmasked(), *raw, **blocks)
+        originals = _edit(logits, rows) if asked.edits else None
+        if asked.edits or asked.masks:
+            peaks = scratch.peaks, scratch.ids
+            _find_peaks[grid](*logits_of, *peaks, **blocks)
+        _sum_weights[grid](*logits_of, peaks[0], scratch.weights, **blocks)
+        chunks = raw[0], *peaks, scratch.weights
+        given = out.status, out.token_ids, rows.seats, rows.last_tokens
+        _pick[(num_rows,)](*logits_of, *chunks, *given, **blocks)
+        if asked.cuts:
+            pick_cut(logits_of, peaks[0], *given, self._cuts, has_typical=asked.typical)
+        if originals is not None:
+            _undo(logits, rows, originals)
+        if asked.num_top is not None:
+            judge(logits_of, raw[0], out, asked.num_top, self._judging)
+
+    def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
+        """As ``DeviceSampler.resolve``."""
+        resolve_placeholders(token_ids, last_tokens)
+
+    def accept(
+        self, out: SampledTokens, unsound: Tensor, chains: Chains, last_tokens: Tensor
+    ) -> None:
+        """As ``DeviceSampler.accept``."""
+        accept_chains(out.token_ids, unsound, chains, last_tokens)
 
 
 @triton.jit
@@ -91,15 +145,18 @@ def _find_peaks(
     stride,
     vocab_size,
     num_chunks,
+    records,
+    masks,
+    mask_stride,
     peaks,
     ids,
-    weights,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    values = _load_chunk(logits + row * stride, chunk, vocab_size, CHUNK)
-    peak, first = _first_greatest(values, chunk * CHUNK + tl.arange(0, CHUNK))
+    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+    values = load_chunk(logits, stride, vocab_size, records, masks, mask_stride, row, tokens)
+    peak, first = first_greatest(values, tokens)
     tl.store(peaks + row * num_chunks + chunk, peak)
     tl.store(ids + row * num_chunks + chunk, first)
 
@@ -110,20 +167,21 @@ def _sum_weights(
     stride,
     vocab_size,
     num_chunks,
+    records,
+    masks,
+    mask_stride,
     peaks,
-    ids,
     weights,
-    temperature,
-    log_min_p,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    heat = tl.load(temperature + row)
-    peak, _ = _row_peak(peaks + row * num_chunks, num_chunks, CHUNKS)
-    if (heat > 0.0) & (tl.abs(peak) < float("inf")):
-        values = _load_chunk(logits + row * stride, chunk, vocab_size, CHUNK)
-        own = _token_weights(values, peak, heat, tl.load(log_min_p + row))
+    heat = float_of(records, row, _TEMPERATURE)
+    peak, _ = row_peak(peaks, row, num_chunks, CHUNKS)
+    if (heat > 0.0) & is_finite(peak):
+        tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+        values = load_chunk(logits, stride, vocab_size, records, masks, mask_stride, row, tokens)
+        own = weights_of(shape(values, peak, heat, float_of(records, row, _LOG_MIN_P)))
         tl.store(weights + row * num_chunks + chunk, tl.sum(own, 0))
 
 
@@ -133,104 +191,117 @@ def _pick(
     stride,
     vocab_size,
     num_chunks,
+    records,
+    masks,
+    mask_stride,
+    raw_peaks,
     peaks,
     ids,
     weights,
-    temperature,
-    log_min_p,
-    seed,
-    sample_index,
-    position,
+    status,
     token_ids,
-    row_peaks,
+    seats,
+    last_tokens,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    heat = tl.load(temperature + row)
-    peak, likeliest = _row_peak(peaks + row * num_chunks, num_chunks, CHUNKS)
+    peak, likeliest = row_peak(peaks, row, num_chunks, CHUNKS)
+    raw_peak, _ = row_peak(raw_peaks, row, num_chunks, CHUNKS)
+    state = _status(raw_peak, peak)
     token = 0
-    if tl.abs(peak) < float("inf"):
+    if state == _HAS_TOKEN:
+        heat = float_of(records, row, _TEMPERATURE)
         if heat > 0.0:
-            number = _uniform(
-                tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
+            total, of_chunks = total_of(weights, row, num_chunks, CHUNKS)
+            target = target_of(records, row, total)
+            chunk, mass = exceeds(of_chunks, target)
+            tokens = chunk * CHUNK + tl.arange(0, CHUNK)
+            values = load_chunk(
+                logits, stride, vocab_size, records, masks, mask_stride, row, tokens
             )
-            place = tl.arange(0, CHUNKS)
-            exists = place < num_chunks
-            of_chunks = tl.load(weights + row * num_chunks + place, mask=exists, other=0)
-            target = (number * tl.sum(of_chunks, 0).to(tl.float64)).to(tl.int64)
-            chunk, before = _exceeds(of_chunks, target)
-            values = _load_chunk(logits + row * stride, chunk, vocab_size, CHUNK)
-            own = _token_weights(values, peak, heat, tl.load(log_min_p + row))
-            column, _ = _exceeds(own, target - before)
+            own = weights_of(shape(values, peak, heat, float_of(records, row, _LOG_MIN_P)))
+            column, _mass = exceeds(own, target - mass)
             token = chunk * CHUNK + column
         else:
             token = tl.load(ids + row * num_chunks + likeliest)
+    tl.store(status + row, state)
     tl.store(token_ids + row, token)
-    tl.store(row_peaks + row, peak)
+    remember(last_tokens, seats, row, token)
 
 
 @triton.jit
-def _load_chunk(row, chunk, vocab_size, CHUNK: tl.constexpr):
-    """Logits of a chunk, -inf beyond the vocabulary."""
-    tokens = chunk * CHUNK + tl.arange(0, CHUNK)
-    return tl.load(row + tokens, mask=tokens < vocab_size, other=float("-inf"))
+def _status(raw_peak, peak):
+    """What becomes of a row, by its greatest logits before and after all that changed them."""
+    state = tl.where(peak == float("-inf"), _NO_TOKEN_LEFT, _OVERFLOW)
+    state = tl.where(is_finite(peak), _HAS_TOKEN, state)
+    return tl.where(is_finite(raw_peak), state, _BAD_LOGITS)
+
+
+def _edit(logits: Tensor, rows: SamplingTensors) -> Tensor:
+    """Put biases and penalties into logits. Returns what was there before, float32 [E]."""
+    assert rows.edits is not None and rows.edit_starts is not None
+    originals = torch.empty_like(rows.edits[0], dtype=torch.float32)
+    _change[(len(logits),)](
+        *_edit_arguments(logits, rows, originals),
+        rows.records,
+        BLOCK=_EDITS,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return originals
+
+
+def _undo(logits: Tensor, rows: SamplingTensors, originals: Tensor) -> None:
+    _put_back[(len(logits),)](*_edit_arguments(logits, rows, originals), BLOCK=_EDITS, num_warps=4)
+
+
+def _edit_arguments(logits: Tensor, rows: SamplingTensors, originals: Tensor) -> tuple[Any, ...]:
+    assert rows.edits is not None
+    token_ids, biases, counts = rows.edits
+    edits = token_ids, biases.view(torch.float32), counts
+    return logits, logits.stride(0), originals, rows.edit_starts, *edits
 
 
 @triton.jit
-def _row_peak(peaks, num_chunks, CHUNKS: tl.constexpr):
-    """The greatest logit of a row, NaN if it has one, and the first chunk with it."""
-    place = tl.arange(0, CHUNKS)
-    values = tl.load(peaks + place, mask=place < num_chunks, other=float("-inf"))
-    return _first_greatest(values, place)
+def _change(
+    logits,
+    stride,
+    originals,
+    starts,
+    token_ids,
+    biases,
+    counts,
+    records,
+    BLOCK: tl.constexpr,
+):
+    """``apply_logit_bias`` and ``apply_penalties`` of ``runtime/logits.py``, of a row's tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    end = tl.load(starts + row + 1)
+    repetition = float_of(records, row, _REPETITION)
+    frequency = float_of(records, row, _FREQUENCY)
+    presence = float_of(records, row, _PRESENCE)
+    for begin in range(tl.load(starts + row), end, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        exists = place < end
+        own = logits + row * stride + tl.load(token_ids + place, mask=exists, other=0)
+        original = tl.load(own, mask=exists, other=0.0)
+        count = tl.load(counts + place, mask=exists, other=-1)
+        value = original + tl.load(biases + place, mask=exists, other=0.0)
+        factor = tl.zeros_like(value) + repetition
+        seen = tl.where(value > 0.0, tl.div_rn(value, factor), value * factor)
+        seen = seen - frequency * count.to(tl.float32)
+        seen = seen - presence * (count > 0).to(tl.float32)
+        tl.store(originals + place, original, mask=exists)
+        tl.store(own, tl.where(count < 0, value, seen), mask=exists)
 
 
 @triton.jit
-def _first_greatest(values, ids):
-    """The greatest value, NaN if one is, and the lowest of the ids that have it, or some id."""
-    greatest = tl.max(values, 0)
-    first = tl.min(tl.where(values == greatest, ids, 0x7FFFFFFF), 0)
-    has_nan = tl.max((values != values).to(tl.int32), 0) > 0
-    return tl.where(has_nan, float("nan"), greatest), first
-
-
-@triton.jit
-def _token_weights(logits, peak, temperature, log_min_p):
-    """Unnormalized probabilities as integers: int64, 2^44 for the greatest logit of the row."""
-    shaped = tl.div_rn(logits - peak, temperature)
-    weights = (_exp(shaped) * 17592186044416.0).to(tl.int64)
-    return tl.where(shaped < log_min_p, 0, weights)
-
-
-@triton.jit
-def _exp(x):
-    """e^x for x <= 0, by the polynomial of csrc/simd.h: the GPU's own instruction is not as exact.
-    What is below -31 gets no more than e^-31, which is no weight."""
-    x = tl.maximum(x, -31.0)
-    magic = 12582912.0  # 1.5 * 2^23: adding it rounds to an integer
-    n = (x * 1.44269504 + magic) - magic
-    r = n * 2.12194440e-4 + (n * -0.693359375 + x)
-    p = r * 1.3981999e-3 + 8.3334519e-3
-    p = p * r + 4.1665796e-2
-    p = p * r + 1.6666665e-1
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    return p * ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _uniform(seed, sample_index, position):
-    """``runtime/random.py``'s number for a token: float64, in [0, 1)."""
-    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    stream = tl.zeros_like(low)
-    first, second, _, _ = tl.philox(seed, low, high, sample_index.to(tl.uint32), stream)
-    bits = (first.to(tl.uint64) << 32 | second.to(tl.uint64)) >> 11
-    return bits.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
-
-
-@triton.jit
-def _exceeds(weights, target):
-    """Where the running sum exceeds ``target``, which is less than the sum, and the sum before."""
-    is_before = tl.cumsum(weights, 0) <= target
-    return tl.sum(is_before.to(tl.int32), 0), tl.sum(tl.where(is_before, weights, 0), 0)
+def _put_back(logits, stride, originals, starts, token_ids, biases, counts, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    end = tl.load(starts + row + 1)
+    for begin in range(tl.load(starts + row), end, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        exists = place < end
+        own = logits + row * stride + tl.load(token_ids + place, mask=exists, other=0)
+        tl.store(own, tl.load(originals + place, mask=exists, other=0.0), mask=exists)

@@ -26,8 +26,9 @@ _PROGRAMS_PER_PROCESSOR = 4
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut into programs: ``block_n`` outputs each, and ``splits`` runs of
-    ``split_k`` inputs, the last one perhaps shorter, which are worked on ``block_k`` at a time."""
+    """How a product is cut into programs: ``rows`` rows and ``block_n`` outputs each, and
+    ``splits`` runs of ``split_k`` inputs, the last one perhaps shorter, which are worked on
+    ``block_k`` at a time."""
 
     num_tiles: int
     block_n: int
@@ -35,22 +36,47 @@ class Tiling:
     splits: int
     split_k: int
     part_size: int  # numbers that a program leaves to the last one
+    rows: int = 16
+    row_tiles: int = 1  # the most that one launch has
     num_warps: int = 4
     num_stages: int = 4
 
     @property
-    def grid(self) -> tuple[int, int]:
-        return self.num_tiles, self.splits
+    def max_rows(self) -> int:
+        return self.rows * self.row_tiles
+
+    @property
+    def num_counters(self) -> int:
+        return self.num_tiles * self.row_tiles if self.splits > 1 else 0
+
+    @property
+    def parts_size(self) -> int:
+        return self.num_counters * self.splits * self.part_size
+
+    def grid(self, num_rows: int) -> tuple[int, int, int]:
+        """Programs of the same outputs follow each other: the weight of all but the first of them
+        is in the cache."""
+        return triton.cdiv(num_rows, self.rows), self.num_tiles, self.splits
 
 
-def cut(n: int, k: int, num_processors: int, *, block_n: int, part_size: int) -> Tiling:
+def cut(
+    n: int,
+    k: int,
+    num_processors: int,
+    *,
+    block_n: int,
+    part_size: int,
+    rows: int = 16,
+    row_tiles: int = 1,
+) -> Tiling:
     """The tiling for a weight of n outputs and k inputs: four programs for each multiprocessor,
     as far as splits stay long enough to be worth it."""
     num_tiles, steps = triton.cdiv(n, block_n), triton.cdiv(k, BLOCK_K)
     wanted = _PROGRAMS_PER_PROCESSOR * num_processors // num_tiles
     steps_each = triton.cdiv(steps, max(1, min(wanted, steps // _MIN_STEPS)))
     splits = triton.cdiv(steps, steps_each)
-    return Tiling(num_tiles, block_n, BLOCK_K, splits, steps_each * BLOCK_K, part_size)
+    split_k = steps_each * BLOCK_K
+    return Tiling(num_tiles, block_n, BLOCK_K, splits, split_k, part_size, rows, row_tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +92,17 @@ class Workspace:
     @classmethod
     def for_all(cls, tilings: Iterable[Tiling], device: torch.device | str) -> Workspace:
         """What is enough for any of these."""
-        split = [tiling for tiling in tilings if tiling.splits > 1]
-        num_parts = max((t.num_tiles * t.splits * t.part_size for t in split), default=0)
-        num_tiles = max((t.num_tiles for t in split), default=0)
+        made = list(tilings)
+        num_parts = max((tiling.parts_size for tiling in made), default=0)
+        num_counters = max((tiling.num_counters for tiling in made), default=0)
         return cls(
             torch.empty(num_parts, dtype=torch.float32, device=device),
-            torch.zeros(num_tiles, dtype=torch.int32, device=device),
+            torch.zeros(num_counters, dtype=torch.int32, device=device),
         )
 
     def check(self, tiling: Tiling) -> None:
-        if tiling.splits > 1:
-            assert self.parts.numel() >= tiling.num_tiles * tiling.splits * tiling.part_size
-            assert self.counters.numel() >= tiling.num_tiles
+        assert self.parts.numel() >= tiling.parts_size
+        assert self.counters.numel() >= tiling.num_counters
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config import EngineArgs
 from octavo.kernels.cpu.activations import ACTIVATIONS, DEFAULT, round_activations
-from octavo.kernels.cpu.fusion import Check, Head, Linear, Norm, Phase, Segment
+from octavo.kernels.fusion import Check, Head, Linear, Norm, Phase, Segment
 from octavo.kernels.recorder import Tape, Value
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType

@@ -12,40 +12,52 @@ import torch
 from paged_steps import PagedStep, Shape, paged_step
 
 from octavo.kernels.cuda.attention import (
+    GpuAttention,
+    SplitScratch,
+    attend_by_rows,
+    attend_by_splits,
+)
+from octavo.kernels.cuda.attention_plan import (
+    AttentionLimits,
+    Cut,
+    Gpu,
+    HeadShape,
     Scoring,
     StepTables,
     Tiles,
-    decode_attention,
-    paged_attention,
-    split_scratch,
+    scratch_size,
 )
+from octavo.kernels.kv_stores import KVStore
 
 TILES = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)
+ROWS = Cut(TILES)
 
 
 def tables_of(step: PagedStep) -> StepTables:
     return StepTables(step.block_tables, step.query_start, step.seq_lens)
 
 
-def by_rows(step: PagedStep, scoring: Scoring, tiles=TILES, split_keys=0):
+def by_rows(step: PagedStep, scoring: Scoring, cut=ROWS):
     out = torch.full_like(step.q, torch.nan)
-    paged_attention(step.turned_q, *step.caches, tables_of(step), scoring, out, tiles, split_keys)
+    attend_by_rows(step.turned_q, *step.caches, tables_of(step), scoring, out, cut)
     return out
 
 
-def scratch_of(step: PagedStep, tiles=TILES, num_processors=8, split_keys=0):
-    keys = step.caches[0].parts[0]
-    longest = step.block_tables.shape[1] * keys.shape[1]
-    num_seqs, (*_, num_heads, head_dim) = len(step.seq_lens), keys.shape
-    return split_scratch(
-        num_seqs, num_heads, head_dim, longest, tiles, keys.device, num_processors, split_keys
-    )
+def split(step: PagedStep, num_splits=5, split_keys=0) -> Cut:
+    heads, longest_query = HeadShape.of(step.q, *step.caches), int(step.query_start.diff().max())
+    return Cut(TILES, num_splits, split_keys, heads.group * longest_query)
 
 
-def by_splits(step: PagedStep, scoring: Scoring, tiles=TILES, scratch=None):
+def scratch_of(step: PagedStep, cut: Cut) -> SplitScratch:
+    heads = HeadShape.of(step.q, *step.caches)
+    return SplitScratch.of(scratch_size(cut, heads, len(step.seq_lens)), step.q.device)
+
+
+def by_splits(step: PagedStep, scoring: Scoring, cut=None, scratch=None):
     out = torch.full_like(step.q, torch.nan)
-    scratch = scratch or scratch_of(step, tiles)
-    decode_attention(step.turned_q, *step.caches, tables_of(step), scoring, out, tiles, scratch)
+    cut = cut or split(step)
+    scratch = scratch or scratch_of(step, cut)
+    attend_by_splits(step.turned_q, *step.caches, tables_of(step), scoring, out, cut, scratch)
     assert not scratch.counters.any()  # ready for the next layer
     return out
 
@@ -61,7 +73,9 @@ def check(step: PagedStep, scoring: Scoring, got, tolerance=2e-5):
 
 RAGGED = [(1, 1), (40, 40), (30, 3), (70, 1), (33, 7)]
 DECODES = [(1, 1), (70, 1), (130, 1)]
-HEADS = [(1, 64), (2, 80), (3, 96), (4, 128), (5, 64), (6, 80), (7, 128), (8, 256), (9, 96)]
+HEADS = [
+    (1, 64), (2, 80), (3, 96), (4, 128), (5, 64), (6, 80), (7, 128), (8, 256), (9, 96), (16, 64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("group", "head_dim"), HEADS)
@@ -73,7 +87,6 @@ def test_rows_of_ragged_batches(device, group, head_dim):
 @pytest.mark.parametrize(("group", "head_dim"), HEADS)
 def test_splits_of_ragged_batches(device, group, head_dim):
     step = paged_step(DECODES, Shape(group, 1, head_dim), device, table_width=20)
-    assert scratch_of(step).num_splits > 1
     check(step, Scoring(0.1), by_splits(step, Scoring(0.1)))
 
 
@@ -96,10 +109,12 @@ def test_windows_softcaps_and_sinks(device, run, scoring):
     check(step, scoring, run(step, scoring))
 
 
-@pytest.mark.parametrize("block_size", [1, 8, 64])
+@pytest.mark.parametrize("block_size", [1, 8, 32, 64])
 def test_blocks_of_other_sizes(device, block_size):
     step = paged_step(RAGGED, Shape(block_size=block_size), device)
     check(step, Scoring(0.1), by_rows(step, Scoring(0.1)))
+    step = paged_step(DECODES, Shape(block_size=block_size), device)
+    check(step, Scoring(0.1), by_splits(step, Scoring(0.1)))
 
 
 @pytest.mark.parametrize("run", [by_rows, by_splits])
@@ -118,19 +133,46 @@ def test_codes_with_scales(device, run, kv, head_dim):
     check(step, Scoring(0.1), run(step, Scoring(0.1)), 5e-5)
 
 
-def test_drafts_of_a_decode(device):
-    step = paged_step([(70, 4), (40, 1), (130, 3)], Shape(), device, table_width=20)
+@pytest.mark.parametrize("tokens", [2, 4, 5, 8])
+def test_drafts_of_a_decode(device, tokens):
+    """Chains of one length or another: a tile has rows for the longest."""
+    shape = Shape(group=2, kv_heads=1)
+    step = paged_step([(70, tokens), (40, 1), (130, tokens - 1)], shape, device)
     check(step, Scoring(0.1), by_splits(step, Scoring(0.1)))
+
+
+def test_many_rows_of_a_decode(device):
+    step = paged_step([(70, 16), (40, 1)], Shape(group=3, kv_heads=1), device)
+    tiles = replace(TILES, rows=64)
+    check(step, Scoring(0.1), by_splits(step, Scoring(0.1), Cut(tiles, 4, 0, saved_rows=48)))
 
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_a_long_context_over_many_splits(device, window):
     step = paged_step([(1000, 1), (17, 1), (513, 1)], Shape(kv_heads=1), device)
-    scratch = scratch_of(step, num_processors=16)
-    assert scratch.num_splits == 7
-    scoring = Scoring(0.1, window=window)
+    cut = split(step, num_splits=7)
+    scratch, scoring = scratch_of(step, cut), Scoring(0.1, window=window)
     for _ in range(2):  # layers of a step share the scratch
-        check(step, scoring, by_splits(step, scoring, scratch=scratch))
+        check(step, scoring, by_splits(step, scoring, cut, scratch))
+
+
+@pytest.mark.parametrize("run", [by_rows, by_splits])
+def test_values_that_are_a_prefix_of_keys(device, run):
+    """As latents are, whose last numbers are keys alone; all heads share one."""
+    step = paged_step(DECODES, Shape(group=16, kv_heads=1, head_dim=96), device)
+    keys = step.caches[0]
+    (numbers,) = keys.parts
+    padded = KVStore(keys.codec, [torch.cat([numbers[..., :64], 0 * numbers[..., 64:]], dim=-1)])
+    expected = replace(step, caches=(keys, padded)).expected(0.1)[..., :64]
+    latent = replace(step, caches=(keys, KVStore(keys.codec, [numbers[..., :64]])))
+    out = torch.full_like(expected, torch.nan)
+    cut = split(latent) if run is by_splits else ROWS
+    arguments = latent.q, *latent.caches, tables_of(latent), Scoring(0.1), out, cut
+    if run is by_splits:
+        attend_by_splits(*arguments, scratch_of(latent, cut))
+    else:
+        attend_by_rows(*arguments)
+    assert torch.allclose(out, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("run", [by_rows, by_splits])
@@ -155,18 +197,96 @@ def test_the_same_bits_in_any_company(device):
     """With a fixed split: alone or not, decoded or a part of a prompt, whole or in chunks."""
     shape, scoring = Shape(kv_heads=1), Scoring(0.1, window=150, softcap=8.0)
 
-    def last(run, sequences, names, **kwargs):
+    def last(run, sequences, names, cut=None):
         step = paged_step(sequences, shape, device, names)
         at = step.query_start[1 + names.index(5)] - 1
-        return run(step, scoring, **kwargs)[at]
+        return run(step, scoring, cut or split(step, num_splits=7, split_keys=64))[at]
 
-    def decoded(step, scoring):
-        return by_splits(step, scoring, scratch=scratch_of(step, split_keys=64))
-
-    expected = last(decoded, [(200, 1)], [5])
-    assert torch.equal(last(decoded, [(400, 1), (200, 1), (9, 1)], [1, 5, 3]), expected)
-    assert torch.equal(last(decoded, [(200, 4), (70, 2)], [5, 1]), expected)
+    expected = last(by_splits, [(200, 1)], [5])
+    assert torch.equal(last(by_splits, [(400, 1), (200, 1), (9, 1)], [1, 5, 3]), expected)
+    assert torch.equal(last(by_splits, [(200, 4), (70, 2)], [5, 1]), expected)
     for sequences in ([(200, 200)], [(30, 30), (200, 7)], [(200, 1), (90, 90)]):
         names = [5 if length == 200 else 8 for length, _ in sequences]
-        assert torch.equal(last(by_rows, sequences, names, split_keys=64), expected)
-    assert torch.allclose(last(by_rows, [(200, 9)], [5]), expected, atol=1e-5)
+        assert torch.equal(last(by_rows, sequences, names, Cut(TILES, split_keys=64)), expected)
+    assert torch.allclose(last(by_rows, [(200, 9)], [5], ROWS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_each_time(device, dtype):
+    """Whoever comes last."""
+    if device != "cuda":
+        pytest.skip("programs run one after the other here")
+    shape = Shape(group=4, kv_heads=2, kv=dtype, dtype=getattr(torch, dtype))
+    step = paged_step([(1000, 1), (130, 1), (513, 1), (64, 1)], shape, device)
+    cut, scoring = split(step, num_splits=16), Scoring(0.1)
+    scratch = scratch_of(step, cut)
+    first = by_splits(step, scoring, cut, scratch)
+    for _ in range(200):
+        assert torch.equal(by_splits(step, scoring, cut, scratch), first)
+
+
+def test_tables_that_are_parts_of_others(device):
+    step = paged_step(DECODES, Shape(), device, table_width=20)
+    expected = by_rows(step, Scoring(0.1)), by_splits(step, Scoring(0.1))
+    wide = torch.cat([step.block_tables, torch.full_like(step.block_tables, 1 << 30)], dim=1)
+    part = replace(step, block_tables=wide[:, :20])
+    assert torch.equal(by_rows(part, Scoring(0.1)), expected[0])
+    assert torch.equal(by_splits(part, Scoring(0.1)), expected[1])
+
+
+LIMITS = AttentionLimits(max_num_seqs=4, max_query=4, max_seq_len=1024)
+FEW = Gpu(arch=90, num_processors=8)
+
+
+def attention_of(shape: Shape, device, is_invariant=False) -> GpuAttention:
+    width, number_bytes, is_coded = shape.head_dim, shape.dtype.itemsize, shape.kv == "int8"
+    kinds = [
+        HeadShape(shape.group * heads, heads, width, width, number_bytes, is_coded)
+        for heads in (shape.kv_heads, 1)
+    ]
+    return GpuAttention(kinds, LIMITS, FEW, torch.device(device), is_invariant)
+
+
+def attended(attention: GpuAttention, step: PagedStep, scoring: Scoring, plan):
+    out = torch.full_like(step.q, torch.nan)
+    attention.attend(step.turned_q, *step.caches, tables_of(step), scoring, out, plan)
+    return out
+
+
+def test_a_captured_shape_serves_whatever_comes_in_it(device):
+    """Of other lengths, up to the longest that there may be; and other layers beside."""
+    shape = Shape(group=2)
+    attention, scoring = attention_of(shape, device), Scoring(0.1)
+    plan = attention.plan(num_seqs=3, max_query=1)
+    for sequences in ([(1, 1), (2, 1), (3, 1)], [(1024, 1), (600, 1), (40, 1)]):
+        for kv_heads in (2, 1):
+            step = paged_step(sequences, replace(shape, kv_heads=kv_heads), device)
+            check(step, scoring, attended(attention, step, scoring, plan))
+
+
+def test_plans_of_prompts_drafts_and_single_tokens(device):
+    shape = Shape(group=2)
+    attention, scoring = attention_of(shape, device), Scoring(0.1)
+    for sequences in ([(70, 1)], [(200, 3), (90, 4)], [(40, 30), (90, 1)]):
+        step = paged_step(sequences, shape, device)
+        plan = attention.plan(len(sequences), max(new for _, new in sequences))
+        check(step, scoring, attended(attention, step, scoring, plan))
+
+
+@pytest.mark.parametrize(
+    ("kv", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16")]
+)
+def test_invariant_plans_give_the_same_bits(device, kv, dtype):
+    shape = Shape(group=2, kv_heads=1, kv=kv, dtype=getattr(torch, dtype))
+    scoring = Scoring(0.1)
+    attention = attention_of(shape, device, is_invariant=True)
+
+    def last(sequences, names):
+        step = paged_step(sequences, shape, device, names)
+        plan = attention.plan(len(sequences), max(new for _, new in sequences))
+        return attended(attention, step, scoring, plan)[step.query_start[1 + names.index(5)] - 1]
+
+    expected = last([(700, 1)], [5])
+    for sequences in ([(700, 1), (90, 1)], [(700, 3), (9, 2)], [(700, 30)], [(40, 40), (700, 1)]):
+        names = [5 if length == 700 else 8 for length, _ in sequences]
+        assert torch.equal(last(sequences, names), expected)

@@ -12,9 +12,10 @@ import triton.language as tl
 from triton_tools import ARCHS, launches
 
 from octavo.kernels import reference
-from octavo.kernels.cuda.activations import activation_mul
+from octavo.kernels.cuda.activations import activation_mul, activation_mul_apart
 from octavo.kernels.cuda.elementwise import to_codes
-from octavo.kernels.cuda.norms import MAX_WIDTH, Norm, rmsnorm
+from octavo.kernels.cuda.norms import MAX_WIDTH, rmsnorm
+from octavo.kernels.cuda.products import Norm
 
 # Relative errors. The interpreter cuts bfloat16 off.
 FLOATS = [(torch.float32, 2e-6), (torch.float16, 1e-3), (torch.bfloat16, 2e-2)]
@@ -69,6 +70,24 @@ def test_sum_and_norm(device, dtype, tolerance, gemma):
     assert_near(out, reference.rmsnorm(residual, *n), tolerance)
 
 
+def test_a_sum_that_goes_elsewhere(device):
+    x, residual = random(3, 130, device=device), random(3, 130, device=device, seed=2)
+    n, wide = norm(130, device), torch.zeros(3, 400, device=device)
+    before, total, out = residual.clone(), wide[:, 130:260], torch.empty_like(x)
+    rmsnorm(x, n, out, residual=residual, total=total)
+    assert torch.equal(residual, before) and torch.equal(total, residual + x)
+    assert not wide[:, :130].any() and not wide[:, 260:].any()
+    assert_near(out, reference.rmsnorm(total, *n), 2e-6)
+
+
+def test_norm_of_some_rows(device):
+    x, n = random(5, 96, device=device), norm(96, device)
+    rows = torch.tensor([4, 0, 0, 2], dtype=torch.int32, device=device)
+    out = torch.empty(4, 96, device=device)
+    rmsnorm(x, n, out, rows=rows)
+    assert_near(out, reference.rmsnorm(x[rows], *n), 2e-6)
+
+
 def test_norm_of_rows_that_are_apart(device):
     wide, n = random(4, 200, device=device), norm(70, device)
     x, out = wide[:, 130:], torch.zeros(4, 100, device=device)
@@ -119,6 +138,13 @@ def test_activation_times_up(device, dtype, tolerance, activation):
     assert_near(out, expected, tolerance)
 
 
+def test_gates_and_ups_that_are_apart(device):
+    wide = random(3, 700, device=device)
+    gate, up, out = wide[:, 400:500], wide[:, :100], torch.empty(3, 100, device=device)
+    activation_mul_apart(gate, up, out, "silu")
+    assert_near(out, reference.silu_mul(gate, up), 2e-6)
+
+
 @pytest.mark.parametrize("activation", PRODUCTS)
 def test_activations_far_from_0(device, activation):
     gate = torch.tensor([[-1e4, -200.0, -30.0, -0.0, 30.0, 200.0, 1e4]], device=device)
@@ -145,6 +171,7 @@ def test_compiled(arch):
 
     def all_kinds():
         rmsnorm(x, n, x, residual=x)
+        rmsnorm(x, n, x, rows=torch.zeros(2, dtype=torch.int32))
         rmsnorm(x, n, x.to(torch.float8_e4m3fn), residual=x, norm_before_add=n, scales=scales)
         activation_mul(x, half, "gelu_tanh")
         activation_mul(x, half.to(torch.int8), "silu", scales=scales)

@@ -1,4 +1,7 @@
-"""transformers' worker: `generate` in bfloat16, as its documentation shows it."""
+"""transformers' worker: `generate` in bfloat16, as its documentation shows it.
+
+Engine settings, for GPUs: `device`, and `cache_implementation`, which `generate` is given.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ import worker
 class Transformers:
     def __init__(self, settings: dict[str, Any]):
         torch.set_num_threads(settings["threads"])
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+        self.options = dict(settings["engine"])
+        self.device = self.options.pop("device", "cpu")
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             settings["model"], dtype=torch.bfloat16
-        ).eval()
+        )
+        self.model.eval().to(self.device)
         self.vocab_size = self.model.config.vocab_size
 
     def generate(self, prompts: list[worker.TokenIds], max_tokens: int) -> worker.Timing:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self.device)
         started = time.perf_counter()
         with torch.inference_mode():
             output = self.model.generate(
@@ -28,7 +34,9 @@ class Transformers:
                 max_new_tokens=max_tokens,
                 min_new_tokens=max_tokens,
                 do_sample=False,
+                **self.options,
             )
+            output = output.cpu()  # which waits for a GPU
         elapsed = time.perf_counter() - started
         worker.check_lengths(output[:, ids.shape[1] :].tolist(), max_tokens)
         return worker.Timing(elapsed)

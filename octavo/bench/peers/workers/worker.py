@@ -72,6 +72,9 @@ def _measure_once(
     if workload.kind == "prefill":
         elapsed = engine.generate(prompts, 1).elapsed_s
         return {"prefill_tps": workload.input_len / elapsed}
+    if workload.kind == "mix":
+        elapsed = engine.generate(prompts, workload.output_len).elapsed_s
+        return {"output_tps": workload.num_seqs * workload.output_len / elapsed}
     if workload.kind == "batch":
         prefill_s = engine.generate(alone, 1).elapsed_s
         whole_s = engine.generate(prompts, workload.output_len).elapsed_s

@@ -9,9 +9,13 @@ steps of decoding.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict, dataclass
 from typing import Any
+
+# Of prompts of a mix, by their mean: no single one is to decide how much work a mix is.
+_LONGEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,8 @@ class Workload:
     """``num_seqs`` prompts of ``input_len`` random tokens at once, ``output_len`` answered to each.
 
     ``kind``: "prefill" and "decode" are of one request; "batch" is of many at once; "start" is a
-    new process, to its first token. ``repeat``: runs in a round, of which the median counts.
+    new process, to its first token; "mix" is of prompts whose lengths are log-normal, ``length_cv``
+    times their mean being the deviation. ``repeat``: runs in a round, of which the median counts.
     """
 
     name: str
@@ -29,6 +34,7 @@ class Workload:
     input_len: int
     output_len: int
     repeat: int
+    length_cv: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,9 +45,16 @@ class Workload:
         rng = random.Random(f"{self.name} {seed} {repetition}")
         first = min(1000, vocab_size // 2)
         return [
-            [rng.randrange(first, vocab_size) for _ in range(self.input_len)]
+            [rng.randrange(first, vocab_size) for _ in range(self._length(rng))]
             for _ in range(self.num_seqs)
         ]
+
+    def _length(self, rng: random.Random) -> int:
+        if not self.length_cv:
+            return self.input_len
+        sigma = math.sqrt(math.log1p(self.length_cv**2))
+        drawn = rng.lognormvariate(math.log(self.input_len) - sigma**2 / 2, sigma)
+        return min(max(1, round(drawn)), _LONGEST * self.input_len)
 
 
 WORKLOADS = {
@@ -75,6 +88,7 @@ FIGURES = {
     "decode": (DECODE_TPS,),
     "prefill": (PREFILL_TPS,),
     "batch": (OUTPUT_TPS, DECODE_TPS, PREFILL_TPS),
+    "mix": (OUTPUT_TPS,),
     "start": (START_S,),
 }
 

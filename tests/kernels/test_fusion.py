@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.kernels import recorder
-from octavo.kernels.cpu import fusion
+from octavo.kernels import fusion, recorder
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType

@@ -1,8 +1,8 @@
-"""From a recorded forward pass to the phases of a native step.
+"""From a recorded forward pass to the phases of a step, on CPUs and GPUs.
 
-A phase is what all threads do between two barriers, so fewer and longer ones are faster. A linear
-takes in what is done to its input and its output row by row; attention takes in everything between
-the projections::
+A phase is what the threads of a CPU do between two barriers, and a few launches on a GPU: fewer and
+longer ones are faster. A linear takes in what is done to its input and its output row by
+row; attention takes in everything between the projections::
 
     rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
     norms > rope > store_kv > attention     one Attention
@@ -20,7 +20,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
 
 class CannotFuse(Exception):
-    """The recorded ops are none that the native kernels can run together; says which."""
+    """The recorded ops are none that fused kernels can run together; says which."""
 
 
 class Matrix(Protocol):
@@ -126,6 +126,8 @@ class Head:
 
 
 Phase = Embed | Linear | Attention | Rows | Check | Head
+
+Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
 
 def fuse(tape: Tape) -> list[Phase]:
@@ -403,10 +405,10 @@ def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, No
 
 def place(
     phases: Sequence[Phase],
-    allocate: Callable[[Value], int],
-    free: Callable[[int], None],
+    allocate: Callable[[Value], Place],
+    free: Callable[[Place], None],
     kept: Collection[Value] = (),
-) -> dict[Value, int]:
+) -> dict[Value, Place]:
     """A place for every value, reused once its last reader is done.
 
     What a phase writes never lies where the same phase reads, since threads do not finish rows

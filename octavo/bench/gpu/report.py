@@ -1,0 +1,90 @@
+"""The figures of a run as tables."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.gpu.run import Document, Outcome
+from octavo.bench.peers.workers.workloads import FIGURES, Workload
+
+
+def print_report(document: Document, console: Console) -> None:
+    device = document.device
+    if document.is_rehearsal:
+        console.print("a rehearsal on the CPU: no figure means anything")
+    peaks = ", ".join(
+        f"{name} {ops / 1e12:,.1f}" for name, ops in device["ops_per_s"].items() if ops
+    )
+    console.print(
+        f"{device['name']}: {device['bytes_per_s'] / 1e9:,.0f} GB/s in copies; products in 10^12 "
+        f"operations/s: {peaks}",
+        highlight=False,
+    )
+    console.print(_rates(document))
+    if any(outcome.agreement for outcome in document.outcomes):
+        console.print(_agreements(document))
+    for outcome in document.outcomes:
+        for what, reason in outcome.left_out.items():
+            console.print(f"left out: {outcome.case.name}, {what}: {reason}", markup=False)
+
+
+def _rates(document: Document) -> Table:
+    """Tokens a second by case and workload."""
+    table = Table("tokens/s", "start, s", box=None)
+    workloads = _workloads(document)
+    for workload in workloads:
+        table.add_column(workload.title, justify="right")
+    table.add_column("of the bandwidth", justify="right")
+    table.add_column("of the peak", justify="right")
+    for outcome in document.outcomes:
+        if outcome.figures:
+            rates = (_rate(outcome, workload) for workload in workloads)
+            start = "" if outcome.start_s is None else f"{outcome.start_s:.1f}"
+            table.add_row(
+                outcome.case.name,
+                start,
+                *rates,
+                _greatest(outcome, "bandwidth_share"),
+                _greatest(outcome, "peak_share"),
+            )
+    return table
+
+
+def _workloads(document: Document) -> list[Workload]:
+    found = {
+        workload.name: workload
+        for outcome in document.outcomes
+        for workload in outcome.case.workloads
+        if workload.name in outcome.figures
+    }
+    return list(found.values())
+
+
+def _rate(outcome: Outcome, workload: Workload) -> str:
+    """Of batches those of decoding: prompts have columns of their own."""
+    names = [figure.name for figure in FIGURES[workload.kind]]
+    name = "decode_tps" if "decode_tps" in names else names[0]
+    value = outcome.figures.get(workload.name, {}).get(name)
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _greatest(outcome: Outcome, name: str) -> str:
+    found = [value for each in outcome.figures.values() if (value := each.get(name)) is not None]
+    return f"{max(found):.0%}" if found else ""
+
+
+def _agreements(document: Document) -> Table:
+    table = Table("against reference ops", box=None)
+    for title in ("kernels", "first tokens alike", "log-probabilities apart by"):
+        table.add_column(title, justify="right")
+    for outcome in document.outcomes:
+        if (found := outcome.agreement) is not None:
+            apart = found["largest_difference"]
+            table.add_row(
+                outcome.case.name,
+                found["kernels"],
+                f"{found['same_first_token']} of {found['prompts']}",
+                "unknown" if apart is None else f"{apart:.2g}",
+            )
+    return table

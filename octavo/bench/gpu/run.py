@@ -1,0 +1,223 @@
+"""Measures cases one after the other as far as the time goes, each in a process of its own: an
+engine that fails, or hangs, costs its own figures only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from octavo.bench.gpu.cases import Case
+from octavo.bench.gpu.random_model import SHAPES, Shape, write_random_model
+from octavo.bench.peers.child import ChildError, Worker, environment
+from octavo.bench.peers.contenders import WORKERS, octavo_environment
+from octavo.bench.peers.workers.workloads import Workload
+from octavo.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
+
+_CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
+# Of a folder, beside the weights that a step reads: embeddings, the tokenizer.
+_DISK_SHARE = 1.3
+
+Say = Callable[[str], None]
+Figures = dict[str, float | None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a case. ``figures`` by workload; ``left_out`` says why some have none."""
+
+    case: Case
+    about: dict[str, Any] = field(default_factory=dict)
+    start_s: float | None = None
+    figures: dict[str, Figures] = field(default_factory=dict)
+    agreement: dict[str, Any] | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.case.name,
+            "model": self.case.model,
+            "engine": self.case.engine,
+            "settings": dict(self.case.settings),
+            "about": self.about,
+            "start_s": self.start_s,
+            "figures": self.figures,
+            "agreement": self.agreement,
+            "left_out": self.left_out,
+        }
+
+
+@dataclass(slots=True)
+class Document:
+    """A whole run. ``device`` is what ``checks.py`` says of it."""
+
+    device: dict[str, Any]
+    outcomes: list[Outcome] = field(default_factory=list)
+    is_rehearsal: bool = False
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    elapsed_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "date": self.started.isoformat(timespec="seconds"),
+            "elapsed_s": round(self.elapsed_s, 1),
+            "is_rehearsal": self.is_rehearsal,
+            "device": self.device,
+            "cases": [outcome.as_json() for outcome in self.outcomes],
+            "workloads": {
+                workload.name: asdict(workload)
+                for outcome in self.outcomes
+                for workload in outcome.case.workloads
+            },
+        }
+
+
+class GpuRun:
+    """One run over a device.
+
+    Args:
+        folder: where models are made, and logs.
+        seconds: that it may take; what does not fit any more is left out, and said.
+    """
+
+    def __init__(self, folder: Path, device: str, seconds: float, say: Say):
+        self._folder, self._device, self._say = folder, device, say
+        self._begin = time.monotonic()
+        self._seconds = seconds
+        self._meter: EnergyMeter | None = None
+
+    def run(self, cases: Sequence[Case]) -> Document:
+        """BenchmarkError if nothing can be learned of the device itself."""
+        facts = _ask([*_CHECKS, "device", self._device], self._left)
+        document = Document(facts, is_rehearsal=self._device == "cpu")
+        self._say(f"{facts['name']}: {facts['bytes_per_s'] / 1e9:,.0f} GB/s")
+        try:
+            self._meter = open_energy(facts["uuid"]) if facts["uuid"] else None
+        except NotMetered as why_not:
+            self._say(f"no energy: {why_not}")
+        for case in cases:
+            outcome = Outcome(case)
+            document.outcomes.append(outcome)
+            self._fill(outcome, facts)
+            for what, reason in outcome.left_out.items():
+                self._say(f"{case.name}: {what} is left out: {reason}")
+        document.elapsed_s = time.monotonic() - self._begin
+        return document
+
+    @property
+    def _left(self) -> float:
+        """Seconds that may still be taken."""
+        return self._begin + self._seconds - time.monotonic()
+
+    def _fill(self, outcome: Outcome, facts: dict[str, Any]) -> None:
+        case = outcome.case
+        reason = self._why_not(case)
+        if reason is not None:
+            outcome.left_out["all"] = reason
+            return
+        try:
+            model = self._model(case)
+            if case.checked:
+                command = [*_CHECKS, "agreement", str(model), json.dumps(dict(case.settings))]
+                outcome.agreement = _ask(command, self._left)
+                self._say(f"{case.name}: {outcome.agreement}")
+            else:
+                self._measure(outcome, model, facts)
+        except ChildError as error:
+            outcome.left_out["the rest" if outcome.figures else "all"] = str(error)
+
+    def _why_not(self, case: Case) -> str | None:
+        if self._left < case.seconds:
+            return f"it takes about {case.seconds:.0f} s, and {max(0.0, self._left):.0f} s are left"
+        if case.engine != "octavo" and find_spec(case.engine) is None:
+            return f"{case.engine} is not installed"
+        needed = _DISK_SHARE * SHAPES[case.shape].step_bytes(case.format)
+        free = shutil.disk_usage(self._folder).free
+        if not (self._folder / case.model).exists() and free < needed:
+            return f"{self._folder} has {free / 1e9:.0f} GB free, and needs {needed / 1e9:.0f}"
+        return None
+
+    def _model(self, case: Case) -> Path:
+        folder = self._folder / case.model
+        if not folder.exists():
+            self._say(f"writing {case.model}")
+            write_random_model(folder, SHAPES[case.shape], case.format)
+        return folder
+
+    def _measure(self, outcome: Outcome, model: Path, facts: dict[str, Any]) -> None:
+        case = outcome.case
+        settings = {"model": str(model), "threads": 1, "engine": dict(case.settings)}
+        script = WORKERS / f"{case.engine}_worker.py"
+        env = octavo_environment() if case.engine == "octavo" else environment(HF_HUB_OFFLINE="1")
+        log = self._folder / f"{case.name.replace(' ', '-')}.log"
+        worker = Worker([sys.executable, str(script), json.dumps(settings)], env, log, self._left)
+        try:
+            outcome.about, outcome.start_s = worker.about, worker.start_s
+            for workload in case.workloads:
+                if self._left <= 0:
+                    outcome.left_out[workload.name] = "the time is up"
+                    continue
+                figures = self._figures(worker, workload)
+                outcome.figures[workload.name] = figures | shares(case, workload, figures, facts)
+                self._say(f"{case.name}: {workload.title}: {_shown(figures)}")
+        finally:
+            worker.close()
+
+    def _figures(self, worker: Worker, workload: Workload) -> Figures:
+        """Medians over the repetitions; ``watts`` is the mean with the warm-up."""
+        begin, joules = time.monotonic(), self._joules()
+        samples = worker.measure(workload, 0, max(1.0, self._left))
+        figures: Figures = {name: median(sample[name] for sample in samples) for name in samples[0]}
+        if joules is not None:
+            taken = (self._joules() or joules) - joules
+            figures["watts"] = Draw(taken, time.monotonic() - begin).watts
+        return figures
+
+    def _joules(self) -> float | None:
+        return None if self._meter is None else self._meter.joules
+
+
+def shares(case: Case, workload: Workload, figures: Figures, facts: dict[str, Any]) -> Figures:
+    """How near a single stream comes to the bandwidth that was measured, by the bytes of weights
+    alone, and a prompt to the peak of products in 16 bits, by those with the layers alone."""
+    shape: Shape = SHAPES[case.shape]
+    if workload.kind == "decode":
+        rate = figures["decode_tps"] or 0.0
+        return {"bandwidth_share": rate * shape.step_bytes(case.format) / facts["bytes_per_s"]}
+    peak = facts["ops_per_s"]["bfloat16"]
+    if workload.kind == "prefill" and peak:
+        return {"peak_share": 2.0 * shape.layer_params * (figures["prefill_tps"] or 0.0) / peak}
+    return {}
+
+
+def _ask(command: Sequence[str], seconds: float) -> dict[str, Any]:
+    """What a check answers."""
+    try:
+        done = subprocess.run(
+            command,
+            env=octavo_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=max(1.0, seconds),
+        )
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"no answer within {seconds:.0f} s") from None
+    if done.returncode != 0:
+        raise ChildError(f"{command[3]} failed: {done.stderr[-1500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _shown(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:,.1f}" for name, value in figures.items() if value is not None)

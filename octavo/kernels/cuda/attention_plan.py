@@ -1,0 +1,279 @@
+"""How attention over paged KV is cut into the programs of a GPU, and the memory that takes.
+
+Nothing here launches anything, or needs Triton. What a :class:`Cut` says depends on the shape of a
+step and never on what is in it, so a captured step serves whatever comes in its shape::
+
+    a few tokens of each sequence   their keys are split among programs: as many as keep the GPU
+                                    busy, where sequences alone would not
+    any tokens                      tiles of rows, each of which goes through all of its keys
+
+**Batch invariance.** How a sum is split decides its last bits; so for results that depend on no
+company, splits and tiles are fixed: see :func:`invariant_tiles` for what that costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.kv_stores import Floats, KVStore
+
+# Programs for each multiprocessor, where sequences are split; and the least tiles of keys of each.
+_PROGRAMS_EACH = 2
+_LEAST_TILES = 4
+# Bytes of a tile of rows at most of sequences that are split: states of more have no room.
+_MAX_SPLIT_TILE = 16 << 10
+# Batch-invariant splits have so many keys, and there are so many for each multiprocessor at most.
+INVARIANT_SPLIT = 512
+_MAX_INVARIANT_EACH = 32
+
+# Numbers of a row's state beside its values: two, and two so that rows begin at 16 bytes.
+STATE_EXTRA = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """Where the tokens of a step are, on the device, in tensors of the captured size.
+
+    Sequence s has the rows query_start[s] to query_start[s + 1] of the step, which are the last of
+    its seq_lens[s] slots. One that only fills up the batch has length 0.
+    """
+
+    block_tables: Tensor  # int32 [S, longest table]
+    query_start: Tensor  # int32 [S + 1]
+    seq_lens: Tensor  # int32 [S]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """As :func:`octavo.kernels.attention.paged_attention` has them."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [H]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Of a layer, what its tiles depend on. Values may be narrower than keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    number_bytes: int  # of a number of q
+    is_coded: bool = False  # what is cached are codes, which take registers to unpack
+
+    @classmethod
+    def of(cls, q: Tensor, k_cache: KVStore, v_cache: KVStore) -> HeadShape:
+        """Of q [T, H, D] and the caches of a layer."""
+        _, num_heads, key_dim = q.shape
+        return cls(
+            num_heads,
+            k_cache.num_heads,
+            key_dim,
+            v_cache.parts[0].shape[-1],
+            q.element_size(),
+            not all(isinstance(cache.codec, Floats) for cache in (k_cache, v_cache)),
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def row_bytes(self) -> int:
+        """That a key takes in a tile, where its numbers are a power of two."""
+        return power_of_two(max(self.key_dim, self.value_dim)) * self.number_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What of a device decides how work is cut."""
+
+    arch: int  # its compute capability, times ten
+    num_processors: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu:
+        found = torch.cuda.get_device_properties(device)
+        return cls(10 * found.major + found.minor, found.multi_processor_count)
+
+    @property
+    def has_large_tiles(self) -> bool:
+        """Tensor cores that take operands from shared memory, of which there are 227 KiB a block:
+        sm_90 and sm_100, and not the smaller ones that came after them."""
+        return 90 <= self.arch < 120
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel cuts its work. ``rows`` and ``keys`` are powers of two, 16 at least."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a launch is cut.
+
+    ``num_splits`` are programs for each sequence and key head, 0 for tiles of rows. They share its
+    keys evenly, or with ``split_keys`` have as many each, of which states begin anew either way.
+    ``saved_rows`` are those of a tile that can be of a sequence.
+    """
+
+    tiles: Tiles
+    num_splits: int = 0
+    split_keys: int = 0
+    saved_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLimits:
+    """What steps may have at most, where sequences are split."""
+
+    max_num_seqs: int
+    max_query: int  # tokens of a sequence: one, and the longest chain of drafts
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchSize:
+    """What programs that share a sequence leave to the last of them, in numbers of 4 bytes."""
+
+    num_floats: int
+    num_counters: int
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * (self.num_floats + self.num_counters)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How a step is cut, in each kind of layer."""
+
+    cuts: Mapping[HeadShape, Cut]
+
+
+class AttentionPlanner:
+    """Cuts steps of one model on one GPU."""
+
+    def __init__(
+        self,
+        kinds: Collection[HeadShape],
+        limits: AttentionLimits,
+        gpu: Gpu,
+        is_invariant: bool = False,
+    ):
+        self._kinds = frozenset(kinds)
+        self._limits, self._gpu, self._is_invariant = limits, gpu, is_invariant
+
+    def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
+        """For steps of ``num_seqs`` sequences, of ``max_query`` tokens each at most.
+
+        They may be ``longest`` slots long, and as long as any if that is not said.
+        """
+        longest = longest or self._limits.max_seq_len
+        is_decode = num_seqs <= self._limits.max_num_seqs and max_query <= self._limits.max_query
+        make = self._cut_keys if is_decode else self._cut_rows
+        return AttentionPlan(
+            {heads: make(heads, num_seqs, max_query, longest) for heads in self._kinds}
+        )
+
+    @property
+    def scratch(self) -> ScratchSize:
+        """Enough for any step."""
+        limits = self._limits
+        sizes = [
+            scratch_size(cut, heads, num_seqs)
+            for num_seqs in range(1, limits.max_num_seqs + 1)
+            for max_query in range(1, limits.max_query + 1)
+            for heads, cut in self.plan(num_seqs, max_query).cuts.items()
+        ]
+        return ScratchSize(
+            max(size.num_floats for size in sizes), max(size.num_counters for size in sizes)
+        )
+
+    def _cut_rows(self, heads: HeadShape, num_seqs: int, max_query: int, longest: int) -> Cut:
+        if self._is_invariant:
+            return Cut(invariant_tiles(heads), split_keys=INVARIANT_SPLIT)
+        return Cut(prefill_tiles(heads, self._gpu))
+
+    def _cut_keys(self, heads: HeadShape, num_seqs: int, max_query: int, longest: int) -> Cut:
+        """Two programs for each multiprocessor, unless that makes splits of less than four tiles;
+        or if splits are fixed, as many as the longest sequence has, unless that are too many."""
+        num_rows = heads.group * max_query
+        num_items = num_seqs * heads.num_kv_heads
+        if self._is_invariant:
+            tiles = invariant_tiles(heads)
+            num_splits, keys = -(-longest // INVARIANT_SPLIT), INVARIANT_SPLIT
+            most = _MAX_INVARIANT_EACH * self._gpu.num_processors
+            is_worth_it = num_rows <= tiles.rows and num_items * num_splits <= most
+        else:
+            tiles = decode_tiles(heads, num_rows)
+            wanted = -(-_PROGRAMS_EACH * self._gpu.num_processors // num_items)
+            num_splits, keys = max(1, min(wanted, longest // (_LEAST_TILES * tiles.keys))), 0
+            is_worth_it = tiles.rows * heads.row_bytes <= _MAX_SPLIT_TILE
+        if not is_worth_it:
+            return self._cut_rows(heads, num_seqs, max_query, longest)
+        return Cut(tiles, num_splits, keys, num_rows)
+
+
+def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
+    if cut.num_splits <= 1:
+        return ScratchSize(0, 0)
+    num_items = num_seqs * heads.num_kv_heads
+    state = cut.saved_rows * (power_of_two(heads.value_dim) + STATE_EXTRA)
+    return ScratchSize(num_items * cut.num_splits * state, num_items)
+
+
+def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
+    """Of rows, the largest that spill no registers."""
+    if heads.number_bytes > 2:  # no tensor cores
+        tiles = Tiles(rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
+    else:
+        is_narrow, is_large = heads.row_bytes <= 256, gpu.has_large_tiles
+        tiles = Tiles(
+            rows=(128 if is_narrow else 64) >> (heads.is_coded and not is_large),
+            keys=64 if is_narrow and is_large and not heads.is_coded else 32,
+            num_warps=8,
+            num_stages=3 if is_narrow else 2,
+        )
+    return replace(tiles, rows=max(tiles.rows, power_of_two(heads.group)))
+
+
+def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
+    """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
+    rows = max(16, power_of_two(num_rows))
+    if heads.number_bytes > 2:
+        return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
+    # At five, two look up blocks, and two tiles of keys and values are on their way.
+    if rows * heads.row_bytes > _MAX_SPLIT_TILE >> (2 if heads.is_coded else 1):
+        return Tiles(rows, keys=32, num_warps=8, num_stages=5)
+    return Tiles(rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5)
+
+
+def invariant_tiles(heads: HeadShape) -> Tiles:
+    """The same for prompts and for single tokens, so that either gives the same bits.
+
+    Prompts take smaller tiles than they would, and read keys more often; a single token computes
+    rows that are none, while it waits for memory.
+    """
+    if heads.number_bytes > 2:
+        return decode_tiles(heads, heads.group)
+    rows = 64 if heads.row_bytes <= 256 else 32
+    return Tiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)
+
+
+def power_of_two(n: int) -> int:
+    """The least that is not less."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,347 @@
+"""Products of few rows with a weight of any kind, in one launch, as fast as it can be read.
+
+    x [T, K] --(norm)--> times weight [N, K] --(+ bias)--> out [T, N], or added to it
+                                               `-----------> activation(first half) * second half
+
+A program has a tile of rows and of outputs, and some of the inputs (``splits.py``). Codes become
+numbers of the type of x in its registers. Those of 4 bits it takes 128 inputs at a time: 16 words
+of each output, in which every nibble is a slice of 16 inputs (see ``weights.py``), and one small
+product::
+
+    words [16, block_n] --> & 15      times scale, + min  --> [16, block_n]  times x[:, 0 .. 15]
+                        --> >> 4 & 15 ...                                    times x[:, 16 .. 31]
+
+A norm costs no pass of its own: its weight is applied to inputs as they are read, and its factor,
+one number for a row, to the sums. The squares for it are added up on the way.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.cuda.elementwise import activate
+from octavo.kernels.cuda.kv_codes import code_values
+from octavo.kernels.cuda.products import Around
+from octavo.kernels.cuda.splits import (
+    BLOCK_K,
+    Tiling,
+    Workspace,
+    add_product,
+    arrives_last,
+    cut,
+    sum_parts,
+)
+from octavo.kernels.cuda.weights import PLANES, TILE_K, DenseWeight, W4Weight, W8Weight
+
+Matrix: TypeAlias = DenseWeight | W4Weight | W8Weight
+
+assert BLOCK_K == TILE_K
+
+
+def tiling_of(
+    weight: Matrix, rows: int, num_processors: int, *, gated: bool = False, row_tiles: int = 1
+) -> Tiling:
+    """How ``linear`` cuts a weight on a GPU with so many multiprocessors.
+
+    Args:
+        rows: of x that a program has: 16, 32 or 64. The sums of a row are the same for all of them
+            but for what instructions a GPU has for so many.
+        gated: whether there is an activation.
+        row_tiles: how many times as many rows one launch can have.
+    """
+    n, k = weight.shape
+    num_outputs = n // 2 if gated else n
+    if isinstance(weight, DenseWeight):
+        block_n = 32 if num_outputs >= 64 * num_processors else 16
+    else:
+        block_n = 32 if gated else 64
+    # Of each program: the squares, the sums, and those of the ups.
+    part_size = rows * (1 + block_n * (2 if gated else 1))
+    return cut(
+        num_outputs,
+        k,
+        num_processors,
+        block_n=block_n,
+        part_size=part_size,
+        rows=rows,
+        row_tiles=row_tiles,
+    )
+
+
+def linear(
+    x: Tensor, weight: Matrix, out: Tensor, tiling: Tiling, workspace: Workspace, around: Around
+) -> None:
+    """out = x @ weight.T, summed in float32.
+
+    Args:
+        x: [T, K] of no more rows than the tiling is for, which may be farther apart than K; of the
+            type of the weight, if that is of floats.
+        out: [T, N], or [T, N / 2] with an activation, of any float type.
+        tiling: of ``tiling_of``, for this weight.
+        around: its norm not in float16, whose range x times the norm's weight may leave.
+    """
+    (num_rows, k), (num_rows_out, n) = x.shape, out.shape
+    assert num_rows <= tiling.max_rows and num_rows_out == num_rows, (x.shape, out.shape)
+    assert weight.shape == (n if around.activation is None else 2 * n, k), (weight.shape, out.shape)
+    assert x.stride(1) == out.stride(1) == 1
+    assert around.norm is None or x.dtype != torch.float16
+    workspace.check(tiling)
+    if num_rows == 0:
+        return
+    kind, group, values, scales, mins = parts_of(weight, x.dtype)
+    norm = around.norm
+    _linear[tiling.grid(num_rows)](
+        x,
+        x.stride(0),
+        values,
+        values.stride(0),
+        scales,
+        mins,
+        0 if scales is None else scales.stride(0),
+        around.bias,
+        None if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
+        out,
+        out.stride(0),
+        workspace.parts,
+        workspace.counters,
+        num_rows,
+        n,
+        k,
+        tiling.split_k,
+        KIND=kind,
+        GROUP=group,
+        ACTIVATION=around.activation,
+        ACCUMULATE=around.accumulate,
+        ROWS=tiling.rows,
+        BLOCK_N=tiling.block_n,
+        BLOCK_K=tiling.block_k,
+        PLANES=PLANES,
+        SPLITS=tiling.splits,
+        PART=tiling.part_size,
+        STAGES=tiling.num_stages,
+        num_warps=tiling.num_warps,
+    )
+
+
+def parts_of(
+    weight: Matrix, dtype: torch.dtype
+) -> tuple[str, int | None, Tensor, Tensor | None, Tensor | None]:
+    """What the kernel calls the kind of a weight, its group, and its tensors."""
+    if isinstance(weight, DenseWeight):
+        assert weight.values.is_contiguous() and weight.values.dtype == dtype
+        return "float", None, weight.values, None, None
+    if isinstance(weight, W4Weight):
+        return "nibbles", weight.group, weight.words, weight.scales, weight.mins
+    kind = "fp8" if weight.is_fp8 else "int8"
+    return kind, weight.group, weight.codes.view(torch.uint8), weight.scales, weight.mins
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear(
+    x,
+    x_stride,
+    weight,
+    weight_stride,
+    scales,
+    mins,
+    groups_stride,
+    bias,
+    norm_weight,
+    eps,
+    out,
+    out_stride,
+    parts,
+    counters,
+    num_rows,
+    n,
+    k,
+    split_k,
+    KIND: tl.constexpr,  # "float", "nibbles", "int8", "fp8"
+    GROUP: tl.constexpr,  # None: of "float", and where a row has one scale
+    ACTIVATION: tl.constexpr,  # None: no gates
+    ACCUMULATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PLANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PART: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    PLANE_K: tl.constexpr = BLOCK_K // PLANES
+    row_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, columns = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = row_tile * ROWS + row
+    row_exists, column_exists = rows < num_rows, columns < n
+    of_rows = x + rows.to(tl.int64)[:, None] * x_stride
+
+    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    ups = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    end = tl.minimum(k, (split + 1) * split_k)
+    for start in tl.range(split * split_k, end, BLOCK_K, num_stages=STAGES):
+        if KIND == "nibbles":
+            words = load_words(
+                weight, start, weight_stride, columns, column_exists, PLANES, BLOCK_K
+            )
+            if ACTIVATION is not None:
+                up_words = load_words(
+                    weight, start, weight_stride, n + columns, column_exists, PLANES, BLOCK_K
+                )
+            for plane in tl.static_range(PLANES):
+                first = start + plane * PLANE_K
+                inputs = first + tl.arange(0, PLANE_K)
+                values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+                if plane * PLANE_K % GROUP == 0:
+                    group = first // GROUP
+                    scale, low = load_group(
+                        scales, mins, group, groups_stride, columns, column_exists
+                    )
+                    if ACTIVATION is not None:
+                        up_scale, up_low = load_group(
+                            scales, mins, group, groups_stride, n + columns, column_exists
+                        )
+                numbers = of_nibbles(words, plane, scale, low).to(values.dtype)
+                sums = add_product(sums, values, numbers)
+                if ACTIVATION is not None:
+                    numbers = of_nibbles(up_words, plane, up_scale, up_low).to(values.dtype)
+                    ups = add_product(ups, values, numbers)
+        else:
+            inputs = start + tl.arange(0, BLOCK_K)
+            values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+            numbers = load_numbers(
+                weight, weight_stride, scales, mins, groups_stride, columns, column_exists,
+                start, k, values.dtype, KIND, GROUP, BLOCK_K,
+            )  # fmt: skip
+            sums = add_product(sums, values, tl.trans(numbers))
+            if ACTIVATION is not None:
+                numbers = load_numbers(
+                    weight, weight_stride, scales, mins, groups_stride, n + columns, column_exists,
+                    start, k, values.dtype, KIND, GROUP, BLOCK_K,
+                )  # fmt: skip
+                ups = add_product(ups, values, tl.trans(numbers))
+
+    if SPLITS > 1:
+        own_tile = tile * tl.num_programs(0) + row_tile
+        stride = tl.num_programs(0) * tl.num_programs(1) * PART
+        own = parts + own_tile.to(tl.int64) * PART + row
+        own_sums = parts + own_tile.to(tl.int64) * PART + ROWS + row[:, None] * BLOCK_N
+        own_sums += tl.arange(0, BLOCK_N)[None, :]
+        own_ups = own_sums + ROWS * BLOCK_N
+        tl.store(own + split * stride, squares)
+        tl.store(own_sums + split * stride, sums)
+        if ACTIVATION is not None:
+            tl.store(own_ups + split * stride, ups)
+        if not arrives_last(counters + own_tile, SPLITS):
+            return
+        squares = sum_parts(own, stride, SPLITS)
+        sums = sum_parts(own_sums, stride, SPLITS)
+        if ACTIVATION is not None:
+            ups = sum_parts(own_ups, stride, SPLITS)
+
+    if norm_weight is not None:
+        factor = tl.rsqrt(squares / k + eps)[:, None]
+        sums, ups = sums * factor, ups * factor
+    sums = _finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
+    if ACTIVATION is not None:
+        ups = _finished(ups, scales, bias, n + columns, column_exists, KIND, GROUP)
+        sums = activate(sums, ACTIVATION) * ups
+    places = out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
+    mask = row_exists[:, None] & column_exists[None, :]
+    if ACCUMULATE:
+        sums += tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(places, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares):
+    """Some inputs of all rows, times the norm's weight, and with theirs the sums of squares."""
+    exists = inputs < k
+    mask = row_exists[:, None] & exists[None, :]
+    values = tl.load(of_rows + inputs[None, :], mask=mask, other=0.0)
+    if norm_weight is not None:
+        wide = values.to(tl.float32)
+        squares += tl.sum(wide * wide, 1)
+        factors = tl.load(norm_weight + inputs, mask=exists, other=0.0).to(tl.float32)
+        values = (wide * factors[None, :]).to(values.dtype)
+    return values, squares
+
+
+@triton.jit
+def load_numbers(
+    weight,
+    stride,
+    scales,
+    mins,
+    groups_stride,
+    columns,
+    exists,
+    start,
+    k,
+    dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The inputs from ``start`` on of some outputs, which lie in rows: [columns, BLOCK_K]. Codes
+    of rows that have one scale are without it."""
+    inputs = start + tl.arange(0, BLOCK_K)
+    places = weight + columns.to(tl.int64)[:, None] * stride + inputs[None, :]
+    codes = tl.load(places, mask=exists[:, None] & (inputs < k)[None, :], other=0)
+    if KIND == "int8":
+        codes ^= 128  # counted from 0, as ``code_values`` has them
+    if GROUP is None:
+        numbers = code_values(codes, dtype, KIND)
+    else:
+        numbers = code_values(codes, tl.float32, KIND)
+        numbers = tl.reshape(numbers, [codes.shape[0], BLOCK_K // GROUP, GROUP])
+        groups = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        place = groups.to(tl.int64)[None, :] * groups_stride + columns[:, None]
+        mask = exists[:, None] & (groups * GROUP < k)[None, :]
+        numbers *= tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
+        if mins is not None:
+            numbers += tl.load(mins + place, mask=mask, other=0.0).to(tl.float32)[:, :, None]
+        numbers = tl.reshape(numbers, [codes.shape[0], BLOCK_K])
+    return numbers.to(dtype)
+
+
+@triton.jit
+def load_words(words, start, stride, columns, exists, PLANES: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The words of the 128 inputs from ``start`` on: int32 [16, columns]."""
+    rows = (start // PLANES + tl.arange(0, BLOCK_K // PLANES)).to(tl.int64)[:, None]
+    return tl.load(words + rows * stride + columns[None, :], mask=exists[None, :], other=0)
+
+
+@triton.jit
+def load_group(scales, mins, group, stride, columns, exists):
+    """The scales and mins of a group: float32 [1, columns] each."""
+    place = group.to(tl.int64) * stride + columns
+    scale = tl.load(scales + place, mask=exists, other=0.0).to(tl.float32)
+    low = -8.0 * scale
+    if mins is not None:
+        low = tl.load(mins + place, mask=exists, other=0.0).to(tl.float32)
+    return scale[None, :], low[None, :]
+
+
+@triton.jit
+def of_nibbles(words, plane: tl.constexpr, scale, low):
+    """The numbers of a nibble of each word: float32, rounded once, if at all."""
+    codes = (words >> 4 * plane) & 15
+    # The bits of 2^23 + code: faster than a conversion.
+    return ((codes | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0) * scale + low
+
+
+@triton.jit
+def _finished(sums, scales, bias, columns, exists, KIND: tl.constexpr, GROUP: tl.constexpr):
+    """Sums times the scales of rows of codes, plus the bias."""
+    if KIND != "float" and GROUP is None:
+        sums *= tl.load(scales + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
+    return sums

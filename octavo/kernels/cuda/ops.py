@@ -1,0 +1,124 @@
+"""What a fused step on a GPU takes, and the ops that its phases call.
+
+A :class:`FusedOps` computes on tensors that are there already: it allocates nothing, waits for
+nothing, and launches what shapes alone decide, so that a step can be captured in a CUDA graph.
+``triton_ops.py`` has that of the kernels, ``plain_ops.py`` its slow twin in plain torch, which runs
+anywhere and need not keep these promises.
+
+Steps are padded to the shapes that were captured, and padding is harmless: slot -1 is not written,
+a sequence of length 0 reads nothing, and what rows of no sequence become is nobody's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.kernels.cuda.attention_plan import Scoring, StepTables
+from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.kv_stores import KVStore
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """A step of T tokens and S sequences, padding included."""
+
+    token_ids: Tensor  # int32 [T], each in the vocabulary
+    positions: Tensor  # int32 [T]
+    slots: Tensor  # int32 [T]; in -1 nothing is written
+    tables: StepTables
+    max_query: int  # the most tokens that a sequence may have, 1 in pure decode
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Of query and of key heads: weights [D]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """As :func:`octavo.kernels.reference.rope` takes it."""
+
+    cos_sin: Tensor  # float32 [P, rotary]
+    interleaved: bool = False
+
+
+class LayerStores(Protocol):
+    """The KV cache."""
+
+    def layer(self, index: int) -> tuple[KVStore, KVStore]:
+        """Keys and values of a layer: the same memory at any time."""
+        ...
+
+
+class Attend(Protocol):
+    """Attention of one step, planned: called by each of its layers."""
+
+    def __call__(
+        self, q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+    ) -> None:
+        """q [T, H, D], as ``write_kv`` has left it, over the caches: to out [T, H, D]."""
+        ...
+
+
+class FusedOps(Protocol):
+    """Results are rounded to the type of the tensor that takes them, sums are in float32.
+
+    Tensors [T, K] may be columns of wider ones; the last dimension is contiguous.
+    """
+
+    @property
+    def products(self) -> Products:
+        """Who multiplies with weights, and reads their rows."""
+        ...
+
+    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+        """out [R, K] = the rmsnorm of x [T, K]; of its ``rows`` (int32 [R]) if there are some."""
+        ...
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        """total = x + y, y being normed before if there is a norm for it, and out = norm(total);
+        all of them [T, K]."""
+        ...
+
+    def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
+        """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
+        ...
+
+    def write_kv(
+        self,
+        qkv: Tensor,
+        step: StepTensors,
+        k_cache: KVStore,
+        v_cache: KVStore,
+        q_out: Tensor,
+        norms: HeadNorms | None,
+        rope: Rope | None,
+    ) -> None:
+        """Of qkv [T, (H + 2 Hk) D], heads of queries and keys are normed and rotated; keys and
+        values go to the step's slots, and queries to q_out [T, H, D], for ``Attend``."""
+        ...
+
+    def plan_attention(self, step: StepTensors) -> Attend:
+        """What the layers of a step have in common."""
+        ...
+
+    def find_damage(self, x: Tensor, damaged: Tensor) -> None:
+        """damaged (int32 [T]) = 1 where a row of x [T, K] has a NaN or an infinity, else 0."""
+        ...
+
+    def softcap(self, logits: Tensor, cap: float) -> None:
+        """cap * tanh(logits / cap), in place of float32 logits [R, V]."""
+        ...

@@ -1,0 +1,103 @@
+"""The ops of a fused step in plain torch, on any device: what those of the kernels are measured
+against, and what runs the GPU path where there is no GPU.
+
+On the CPU in float32 they are made of the reference ops, and round where these round.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import attention, reference
+from octavo.kernels.cuda.attention_plan import Scoring
+from octavo.kernels.cuda.ops import Attend, HeadNorms, Rope, StepTensors
+from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
+from octavo.kernels.kv_stores import KVStore
+
+
+class PlainOps:
+    """See :class:`octavo.kernels.cuda.ops.FusedOps`."""
+
+    def __init__(self) -> None:
+        self.products = PlainProducts()
+
+    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+        out.copy_(_normed(x if rows is None else x[rows], norm))
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        total.copy_(x + (y if y_norm is None else _normed(y, y_norm)))
+        out.copy_(_normed(total, norm))
+
+    def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
+        out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
+
+    def write_kv(
+        self,
+        qkv: Tensor,
+        step: StepTensors,
+        k_cache: KVStore,
+        v_cache: KVStore,
+        q_out: Tensor,
+        norms: HeadNorms | None,
+        rope: Rope | None,
+    ) -> None:
+        (_, num_heads, head_dim), num_kv_heads = q_out.shape, k_cache.num_heads
+        heads = qkv.unflatten(1, (-1, head_dim))
+        q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            q, k = _normed(q, Norm(norms.q, norms.eps)), _normed(k, Norm(norms.k, norms.eps))
+        if rope is not None:
+            q, k = reference.rope(q, k, step.positions, rope.cos_sin, rope.interleaved)
+        q_out.copy_(q)
+        is_written = step.slots >= 0
+        slots = step.slots[is_written].long()
+        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots)
+
+    def plan_attention(self, step: StepTensors) -> Attend:
+        plan = _Plan(step)
+        return plan.attend
+
+    def find_damage(self, x: Tensor, damaged: Tensor) -> None:
+        # The sum of a row is finite if and only if all of it is, short of overflow in float32.
+        damaged.copy_(~torch.isfinite(x.float().abs().sum(dim=-1)))
+
+    def softcap(self, logits: Tensor, cap: float) -> None:
+        logits.copy_(reference.softcap(logits, cap))
+
+
+class _Plan:
+    """That of the reference ops, made for the first layer that says how large a block is."""
+
+    def __init__(self, step: StepTensors):
+        self._tables = step.tables
+        self._made: dict[int, attention.AttentionPlan] = {}  # by the size of a block
+
+    def attend(
+        self, q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+    ) -> None:
+        if not self._tables.seq_lens.any():  # nothing but padding, which the plan has no place for
+            out.zero_()
+            return
+        plan = self._of_blocks(k_cache.parts[0].shape[1])
+        options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
+        out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
+
+    def _of_blocks(self, block_size: int) -> attention.AttentionPlan:
+        if block_size not in self._made:
+            tables = self._tables
+            self._made[block_size] = attention.plan_attention(
+                tables.block_tables,
+                tables.query_start,
+                tables.seq_lens,
+                int(tables.query_start.diff().max()),
+                int(tables.seq_lens.max()),
+                block_size,
+            )
+        return self._made[block_size]
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    return reference.rmsnorm(x, norm.weight, norm.eps)

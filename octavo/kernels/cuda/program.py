@@ -1,0 +1,308 @@
+"""A model's step on a device: its phases as functions of a step, over memory that stays in place.
+
+    Linear        (the norm of a sum >) one product with all of its matrices, side by side
+    Attention     norms of heads, rotation, the writing of KV > attention
+    Rows, Check   one op each
+    Head          rows that are asked for > norm > product > softcap
+
+What an op writes to was there before, so a step allocates nothing, and a CUDA graph of it can be
+replayed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels import fusion
+from octavo.kernels.cuda.attention_plan import Scoring
+from octavo.kernels.cuda.buffers import Buffers
+from octavo.kernels.cuda.ops import (
+    Attend,
+    FusedOps,
+    HeadNorms,
+    LayerStores,
+    Rope,
+    StepTensors,
+)
+from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.fusion import CannotFuse, Matrix, Phase
+from octavo.kernels.recorder import RopeTable, Value
+
+
+class _Running(NamedTuple):
+    """A step that is being computed: its attention, planned, and its rows of all tensors."""
+
+    step: StepTensors
+    attend: Attend
+    rows: Sequence[Tensor]
+
+
+_Part = Callable[[_Running], None]
+"""Something that is launched for a step."""
+
+
+class FusedProgram:
+    """A model's step, by the ops of one device.
+
+    CannotFuse, with the reason, if a phase asks for something that these ops do not have.
+
+    Args:
+        phases: of ``fusion.fuse``.
+        weight_of: gives matrices one below the other; for the same ones, the same each time.
+        dtype: of activations.
+        max_tokens: of a step.
+        max_rows: of which logits are asked for at once.
+        max_positions: of a sequence. Rotations are computed for all of them, once.
+        kept: values that :meth:`buffer` shows when a step has ended.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        ops: FusedOps,
+        weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+        kv_cache: LayerStores,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_tokens: int,
+        max_rows: int,
+        max_positions: int,
+        kept: Collection[Value] = (),
+    ):
+        self._ops, self._weight_of, self._kv_cache = ops, weight_of, kv_cache
+        self._dtype, self._device = dtype, device
+        self._max_tokens, self._max_rows = max_tokens, max_rows
+        self._constants = _Constants(device, max_positions)
+        self._build(phases, kept)
+
+    def exit_after(self, num_layers: int) -> FusedProgram:
+        """The program of the first layers and the head: of the same weights, keys and values.
+
+        CannotFuse if the model cannot be ended there.
+        """
+        program = copy.copy(self)
+        program._build(fusion.exit_after(self.phases, num_layers), ())
+        return program
+
+    def run(self, step: StepTensors) -> None:
+        """All of a step but the head. What it leaves is there until the next one."""
+        running = _Running(step, self._ops.plan_attention(step), self._tensors.cut(step.num_tokens))
+        for part in self._parts:
+            part(running)
+
+    def logits(self, rows: Tensor, out: Tensor) -> None:
+        """Logits of ``rows`` (int32 [R]) of the last step, to out (float32 [R, V])."""
+        head, hidden = self._head, self._hidden[: len(rows)]
+        source = self._buffers.tensor(head.source)
+        if self._head_norm is None:
+            torch.index_select(source, 0, rows, out=hidden)
+        else:
+            self._ops.norm(source, self._head_norm, hidden, rows)
+        self._ops.products.linear(hidden, self._head_weight, out, Around())
+        if head.softcap is not None:
+            self._ops.softcap(out, head.softcap)
+
+    def buffer(self, value: Value) -> Tensor:
+        """The activations of a value that is kept, or of an input: [max_tokens, width]."""
+        return self._buffers.tensor(value)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of activations."""
+        return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
+
+    def _build(self, phases: Sequence[Phase], kept: Collection[Value]) -> None:
+        head = phases[-1]
+        assert isinstance(head, fusion.Head)
+        self.phases, self._head = phases, head
+        self.vocab_size = head.weight.shape[0]
+        self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept)
+        hidden = self._max_rows, head.source.width  # of the rows that are asked for
+        self._hidden = torch.zeros(hidden, dtype=self._dtype, device=self._device)
+        # 1 where the activations of a token are no longer numbers.
+        self.damaged = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        self._tensors = _Tensors()
+        self._parts = [part for phase in phases for part in self._parts_of(phase)]
+        self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])
+
+    def _parts_of(self, phase: Phase) -> Iterator[_Part]:
+        match phase:
+            case fusion.Embed():
+                yield from self._embed(phase)
+            case fusion.Linear():
+                yield from self._linear(phase)
+            case fusion.Attention():
+                yield self._attention(phase)
+            case fusion.Rows():
+                yield self._rows(phase)
+            case fusion.Check():
+                source = self._buffers.tensor(phase.source)
+                yield self._each_row(self._ops.find_damage, source, self.damaged)
+            case fusion.Head():
+                pass  # its rows are asked for
+
+    def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
+        rows, table = self._ops.products.rows, self._weight_of([phase.weight])
+        out = self._buffers.tensor(phase.out)
+        (at,) = self._tensors.places(out)
+        yield lambda running: rows(table, running.step.token_ids, running.rows[at])
+        if phase.scale != 1.0:
+            # Rounded to the activations' type first, as models with one were trained.
+            scale = torch.tensor(phase.scale, dtype=self._dtype).item()
+            yield self._each_row(lambda x: x.mul_(scale), out)
+
+    def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
+        source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
+        if phase.added is not None:
+            normed = self._buffers.between(phase.source.width)
+            yield self._add_norm(phase, normed)
+            source, norm = normed, None
+        out = self._outputs(phase)
+        if phase.residual is not None and not self._buffers.is_same(
+            phase.residual, phase.segments[0].out
+        ):
+            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
+        weight = self._weight_of([segment.weight for segment in phase.segments])
+        bias, accumulates = self._bias(phase.segments), phase.residual is not None
+        around = Around(norm, bias, phase.activation, accumulates)
+        linear = self._ops.products.linear
+        yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
+
+    def _add_norm(self, phase: fusion.Linear, normed: Tensor) -> _Part:
+        assert phase.added is not None and phase.sum_out is not None
+        sum_of = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
+        norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
+        assert norm is not None, "sums are taken in where a norm reads them"
+        add_norm = self._ops.add_norm
+        return self._each_row(
+            lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
+        )
+
+    def _outputs(self, phase: fusion.Linear) -> Tensor:
+        """Where the product of all segments goes, or what an activation makes of it."""
+        if phase.activation is not None:
+            return self._buffers.tensor(phase.segments[0].out)
+        return self._buffers.joint([segment.out for segment in phase.segments])
+
+    def _attention(self, phase: fusion.Attention) -> _Part:
+        ops, scoring = self._ops, self._scoring(phase)
+        norms, rope = self._head_norms(phase), self._rope(phase)
+        k_cache, v_cache = self._kv_cache.layer(phase.layer)
+        places = self._tensors.places(
+            self._buffers.joint([phase.q, phase.k, phase.v]),
+            self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
+            self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
+        )
+
+        def attention(running: _Running) -> None:
+            qkv, q, attended = (running.rows[place] for place in places)
+            ops.write_kv(qkv, running.step, k_cache, v_cache, q, norms, rope)
+            running.attend(q, k_cache, v_cache, scoring, attended)
+
+        return attention
+
+    def _rows(self, phase: fusion.Rows) -> _Part:
+        ops, kind = self._ops, phase.kind
+        a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
+        if kind == "norm":
+            if len(phase.a.shape) > 1:
+                raise CannotFuse("norms of heads are made with attention, and not alone")
+            norm = self._norm(phase.norm)
+            assert norm is not None
+            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+        assert phase.b is not None
+        b = self._buffers.tensor(phase.b)
+        if kind == "add":
+            return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
+        return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
+
+    def _scoring(self, phase: fusion.Attention) -> Scoring:
+        sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)
+        return Scoring(phase.scale, phase.window, phase.softcap, sinks)
+
+    def _head_norms(self, phase: fusion.Attention) -> HeadNorms | None:
+        q, k = self._norm(phase.q_norm), self._norm(phase.k_norm)
+        if q is None and k is None:
+            return None
+        if q is None or k is None or q.eps != k.eps:
+            raise CannotFuse(f"queries and keys of layer {phase.layer} are not normed alike")
+        return HeadNorms(q.weight, k.weight, q.eps)
+
+    def _rope(self, phase: fusion.Attention) -> Rope | None:
+        if phase.rope is None:
+            return None
+        return Rope(self._constants.rotations(phase.rope), phase.interleaved)
+
+    def _norm(self, norm: fusion.Norm | None) -> Norm | None:
+        return None if norm is None else Norm(self._constants.vector(norm.weight), norm.eps)
+
+    def _bias(self, segments: Sequence[fusion.Segment]) -> Tensor | None:
+        if all(segment.bias is None for segment in segments):
+            return None
+        parts = [
+            np.zeros(s.weight.shape[0], np.float32) if s.bias is None else s.bias for s in segments
+        ]
+        return torch.from_numpy(np.concatenate(parts)).to(self._device, self._dtype)
+
+    def _each_row(self, op: Callable[..., object], *tensors: Tensor) -> _Part:
+        """``op`` over as many rows of tensors [max_tokens, ...] as a step has tokens."""
+        places = self._tensors.places(*tensors)
+
+        def part(running: _Running) -> None:
+            op(*[running.rows[place] for place in places])
+
+        return part
+
+
+class _Tensors:
+    """Tensors [max_tokens, ...], each of which is cut to the rows of a step once, for all parts:
+    layers have the same ones in turn, and to cut one takes as long as a part takes to be called."""
+
+    def __init__(self) -> None:
+        self._all: list[Tensor] = []
+        self._places: dict[Hashable, int] = {}
+
+    def places(self, *tensors: Tensor) -> list[int]:
+        """Where these are in what :meth:`cut` gives."""
+        return [self._place(tensor) for tensor in tensors]
+
+    def cut(self, count: int) -> list[Tensor]:
+        return [tensor[:count] for tensor in self._all]
+
+    def _place(self, tensor: Tensor) -> int:
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        if key not in self._places:
+            self._places[key] = len(self._all)
+            self._all.append(tensor)
+        return self._places[key]
+
+
+class _Constants:
+    """Small arrays on the device, as float32; one that several phases use is there once."""
+
+    def __init__(self, device: torch.device, max_positions: int):
+        self._device, self._max_positions = device, max_positions
+        self._vectors: dict[int, tuple[np.ndarray, Tensor]] = {}  # by id, with who has it
+        self._rotations: dict[RopeTable, Tensor] = {}
+
+    def vector(self, values: np.ndarray) -> Tensor:
+        if id(values) not in self._vectors:
+            self._vectors[id(values)] = values, self._tensor(values)
+        return self._vectors[id(values)][1]
+
+    def rotations(self, table: RopeTable) -> Tensor:
+        """Cosines and sines, float32 [max_positions, rotary]."""
+        if table not in self._rotations:
+            values = table.make(self._max_positions)[: self._max_positions]
+            self._rotations[table] = self._tensor(values)
+        return self._rotations[table]
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)

@@ -1,0 +1,129 @@
+"""The ops of a fused step by Triton's kernels: nothing is allocated, nothing is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import fusion
+from octavo.kernels.cuda import rows as row_kernels
+from octavo.kernels.cuda.activations import activation_mul_apart
+from octavo.kernels.cuda.attention import GpuAttention
+from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.kv_codes import kind_of
+from octavo.kernels.cuda.kv_write import write_kv
+from octavo.kernels.cuda.norms import rmsnorm
+from octavo.kernels.cuda.ops import Attend, HeadNorms, LayerStores, Rope, StepTensors
+from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.fusion import Matrix, Phase
+from octavo.kernels.kv_stores import KVStore
+
+
+class TritonOps:
+    """See :class:`octavo.kernels.cuda.ops.FusedOps`.
+
+    Args:
+        products: who multiplies; has memory for what a product leaves between its launches.
+        attention: that of the model; has memory for sequences that several programs share.
+    """
+
+    def __init__(self, products: Products, attention: GpuAttention):
+        self.products = products
+        self._attention = attention
+
+    def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
+        rmsnorm(x, norm, out, rows=rows)
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, y_norm: Norm | None, total: Tensor, norm: Norm, out: Tensor
+    ) -> None:
+        rmsnorm(y, norm, out, residual=x, total=total, norm_before_add=y_norm)
+
+    def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
+        activation_mul_apart(gate, up, out, activation)
+
+    def write_kv(
+        self,
+        qkv: Tensor,
+        step: StepTensors,
+        k_cache: KVStore,
+        v_cache: KVStore,
+        q_out: Tensor,
+        norms: HeadNorms | None,
+        rope: Rope | None,
+    ) -> None:
+        write_kv(qkv, step.positions, step.slots, k_cache, v_cache, q_out, norms, rope)
+
+    def plan_attention(self, step: StepTensors) -> Attend:
+        plan, tables = self._attention.plan(len(step.tables.seq_lens), step.max_query), step.tables
+
+        def attend(
+            q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+        ) -> None:
+            self._attention.attend(q, k_cache, v_cache, tables, scoring, out, plan)
+
+        return attend
+
+    def find_damage(self, x: Tensor, damaged: Tensor) -> None:
+        row_kernels.find_damage(x, damaged)
+
+    def softcap(self, logits: Tensor, cap: float) -> None:
+        row_kernels.softcap(logits, cap)
+
+
+def create_triton_ops(
+    phases: Sequence[Phase],
+    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    kv_cache: LayerStores,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_tokens: int,
+    max_rows: int,
+    attention: AttentionLimits,
+    gpu: Gpu,
+    is_invariant: bool = False,
+) -> TritonOps:
+    """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
+
+    ConfigError if they do not read a KV cache like this one.
+
+    Args:
+        attention: of steps in which sequences have few tokens.
+        is_invariant: what a token becomes has the same bits whatever other tokens there are.
+    """
+    uses = _uses(phases, weight_of, max_tokens, max_rows)
+    products = TritonProducts(uses, gpu, dtype, device, invariant=is_invariant)
+    kinds = _head_shapes(phases, kv_cache, dtype)
+    return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
+
+
+def _uses(
+    phases: Sequence[Phase],
+    weight_of: Callable[[Sequence[Matrix]], DeviceWeight],
+    max_tokens: int,
+    max_rows: int,
+) -> Iterator[Use]:
+    for phase in phases:
+        if isinstance(phase, fusion.Linear):
+            weight = weight_of([segment.weight for segment in phase.segments])
+            yield Use(weight, max_tokens, gated=phase.activation is not None)
+        elif isinstance(phase, fusion.Head):
+            yield Use(weight_of([phase.weight]), max_rows)
+
+
+def _head_shapes(
+    phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
+) -> set[HeadShape]:
+    """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
+    shapes = set()
+    for phase in phases:
+        if isinstance(phase, fusion.Attention):
+            stores = kv_cache.layer(phase.layer)
+            for store in stores:
+                kind_of(store)
+            shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+    return shapes

@@ -1,0 +1,304 @@
+"""Products by Triton's kernels and cuBLAS: which of them is said by ``ways.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo.kernels.cuda.activations import activation_mul
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.code_products import row_codes, scale_products
+from octavo.kernels.cuda.dequantize import dequantize, room_for
+from octavo.kernels.cuda.linear import linear, tiling_of
+from octavo.kernels.cuda.norms import rmsnorm
+from octavo.kernels.cuda.products import Around, Norm
+from octavo.kernels.cuda.splits import Tiling, Workspace
+from octavo.kernels.cuda.ways import (
+    FEW_CODED_ROWS,
+    FEW_DENSE_ROWS,
+    Conditions,
+    Way,
+    way_of,
+)
+from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
+
+# Products of more rows are several: what lies between a norm, a product and an activation is no
+# larger than for these.
+PIECE_ROWS = 4096
+_INTEGER_ROWS = 1024  # likewise, of integers, which are of 4 bytes
+_EXPANDED_VALUES = 1 << 26  # of a weight at a time
+_INVARIANT_ROWS, _INVARIANT_TILES = 32, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a weight is multiplied with at most: so many rows, with an activation behind it or
+    without."""
+
+    weight: DeviceWeight
+    max_rows: int
+    gated: bool = False
+
+
+class TritonProducts:
+    """The products of one stream, with memory for those that are named beforehand.
+
+    Args:
+        uses: of each weight that is multiplied with; those that are only looked up are none.
+        dtype: of activations.
+        invariant, exact: as in ``Conditions``.
+    """
+
+    def __init__(
+        self,
+        uses: Iterable[Use],
+        gpu: Gpu,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        invariant: bool = False,
+        exact: bool = False,
+    ):
+        self._conditions = Conditions(gpu, dtype, invariant, exact)
+        self._tilings: dict[tuple[int, int, bool], Tiling] = {}
+        needs = _Needs()
+        for use in uses:
+            self._prepare(use, needs)
+        self._workspace = Workspace.for_all(self._tilings.values(), device)
+        self._normed = torch.empty(needs.normed, dtype=dtype, device=device)
+        self._wide = torch.empty(needs.wide, dtype=dtype, device=device)
+        self._scratch = torch.empty(needs.scratch, dtype=dtype, device=device)
+        self._codes = torch.empty(needs.codes, dtype=torch.int8, device=device)
+        self._scales = torch.empty(needs.scales, dtype=torch.float32, device=device)
+        self._integers = torch.empty(needs.integers, dtype=torch.int32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        buffers = (
+            *(self._workspace.parts, self._workspace.counters, self._normed, self._wide),
+            *(self._scratch, self._codes, self._scales, self._integers),
+        )
+        return sum(buffer.nbytes for buffer in buffers)
+
+    def linear(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+        """See ``Products``. A residual is added to without an activation."""
+        assert around.activation is None or not around.accumulate
+        for rows in _evenly(len(x), PIECE_ROWS):
+            self._piece(x[rows], weight, out[rows], around)
+
+    def rows(self, weight: DeviceWeight, ids: Tensor, out: Tensor) -> None:
+        """See ``Products``. ``out`` is of the type of the weight, if that is of floats."""
+        if isinstance(weight, DenseWeight):
+            torch.index_select(weight.values, 0, ids, out=out)
+        else:
+            assert isinstance(weight, W4Weight | W8Weight), weight.format
+            dequantize(weight, out, ids)
+
+    def _prepare(self, use: Use, needs: _Needs) -> None:
+        """Cut what is cut, and note what memory a use takes."""
+        weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
+        num_processors = self._conditions.gpu.num_processors
+        for rows in _rows_to_look_at(most):
+            way = way_of(weight, rows, self._conditions)
+            if way in (Way.FUSED, Way.TILES):
+                assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
+                key, tiles = self._key(way, weight, rows, use.gated), _num_row_tiles(way, most)
+                self._tilings[key] = tiling_of(
+                    weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
+                )
+                needs.of_one_launch(rows, k, self._conditions.dtype)
+            else:
+                needs.of_several(way, rows, n, k, use.gated)
+        if isinstance(weight, JoinedWeight):
+            for part in weight.parts:
+                self._prepare(Use(part, use.max_rows), needs)
+
+    def _key(self, way: Way, weight: DeviceWeight, rows: int, gated: bool) -> tuple[int, int, bool]:
+        """What tilings are looked up by: the weight, rows of a program, and an activation."""
+        if way is Way.TILES:
+            of_program = _INVARIANT_ROWS
+        else:
+            of_program = max(FEW_DENSE_ROWS, triton.next_power_of_2(rows))
+        return id(weight), of_program, gated
+
+    def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
+        way = way_of(weight, len(x), self._conditions)
+        if way in (Way.FUSED, Way.TILES):
+            self._in_one_launch(way, x, weight, out, around)
+        elif around.activation is None:
+            self._product(way, x, weight, out, around)
+        else:
+            wide = _room(self._wide, len(x), weight.shape[0])
+            self._product(way, x, weight, wide, replace(around, activation=None))
+            activation_mul(wide, out, around.activation)
+
+    def _in_one_launch(
+        self, way: Way, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+    ) -> None:
+        if x.dtype == torch.float16:
+            x, around = self._norm(x, around.norm), replace(around, norm=None)
+        assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
+        tiling = self._tilings[self._key(way, weight, len(x), around.activation is not None)]
+        for rows in _slices(len(x), tiling.max_rows):
+            linear(x[rows], weight, out[rows], tiling, self._workspace, around)
+
+    def _product(
+        self, way: Way, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around
+    ) -> None:
+        """In several launches, without an activation."""
+        if isinstance(weight, W8Weight) and way is Way.FP8:
+            return self._in_fp8(x, weight, out, around)
+        if isinstance(weight, W8Weight) and way is Way.INT8:
+            return self._in_int8(x, weight, out, around)
+        x = self._norm(x, around.norm)
+        if isinstance(weight, DenseWeight):
+            _gemm(x, weight.values.t(), out, around.bias, around.accumulate)
+        elif isinstance(weight, JoinedWeight):
+            for outputs, part in _parts(weight):
+                bias = None if around.bias is None else around.bias[outputs]
+                self._piece(x, part, out[:, outputs], replace(around, norm=None, bias=bias))
+        else:
+            assert isinstance(weight, W4Weight | W8Weight)
+            self._expand(x, weight, out, around)
+
+    def _expand(self, x: Tensor, weight: W4Weight | W8Weight, out: Tensor, around: Around) -> None:
+        n, k = weight.shape
+        for outputs in _slices(n, _outputs_at_a_time(k)):
+            part = weight.narrow(outputs.start, outputs.stop)
+            numbers = room_for(part, self._scratch)
+            dequantize(part, numbers)
+            bias = None if around.bias is None else around.bias[outputs]
+            _gemm(x, numbers.t(), out[:, outputs], bias, around.accumulate)
+
+    def _in_fp8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
+        codes, scales = self._coded(x, around.norm, torch.float8_e4m3fn)
+        is_final = out.is_contiguous() and not around.accumulate and out.dtype == x.dtype
+        made = out if is_final else _room(self._scratch, len(x), weight.shape[0])
+        torch._scaled_mm(
+            codes,
+            weight.codes.t(),
+            scale_a=scales[:, None],
+            scale_b=weight.scales,
+            out_dtype=made.dtype,
+            out=made,
+        )
+        if not is_final:
+            out.add_(made) if around.accumulate else out.copy_(made)
+        if around.bias is not None:
+            out.add_(around.bias)
+
+    def _in_int8(self, x: Tensor, weight: W8Weight, out: Tensor, around: Around) -> None:
+        codes, scales = self._coded(x, around.norm, torch.int8)
+        for rows in _evenly(len(x), _INTEGER_ROWS):
+            integers = _room(self._integers, len(codes[rows]), weight.shape[0])
+            torch._int_mm(codes[rows], weight.codes.t(), out=integers)
+            scale_products(
+                integers,
+                scales[rows],
+                weight.scales[0],
+                out[rows],
+                bias=around.bias,
+                accumulate=around.accumulate,
+            )
+
+    def _coded(self, x: Tensor, norm: Norm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """x, normed, as codes [T, K] with a scale for each row."""
+        codes = _room(self._codes, *x.shape).view(dtype)
+        scales = self._scales[: len(x)]
+        if norm is None:
+            row_codes(x, codes, scales)
+        else:
+            rmsnorm(x, norm, codes, scales=scales)
+        return codes, scales
+
+    def _norm(self, x: Tensor, norm: Norm | None) -> Tensor:
+        if norm is None:
+            return x
+        normed = _room(self._normed, *x.shape)
+        rmsnorm(x, norm, normed)
+        return normed
+
+
+@dataclass(slots=True)
+class _Needs:
+    """How many numbers each kind of memory has to have."""
+
+    normed: int = 0
+    wide: int = 0  # gates and ups
+    scratch: int = 0  # weights that were codes; products that cannot be put where they belong
+    codes: int = 0
+    scales: int = 0
+    integers: int = 0
+
+    def of_one_launch(self, rows: int, k: int, dtype: torch.dtype) -> None:
+        if dtype == torch.float16:
+            self.normed = max(self.normed, rows * k)
+
+    def of_several(self, way: Way, rows: int, n: int, k: int, gated: bool) -> None:
+        if gated:
+            self.wide = max(self.wide, rows * n)
+        if way in (Way.FP8, Way.INT8):
+            self.codes, self.scales = max(self.codes, rows * k), max(self.scales, rows)
+        else:
+            self.normed = max(self.normed, rows * k)
+        if way is Way.INT8:
+            self.integers = max(self.integers, min(rows, _INTEGER_ROWS) * n)
+        if way is Way.FP8:
+            self.scratch = max(self.scratch, rows * n)
+        if way is Way.EXPANDED:
+            self.scratch = max(self.scratch, min(n, _outputs_at_a_time(k)) * k)
+
+
+def _rows_to_look_at(most: int) -> list[int]:
+    """Numbers of rows that have all ways among them, and the most that each is used for."""
+    steps = [1 << power for power in range(most.bit_length()) if 1 << power <= FEW_CODED_ROWS]
+    return [*steps, *(step - 1 for step in steps if step > 1), most]
+
+
+def _num_row_tiles(way: Way, most: int) -> int:
+    return min(_INVARIANT_TILES, -(-most // _INVARIANT_ROWS)) if way is Way.TILES else 1
+
+
+def _outputs_at_a_time(k: int) -> int:
+    """Of a weight that becomes numbers: a multiple of what its kernels have."""
+    return max(128, _EXPANDED_VALUES // k // 128 * 128)
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, max(size, 1)))
+
+
+def _evenly(count: int, most: int) -> Iterator[slice]:
+    """The fewest slices; of nearly one size, as products in 8 bits are of no fewer than 17 rows."""
+    return _slices(count, -(-count // max(1, -(-count // most))))
+
+
+def _parts(weight: JoinedWeight) -> Iterator[tuple[slice, DeviceWeight]]:
+    start = 0
+    for part in weight.parts:
+        stop = start + part.shape[0]
+        yield slice(start, stop), part
+        start = stop
+
+
+def _room(memory: Tensor, rows: int, columns: int) -> Tensor:
+    return memory[: rows * columns].view(rows, columns)
+
+
+def _gemm(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, accumulate: bool) -> None:
+    """out = x @ weight [K, N] + bias, or that added to ``out``; by cuBLAS."""
+    if accumulate:
+        torch.addmm(out, x, weight, out=out)
+    elif out.dtype != x.dtype:
+        torch.mm(x, weight, out_dtype=out.dtype, out=out)
+    elif bias is not None and bias.dtype == x.dtype:
+        torch.addmm(bias, x, weight, out=out)
+        return
+    else:
+        torch.mm(x, weight, out=out)
+    if bias is not None:
+        out.add_(bias)

@@ -1,0 +1,126 @@
+"""By what a product is computed, for each kind of weight and number of rows: decided here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.weights import (
+    DenseWeight,
+    DeviceWeight,
+    JoinedWeight,
+    W4Weight,
+    W8Weight,
+)
+
+FEW_DENSE_ROWS = 16  # what an instruction that multiplies matrices takes anyway
+FEW_CODED_ROWS = 64  # more are worth a copy of the weight
+CODED_ACTIVATION_ROWS = 32  # from which products in 8 bits are worth the rounding of activations
+
+
+class Way(Enum):
+    """What computes a product; norms, activations and sums of the residual stream go with it, or
+    are launches of their own."""
+
+    FUSED = "one Triton kernel, with norm, activation and residual"
+    TILES = "the same kernel in tiles of 32 rows, however many there are"
+    GEMM = "cuBLAS; norm and activation by Triton"
+    EXPANDED = "Triton to 16 bits, then cuBLAS; norm and activation by Triton"
+    FP8 = "activations to FP8 by rows, torch._scaled_mm"
+    INT8 = "activations to int8 by rows, torch._int_mm, scales by Triton"
+    PARTS = "each of its parts by its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What decides beside the weight and the rows.
+
+    Args:
+        dtype: of activations.
+        invariant: a row has the same bits whatever other rows there are.
+        exact: activations are not rounded to 8 bits.
+    """
+
+    gpu: Gpu
+    dtype: torch.dtype = torch.bfloat16
+    invariant: bool = False
+    exact: bool = False
+
+
+def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
+    """How so many rows are multiplied with a weight."""
+    if isinstance(weight, JoinedWeight):
+        return Way.PARTS
+    if conditions.invariant:
+        return Way.TILES
+    if isinstance(weight, DenseWeight):
+        return Way.FUSED if num_rows <= FEW_DENSE_ROWS else Way.GEMM
+    assert isinstance(weight, W4Weight | W8Weight)
+    in_8_bits = _in_8_bits(weight, conditions)
+    if in_8_bits is not None and num_rows >= CODED_ACTIVATION_ROWS:
+        return in_8_bits
+    return Way.FUSED if num_rows <= FEW_CODED_ROWS else Way.EXPANDED
+
+
+def multiplied_as(weight: DeviceWeight, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+    """The type in which the rows of a long prompt are multiplied with a weight."""
+    way = way_of(weight, 512, dtype, gpu)
+    return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, dtype)
+
+
+def table(
+    conditions: Conditions, rows: tuple[int, ...] = (1, 16, 64, 512)
+) -> Iterator[tuple[str, list[Way]]]:
+    """For each kind of weight its format, and how it is multiplied with so many rows."""
+    for weight in _of_each_kind(conditions.dtype):
+        yield weight.format, [way_of(weight, num, conditions) for num in rows]
+
+
+def as_markdown(conditions: Conditions) -> str:
+    """The same for people: a column for each number of rows, and what the words mean."""
+    rows = (1, 16, 64, 512)
+    lines = ["| weight | " + " | ".join(f"{num} rows" for num in rows) + " |", "|---" * 5 + "|"]
+    used = set()
+    for format, ways in table(conditions, rows):
+        lines.append(f"| {format} | " + " | ".join(way.name.lower() for way in ways) + " |")
+        used.update(ways)
+    lines += ["", *(f"- {way.name.lower()}: {way.value}" for way in Way if way in used)]
+    return "\n".join(lines)
+
+
+def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | None:
+    """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
+    torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
+    if conditions.exact or isinstance(weight, W4Weight) or weight.group is not None:
+        return None
+    if any(size % 16 for size in weight.shape):
+        return None
+    if not weight.is_fp8:
+        return Way.INT8
+    has_fp8 = conditions.gpu.arch >= 89 and conditions.dtype == torch.bfloat16
+    return Way.FP8 if has_fp8 else None
+
+
+def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:
+    """Weights of no memory, some of each kind that ``packing.py`` makes."""
+    n = k = 4096
+
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    yield DenseWeight(empty(n, k, dtype=dtype))
+    for group in (16, 32, 64, 128):
+        scales = empty(k // group, n, dtype=torch.float16)
+        yield W4Weight(empty(k // 8, n, dtype=torch.int32), scales, None, group, (n, k))
+    for group in (16, 32, 128):
+        scales = empty(k // group, n, dtype=torch.float16)
+        yield W8Weight(empty(n, k, dtype=torch.int8), scales, None, group)
+    by_rows = empty(1, n, dtype=torch.float32)
+    yield W8Weight(empty(n, k, dtype=torch.int8), by_rows, None, None)
+    scales = empty(k // 128, n, dtype=torch.float32)
+    yield W8Weight(empty(n, k, dtype=torch.float8_e4m3fn), scales, None, 128)
+    yield W8Weight(empty(n, k, dtype=torch.float8_e4m3fn), by_rows, None, None)

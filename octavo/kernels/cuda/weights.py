@@ -1,0 +1,210 @@
+"""Matrices on the device, ready to be multiplied with: as floats, or as codes with scales.
+
+    weight = pack([q, k, v], device, dtype)         one matrix: the rows of q, k and v; packing.py
+    weight.linear(x, out, products, norm=norm)      see products.py
+
+Codes of 4 bits lie in the order in which kernels read them::
+
+    words [K / 8, N]    of each 128 inputs, word r holds those 16 apart from r on:
+
+        word r    | r | r + 16 | r + 32 | ... | r + 112 |     4 bits each, the lowest first
+
+So one nibble of 16 words is 16 consecutive inputs of an output: a tile of a matrix as it is, with
+nothing to put into another order. Outputs lie side by side, as the threads that read them do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.cuda.products import Around, Norm, Products
+
+TILE_K = 128  # inputs of 16 words, of which a kernel reads all
+PLANES = 8  # nibbles of a word
+PLANE_K = TILE_K // PLANES
+
+
+class DeviceWeight(Protocol):
+    """A matrix [N, K], whatever it is kept as."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        ...
+
+    @property
+    def format(self) -> str:
+        """What it is kept as, for people: "bfloat16", "4 bits in 32"."""
+        ...
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """A copy of its numbers [N, K], or they themselves."""
+        ...
+
+    def linear(
+        self,
+        x: Tensor,
+        out: Tensor,
+        products: Products,
+        *,
+        bias: Tensor | None = None,
+        norm: Norm | None = None,
+        activation: str | None = None,
+        accumulate: bool = False,
+    ) -> None:
+        """out = x @ weight.T; what is around it is described in ``Around``."""
+        products.linear(x, self, out, Around(norm, bias, activation, accumulate))
+
+    def rows(self, ids: Tensor, out: Tensor, products: Products) -> None:
+        """The rows ``ids`` (int32 [T]) in ``out`` [T, K]."""
+        products.rows(self, ids, out)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseWeight(DeviceWeight):
+    """In a float type.
+
+    Args:
+        values: [N, K], contiguous.
+        expanded: the formats of those of its rows that were codes in their file.
+    """
+
+    values: Tensor
+    expanded: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.values.shape
+        return n, k
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    @property
+    def format(self) -> str:
+        return str(self.values.dtype).removeprefix("torch.")
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.values.to(dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class W4Weight(DeviceWeight):
+    """Codes in 0 to 15: value = scale * code + min, or scale * (code - 8).
+
+    ``group`` inputs share a scale: 16, 32, 64 or 128. K is padded to K', a multiple of TILE_K, with
+    groups whose scales and mins are 0.
+    """
+
+    words: Tensor  # int32 [K' / 8, N]
+    scales: Tensor  # float16 [K' / group, N]
+    mins: Tensor | None  # likewise; None: a code of 8 stands for 0
+    group: int
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes_of(self.words, self.scales, self.mins)
+
+    @property
+    def format(self) -> str:
+        return f"4 bits in {self.group}"
+
+    def narrow(self, start: int, stop: int) -> W4Weight:
+        """Rows ``start`` to ``stop``: the same memory, whose rows stay as long as they are."""
+        words, scales = self.words[:, start:stop], self.scales[:, start:stop]
+        mins = None if self.mins is None else self.mins[:, start:stop]
+        return W4Weight(words, scales, mins, self.group, (words.shape[1], self.shape[1]))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        inputs = torch.arange(self.shape[1], device=self.words.device)
+        words = self.words[inputs // TILE_K * PLANE_K + inputs % PLANE_K]
+        codes = (words >> 4 * (inputs % TILE_K // PLANE_K)[:, None]) & 15
+        scales = self.scales[inputs // self.group].float()
+        if self.mins is None:
+            return ((codes - 8) * scales).t().to(dtype)
+        return (codes * scales + self.mins[inputs // self.group]).t().to(dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class W8Weight(DeviceWeight):
+    """Codes of a byte: value = scale * code + min.
+
+    ``group`` inputs share a scale: 16, 32, 64 or 128; or all of a row, and ``group`` is None.
+    """
+
+    codes: Tensor  # int8 or float8_e4m3fn [N, K], contiguous
+    scales: Tensor  # float16 or float32 [K / group, N], [1, N] of rows
+    mins: Tensor | None  # likewise; None: nothing is added
+    group: int | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.codes.shape
+        return n, k
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes_of(self.codes, self.scales, self.mins)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.codes.dtype == torch.float8_e4m3fn
+
+    @property
+    def format(self) -> str:
+        kind = "FP8" if self.is_fp8 else "int8"
+        return f"{kind} by rows" if self.group is None else f"{kind} in {self.group}"
+
+    def narrow(self, start: int, stop: int) -> W8Weight:
+        """Rows ``start`` to ``stop``: the same memory."""
+        mins = None if self.mins is None else self.mins[:, start:stop]
+        return W8Weight(self.codes[start:stop], self.scales[:, start:stop], mins, self.group)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        k = self.shape[1]
+        groups = torch.arange(k, device=self.codes.device) // (self.group or k)
+        values = self.codes.float() * self.scales.t()[:, groups].float()
+        if self.mins is not None:
+            values += self.mins.t()[:, groups]
+        return values.to(dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedWeight(DeviceWeight):
+    """Rows of matrices that are kept as different things, one behind the other."""
+
+    parts: Sequence[DeviceWeight]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def format(self) -> str:
+        return ", ".join(part.format for part in self.parts)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return torch.cat([part.dense(dtype) for part in self.parts])
+
+
+def parts_of(weight: DeviceWeight) -> Sequence[DeviceWeight]:
+    """What it is made of: itself, if it is not joined."""
+    return weight.parts if isinstance(weight, JoinedWeight) else [weight]
+
+
+def _bytes_of(*parts: Tensor | None) -> int:
+    return sum(part.nbytes for part in parts if part is not None)

@@ -1,0 +1,251 @@
+"""Runs a model by its fused program: on a GPU, or with plain ops on the CPU, as its slow twin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from octavo.errors import ConfigError
+from octavo.kernels.cuda.ops import FusedOps
+from octavo.kernels.cuda.packing import expanded, pack
+from octavo.kernels.cuda.program import FusedProgram
+from octavo.kernels.cuda.sampling import DeviceSampler
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
+from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.recorder import Value
+from octavo.models.config import ModelConfig
+from octavo.models.loader import weights_bytes
+from octavo.models.registry import CausalLM
+from octavo.quantization.base import Weight
+from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
+from octavo.runtime.cuda_graphs import graph_sizes
+from octavo.runtime.cuda_kit import Kit, kit_of
+from octavo.runtime.device_memory import (
+    NOWHERE,
+    CountedMemory,
+    StreamNowhere,
+    device_memory,
+    out_of_memory_told,
+)
+from octavo.runtime.forward import Observed
+from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.memory_ledger import (
+    WEIGHTS,
+    Line,
+    MemoryLedger,
+    activations_line,
+    check_weights,
+    gib,
+    graphs_line,
+    open_ledger,
+    scratch_line,
+    tokens_line,
+)
+from octavo.runtime.op_program import StepPlan, matrices_of, plan_step
+from octavo.runtime.streams import Stream
+from octavo.runtime.torch_probe import FusedProbe
+
+Progress = Callable[[int, int], None]
+
+_log = logging.getLogger("octavo")
+
+
+class FusedBackend:
+    """A model whose phases are launched one after the other, or replayed.
+
+    CannotFuse if its ops do not make phases, or ask for what the kernels do not have.
+
+    ``kit``: what computes it; that of the device by default.
+    """
+
+    name = "fused"
+    isa = None
+    pool = None
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        model: CausalLM,
+        model_config: ModelConfig,
+        progress: Progress | None = None,
+        kit: Kit | None = None,
+    ):
+        self._spec, self._model_config = spec, model_config
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._kit = kit or kit_of(torch.device(spec.device), dtype, spec.batch_invariant)
+        self._plan, weights = plan_step(model)
+        self._weights = PackedOnce(self._plan, weights, self._kit)
+        if spec.device != "cpu":
+            check_weights(device_memory(spec.device), weights_bytes(model))
+        with out_of_memory_told(WEIGHTS, self._ledger):
+            self._weights.pack_all(progress)
+        self.weights_bytes = self._weights.num_bytes
+
+    def _ledger(self) -> MemoryLedger:
+        """While weights are packed."""
+        return open_ledger(device_memory(self._spec.device), 1.0, self._weights.num_bytes, ())
+
+    def planned_memory(self) -> Sequence[Line]:
+        """What is allocated at the start, and graphs later: counted by making all of it where
+        there is no memory."""
+        spec = self._spec
+        limits = RankLimits(
+            num_blocks=1,
+            max_num_seqs=spec.max_num_seqs,
+            max_model_len=spec.max_model_len or self._model_config.max_position,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+        )
+        kv_cache = self._create_kv_cache(limits, NOWHERE)
+        with CountedMemory() as counted:
+            ops = self._create_ops(kv_cache, limits, NOWHERE)
+            scratch = counted.take()
+            program = self._create_program(ops, kv_cache, limits, NOWHERE)
+            activations = counted.take()
+            sampler = self._create_sampler(limits, NOWHERE)
+            self._create_forward(program, kv_cache, sampler, StreamNowhere(), limits)
+            tokens = counted.take()
+        lines = activations_line(activations), tokens_line(tokens), scratch_line(scratch)
+        if spec.enforce_eager:
+            return lines
+        num_sizes = len(graph_sizes(min(spec.max_num_seqs, spec.max_num_batched_tokens)))
+        return *lines, graphs_line(num_sizes)
+
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> CudaForward:
+        try:
+            kept = self._plan.streams(depths)
+        except CannotFuse as error:
+            raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
+        here = self._kit.device
+        kv_cache = self._create_kv_cache(limits, here)
+        ops = self._create_ops(kv_cache, limits, here)
+        program = self._create_program(ops, kv_cache, limits, here, kept.values())
+        sampler = self._create_sampler(limits, here)
+        stream = self._kit.create_stream()
+        return self._create_forward(program, kv_cache, sampler, stream, limits, kept)
+
+    def _create_forward(
+        self,
+        program: FusedProgram,
+        kv_cache: KVCache,
+        sampler: DeviceSampler,
+        stream: Stream,
+        limits: RankLimits,
+        kept: Mapping[int, Value] = MappingProxyType({}),
+    ) -> CudaForward:
+        return CudaForward(
+            program,
+            kv_cache,
+            sampler,
+            stream,
+            limits,
+            lambda runner: self._create_probe(runner, kv_cache),
+            captures=not self._spec.enforce_eager,
+            kept=kept,
+        )
+
+    def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
+        weights = [
+            (isinstance(phase, Head), self._weights(list(matrices_of(phase))))
+            for phase in self._plan.phases
+            if isinstance(phase, Linear | Head)
+        ]
+        kit = self._kit
+        return FusedProbe(runner, weights, kit.multiplied_as, kv_cache, kit.device, kit.dtype)
+
+    def _create_program(
+        self,
+        ops: FusedOps,
+        kv_cache: KVCache,
+        limits: RankLimits,
+        device: torch.device,
+        kept: Collection[Value] = (),
+    ) -> FusedProgram:
+        return FusedProgram(
+            self._plan.phases,
+            ops,
+            self._weights,
+            kv_cache,
+            self._kit.dtype,
+            device,
+            limits.max_num_batched_tokens,
+            num_logits_rows(limits),
+            limits.max_model_len,
+            kept,
+        )
+
+    def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> FusedOps:
+        return self._kit.create_ops(self._plan.phases, self._weights, kv_cache, limits, device)
+
+    def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
+        return self._kit.create_sampler(self._model_config.vocab_size, limits, device)
+
+    def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
+        model = self._model_config
+        return KVCache(
+            model.num_layers,
+            limits.num_blocks,
+            self._spec.block_size,
+            model.num_kv_heads,
+            model.head_dim,
+            CODECS[kv_dtype_of(self._spec, is_native=False)],
+            device,
+            self._kit.copy_units,
+        )
+
+
+class PackedOnce:
+    """The weights of a plan on a device. Those that are multiplied with together are one matrix;
+    one that is asked for again is there already."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        weights: dict[str, Weight],
+        kit: Kit,
+    ):
+        self._plan, self._weights, self._kit = plan, weights, kit
+        self._made: dict[tuple[str, ...], DeviceWeight] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self._made.values())
+
+    def pack_all(self, progress: Progress | None) -> None:
+        """Pack what any phase multiplies with. Files are read once, in the order of phases.
+
+        ``progress`` is called with the bytes of files that were read, and those of all.
+        """
+        upload = self._kit.create_upload()
+        total, done = sum(weight.nbytes for weight in self._weights.values()), 0
+        for phase in self._plan.phases:
+            names = tuple(map(self._plan.name_of, matrices_of(phase)))
+            if names and names not in self._made:
+                joined = [self._weights[name] for name in names]
+                self._made[names] = pack(joined, self._kit.device, self._kit.dtype, upload)
+                done += sum(weight.nbytes for weight in joined)
+                if progress is not None:
+                    progress(done, total)
+        self._tell_expanded()
+
+    def __call__(self, matrices: Sequence[Matrix]) -> DeviceWeight:
+        names = tuple(map(self._plan.name_of, matrices))
+        if names not in self._made:
+            joined = [self._weights[name] for name in names]
+            self._made[names] = pack(joined, self._kit.device, self._kit.dtype)
+        return self._made[names]
+
+    def _tell_expanded(self) -> None:
+        found = expanded({", ".join(names): weight for names, weight in self._made.items()})
+        for formats in sorted({formats for formats, _ in found.values()}):
+            num_bytes = sum(size for name, size in found.values() if name == formats)
+            _log.warning(
+                "no kernel reads %s: %s of weights are kept as %s",
+                formats,
+                gib(num_bytes),
+                str(self._kit.dtype).removeprefix("torch."),
+            )

@@ -1,0 +1,93 @@
+"""Decode steps that were captured, and are launched as one.
+
+A captured step has a size, and computes as many tokens, one of each sequence; a step of fewer is
+filled up with those of nobody. Sizes are close enough together that little is computed for nobody::
+
+    1  2  4  8  16  32  48 ... the most that run at once, at most 256
+
+Nothing is captured at the start, which would take seconds. Once a first result has been taken, each
+step captures one size before it runs, the largest first: then there is a graph for every step after
+the first capture, and the memory that the largest one needs serves the others too. What is no plain
+decode step (pieces of prompts, drafts, more sequences than that) is launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from octavo.core.batch import Batch
+from octavo.runtime.memory_ledger import gib
+
+if TYPE_CHECKING:
+    from octavo.runtime.streams import Graph, Stream, Work
+
+MAX_SIZE = 256
+_STEP = 16
+
+_log = logging.getLogger("octavo")
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes that are captured, ascending; the last one is ``max_num_seqs``, up to 256."""
+    most = min(max_num_seqs, MAX_SIZE)
+    return sorted({most, *(n for n in (1, 2, 4, 8, *range(_STEP, most, _STEP)) if n < most)})
+
+
+def is_plain_decode(batch: Batch) -> bool:
+    """Whether each request of a step has one token computed, and gets one."""
+    return all(item.num_tokens == item.num_sampled == 1 for item in batch.items)
+
+
+class DecodeGraphs:
+    """Captures decode steps, and knows which one a batch is launched as.
+
+    Args:
+        step_of: the work of a decode step of a size.
+        idle: puts a step of nobody in place of the inputs, for that work to be launched once before
+            it is captured: kernels are compiled, and libraries take what memory they need.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        max_num_seqs: int,
+        step_of: Callable[[int], Work],
+        idle: Callable[[int], None],
+    ):
+        self._stream = stream
+        self._step_of, self._idle = step_of, idle
+        self._missing = graph_sizes(max_num_seqs)
+        self._sizes: list[int] = []  # that are captured, ascending
+        self._graphs: dict[int, Graph] = {}
+
+    @property
+    def bytes_by_size(self) -> dict[int, int]:
+        """What the device holds for each graph that is captured, the largest first."""
+        return {size: graph.num_bytes for size, graph in self._graphs.items()}
+
+    def size_of(self, batch: Batch) -> int | None:
+        """The size of the graph that a batch fits best; None if it fits none."""
+        if not self._sizes or batch.num_seqs > self._sizes[-1] or not is_plain_decode(batch):
+            return None
+        return self._sizes[bisect_left(self._sizes, batch.num_seqs)]
+
+    def __getitem__(self, size: int) -> Work:
+        return self._graphs[size].replay
+
+    def capture_next(self) -> None:
+        """Capture the largest size that is missing, if there is one."""
+        if not self._missing:
+            return
+        size = self._missing.pop()
+        step = self._step_of(size)
+        self._idle(size)
+        self._stream.launch(step)
+        graph = self._graphs[size] = self._stream.capture(step)
+        self._sizes.insert(0, size)
+        _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
+        if not self._missing:
+            total = sum(self.bytes_by_size.values())
+            _log.info("%d decode steps are recorded, in %s", len(self._sizes), gib(total))

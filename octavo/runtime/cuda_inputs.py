@@ -1,0 +1,329 @@
+"""What the host tells a GPU of a step: 32-bit words, in one copy.
+
+What the device can know by itself, it is not told again. It mirrors the block table of each running
+request in a row of its own, the request's *seat*, and is told of the entries that are new; and it
+keeps the token that was sampled last in each seat, so that a step may begin before the host knows
+the token that it goes on from, which it then calls -1 - seat::
+
+    host      [ tokens | positions | slots | ... | rows | records | cells | values ]
+                                    | one copy, as long as it needs to be
+    device    [ tokens | positions | slots | ... | rows | records ] cells, values -> mirror
+                    |  placeholders: from the last tokens       mirror, seats -> tables of the step
+
+A record says how a row becomes a token (``kernels/cuda/sampling.py``).
+
+Sections lie where the shape of a step says, so that work that was captured for a shape finds them
+there. A shape may be larger than its batch: tokens that are too many write nothing (slot -1), and
+sequences have none (length 0) and the seat that nobody has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.request import Request
+from octavo.errors import EngineError
+from octavo.kernels.cuda.ops import StepTables, StepTensors
+from octavo.kernels.cuda.sampling import RECORD_WORDS
+
+_ALIGNMENT = 4  # words: kernels that are handed a section may read 16 bytes at once
+_NO_RECORDS = np.zeros((0, RECORD_WORDS), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How much a step computes, with what only fills it up."""
+
+    num_tokens: int
+    num_seqs: int
+    num_rows: int  # that become tokens
+    max_query: int  # tokens of a sequence at most
+
+    @classmethod
+    def decode(cls, num_seqs: int) -> StepShape:
+        """A token and a row for each sequence."""
+        return cls(num_seqs, num_seqs, num_seqs, 1)
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """Tokens, positions, slots, starts, lengths, seats; rows, their seats and records."""
+        tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_rows
+        return tokens, tokens, tokens, seqs + 1, seqs, seqs, rows, rows, rows * RECORD_WORDS
+
+    @property
+    def num_words(self) -> int:
+        """All of them, each from a multiple of 16 bytes on."""
+        return sum(map(_aligned, self.sections))
+
+
+@dataclass(frozen=True, slots=True)
+class StepViews:
+    """The sections of a step on the device: int32, over S sequences and R rows."""
+
+    step: StepTensors
+    seats: Tensor  # [S]
+    rows: Tensor  # [R] of the step that become tokens
+    row_seats: Tensor  # [R], in which these tokens are the last; for a draft's, that of nobody
+    records: Tensor  # [R, RECORD_WORDS]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """What of a step lies in a buffer of the host, to be copied."""
+
+    shape: StepShape
+    num_cells: int
+
+
+class DeviceInputs:
+    """The memory of all steps' inputs, on a device and in the host's buffers.
+
+    Methods that compute on the device are to be launched on a stream.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_tokens: int,
+        block_size: int,
+    ):
+        self.seats = Seats(max_num_seqs, -(-max_model_len // block_size))
+        self._block_size = block_size
+        num_seats, width = max_num_seqs + 1, self.seats.width  # one is nobody's
+        largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
+        self.num_words = largest.num_words + 2 * num_seats * width
+        self.last_tokens = torch.zeros(num_seats, dtype=torch.int32, device=device)
+        self._mirror = torch.zeros(num_seats, width, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int32, device=device)
+        self._memory = torch.zeros(self.num_words, dtype=torch.int32, device=device)
+        self._views: dict[StepShape, StepViews] = {}  # of decode: there is one for each size
+
+    def stage(
+        self,
+        batch: Batch,
+        rows: Sequence[int],
+        records: np.ndarray,
+        buffer: Tensor,
+        padded: StepShape | None = None,
+    ) -> StagedStep:
+        """Write a batch into a buffer of the host, int32 [num_words].
+
+        Args:
+            rows: R of them, that become tokens, in the order of items.
+            records: int32 [R, RECORD_WORDS].
+            padded: a decode shape that holds the batch, all of whose tokens become tokens; by
+                default there is no padding.
+
+        Raises:
+            EngineError: a draft is a tree.
+        """
+        self.seats.forget((*batch.finished_ids, *batch.preempted_ids))
+        lists = _Lists.of(batch, self.seats, self._block_size)
+        shape = padded or StepShape(
+            len(lists.token_ids), len(lists.seats), len(rows), lists.max_query
+        )
+        words, changes = buffer.numpy(), self.seats.take_changes()
+        _write(words, lists.laid_out(shape, rows, self.seats.nobody))
+        own = words[shape.num_words - _aligned(shape.num_rows * RECORD_WORDS) :]
+        own[: records.size] = records.reshape(-1)
+        own[records.size : shape.num_rows * RECORD_WORDS] = 0  # the likeliest token
+        _write(words[shape.num_words :], [*changes, *changes.values()])
+        return StagedStep(shape, len(changes))
+
+    def stage_nothing(self, shape: StepShape, buffer: Tensor) -> StagedStep:
+        """Write a decode step of nobody, to be run for its own sake."""
+        return self.stage(Batch(-1, ()), [], _NO_RECORDS, buffer, shape)
+
+    def upload(self, staged: StagedStep, buffer: Tensor) -> None:
+        """Copy a staged step to the device, and bring the mirrored tables up to date."""
+        first, count = staged.shape.num_words, staged.num_cells
+        end = first + 2 * count
+        self._memory[:end].copy_(buffer[:end], non_blocking=True)
+        if count:
+            cells = self._memory[first : first + count].long()
+            self._mirror.view(-1)[cells] = self._memory[first + count : end]
+
+    def gather_tables(self, views: StepViews) -> None:
+        """Put the block tables of a step together. May be captured."""
+        torch.index_select(self._mirror, 0, views.seats, out=views.step.tables.block_tables)
+
+    def views(self, shape: StepShape) -> StepViews:
+        """Where the inputs of steps of a shape are."""
+        views = self._views.get(shape)
+        if views is None:
+            sections = self._memory[: shape.num_words].split([*map(_aligned, shape.sections)])
+            token_ids, positions, slots, starts, lengths, seats, rows, row_seats, records = (
+                part[:n] for part, n in zip(sections, shape.sections, strict=True)
+            )
+            tables = StepTables(self._tables[: shape.num_seqs], starts, lengths)
+            step = StepTensors(token_ids, positions, slots, tables, shape.max_query)
+            views = StepViews(step, seats, rows, row_seats, records.view(-1, RECORD_WORDS))
+            if shape == StepShape.decode(shape.num_seqs):
+                self._views[shape] = views
+        return views
+
+
+class Seats:
+    """Which row of the device's arrays each running request has, and what is new in its table.
+
+    Args:
+        width: the blocks of a table at most.
+    """
+
+    def __init__(self, count: int, width: int):
+        self.nobody = count
+        self.width = width
+        self._free = list(range(count - 1, -1, -1))
+        self._seats: dict[str, _Seat] = {}
+        self._changes: dict[int, int] = {}
+
+    def of(self, request: Request) -> int:
+        """The seat of a request; changes of its table are noted."""
+        seat = self._seats.get(request.request_id)
+        if seat is None:
+            seat = self._seats[request.request_id] = _Seat(self._free.pop(), request)
+        elif seat.request is not request or seat.num_preemptions != request.num_preemptions:
+            # It left and came back, and nobody has told us.
+            seat = self._seats[request.request_id] = _Seat(seat.index, request)
+        # What was published by then has not changed since: mostly nothing is left to compare.
+        written, table, first = seat.table, request.block_ids, seat.num_settled
+        seat.num_settled = request.num_published_blocks
+        if len(written) != len(table) or written[first:] != table[first:]:
+            self._note(seat, table, first)
+        return seat.index
+
+    def _note(self, seat: _Seat, table: list[int], first: int) -> None:
+        written = seat.table
+        both = min(len(written), len(table))
+        while first < both and written[first] == table[first]:
+            first += 1
+        written[first:] = table[first:]
+        base = seat.index * self.width
+        self._changes.update(
+            zip(range(base + first, base + len(table)), table[first:], strict=True)
+        )
+
+    def take_changes(self) -> dict[int, int]:
+        """Entries that have changed since the last call, by their places in all tables, laid end to
+        end."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Free the seats of requests that have left the batch."""
+        for request_id in request_ids:
+            seat = self._seats.pop(request_id, None)
+            if seat is not None:
+                self._free.append(seat.index)
+
+
+class _Seat:
+    __slots__ = ("index", "num_preemptions", "num_settled", "request", "table")
+
+    def __init__(self, index: int, request: Request):
+        self.index = index
+        self.request = request
+        self.num_preemptions = request.num_preemptions
+        self.table: list[int] = []  # as the device has it
+        self.num_settled = 0  # entries that stay as they are
+
+
+class _Lists(NamedTuple):
+    """A batch as lists, laid end to end: entries of tensors are slow to set one by one."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    starts: list[int]
+    lengths: list[int]
+    seats: list[int]
+    row_seats: list[int]
+    max_query: int
+
+    @classmethod
+    def of(cls, batch: Batch, seats: Seats, block_size: int) -> _Lists:
+        lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
+        token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
+        seat_of = seats.of
+        for item in batch.items:
+            request, start, count = item.request, item.start, item.num_tokens
+            seat = seat_of(request)
+            if count == 1:
+                known = request.token_ids
+                token_ids.append(known[start] if start < len(known) else -1 - seat)
+                positions.append(start)
+                block, offset = divmod(start, block_size)
+                slots.append(request.block_ids[block] * block_size + offset)
+            else:
+                token_ids += _tokens(item, seat)
+                positions += range(start, start + count)
+                for part in _slots(request.block_ids, start, start + count, block_size):
+                    slots += part
+            starts.append(len(token_ids))
+            lengths.append(start + count)
+            own_seats.append(seat)
+            if item.num_sampled:
+                draft = item.draft
+                row_seats += (seat,) if draft is None else (seats.nobody,) * (1 + len(draft))
+        return lists
+
+    def laid_out(self, shape: StepShape, rows: Sequence[int], nobody: int) -> list[int]:
+        """All sections of a step but its records, filled up to where the next one begins."""
+        laid: list[int] = []
+        for values, length, filler in (
+            (self.token_ids, shape.num_tokens, 0),
+            (self.positions, shape.num_tokens, 0),
+            (self.slots, shape.num_tokens, -1),
+            (self.starts, shape.num_seqs + 1, len(self.token_ids)),
+            (self.lengths, shape.num_seqs, 0),
+            (self.seats, shape.num_seqs, nobody),
+            (rows, shape.num_rows, 0),
+            (self.row_seats, shape.num_rows, nobody),
+        ):
+            laid += values
+            laid += [filler] * (_aligned(length) - len(values))
+        return laid
+
+
+def _power_of_two(batch: Batch) -> int:
+    """The tokens of an item at most, rounded up."""
+    most = max([item.num_tokens for item in batch.items], default=1)
+    return 1 << (most - 1).bit_length()
+
+
+def _tokens(item: ScheduledRequest, seat: int) -> list[int]:
+    token_ids = item.request.token_ids[item.start : item.end]
+    if len(token_ids) < item.end - item.start:
+        token_ids.append(-1 - seat)
+    if item.draft is not None:
+        if not item.draft.is_chain:
+            raise EngineError("this forward pass knows no drafts that are trees")
+        token_ids += item.draft.token_ids
+    return token_ids
+
+
+def _slots(table: list[int], start: int, end: int, size: int) -> Iterator[range]:
+    """The slots of positions, block by block."""
+    while start < end:
+        slot = table[start // size] * size + start % size
+        count = min(size - start % size, end - start)
+        yield range(slot, slot + count)
+        start += count
+
+
+def _write(words: np.ndarray, values: list[int]) -> None:
+    words.data[: len(values)] = memoryview(array("i", values))
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

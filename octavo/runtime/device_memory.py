@@ -1,0 +1,68 @@
+"""A GPU's memory as PyTorch has it: what there is, what something would allocate, and what is said
+when there is no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from octavo.runtime.memory_ledger import MemoryLedger, MemoryUse
+from octavo.runtime.streams import HostStream
+
+NOWHERE = torch.device("meta")
+"""Tensors here have a shape, and no memory."""
+
+
+def device_memory(device: str) -> MemoryUse:
+    """That of a GPU, once our allocator has given back what it does not use."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(torch.device(device))
+    return MemoryUse(total, free, torch.cuda.memory_reserved(torch.device(device)))
+
+
+class CountedMemory(TorchDispatchMode):
+    """Counts the bytes of tensors that are made NOWHERE while it is entered: what the same code
+    would allocate elsewhere. Several views of one tensor are counted once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, Any] = {}  # storages, which stay as long as they are counted by id
+        self._taken = 0
+
+    def take(self) -> int:
+        """Bytes since the last call."""
+        total = sum(storage.nbytes() for storage in self._seen.values())
+        taken, self._taken = total - self._taken, total
+        return taken
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.device == NOWHERE:
+                storage = tensor.untyped_storage()
+                self._seen.setdefault(storage._cdata, storage)
+        return made
+
+
+class StreamNowhere(HostStream):
+    """For what is made to be counted, and never run."""
+
+    device = NOWHERE
+
+
+@contextmanager
+def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterator[None]:
+    """Has a GPU without memory for ``name``, a line, answer with a ConfigError by its ledger."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        wanted = str(error).partition(". ")[0]
+        raise ledger().out_of_memory(name, wanted) from error

@@ -1,0 +1,103 @@
+"""A whole engine by Triton's kernels: steps in flight, padded decode steps replayed, chunks, drafts
+and samplers, against the same engine in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from fused_models import LLAMA, VOCAB, random_model
+from queued_stream import QueuedStream
+
+# Before anything is interpreted: kernels are decorated as their modules are imported.
+import octavo.kernels.cuda.sampler
+import octavo.kernels.cuda.triton_ops  # noqa: F401
+from octavo.core.batch import Draft
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.prefix_cache import RadixPrefixCache
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.executor.hashing import GuessingProposer
+from octavo.executor.local import LocalExecutor
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.runtime import cuda_kit
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.cuda_backend import FusedBackend
+from octavo.runtime.cuda_kit import Kit, PlainKit, TritonKit
+from octavo.runtime.kv_cache import copy_units
+from octavo.runtime.rank import Rank
+from octavo.runtime.streams import HostStream
+
+CONFIG = replace(LLAMA, num_layers=1, layer_windows=(None,))
+LIMITS = RankLimits(num_blocks=12, max_num_seqs=3, max_model_len=48, max_num_batched_tokens=8)
+USUAL = {
+    "max_tokens": 5,
+    "temperature": 0.0,
+    "ignore_eos": True,
+    "speculative": {"enabled": False},
+}
+KINDS = [
+    {"speculative": {"enabled": True}},
+    {"temperature": 0.9, "top_k": 9},
+    {"temperature": 0.8, "repetition_penalty": 1.3, "logprobs": 2},
+]
+
+
+class InterpretedKit(TritonKit):
+    """The kernels of a GPU, on tensors of the CPU."""
+
+    copy_units = staticmethod(copy_units)
+
+    def create_stream(self) -> HostStream:
+        return cuda_kit.HostStream()
+
+    def create_upload(self) -> None:
+        return None
+
+
+def kernels_on(device: str) -> TritonKit:
+    kit_type = InterpretedKit if device == "cpu" else TritonKit
+    return kit_type(torch.device(device), torch.float32, Gpu(90, 8), is_invariant=False)
+
+
+def answers(kit: Kit) -> dict[str, list[int]]:
+    device = kit.device.type
+    backend = FusedBackend(RankSpec(Path(), device), random_model(CONFIG), CONFIG, kit=kit)
+    rank = Rank(RankSpec(Path(), device), CONFIG, backend)
+    rank.start(LIMITS)
+    config = SchedulerConfig(
+        max_num_batched_tokens=8, max_num_seqs=3, max_model_len=48, runs_ahead=True
+    )
+    drafts = GuessingProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
+    blocks = BlockManager(LIMITS.num_blocks, 16, RadixPrefixCache(16))
+    engine = Engine(Scheduler(config, blocks, proposer=drafts), LocalExecutor(rank))
+    requests = []
+    for index, kind in enumerate(KINDS):
+        params = SamplingParams(**(USUAL | kind))
+        prompt = [(7 * index + 3 * i) % VOCAB for i in range(5 + 4 * index)]
+        requests.append(Request(str(index), prompt, params, 0.0, seed=index))
+        engine.add(requests[-1])
+    while engine.step() is not None:
+        pass
+    assert not any(request.error for request in requests)
+    return {request.request_id: request.output_token_ids for request in requests}
+
+
+def test_the_answers_are_those_of_plain_torch(device, monkeypatch):
+    made = []
+
+    def queued() -> QueuedStream:
+        made.append(QueuedStream())
+        return made[-1]
+
+    monkeypatch.setattr(cuda_kit, "HostStream", queued)
+    expected = answers(PlainKit(torch.float32))
+    assert answers(kernels_on(device)) == expected
+    assert all(stream.num_replays > 2 for stream in made)

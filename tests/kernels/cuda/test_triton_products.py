@@ -1,0 +1,166 @@
+"""Products by Triton's kernels and torch's against plain ones, in the interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from device_weights import KINDS, device_weight, random
+
+from octavo.kernels.cuda import triton_products
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.products import Around, Norm, PlainProducts
+from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.ways import Conditions, Way, way_of
+
+HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
+ALL = [*KINDS, "joined"]
+N, K = 96, 512
+# Relative errors; where activations are rounded too, of a row's largest.
+FLOAT32, BFLOAT16, CODED = 1e-5, 2e-2, 4e-2
+
+
+def products_of(weight, x, **settings):
+    settings = {"gpu": HOPPER, "gated": False} | settings
+    gpu, gated = settings.pop("gpu"), settings.pop("gated")
+    made = TritonProducts([Use(weight, len(x), gated)], gpu, x.dtype, x.device, **settings)
+    for memory in ("_normed", "_wide", "_scratch", "_scales"):
+        getattr(made, memory).fill_(torch.nan)
+    return made
+
+
+def around_of(what, device):
+    norm, bias = Norm(random(K, device=device, seed=5), 1e-5), random(N, device=device, seed=6)
+    return {
+        "nothing": Around(),
+        "all before": Around(norm, bias, "gelu_tanh"),
+        "a residual": Around(norm, bias, None, accumulate=True),
+    }[what]
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("what", ["nothing", "all before", "a residual"])
+@pytest.mark.parametrize("rows", [2, 70])
+def test_products(device, kind, what, rows):
+    for dtype in (torch.float32, torch.bfloat16):
+        weight, around = device_weight(kind, N, K, dtype, device), around_of(what, device)
+        x = random(rows, K, dtype=dtype, device=device)
+        gated = around.activation is not None
+        out = random(rows, N // 2 if gated else N, dtype=dtype, device=device, seed=7)
+        expected = out.float()
+        PlainProducts().linear(x.float(), weight, expected, around)
+        products_of(weight, x, gated=gated).linear(x, weight, out, around)
+        way = way_of(weight, rows, Conditions(HOPPER, dtype))
+        tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
+        if way in (Way.FP8, Way.INT8):
+            tolerance = CODED
+        assert (out.float() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["float", "nibbles in 128"])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_norms_in_float16_go_first(device, kind, rows):
+    """Whose range inputs of 300, times a norm's weight of 400, would leave."""
+    weight = device_weight(kind, N, K, torch.float16, device)
+    x = random(rows, K, dtype=torch.float16, device=device) * 100
+    around = Around(Norm(torch.full((K,), 400.0, device=device), 1e-5))
+    out = torch.zeros(rows, N, dtype=torch.float16, device=device)
+    weight_scale = 1000 * weight.dense(torch.float32).abs().max()
+    if kind == "float":
+        weight.values.div_(weight_scale)
+    expected = torch.zeros(rows, N, device=device)
+    PlainProducts().linear(x.float(), weight, expected, around)
+    products_of(weight, x).linear(x, weight, out, around)
+    assert (out.float() - expected).abs().max() <= 1e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["int8 by rows", "FP8 by rows"])
+def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
+    dtype = torch.bfloat16
+    weight, x = device_weight(kind, N, K, dtype, device), random(40, K, dtype=dtype, device=device)
+    largest, code = (448.0, weight.codes.dtype) if weight.is_fp8 else (127.0, torch.int8)
+    scale = x.float().abs().amax(1, keepdim=True) / largest
+    units = x.float() / scale
+    rounded = (units.to(code).float() if weight.is_fp8 else units.round()) * scale
+    expected = rounded.double() @ weight.dense(torch.float64).T
+    out = torch.zeros(40, N, dtype=dtype, device=device)
+    products_of(weight, x).linear(x, weight, out, Around())
+    assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
+
+
+def test_without_fp8_it_is_expanded(device):
+    weight = device_weight("FP8 by rows", N, K, torch.bfloat16, device)
+    x = random(70, K, dtype=torch.bfloat16, device=device)
+    out = torch.zeros(70, N, dtype=torch.bfloat16, device=device)
+    products_of(weight, x, gpu=AMPERE).linear(x, weight, out, Around())
+    expected = x.double() @ weight.dense(torch.float64).T
+    assert (out.double() - expected).abs().max() <= 1e-2 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["float", "nibbles in 128", "int8 by rows", "joined"])
+def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
+    n = 320
+    weight, x = device_weight(kind, n, K, device=device), random(150, K, device=device)
+    expected = torch.zeros(150, n, device=device)
+    PlainProducts().linear(x, weight, expected, Around())
+    monkeypatch.setattr(triton_products, "PIECE_ROWS", 100)
+    monkeypatch.setattr(triton_products, "_INTEGER_ROWS", 40)
+    monkeypatch.setattr(triton_products, "_EXPANDED_VALUES", 128 * K)
+    out = torch.zeros(150, n, device=device)
+    products_of(weight, x).linear(x, weight, out, Around())
+    tolerance = CODED if kind == "int8 by rows" else FLOAT32
+    assert (out - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["float", "nibbles in 32, mins", "int8 by rows", "joined"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_invariant_rows_have_the_same_bits_in_any_company(device, kind, gated):
+    weight, x = device_weight(kind, N, K, device=device), random(90, K, device=device)
+    around = around_of("all before" if gated else "nothing", device)
+    products = products_of(weight, x, gated=gated, invariant=True)
+
+    def rows(start, stop):
+        out = torch.full((stop - start, N // 2 if gated else N), torch.nan, device=device)
+        products.linear(x[start:stop], weight, out, around)
+        return out
+
+    together = rows(0, 90)
+    for start, stop in [(0, 1), (89, 90), (10, 30), (31, 80)]:
+        assert torch.equal(rows(start, stop), together[start:stop])
+    expected = torch.zeros_like(together)
+    PlainProducts().linear(x, weight, expected, around)
+    assert (together - expected).abs().max() <= FLOAT32 * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_weight(device, kind):
+    weight = device_weight(kind, 70, K, torch.bfloat16, device)
+    ids = torch.tensor([5, 0, 69, 5], dtype=torch.int32, device=device)
+    out = torch.zeros(4, K, dtype=torch.bfloat16, device=device)
+    products_of(weight, out).rows(weight, ids, out)
+    expected = weight.dense(torch.float32)[ids.long()]
+    assert torch.allclose(out.float(), expected, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_logits_are_float32(device, rows):
+    if device == "cpu" and rows > 16:
+        pytest.skip("torch multiplies bfloat16 to float32 on GPUs alone")
+    weight = device_weight("float", N, K, torch.bfloat16, device)
+    x = random(rows, K, dtype=torch.bfloat16, device=device)
+    out = torch.zeros(rows, N, device=device)
+    products_of(weight, x).linear(x, weight, out, Around())
+    expected = x.double() @ weight.dense(torch.float64).T
+    assert (out.double() - expected).abs().max() <= FLOAT32 * expected.abs().max()
+
+
+def test_memory_is_what_the_named_uses_need():
+    x = torch.zeros(4096, K)
+    dense = products_of(device_weight("float", N, K), x)
+    assert dense.nbytes <= x.nbytes + (1 << 16)  # norms, and parts of splits
+    few = products_of(device_weight("float", N, K), x[:16])
+    assert few.nbytes <= 1 << 16
+    gated = products_of(device_weight("float", N, K), x, gated=True)
+    assert dense.nbytes + 4096 * N * 4 <= gated.nbytes + (1 << 16)

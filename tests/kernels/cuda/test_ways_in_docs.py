@@ -1,0 +1,20 @@
+"""docs/gpu.md says by what products are computed: as the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.kernels.cuda import ways
+from octavo.kernels.cuda.attention_plan import Gpu
+
+PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
+
+
+def test_the_table_of_products_is_the_codes():
+    rows = [
+        f"| {format} | {' | '.join(way.name for way in found)} |"
+        for format, found in ways.table(Gpu(90, 132))
+    ]
+    text = PAGE.read_text("utf-8")
+    table = text.partition("<!-- ways -->\n")[2].partition("<!-- /ways -->")[0]
+    assert table.splitlines()[2:] == rows

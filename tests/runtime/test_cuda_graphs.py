@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.batch import Batch, Draft, ScheduledRequest
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.runtime.cuda_graphs import DecodeGraphs, graph_sizes
+from octavo.runtime.streams import Graph
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (3, [1, 2, 3]),
+        (8, [1, 2, 4, 8]),
+        (40, [1, 2, 4, 8, 16, 32, 40]),
+    ],
+)
+def test_sizes(most, sizes):
+    assert graph_sizes(most) == sizes
+
+
+def test_no_more_than_256():
+    assert graph_sizes(1000)[-2:] == [240, 256] and len(graph_sizes(1000)) == 20
+
+
+class Notes:
+    """A stream that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def launch(self, work) -> None:
+        self.told.append(("launch", work))
+
+    def capture(self, work) -> Graph:
+        self.told.append(("capture", work))
+        return Graph(lambda: None, 100)
+
+
+def batch(*counts: int, **fields) -> Batch:
+    return Batch(
+        0,
+        tuple(
+            ScheduledRequest(Request(str(i), [1] * 9, SamplingParams(), 0.0), 3, count, 1, **fields)
+            for i, count in enumerate(counts)
+        ),
+    )
+
+
+def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one(caplog):
+    caplog.set_level("INFO", "octavo")
+    notes = Notes()
+    idle = lambda size: notes.told.append(("idle", size))  # noqa: E731
+    graphs = DecodeGraphs(notes, 4, lambda size: size, idle)
+    assert graphs.size_of(batch(1)) is None
+    graphs.capture_next()
+    # Inputs of nobody, a step that compiles what has to be, and the same step captured.
+    assert notes.told == [("idle", 4), ("launch", 4), ("capture", 4)]
+    assert graphs.size_of(batch(1)) == graphs.size_of(batch(1, 1, 1, 1)) == 4
+    graphs.capture_next()
+    assert [graphs.size_of(batch(*[1] * n)) for n in range(1, 6)] == [2, 2, 4, 4, None]
+    for _ in range(3):
+        graphs.capture_next()  # once there are all of them, nothing is left to do
+    assert graphs.bytes_by_size == {4: 100, 2: 100, 1: 100}
+    assert "3 decode steps are recorded, in 0.00 GiB" in caplog.messages
+
+
+def test_pieces_of_prompts_and_drafts_are_no_plain_decoding():
+    graphs = DecodeGraphs(Notes(), 4, lambda size: size, lambda size: None)
+    graphs.capture_next()
+    assert graphs.size_of(batch(1, 2)) is None
+    assert graphs.size_of(batch(2, draft=Draft.chain([1]))) is None
+    chunk = ScheduledRequest(Request("a", [1] * 9, SamplingParams(), 0.0), 3, 1, num_sampled=0)
+    assert graphs.size_of(Batch(0, (chunk,))) is None

@@ -1,0 +1,194 @@
+"""Where the memory of a GPU goes: of a fake one that has as many bytes as a test says."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import EngineArgs, resolve
+from octavo.errors import ConfigError
+from octavo.models.loader import load_config
+from octavo.runtime import device_memory
+from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.memory_ledger import (
+    GRAPHS,
+    KV,
+    WEIGHTS,
+    MemoryUse,
+    activations_line,
+    check_weights,
+    graphs_line,
+    open_ledger,
+    tokens_line,
+)
+from octavo.runtime.rank import Rank
+
+MIB, GIB = 1 << 20, 1 << 30
+PLANNED = (activations_line(300 * MIB), tokens_line(128 * MIB), graphs_line(9))
+
+
+def ledger_of(total: int = 24 * GIB, weights: int = 15 * GIB, others: int = GIB, own: int = 0):
+    """Of a fake GPU on which there are weights, other tensors of ours, and other programs."""
+    own += weights
+    return open_ledger(MemoryUse(total, total - own - others, own), 0.9, weights, PLANNED)
+
+
+@given(
+    *(st.integers(0, 1 << 40) for _ in range(4)),
+    st.floats(0.1, 1.0),
+)
+def test_every_byte_is_on_one_line(free, weights, own, others, utilization):
+    total = free + weights + own + others
+    use = MemoryUse(total, free, weights + own)
+    ledger = open_ledger(use, utilization, weights, PLANNED)
+    planned = sum(line.num_bytes for line in PLANNED)
+    assert ledger.taken_bytes - planned == total - free
+    assert ledger.kv_bytes == int(utilization * total) - ledger.taken_bytes
+
+
+def test_it_is_told_line_by_line():
+    ledger = ledger_of()
+    told = "\n".join(ledger.described(ledger.kv_bytes))
+    for name in (*(line.name for line in ledger.lines), KV):
+        assert name in told
+    said = ledger.as_json(ledger.kv_bytes)
+    sizes = {line["name"]: line["bytes"] for line in said["lines"]}
+    assert sizes[WEIGHTS] == 15 * GIB
+    assert said["kv_bytes"] + sum(sizes.values()) == said["usable_bytes"]
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_copied():
+    check_weights(MemoryUse(24 * GIB, 16 * GIB, 0), 16 * GIB)
+    with pytest.raises(ConfigError) as refused:
+        check_weights(MemoryUse(24 * GIB, 15 * GIB, 0), 16 * GIB)
+    said = str(refused.value)
+    assert "not suffice for weights: they take 16.00 GiB, and 15.00 GiB are free" in said
+    assert "octavo quantize" in said and "ending other programs" in said
+
+
+def test_no_room_for_keys_and_values_names_lines_and_flags():
+    ledger = ledger_of(weights=21 * GIB)
+    with pytest.raises(ConfigError) as refused:
+        ledger.check_first_block(2 * MIB)
+    said = str(refused.value)
+    assert "not suffice for keys and values: 0.96 GiB are missing" in said
+    assert "21.00 GiB to weights" in said and "--gpu-memory-utilization" in said
+    for flag in ("--max-num-batched-tokens", "--max-num-seqs", "--enforce-eager"):
+        assert flag in said
+
+
+def test_a_pool_asked_for_by_size_may_use_all_but_what_others_need():
+    ledger = ledger_of()
+    room = ledger.total_bytes - ledger.taken_bytes
+    ledger.check_pool(room)  # beyond the utilization
+    with pytest.raises(ConfigError, match=r"a pool of 9.* try a smaller --kv-cache-memory"):
+        ledger.check_pool(room + GIB * 2)
+
+
+class FakeBackend:
+    """Whose weights are there, and for whose forward pass there is no memory."""
+
+    name, isa, pool = "fake", None, None
+    weights_bytes = 2 * GIB
+
+    def planned_memory(self):
+        return PLANNED
+
+    def create_forward(self, limits, depths=()):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+
+@pytest.fixture
+def rank(tiny_model, monkeypatch):
+    """On a fake GPU of 4 GiB, of which others have one eighth."""
+    use = MemoryUse(4 * GIB, 4 * GIB - 2 * GIB - GIB // 2, 2 * GIB)
+    monkeypatch.setattr(device_memory, "device_memory", lambda device: use)
+    spec = RankSpec(tiny_model, device="cuda", dtype="bfloat16")
+    return Rank(spec, load_config(tiny_model), FakeBackend())
+
+
+def test_an_engine_is_sized_by_the_ledger(rank, tiny_model):
+    capacity = rank.capacity
+    assert capacity.ledger is not None
+    planned = sum(line.num_bytes for line in PLANNED)
+    left = int(0.9 * 4 * GIB) - 2 * GIB - GIB // 2 - planned
+    assert capacity.kv_memory_bytes == capacity.ledger.kv_bytes == left
+    config = resolve(EngineArgs(model=str(tiny_model)), capacity)
+    assert any("keys and values" in choice for choice in config.choices)
+
+
+def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
+    num_blocks = 2 * GIB // (16 * rank.capacity.kv_bytes_per_token)
+    limits = RankLimits(num_blocks, 4, 64, 32)
+    with pytest.raises(ConfigError, match="not suffice for keys and values: a pool of 2.00 GiB"):
+        rank.start(limits)
+
+
+def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):
+    with pytest.raises(ConfigError, match="not suffice for keys and values: CUDA out of memory"):
+        rank.start(RankLimits(4, 4, 64, 32))
+
+
+# -- what a fused engine plans, against what it makes ----------------------------------------------
+
+
+def tensors() -> list[torch.Tensor]:
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+
+
+def bytes_made(work) -> int:
+    """Of the memory of tensors that are still there when ``work`` is done, and were not before."""
+    before = {each.untyped_storage()._cdata for each in tensors()}
+    kept = work()
+    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors()}
+    assert kept is not None
+    return sum(each.nbytes() for key, each in storages.items() if key not in before)
+
+
+def test_what_is_planned_is_what_is_made(tiny_model):
+    """On the CPU, by the twin of the GPU's kernels: the same tensors but for their scratch."""
+    spec = RankSpec(
+        tiny_model,
+        kernels="fused",
+        max_num_seqs=6,
+        max_num_batched_tokens=48,
+        max_model_len=128,
+    )
+    rank = Rank.load(spec)
+    backend = rank.backend
+    planned = sum(line.num_bytes for line in backend.planned_memory() if line.name != GRAPHS)
+    limits = RankLimits(1, 6, 128, 48)
+    made = bytes_made(lambda: backend.create_forward(limits))
+    kv_cache = 16 * rank.capacity.kv_bytes_per_token
+    # The host has copies of inputs and results, for two steps in flight.
+    assert planned <= made - kv_cache <= planned + 2 * planned // 5
+
+
+def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
+    def lines(**sizes):
+        spec = RankSpec(tiny_model, kernels="fused", max_model_len=128, **sizes)
+        return {line.name: line.num_bytes for line in Rank.load(spec).backend.planned_memory()}
+
+    small = lines(max_num_seqs=8, max_num_batched_tokens=512)
+    wide = lines(max_num_seqs=8, max_num_batched_tokens=1024)
+    many = lines(max_num_seqs=512, max_num_batched_tokens=512)
+    values, tokens = activations_line(0).name, tokens_line(0).name
+    assert wide[values] > 1.5 * small[values]
+    assert many[tokens] > 1.5 * small[tokens]
+    assert many[values] < 1.2 * small[values]
+
+
+def test_a_gpu_that_has_no_more_answers_by_its_ledger():
+    def allocate():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    with (
+        pytest.raises(ConfigError, match=r"not suffice for weights: CUDA out of memory; of 24"),
+        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+    ):
+        allocate()

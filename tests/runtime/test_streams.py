@@ -1,0 +1,62 @@
+"""What all streams promise: that of a GPU, the CPU, and the double that tests them all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from queued_stream import QueuedStream
+
+from octavo.runtime.streams import CudaStream, HostStream
+
+ON_GPU = pytest.param(
+    lambda: CudaStream(torch.device("cuda")),
+    id="cuda",
+    marks=[
+        pytest.mark.cuda,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.fixture(params=[HostStream, QueuedStream, ON_GPU])
+def stream(request):
+    return request.param()
+
+
+def test_work_is_done_in_its_order(stream):
+    given, taken = (stream.host_buffer(4, torch.int32) for _ in range(2))
+    memory = torch.zeros(4, dtype=torch.int32, device=stream.device)
+    given[:] = torch.arange(4)
+    stream.launch(lambda: memory.copy_(given, non_blocking=True))
+    stream.launch(lambda: memory.mul_(3))
+    stream.launch(lambda: taken.copy_(memory, non_blocking=True))
+    stream.mark().wait()
+    assert taken.tolist() == [0, 3, 6, 9]
+
+
+def test_a_graph_does_again_what_was_captured_with_what_is_there_by_then(stream):
+    taken = stream.host_buffer(2, torch.float32)
+    x, y = (torch.ones(2, device=stream.device) for _ in range(2))
+
+    def work() -> None:
+        y.add_(x)
+
+    stream.launch(work)
+    graph = stream.capture(work)  # which adds nothing
+    for value in (10.0, 100.0):
+        stream.launch(lambda value=value: x.fill_(value))
+        stream.launch(graph.replay)
+    stream.launch(lambda: taken.copy_(y, non_blocking=True))
+    stream.mark().wait()
+    assert taken.tolist() == [112.0, 112.0] and graph.num_bytes >= 0
+
+
+def test_an_event_that_has_come_waits_for_nothing_later():
+    stream, done = QueuedStream(), []
+    stream.launch(lambda: done.append(1))
+    first = stream.mark()
+    stream.launch(lambda: done.append(2))
+    assert not done
+    first.wait()
+    first.wait()
+    assert done == [1]
