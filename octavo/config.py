@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
+from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
+from octavo.models.kv_groups import KVGroups
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
@@ -92,6 +94,9 @@ class EngineArgs:
     )
     swap_space: float = option(0, "GiB of CPU memory for evicted KV")
     enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
+    enable_window_tables: bool = option(
+        True, "layers with sliding windows have block tables of their own, and free what left them"
+    )
     enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
     itl_target_ms: float | None = option(
         None,
@@ -231,12 +236,18 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool."""
+    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all."""
 
     block_size: int
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool
+    groups: KVGroups | None = None
+
+    @property
+    def windows(self) -> Windows:
+        """Of each group, the positions that its layers see."""
+        return ONE_TABLE if self.groups is None else self.groups.windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +273,6 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     """
     choices: list[str] = []
     on_gpu = capacity.device.startswith("cuda")
-    block_bytes = args.block_size * capacity.kv_bytes_per_token
     max_num_seqs = args.max_num_seqs or (CUDA_MAX_NUM_SEQS if on_gpu else CPU_MAX_NUM_SEQS)
     wanted_len = args.max_model_len or capacity.model_max_len
     if wanted_len > capacity.model_max_len:
@@ -271,7 +281,17 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             "model: lower it"
         )
 
-    blocks_per_seq = -(-wanted_len // args.block_size)
+    budget = args.max_num_batched_tokens or (
+        CUDA_MAX_NUM_BATCHED_TOKENS if on_gpu else CPU_MAX_NUM_BATCHED_TOKENS
+    )
+    step_tokens = budget if args.enable_chunked_prefill else wanted_len
+    groups = _groups(args, capacity, wanted_len)
+    windows = ONE_TABLE if groups is None else groups.windows
+    slot_bytes = capacity.kv_bytes_per_token
+    if groups is not None:
+        slot_bytes = groups.bytes_of_slot(slot_bytes)
+    block_bytes = args.block_size * slot_bytes
+    blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
     elif args.kv_cache_memory is not None:
@@ -289,7 +309,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
         )
 
-    pool_tokens = num_blocks * args.block_size
+    pool_tokens = longest_sequence(
+        windows, num_blocks, args.block_size, step_tokens, wanted_len
+    )
     max_model_len = wanted_len
     if pool_tokens < wanted_len:
         if args.max_model_len is not None:
@@ -303,9 +325,6 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(
             f"max_model_len: {pool_tokens} of the model's {wanted_len}, as the KV pool allows"
         )
-    budget = args.max_num_batched_tokens or (
-        CUDA_MAX_NUM_BATCHED_TOKENS if on_gpu else CPU_MAX_NUM_BATCHED_TOKENS
-    )
     if not args.enable_chunked_prefill and args.max_num_batched_tokens is None:
         budget = max(budget, max_model_len)
 
@@ -320,6 +339,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             num_blocks,
             capacity.kv_dtype,
             args.enable_prefix_caching,
+            groups,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=budget,
@@ -334,3 +354,16 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices=tuple(choices),
         speculation=args.speculation(),
     )
+
+
+def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroups | None:
+    """The groups of layers that get block tables of their own; None where one does for all: nothing
+    would be freed, or who guesses tokens knows of one only."""
+    speculation = args.speculation()
+    groups = capacity.kv_groups
+    if groups is None or not args.enable_window_tables:
+        return None
+    if speculation is not None and speculation.shares_blocks:
+        return None
+    is_outgrown = any(window is not None and window < max_model_len for window in groups.windows)
+    return groups if is_outgrown else None

@@ -137,6 +137,7 @@ OF_TORCH = {
     "quantization/produce/smoothquant.py",
     "quantization/produce/tables.py",
     "quantization/tensors.py",
+    "runtime/eager_attention.py",
     "runtime/eager_forward.py",
     "runtime/kv_cache.py",
     "runtime/logits.py",

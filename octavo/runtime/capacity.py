@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_ROUNDS
+from octavo.models.kv_groups import KVGroups, group_layers
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.library import Pool
@@ -48,17 +49,25 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankLimits:
-    """How much a rank is to hold at once; what ``Rank.start`` makes room for."""
+    """How much a rank is to hold at once; what ``Rank.start`` makes room for.
+
+    ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
+    """
 
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
+    kv_groups: KVGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a device and a model allow."""
+    """What a device and a model allow.
+
+    ``kv_groups`` are those of the model's layers that may have block tables of their own; None: all
+    have to share one.
+    """
 
     device: str
     dtype: str
@@ -67,6 +76,7 @@ class Capacity:
     kv_memory_bytes: int  # that the pool may use if nothing else is said
     kv_dtype: str
     max_rounds: int = 1  # tokens that a lone request may decode in one step
+    kv_groups: KVGroups | None = None
 
 
 def capacity_of(
@@ -84,6 +94,7 @@ def capacity_of(
         kv_memory_bytes=max(0, kv_memory_bytes),
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
+        kv_groups=group_layers(config.kv_layers) if spec.device == "cpu" else None,
     )
 
 

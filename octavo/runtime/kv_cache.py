@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from octavo.kernels.kv_stores import Codec, KVStore
+from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.native_kv_cache import untouched_zeros
 
 
 class KVCache:
     """Keys and values of all layers, as the codecs of each keep them.
 
-    A slot is one token position, ``block_id * block_size + offset``.
+    A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
+    ``groups``; None: all have one table.
     """
 
     def __init__(
@@ -26,10 +28,13 @@ class KVCache:
         head_dim: int,
         codecs: tuple[Codec, Codec],
         device: torch.device,
+        groups: KVGroups | None = None,
     ):
+        self.num_layers = num_layers
+        self._groups = groups or one_table(num_layers)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (num_layers, num_blocks, block_size, num_kv_heads)
+        shape = (self._groups.layers_per_block, num_blocks, block_size, num_kv_heads)
         self._stores = [
             (codec, [_zeros((*shape, part.width), part.dtype, device) for part in parts])
             for codec in codecs
@@ -40,10 +45,17 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(memory.nbytes for _, parts in self._stores for memory in parts)
 
+    @property
+    def bytes_per_token(self) -> float:
+        """In all layers."""
+        slot = self.num_bytes / (self.num_blocks * self.block_size)
+        return slot / self._groups.layers_per_block * self.num_layers
+
     def layer(self, index: int) -> tuple[KVStore, KVStore]:
         """Keys and values of one layer, as views."""
+        _, place = self._groups.places[index]
         keys, values = (
-            KVStore(codec, [memory[index] for memory in parts]) for codec, parts in self._stores
+            KVStore(codec, [memory[place] for memory in parts]) for codec, parts in self._stores
         )
         return keys, values
 

@@ -20,7 +20,6 @@ from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
 from octavo.kernels.cpu.layout import KV_FORMATS, kv_token_bytes
-from octavo.kernels.cpu.program import KVLayout
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
@@ -55,14 +54,7 @@ class LayerKV:
             layer.head_dim,
             format,
         )
-        self.layout = KVLayout(
-            format,
-            layer.num_kv_heads,
-            layer.head_dim,
-            num_blocks,
-            self.cache.block_bytes,
-            self.cache.layer_addresses(),
-        )
+        self.layout = self.cache.layout()
 
 
 @dataclass(frozen=True, slots=True)
