@@ -309,9 +309,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
         )
 
-    pool_tokens = longest_sequence(
-        windows, num_blocks, args.block_size, step_tokens, wanted_len
-    )
+    pool_tokens = longest_sequence(windows, num_blocks, args.block_size, step_tokens, wanted_len)
     max_model_len = wanted_len
     if pool_tokens < wanted_len:
         if args.max_model_len is not None:

@@ -148,8 +148,9 @@ class NativeBackend:
             streams = self._model.plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {model.name}: {error}") from error
+        layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         program = self._model.create_program(
-            self._library, self.pool, kv_cache.layout(), limits.max_num_batched_tokens, streams.values()
+            self._library, self.pool, layout, max_tokens, streams.values()
         )
         return NativeForward(
             program,

@@ -103,9 +103,7 @@ class NativeForward:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return NativeForward(
-            program, self.kv_cache, *self._limits, num_groups=self._num_groups
-        )
+        return NativeForward(program, self.kv_cache, *self._limits, num_groups=self._num_groups)
 
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
