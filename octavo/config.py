@@ -305,7 +305,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         useful = blocks_per_seq * max_num_seqs
         num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
         choices.append(
-            f"KV pool: {num_blocks} blocks of {args.block_size} tokens, "
+            f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
         )
 
@@ -365,3 +365,10 @@ def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroup
         return None
     is_outgrown = any(window is not None and window < max_model_len for window in groups.windows)
     return groups if is_outgrown else None
+
+
+def _of_layers(groups: KVGroups | None) -> str:
+    """Said of a block, where it is not of all layers."""
+    if groups is None or groups.num_groups == 1:
+        return ""
+    return f" in {groups.layers_per_block} of {len(groups.places)} layers"
