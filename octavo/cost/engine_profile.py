@@ -112,7 +112,8 @@ class EngineProfile:
         graphs: bytes of recorded steps, by those of a device's weights.
         keeps_back: which of ``activations``, ``non_torch`` and ``graphs`` the engine leaves out of
             the KV pool itself; the others must fit into the memory that it does not use.
-        keeps_windows_only: whether what no window sees any more gives its KV memory back, on a device.
+        keeps_windows_only: whether, on a device, what no window sees any more gives its KV memory
+            back.
         kv_types: the types of the cache that it keeps in a way of its own, by its names for them.
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
