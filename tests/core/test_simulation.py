@@ -16,7 +16,7 @@ import pytest
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.batch import DAMAGED
-from octavo.core.kv_tables import ONE_TABLE
+from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestError
@@ -144,6 +144,7 @@ class Press:
         assert 0.0 <= stats.kv_waste <= 1.0
         if self.num_steps % 16 == 0:
             self.engine.check_integrity()
+            self.check_what_is_held()
         for update in step.updates:
             request = update.request
             if request.finish_reason is FinishReason.ERROR:  # it was alone in a step that raised
@@ -156,6 +157,18 @@ class Press:
                 assert request.output_token_ids == expected_tokens(
                     request.prompt_token_ids, request.params.max_tokens, VOCAB, self.windows
                 )
+
+    def check_what_is_held(self) -> None:
+        """Nobody holds more than it is counted on for, however long it has become."""
+        scheduler = self.engine.scheduler
+        blocks, config = scheduler.block_manager, scheduler.config
+        step_tokens = config.max_num_batched_tokens * self.engine.executor.depth
+        for request in scheduler.running:
+            held = sum(block != GONE for table in request.block_tables for block in table)
+            num_tokens = max(len(request.token_ids), request.max_total_tokens)
+            assert held <= most_blocks(
+                blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_rounds
+            )
 
     def run(self) -> int:
         """Both phases; the number of steps."""
