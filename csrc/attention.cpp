@@ -283,7 +283,7 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
   }
   const int length = num_new(seqs, s);
   if (length == 0) return OCT_OK;
-  const int32_t* blocks = seqs.block_table + int64_t{s} * seqs.table_stride;
+  const int32_t* blocks = block_table(args, seqs, s);
   const int first = first_seen(args.window, end - length) / seqs.block_size;
   const int last = (end - 1) / seqs.block_size;
   int32_t lowest = 0, highest = 0;

@@ -105,6 +105,11 @@ inline int position_of(const oct_sequences& seqs, int seq, int row) {
   return slot_of(seqs, seq, row) + depth;
 }
 
+inline const int32_t* block_table(const oct_attention_args& args, const oct_sequences& seqs,
+                                  int seq) {
+  return seqs.block_table + args.group * seqs.group_stride + int64_t{seq} * seqs.table_stride;
+}
+
 // The chunks of one sequence and head.
 class KvHead {
  public:
@@ -114,7 +119,7 @@ class KvHead {
         chunks_per_block_(seqs.block_size / kChunk),
         block_bytes_(args.kv_block_bytes),
         first_(static_cast<uint8_t*>(args.kv) + head * chunks_per_block_ * chunk_bytes_),
-        blocks_(seqs.block_table + int64_t{seq} * seqs.table_stride) {}
+        blocks_(block_table(args, seqs, seq)) {}
 
   // Keys of the positions from 16 * index on; the values follow.
   uint8_t* chunk(int index) const {

@@ -57,7 +57,10 @@ int32_t check_move(const oct_kv_memory& memory, const int32_t* table, int32_t ta
 template <class Kv>
 void move(const oct_kv_memory& memory, const int32_t* table, const int32_t* sources, int32_t count,
           int32_t target) {
-  const oct_sequences seqs = {1, 0, nullptr, nullptr, table, 0, memory.block_size, nullptr};
+  oct_sequences seqs{};
+  seqs.num_seqs = 1;
+  seqs.block_table = table;
+  seqs.block_size = memory.block_size;
   oct_attention_args args{};
   args.num_kv_heads = memory.num_kv_heads;
   args.head_dim = memory.head_dim;

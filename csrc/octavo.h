@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 9
+#define OCT_ABI_VERSION 10
 
 #if defined(__cplusplus)
 extern "C" {
@@ -194,6 +194,9 @@ int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error 
  * tokens, the last ones of its kv_len[s] slots, and the blocks block_table[s * stride + i]. What a
  * sequence stores in this step, no other may need: it may be read before or after.
  *
+ * Layers may be of groups with tables of their own: those of group g begin g * group_stride entries
+ * further on. Of a table, entries are read of blocks that some row sees, or stores something in.
+ *
  * A row stands at the position of its slot, and sees all before it. Or the last rows of a sequence are
  * a tree of drafted tokens: then parents[t] is the row that row t follows, an earlier one of the
  * tree, or the last one before the tree. Row t stands at the position after that, and sees itself,
@@ -206,6 +209,7 @@ typedef struct oct_sequences {
   int32_t table_stride;
   int32_t block_size; /* a multiple of 16 */
   const int32_t* parents; /* [T], -1 for rows of no tree; NULL: there is none */
+  int64_t group_stride;
 } oct_sequences;
 
 typedef struct oct_attention_args {
@@ -228,6 +232,7 @@ typedef struct oct_attention_args {
   int64_t kv_block_bytes;
   float* out;          /* [T, H, D], contiguous; may not overlap q */
   int32_t num_blocks;  /* of the KV memory: ids in block tables are less */
+  int32_t group;       /* whose block tables are this layer's */
 } oct_attention_args;
 
 /* Norm and rotate q and k, store k and v in their slots, attend: in one go. */

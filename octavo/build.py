@@ -175,6 +175,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        kv_groups=config.cache.groups,
     )
 
 

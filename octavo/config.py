@@ -14,8 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
+from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
+from octavo.models.kv_groups import KVGroups
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
@@ -94,6 +96,9 @@ class EngineArgs:
     )
     swap_space: float = option(0, "GiB of CPU memory for evicted KV")
     enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
+    enable_window_tables: bool = option(
+        True, "layers with sliding windows have block tables of their own, and free what left them"
+    )
     enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
     itl_target_ms: float | None = option(
         None,
@@ -238,12 +243,18 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool."""
+    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all."""
 
     block_size: int
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool
+    groups: KVGroups | None = None
+
+    @property
+    def windows(self) -> Windows:
+        """Of each group, the positions that its layers see."""
+        return ONE_TABLE if self.groups is None else self.groups.windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +279,6 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         ConfigError: the KV pool cannot hold one request of ``max_model_len``; says by how much.
     """
     choices: list[str] = []
-    block_bytes = args.block_size * capacity.kv_bytes_per_token
     max_num_seqs = default_num_seqs(args, capacity.device)
     wanted_len = args.max_model_len or capacity.model_max_len
     if wanted_len > capacity.model_max_len:
@@ -277,7 +287,16 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             "model: lower it"
         )
 
-    blocks_per_seq = -(-wanted_len // args.block_size)
+    step_tokens = wanted_len
+    if args.enable_chunked_prefill:
+        step_tokens = default_step_tokens(args, capacity.device, wanted_len)
+    groups = _groups(args, capacity, wanted_len)
+    windows = ONE_TABLE if groups is None else groups.windows
+    slot_bytes = capacity.kv_bytes_per_token
+    if groups is not None:
+        slot_bytes = groups.bytes_of_slot(slot_bytes)
+    block_bytes = args.block_size * slot_bytes
+    blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
     elif args.kv_cache_memory is not None:
@@ -293,11 +312,11 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         useful = blocks_per_seq * max_num_seqs
         num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
         choices.append(
-            f"KV pool: {num_blocks} blocks of {args.block_size} tokens, "
+            f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
         )
 
-    pool_tokens = num_blocks * args.block_size
+    pool_tokens = longest_sequence(windows, num_blocks, args.block_size, step_tokens, wanted_len)
     max_model_len = wanted_len
     if pool_tokens < wanted_len:
         if args.max_model_len is not None:
@@ -324,6 +343,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             num_blocks,
             capacity.kv_dtype,
             args.enable_prefix_caching,
+            groups,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
@@ -355,3 +375,23 @@ def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> in
 
 def _is_gpu(device: str) -> bool:
     return device.startswith("cuda")
+
+
+def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroups | None:
+    """The groups of layers that get block tables of their own; None where one does for all: nothing
+    would be freed, or who guesses tokens knows of one only."""
+    speculation = args.speculation()
+    groups = capacity.kv_groups
+    if groups is None or not args.enable_window_tables:
+        return None
+    if speculation is not None and speculation.shares_blocks:
+        return None
+    is_outgrown = any(window is not None and window < max_model_len for window in groups.windows)
+    return groups if is_outgrown else None
+
+
+def _of_layers(groups: KVGroups | None) -> str:
+    """Said of a block, where it is not of all layers."""
+    if groups is None or groups.num_groups == 1:
+        return ""
+    return f" in {groups.layers_per_block} of {len(groups.places)} layers"

@@ -11,7 +11,7 @@ from octavo.core.clock import Clock
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
-from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
@@ -28,8 +28,11 @@ def build_engine(
 ) -> Engine:
     """Scheduler, block manager and prefix cache over an executor."""
     size = config.cache.block_size
-    cache = RadixPrefixCache(size) if config.cache.enable_prefix_caching else NoPrefixCache()
-    block_manager = BlockManager(executor.kv_capacity(), size, cache)
+    windows = config.cache.windows
+    cache: PrefixCache = NoPrefixCache()
+    if config.cache.enable_prefix_caching:
+        cache = RadixPrefixCache(size, windows)
+    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows)
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
     return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from kv_layers import kv_layers
 
 from octavo.config import Capacity, EngineArgs, parse_bytes, resolve
 from octavo.errors import ConfigError
+from octavo.models.kv_groups import KVGroups, group_layers
 
 CPU = Capacity("cpu", "float32", 1024, 100, kv_memory_bytes=10**9, kv_dtype="float32")
 
@@ -119,3 +121,42 @@ def test_what_was_asked_for_is_known_from_what_was_not():
     assert passed_on.given_settings() == said.given_settings()
     changed = dataclasses.replace(said, num_blocks=None, seed=5)
     assert changed.given_settings() == {"block_size": 16, "num_blocks": None, "seed": 5}
+
+
+def capacity_with(groups: KVGroups, memory: int = 10**9) -> Capacity:
+    return dataclasses.replace(CPU, kv_memory_bytes=memory, kv_groups=groups)
+
+
+SOME = group_layers(kv_layers(None, *[64] * 4))  # five groups of a layer each
+
+
+def test_layers_with_windows_get_tables_of_their_own():
+    config = resolve(EngineArgs(max_num_batched_tokens=32), capacity_with(SOME))
+    assert config.cache.groups == SOME and tuple(config.cache.windows) == (None, 64, 64, 64, 64)
+    # 64 requests: 1024 tokens of a layer, and what four windows of 64 can hold at once.
+    assert config.cache.num_blocks == 64 * (64 + 4 * 8)
+    assert "in 1 of 5 layers" in " ".join(config.choices)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"enable_window_tables": False},
+        {"max_model_len": 64},  # no window is outgrown
+        {"spec_method": "early_exit"},  # it reads by the target's one table
+    ],
+)
+def test_one_table_does_where_nothing_would_be_freed_or_who_drafts_knows_of_one(args):
+    assert resolve(EngineArgs(**args), capacity_with(SOME)).cache.groups is None
+
+
+def test_drafts_from_text_leave_windows_their_tables():
+    args = EngineArgs(spec_method="ngram")
+    assert resolve(args, capacity_with(SOME)).cache.groups == SOME
+
+
+def test_windows_alone_serve_a_context_longer_than_the_pool():
+    groups = group_layers(kv_layers(64, 64))
+    small = capacity_with(groups, memory=16 * 100 * 20)
+    config = resolve(EngineArgs(max_num_batched_tokens=64), small)
+    assert config.cache.num_blocks == 20 and config.scheduler.max_model_len == 1024

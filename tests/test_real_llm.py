@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import octavo
 from octavo import LLM, SamplingParams
+from octavo.build import load_engine
+from octavo.config import EngineArgs
+from octavo.core.request import Request
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -32,3 +38,25 @@ def test_an_answer_in_company_is_the_answer_alone(llm):
     together = [output.outputs[0] for output in llm.generate(prompts, GREEDY)]
     for one, other in zip(alone, together, strict=True):
         assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
+
+
+def test_windows_give_blocks_back_and_the_answer_stays(gemma3_gguf):
+    """Gemma 3 270M: 15 of 18 layers see 512 positions."""
+    text = Path(octavo.__file__).with_name("config.py").read_text()
+
+    def answer(enabled: bool) -> tuple[list[int], int]:
+        """And the layers times blocks that were held at most."""
+        args = EngineArgs(str(gemma3_gguf), max_model_len=2048, enable_window_tables=enabled)
+        loaded = load_engine(args)
+        prompt = loaded.text_engine.tokenizer.encode(text)[:1500]
+        request = Request("long", prompt, GREEDY, 0.0)
+        engine, held = loaded.text_engine.engine, 0
+        engine.add(request)
+        while (step := engine.step()) is not None:
+            held = max(held, step.stats.num_used_blocks)
+        groups = loaded.config.cache.groups
+        return request.output_token_ids, held * (18 if groups is None else groups.layers_per_block)
+
+    one_table, of_windows = answer(False), answer(True)
+    assert of_windows[0] == one_table[0]
+    assert of_windows[1] < 0.5 * one_table[1]

@@ -113,7 +113,7 @@ def size_of(session: OfflineSession) -> Size:
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,
         config.scheduler.max_model_len,
-        config.cache.num_blocks * config.cache.block_size,
+        config.cache.num_blocks // len(config.cache.windows) * config.cache.block_size,
     )
 
 

@@ -145,8 +145,8 @@ class Batch:
     """The work of one step: any mix of prompt chunks and single tokens.
 
     ``block_copies`` are (source, destination) block ids, to be copied before anything else of the
-    step runs. Block tables are read from ``item.request.block_ids`` during ``Executor.submit``,
-    and not after it.
+    step runs. Block tables are read from ``item.request.block_tables`` during
+    ``Executor.submit``, and not after it.
     """
 
     step_id: int

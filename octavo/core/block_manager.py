@@ -6,28 +6,54 @@ three states, and their counts always add up to the size of the pool::
     used     referenced by one request or more
     cached   referenced by none, but the prefix cache knows its content; reused last, oldest first
     free     referenced by none, content worthless; reused first
+
+A request has a table of blocks for each group of layers (``kv_tables.py``): nearly always one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
+from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.errors import EngineError
+
+
+class SharedPrefix(NamedTuple):
+    """The KV of a request's first tokens, where others have computed it already."""
+
+    num_tokens: int
+    tables: Sequence[list[int]]  # of each group of layers; all as long
 
 
 class BlockManager:
     """Owns every block of one KV pool.
 
     A method that returns a bool has changed nothing if it returns False.
+
+    Args:
+        windows: of each group of layers with tables of its own, the positions that it sees.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: PrefixCache | None = None):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: PrefixCache | None = None,
+        windows: Windows = ONE_TABLE,
+    ):
         assert num_blocks > 0 and block_size > 0
+        assert list(windows) == sorted(windows, key=lambda window: window is not None), windows
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.windows = tuple(windows)
+        self.num_tables = len(windows)
+        self.has_windows = windows[-1] is not None
+        self.nothing_shared = SharedPrefix(0, [[] for _ in windows])
         self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
         self.ref_counts = [0] * num_blocks
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
@@ -54,6 +80,11 @@ class BlockManager:
         """Blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def longest_sequence(self, step_tokens: int, limit: int) -> int:
+        """Tokens that one request can have slots for, up to ``limit``, if no step computes more
+        than ``step_tokens`` of them."""
+        return longest_sequence(self.windows, self.num_blocks, self.block_size, step_tokens, limit)
+
     def waste(self, requests: Iterable[Request]) -> float:
         """Share of the slots in used blocks that carry no token yet (internal fragmentation)."""
         empty, size, ref_counts = 0, self.block_size, self.ref_counts
@@ -68,75 +99,129 @@ class BlockManager:
                     continue
                 shared_tails.add(tail)
             empty += len(table) * size - request.num_computed_tokens
+            for further in request.further_tables:
+                empty += len(further) * size - request.num_computed_tokens
         return empty / (self.num_used_blocks * self.block_size) if self.num_used_blocks else 0.0
 
     # -- sharing -----------------------------------------------------------------------------
 
-    def match(self, request: Request, limit: int) -> list[int]:
+    def match(self, request: Request, limit: int) -> SharedPrefix:
         """Cached blocks for the first tokens of a request, ``limit`` tokens at most."""
-        return self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
+        cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
+        if not cached:
+            return self.nothing_shared
+        tables = [[*table] for table in zip(*cached, strict=True)]
+        return self._shared(len(cached) * self.block_size, tables)
+
+    def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
+        """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
+        has left some of them behind."""
+        end = self.blocks_for(num_tokens)
+        shared = self._shared(num_tokens, [table[:end] for table in source.block_tables])
+        for window, table in zip(self.windows, shared.tables, strict=True):
+            if GONE in table[first_kept(window, num_tokens, self.block_size) :]:
+                return self.nothing_shared
+        return shared
+
+    def _shared(self, num_tokens: int, tables: list[list[int]]) -> SharedPrefix:
+        """Without the blocks that no query after these tokens sees."""
+        for window, table in zip(self.windows, tables, strict=True):
+            if window is not None:
+                kept = first_kept(window, num_tokens, self.block_size)
+                table[:kept] = [GONE] * kept
+        return SharedPrefix(num_tokens, tables)
 
     def admit(
         self,
         request: Request,
-        shared_blocks: Sequence[int],
-        num_shared_tokens: int,
+        shared: SharedPrefix,
         num_tokens: int,
         headroom: int = 0,
+        step_tokens: int | None = None,
     ) -> bool:
-        """Give a request without blocks a table for its first ``num_tokens`` tokens.
+        """Give a request without blocks tables for its first ``num_tokens`` tokens.
 
-        The table begins with ``shared_blocks``, which hold the KV of ``num_shared_tokens``
-        tokens. ``headroom`` blocks must stay available::
+        They begin with the blocks that are shared. ``headroom`` blocks must stay available::
 
-            | shared_blocks (reference count + 1)    | new blocks      |
-            | num_shared_tokens              |  ...... num_tokens      |
+            | shared.tables (reference count + 1)    | new blocks      |
+            | shared.num_tokens              |  ...... num_tokens      |
                                              ^ writing starts here; where that is inside a
                                                shared block, the block is copied first
+
+        Layers with a window get blocks for the next ``step_tokens`` only, if that is given: they
+        leave some behind before they need more.
         """
         assert not request.block_ids and request.num_computed_tokens == 0
-        needed = self.blocks_for(num_tokens) - len(shared_blocks)
-        needed += num_shared_tokens % self.block_size != 0  # the copy
-        idle = sum(self.ref_counts[block_id] == 0 for block_id in shared_blocks)
-        if needed + headroom > len(self.free_blocks) - idle:
+        of_windows = num_tokens
+        if step_tokens is not None:
+            of_windows = min(num_tokens, shared.num_tokens + step_tokens)
+        copied = shared.num_tokens % self.block_size != 0
+        needed, idle = headroom, 0
+        for window, table in zip(self.windows, shared.tables, strict=True):
+            end = self.blocks_for(num_tokens if window is None else of_windows)
+            needed += end - len(table) + copied
+            idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
+        if needed > len(self.free_blocks) - idle:
             return False
-        for block_id in shared_blocks:
-            self._acquire(block_id)
-        request.block_ids = list(shared_blocks)
-        request.num_computed_tokens = num_shared_tokens
-        request.num_published_blocks = 0
-        allocated = self.allocate(request, num_tokens)
+        for block_id in chain(*shared.tables):
+            if block_id != GONE:
+                self._acquire(block_id)
+        request.block_ids, *request.further_tables = map(list, shared.tables)
+        request.num_computed_tokens = shared.num_tokens
+        request.num_published_blocks = shared.num_tokens // self.block_size
+        allocated = self._extend(request, num_tokens, of_windows)
         assert allocated
         return True
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Make the slots from the first uncomputed token up to ``num_tokens`` writable.
 
-        Extends the table, and copies the block that is written first if others share it
+        Extends the tables, and copies the blocks that are written first if others share them
         (copy-on-write). The copies are due before the next step: see ``take_copies``.
         """
-        table = request.block_ids
+        # None is shorter than the last, and what is shared of it is shared of all.
+        table = request.further_tables[-1] if request.further_tables else request.block_ids
         first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
         first_written = first_unscheduled // self.block_size
-        copy = first_written < len(table) and self.ref_counts[table[first_written]] > 1
-        needed = -(-num_tokens // self.block_size) - len(table)  # a call less than blocks_for
-        if needed <= 0 and not copy:  # as for nearly every token of an answer
-            return True
-        if max(needed, 0) + copy > len(self.free_blocks):
+        if -(-num_tokens // self.block_size) <= len(table) and (  # a call less than blocks_for
+            first_written >= len(table) or self.ref_counts[table[first_written]] < 2
+        ):
+            return True  # as for nearly every token of an answer
+        return self._extend(request, num_tokens, num_tokens)
+
+    def _extend(self, request: Request, num_tokens: int, of_windows: int) -> bool:
+        """``allocate``, with another end for the tables of windows."""
+        first_unscheduled = request.num_computed_tokens + request.num_tokens_in_flight
+        first_written = first_unscheduled // self.block_size
+        ends = self.blocks_for(num_tokens), self.blocks_for(of_windows)
+        growing: list[tuple[list[int], int, bool]] = []
+        needed = 0
+        for window, table in zip(self.windows, request.block_tables, strict=True):
+            count = max(0, ends[window is not None] - len(table))
+            copied = first_written < len(table) and self.ref_counts[table[first_written]] > 1
+            growing.append((table, count, copied))
+            needed += count + copied
+        if needed > len(self.free_blocks):
             return False
-        if copy:
-            (private,) = self._take(1)
-            self._copies.append((table[first_written], private))
-            self._release([table[first_written]])
-            table[first_written] = private
-        table += self._take(needed)
+        for table, count, copied in growing:
+            if copied:
+                self._copy(table, first_written)
+            table += self._take(count)
         return True
 
+    def _copy(self, table: list[int], index: int) -> None:
+        """Have a block of one's own in place of a shared one."""
+        (private,) = self._take(1)
+        self._copies.append((table[index], private))
+        self._release([table[index]])
+        table[index] = private
+
     def trim(self, request: Request, num_tokens: int) -> None:
-        """Give back the blocks of a table that are not needed for its first ``num_tokens``."""
-        table, needed = request.block_ids, self.blocks_for(num_tokens)
-        self._release(reversed(table[needed:]))
-        del table[needed:]
+        """Give back the blocks of tables that are not needed for their first ``num_tokens``."""
+        needed = self.blocks_for(num_tokens)
+        for table in request.block_tables:
+            self._release(reversed(table[needed:]))
+            del table[needed:]
 
     @property
     def has_due_copies(self) -> bool:
@@ -150,7 +235,7 @@ class BlockManager:
         return copies
 
     def commit(self, request: Request) -> None:
-        """Publish the blocks that became full and computed.
+        """Publish the blocks that became full and computed, and leave behind what no window sees.
 
         If the cache already holds a block's content, the request adopts that block and its own is
         released: one content, one block, and no request is left reading a block that is free.
@@ -159,23 +244,44 @@ class BlockManager:
         num_full = request.num_computed_tokens // size
         if num_full == first:  # as after nearly every token of an answer
             return
-        table, token_ids = request.block_ids, request.token_ids
+        tables, token_ids = request.block_tables, request.token_ids
         publish, salt = self.prefix_cache.publish, request.cache_salt
-        last = table[first - 1] if first else None
+        parent = tables[0][first - 1] if first else None
         for index in range(first, num_full):
             tokens = tuple(token_ids[index * size : (index + 1) * size])
-            own = table[index]
-            last = publish(last, tokens, own, salt)
-            if last != own:
-                self._acquire(last)
-                self._release([own])
-                table[index] = last
+            own = [table[index] for table in tables]
+            known = publish(parent, tokens, own, salt)
+            parent = known[0]
+            if known != own:
+                self._adopt(tables, index, known)
         request.num_published_blocks = num_full
+        if self.has_windows:
+            self._leave_behind(request)
+
+    def _adopt(self, tables: Iterable[list[int]], index: int, known: Sequence[int]) -> None:
+        for table, block_id in zip(tables, known, strict=True):
+            own = table[index]
+            if block_id != own:
+                self._acquire(block_id)
+                self._release([own])
+                table[index] = block_id
+
+    def _leave_behind(self, request: Request) -> None:
+        """Give back what no query from the first uncomputed token on sees: those of steps in flight
+        are none of earlier tokens."""
+        for window, table in zip(self.windows, request.block_tables, strict=True):
+            kept = first_kept(window, request.num_computed_tokens, self.block_size)
+            while kept > 0 and table[kept - 1] != GONE:
+                kept -= 1
+                self._release([table[kept]])
+                table[kept] = GONE
 
     def free(self, request: Request) -> None:
         """Give back all blocks of a request, tail first, so that leaves are evicted first."""
-        self._release(reversed(request.block_ids))
+        for table in request.block_tables:
+            self._release(block_id for block_id in reversed(table) if block_id != GONE)
         request.block_ids = []
+        request.further_tables = []
         request.num_computed_tokens = 0
         request.num_published_blocks = 0
 
@@ -226,13 +332,10 @@ class BlockManager:
     def _violations(self, requests: Iterable[Request]) -> Iterator[str]:
         held = [0] * self.num_blocks
         for request in requests:
-            name = request.request_id
-            if request.num_computed_tokens > len(request.block_ids) * self.block_size:
-                yield f"{name} has computed more tokens than it has slots"
-            if request.num_published_blocks > len(request.block_ids):
-                yield f"{name} has published more blocks than it has"
-            for block_id in request.block_ids:
-                held[block_id] += 1
+            yield from self._violations_of(request)
+            for block_id in chain(*request.block_tables):
+                if block_id != GONE:
+                    held[block_id] += 1
         if held != self.ref_counts:
             yield "reference counts and block tables disagree"
         if {block for block, count in enumerate(held) if count == 0} != set(self.free_blocks):
@@ -240,3 +343,13 @@ class BlockManager:
         num_cached = sum(block_id in self.prefix_cache for block_id in self.free_blocks)
         if num_cached != self.num_cached_blocks:
             yield f"{num_cached} blocks are cached, not {self.num_cached_blocks}"
+
+    def _violations_of(self, request: Request) -> Iterator[str]:
+        name, size = request.request_id, self.block_size
+        for window, table in zip(self.windows, request.block_tables, strict=False):
+            if request.num_computed_tokens > len(table) * size:
+                yield f"{name} has computed more tokens than it has slots"
+            if request.num_published_blocks > len(table):
+                yield f"{name} has published more blocks than it has"
+            if GONE in table[first_kept(window, request.num_computed_tokens, size) :]:
+                yield f"{name} has let go of what a window of {window} still sees"

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from octavo.core.audit import IdleAudit
@@ -204,7 +205,7 @@ class Engine:
         copied = {target for _, target in batch.block_copies}
         items = []
         for item in batch.items:
-            if copied.isdisjoint(item.request.block_ids):
+            if copied.isdisjoint(chain(*item.request.block_tables)):
                 items.append(item)
             else:
                 self.scheduler.retract(item.request)
@@ -339,7 +340,9 @@ def _apart(batch: Batch) -> list[Batch]:
         return [batch]
     batches = []
     for items in parts.values():
-        blocks = {block_id for item in items for block_id in item.request.block_ids}
+        blocks = {
+            block_id for item in items for table in item.request.block_tables for block_id in table
+        }
         copies = tuple(copy for copy in batch.block_copies if copy[1] in blocks)
         batches.append(Batch(batch.step_id, tuple(items), block_copies=copies))
     batches[0] = replace(

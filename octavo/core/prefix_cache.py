@@ -7,6 +7,10 @@
 One node is one full block of KV, and a path from the root spells the tokens before it: KV depends
 on all of them, so only whole prefixes can be shared. Blocks are freed tail first, so the least
 recently used block of the free list is always a leaf: plain LRU needs no timestamps and no splits.
+
+Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
+group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
+last ones. A prefix is then known as far as each group has what its window sees at the end.
 """
 
 from __future__ import annotations
@@ -14,39 +18,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
+
 
 class PrefixCache(Protocol):
     """What the block manager asks. Reference counts are the block manager's own business."""
 
-    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[int]:
-        """Blocks that hold the KV of the longest known prefix, at most ``limit`` tokens of it.
+    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
+        """The longest known prefix, at most ``limit`` tokens of it: its blocks, one after the
+        other, and of each that of every group, or ``GONE`` where its window does not see it.
 
         Changes nothing. The answer is good until the next ``publish`` or ``forget``.
         """
         ...
 
     def publish(
-        self, parent_block: int | None, tokens: tuple[int, ...], block_id: int, salt: str
-    ) -> int:
-        """Offer a full, computed block that follows ``parent_block`` (None: starts a prompt).
+        self,
+        parent_block: int | None,
+        tokens: tuple[int, ...],
+        block_ids: Sequence[int],
+        salt: str,
+    ) -> Sequence[int]:
+        """Offer a full, computed block of each group. ``parent_block`` is that of the first group
+        before it (None: it starts a prompt).
 
-        Returns the block that now stands for this content: ``block_id``, or the one that was
-        there before. In the second case the caller takes that one and lets its own go.
+        Returns those that now stand for this content: ``block_ids``, or the ones that were there
+        before. In the second case the caller takes these and lets its own go.
         """
         ...
 
     def forget(self, block_id: int) -> None:
-        """Drop a block, which no longer holds what it held. It must be a leaf."""
+        """Drop a block, which no longer holds what it held. Of a group that sees all it must be a
+        leaf."""
         ...
 
     def __contains__(self, block_id: int) -> bool: ...
 
 
 class _Node:
-    __slots__ = ("block_id", "children", "parent", "tokens")
+    __slots__ = ("block_ids", "children", "parent", "tokens")
 
-    def __init__(self, block_id: int, tokens: tuple[int, ...], parent: _Node | None):
-        self.block_id = block_id
+    def __init__(self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None):
+        self.block_ids = block_ids  # of each group
         self.tokens = tokens
         self.parent = parent
         # Keyed by the token ids themselves: a dict compares keys for equality after hashing, so
@@ -55,10 +68,16 @@ class _Node:
 
 
 class RadixPrefixCache:
-    """The block trie. ``block_size`` is the number of tokens of an edge."""
+    """The block trie.
 
-    def __init__(self, block_size: int):
+    Args:
+        block_size: the number of tokens of an edge.
+        windows: of the groups of layers, as the block manager has them.
+    """
+
+    def __init__(self, block_size: int, windows: Windows = ONE_TABLE):
         self.block_size = block_size
+        self._windows = tuple(windows)
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
 
@@ -68,40 +87,74 @@ class RadixPrefixCache:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[int]:
+    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
         node = self._roots.get(salt)
-        matched: list[int] = []
+        matched: list[list[int]] = []
         size = self.block_size
         for start in range(0, min(limit, len(token_ids)) - size + 1, size):
             node = node and node.children.get(tuple(token_ids[start : start + size]))
             if node is None:
                 break
-            matched.append(node.block_id)
-        return matched
+            matched.append(node.block_ids)
+        return matched[: self._num_served(matched)]
+
+    def _num_served(self, matched: Sequence[Sequence[int]]) -> int:
+        """Of blocks that follow each other, as many as every group has, as far as it sees them."""
+        if self._windows == ONE_TABLE:
+            return len(matched)
+        in_a_row = [0] * len(self._windows)  # that each group has, up to here
+        num_served = 0
+        for count, block_ids in enumerate(matched, start=1):
+            for group, block_id in enumerate(block_ids):
+                in_a_row[group] = 0 if block_id == GONE else in_a_row[group] + 1
+            if all(
+                have >= count - first_kept(window, count * self.block_size, self.block_size)
+                for window, have in zip(self._windows, in_a_row, strict=True)
+            ):
+                num_served = count
+        return num_served
 
     def publish(
-        self, parent_block: int | None, tokens: tuple[int, ...], block_id: int, salt: str
-    ) -> int:
+        self,
+        parent_block: int | None,
+        tokens: tuple[int, ...],
+        block_ids: Sequence[int],
+        salt: str,
+    ) -> list[int]:
         if parent_block is None:
-            parent = self._roots.setdefault(salt, _Node(-1, (), None))
+            parent = self._roots.setdefault(salt, _Node([], (), None))
         else:
             parent = self._nodes[parent_block]
-        node = _Node(block_id, tokens, parent)
-        known = parent.children.setdefault(tokens, node)
-        if known is node:  # as nearly always
-            assert block_id not in self._nodes, "a block can hold one content only"
-            self._nodes[block_id] = node
-        return known.block_id
+        node = parent.children.get(tokens)
+        if node is None:  # as nearly always
+            node = parent.children[tokens] = _Node([GONE] * len(block_ids), tokens, parent)
+        known = node.block_ids
+        for group, block_id in enumerate(block_ids):
+            if known[group] == GONE:
+                assert block_id not in self._nodes, "a block can hold one content only"
+                known[group] = block_id
+                self._nodes[block_id] = node
+        return known
 
     def forget(self, block_id: int) -> None:
         node = self._nodes.pop(block_id)
-        assert not node.children, "blocks are freed tail first, so the oldest is a leaf"
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.tokens]
-        if parent.parent is None and not parent.children:
+        group = node.block_ids.index(block_id)
+        assert self._windows[group] is not None or all(
+            child.block_ids[group] == GONE for child in node.children.values()
+        ), "blocks are freed tail first, so the oldest is a leaf"
+        node.block_ids[group] = GONE
+        self._drop_empty(node)
+
+    def _drop_empty(self, node: _Node) -> None:
+        """Forget a node, and those before it, if nobody has a block there or further on."""
+        while node.parent is not None:
+            if node.children or any(block_id != GONE for block_id in node.block_ids):
+                return
+            del node.parent.children[node.tokens]
+            node = node.parent
+        if not node.children:
             # A salt that is not used any more leaves nothing behind.
-            self._roots = {salt: root for salt, root in self._roots.items() if root is not parent}
+            self._roots = {salt: root for salt, root in self._roots.items() if root is not node}
 
     def content(self, block_id: int) -> list[int]:
         """All tokens from the start of the prompt to the end of the block. For audits."""
@@ -116,13 +169,17 @@ class RadixPrefixCache:
 class NoPrefixCache:
     """Remembers nothing: every request computes its whole prompt."""
 
-    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[int]:
-        return []
+    def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
+        return ()
 
     def publish(
-        self, parent_block: int | None, tokens: tuple[int, ...], block_id: int, salt: str
-    ) -> int:
-        return block_id
+        self,
+        parent_block: int | None,
+        tokens: tuple[int, ...],
+        block_ids: Sequence[int],
+        salt: str,
+    ) -> Sequence[int]:
+        return block_ids
 
     def forget(self, block_id: int) -> None:
         raise AssertionError("nothing was published")

@@ -42,6 +42,9 @@ class Request:
         computed    [ KV exists ... )[ in flight )
         block_ids   [ b0 ][ b1 ][ b2 ][ b3 ]   the last one may be partly empty
 
+    Where groups of layers have tables of their own, the others are ``further_tables``, and entries
+    may be ``kv_tables.GONE``.
+
     A step computes some of the tokens that are still missing; when it reaches the last known
     token, the model's answer to it is sampled and becomes the next one. Where steps overlap, the
     next one may be planned before that answer has come: it is awaited, and counts as known.
@@ -69,6 +72,7 @@ class Request:
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     num_computed_tokens: int = field(init=False, default=0)
     block_ids: list[int] = field(init=False, default_factory=list)
+    further_tables: list[list[int]] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
     # Of the steps that are under way: tokens that they compute, drafts too, and tokens that they
     # will certainly sample (where their number is open, none is certain).
@@ -94,6 +98,11 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.stats = RequestStats(self.arrival_time, len(self.prompt_token_ids))
+
+    @property
+    def block_tables(self) -> tuple[list[int], ...]:
+        """That of each group of layers; ``block_ids`` is the first."""
+        return (self.block_ids, *self.further_tables)
 
     @property
     def num_prompt_tokens(self) -> int:

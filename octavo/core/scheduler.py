@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
-from octavo.core.block_manager import BlockManager
+from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
 from octavo.core.limits import QueueLimits, total_tokens_of
 from octavo.core.lookahead import Lookahead
@@ -158,7 +158,7 @@ class Scheduler:
             request.num_prompt_tokens,
             request.params.max_tokens,
             self.config.max_model_len,
-            blocks.num_blocks * blocks.block_size,
+            blocks.longest_sequence(self.config.max_num_batched_tokens, self.config.max_model_len),
         )
 
     def finish(
@@ -240,7 +240,8 @@ class Scheduler:
         2. Then waiting requests in queue order, while budget, seats and blocks last, and only if
            nobody had to be preempted. The first that does not fit ends the admission: nobody is
            overtaken for being big. An admitted request gets the blocks of all its known tokens at
-           once, so it will produce a token before it can be preempted.
+           once, so it will produce a token before it can be preempted. (Those of
+           windows come chunk by chunk: see ``_cheapest_victim``.)
         """
         planned: dict[Request, ScheduledRequest] = {}
         preempted: list[str] = []
@@ -344,12 +345,20 @@ class Scheduler:
         in bounded time, and then the next one does: nothing starves. A request that has not
         produced a token since its admission is spared, so every preemption is paid for with
         progress; None then means to wait for it. The last in order can only preempt itself.
+
+        Where windows are, a prompt may need blocks before it has produced anything: if all that
+        come after it would be spared, none is, but those in flight.
         """
         behind = [other for other in self.running if other.queue_key > request.queue_key]
         if not behind:
             return None if request.num_tokens_in_flight else request
+        victims = [other for other in behind if self.may_preempt(other)]
+        if not victims and self.block_manager.has_windows:
+            # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
+            # have to wait for those who are, too.
+            victims = [other for other in behind if not other.num_tokens_in_flight]
         return min(
-            (other for other in behind if self.may_preempt(other)),
+            victims,
             key=lambda other: (other.num_computed_tokens, -other.queue_key[1]),
             default=None,
         )
@@ -382,15 +391,13 @@ class Scheduler:
                 return
             if _awaits_fork(request):
                 continue
-            shared_blocks, num_shared = self._shared_prefix(request)
-            num_tokens = len(request.token_ids)
+            shared = self._shared_prefix(request)
+            num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:
                 return
             # One block for each running request, lest the newcomer is thrown out at once.
-            headroom = len(self.running)
-            if not self.block_manager.admit(
-                request, shared_blocks, num_shared, num_tokens, headroom
-            ):
+            headroom = len(self.running) * self.block_manager.num_tables
+            if not self.block_manager.admit(request, shared, num_tokens, headroom, budget):
                 return
             self._dequeue(request)
             self.running.append(request)
@@ -405,8 +412,8 @@ class Scheduler:
             budget -= item.num_tokens
             yield item
 
-    def _shared_prefix(self, request: Request) -> tuple[list[int], int]:
-        """Blocks that hold the KV of the request's first tokens, and of how many tokens.
+    def _shared_prefix(self, request: Request) -> SharedPrefix:
+        """Blocks that hold the KV of the request's first tokens.
 
         From the prefix cache, or from the request it forks from, whichever has more. The last
         known token is always computed, because its logits are needed.
@@ -414,15 +421,16 @@ class Scheduler:
         if request.params.prompt_logprobs is not None and (
             request.num_prompt_logprobs < request.num_prompt_tokens - 1
         ):
-            return [], 0  # every prompt position has to be computed to be reported
+            # Every prompt position has to be computed to be reported.
+            return self.block_manager.nothing_shared
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)
-        num_cached = len(cached) * self.block_manager.block_size
         source = request.fork_of
         if source is not None and source.status is RequestStatus.RUNNING:
             num_forked = min(source.num_computed_tokens, request.num_prompt_tokens - 1)
-            if num_forked > num_cached:
-                return source.block_ids[: self.block_manager.blocks_for(num_forked)], num_forked
-        return cached, num_cached
+            if num_forked > cached.num_tokens:
+                forked = self.block_manager.fork(source, num_forked)
+                return max(cached, forked, key=lambda shared: shared.num_tokens)
+        return cached
 
     def _enqueue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda other: other.queue_key)

@@ -115,7 +115,8 @@ class EngineProfile:
         graphs: bytes of recorded steps, by those of a device's weights.
         keeps_back: which of ``activations``, ``non_torch`` and ``graphs`` the engine leaves out of
             the KV pool itself; the others must fit into the memory that it does not use.
-        keeps_windows_only: what no window sees any more gives its KV memory back.
+        keeps_windows_only: whether, on a device, what no window sees any more gives its KV memory
+            back.
         kv_types: the types of the cache that it keeps in a way of its own, by its names for them.
         mxfp4_unit: inner values of experts in mxfp4 are padded to a multiple of it.
         embedding_in_host: a GPU has no embedding, but where that is the head.
@@ -130,7 +131,7 @@ class EngineProfile:
     non_torch: tuple[Prediction, Prediction] = (_NOTHING, _NOTHING)
     graphs: Callable[[int], Prediction] = lambda weights_bytes: _NOTHING
     keeps_back: frozenset[str] = frozenset({"activations", "non_torch"})
-    keeps_windows_only: bool = True
+    keeps_windows_only: Callable[[Device], bool] = lambda device: True
     kv_types: Mapping[str, str] = field(default_factory=dict)
     mxfp4_unit: int = 1
     embedding_in_host: bool = False
@@ -428,7 +429,7 @@ _OCTAVO = EngineProfile(
     defaults=_octavo_defaults,
     activations=_octavo_activations,
     keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free
-    keeps_windows_only=False,
+    keeps_windows_only=lambda device: device.kind != "gpu",
     kv_types={"auto": "bfloat16", "int8": "octavo-int8", "fp8": "octavo-fp8"},
     num_blocks=_octavo_blocks,
 )

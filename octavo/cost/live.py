@@ -10,6 +10,7 @@ from octavo.cost.rank_model import Arithmetic, AttentionOp, MatrixOp, RankModel
 
 if TYPE_CHECKING:
     from octavo.core.executor import WeightMatrix
+    from octavo.models.config import KVSpec
 
 
 class ModelShape(Protocol):
@@ -22,7 +23,7 @@ class ModelShape(Protocol):
     @property
     def head_dim(self) -> int: ...
     @property
-    def layer_windows(self) -> tuple[int | None, ...]: ...
+    def kv_layers(self) -> tuple[KVSpec, ...]: ...
     @property
     def hidden_size(self) -> int: ...
     @property
@@ -40,7 +41,7 @@ def live_rank_model(
         matrices, kv_bytes_per_token: planned (`octavo.models.footprint`), or those of an engine's
             `Executor.probe()`.
     """
-    windows = Counter(config.layer_windows or (None,) * config.num_layers)
+    windows = Counter(layer.window for layer in config.kv_layers)
     alike = Counter((m.is_head, m.num_params, m.num_bytes, m.arithmetic) for m in matrices)
     return RankModel(
         matrices=tuple(_matrix_op(*each, alike[each]) for each in sorted(alike)),

@@ -159,7 +159,7 @@ class _Case:
             num_blocks=num_blocks,
             attention=attention,
             limits=self.limits,
-            keeps_windows_only=self.profile.keeps_windows_only,
+            keeps_windows_only=self.profile.keeps_windows_only(self.device),
         )
 
     def _needs(self, weights_bytes: int) -> dict[str, Prediction]:

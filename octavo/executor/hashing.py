@@ -4,6 +4,11 @@ The "KV" of a position is a number computed from its token and its position; the
 fold over the KV of all positions so far, *read through the block table*. A stale, lost or wrongly
 shared block changes the text, and the right text follows from the request alone, so that it can
 be computed without an engine (``expected_tokens``).
+
+With windows there is a fold over the KV that each group of layers sees, and all together make the
+*state* that the next token follows from. KV in a window also depends on the state before it, as a
+layer's does on all that the layers below have seen. To read a slot that has left its window is an
+error. A window is of two positions at least: a step goes on from the state of the one before it.
 """
 
 from __future__ import annotations
@@ -11,10 +16,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from typing import NamedTuple, TypeAlias
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
 from octavo.core.drafting import Opening
 from octavo.core.executor import NoModel, StepHandle
+from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
 
 # Guesses at what follows a prompt from a position on.
@@ -29,33 +37,88 @@ def _mix(state: int, value: int) -> int:
     return ((state ^ value) * 0x9E3779B97F4A7C15 + 0x165667B19E3779F9) & _MASK
 
 
-def expected_tokens(prompt_token_ids: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+class _Slot(NamedTuple):
+    """What a group keeps of a position."""
+
+    kv: int
+    fold: int  # over all KV up to this one's, in a group that sees all
+    state: int  # of all groups
+
+
+_Slots: TypeAlias = tuple[_Slot, ...]  # of one position, a slot of each group
+_Read: TypeAlias = Callable[[int, int], int]  # the KV that a group has of a position
+
+
+def _next(windows: Windows, token_id: int, position: int, before: _Slots, read: _Read) -> _Slots:
+    """The slots of a position that follows those of ``before``."""
+    kvs: list[int] = []
+    folds: list[int] = []
+    for group, window in enumerate(windows):
+        kv = _mix(token_id, position)
+        if group:
+            kv = _mix(kv, group)
+        if window is None:
+            fold = before[group].fold
+        else:
+            kv = _mix(kv, before[group].state)
+            seen = range(max(0, position - window + 1), position)
+            fold = reduce(_mix, [read(group, other) for other in seen], 0)
+        kvs.append(kv)
+        folds.append(_mix(fold, kv))
+    state = reduce(_mix, folds)
+    return tuple(_Slot(kv, fold, state) for kv, fold in zip(kvs, folds, strict=True))
+
+
+def _first(windows: Windows) -> _Slots:
+    """What comes before the first position."""
+    return (_Slot(0, 0, 0),) * len(windows)
+
+
+def expected_tokens(
+    prompt_token_ids: Sequence[int],
+    num_tokens: int,
+    vocab_size: int,
+    windows: Windows = ONE_TABLE,
+) -> list[int]:
     """What the hash model answers to a prompt, computed without blocks."""
-    state = 0
     tokens = list(prompt_token_ids)
-    for position, token_id in enumerate(tokens):
-        state = _mix(state, _mix(token_id, position))
-    output: list[int] = []
-    for position in range(len(tokens), len(tokens) + num_tokens):
-        token_id = state % vocab_size
-        output.append(token_id)
-        state = _mix(state, _mix(token_id, position))
-    return output
+    slots: list[_Slots] = []
+    last = _first(windows)
+    for position in range(len(prompt_token_ids) + num_tokens):
+        if position >= len(prompt_token_ids):
+            tokens.append(last[0].state % vocab_size)
+        read = partial(_read_list, slots)
+        last = _next(windows, tokens[position], position, last, read)
+        slots.append(last)
+    return tokens[len(prompt_token_ids) :]
+
+
+def _read_list(slots: Sequence[_Slots], group: int, position: int) -> int:
+    return slots[position][group].kv
 
 
 class HashDrafts:
     """Guesses at what the hash model will say: chains and trees, right here and wrong there."""
 
-    def __init__(self, rng: random.Random, max_tokens: int = 6, vocab_size: int = 97):
+    def __init__(
+        self,
+        rng: random.Random,
+        max_tokens: int = 6,
+        vocab_size: int = 97,
+        windows: Windows = ONE_TABLE,
+    ):
         self._rng = rng
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
+        self._windows = windows
 
     def __call__(self, prompt_token_ids: Sequence[int], position: int) -> Draft | None:
         rng = self._rng
         count = rng.randint(0, self._max_tokens)
         num_output = position - len(prompt_token_ids)
-        truth = expected_tokens(prompt_token_ids, num_output + count, self._vocab_size)[num_output:]
+        truth = expected_tokens(
+            prompt_token_ids, num_output + count, self._vocab_size, self._windows
+        )[num_output:]
         is_chain = rng.random() < 0.5
         token_ids: list[int] = []
         parents: list[int] = []
@@ -113,12 +176,15 @@ class GuessingProposer:
         self.known.discard(request.request_id)
 
 
+_Tables: TypeAlias = Sequence[list[int]]  # of each group
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """An item as it stood when it was submitted."""
 
     request_id: str
-    block_ids: list[int]
+    tables: _Tables
     token_ids: list[int]  # from ``start`` on; those that no step has brought yet are not there
     start: int
     end: int
@@ -130,7 +196,7 @@ class _Work:
         request = item.request
         return cls(
             request.request_id,
-            request.block_ids.copy(),
+            [table.copy() for table in request.block_tables],
             request.token_ids[item.start : item.end],
             item.start,
             item.end,
@@ -152,11 +218,12 @@ class _Step:
 
 
 class HashExecutor:
-    """Runs the hash model on an array of slots, one number per token.
+    """Runs the hash model on an array of slots, one for each token and group.
 
     The fold is kept with the KV of each position, so that a step costs no more than its own
-    tokens, and yet depends on the whole chain below it. Every ``audit_every``-th item is also
-    folded from the start through the block table, which reads every slot.
+    tokens (and their windows), and yet depends on the whole chain below it. Every
+    ``audit_every``-th item is also folded from the start through the block tables, which reads
+    every slot that is seen.
 
     Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
     one that is when later steps have been planned, and a sampled token is fed to the next step
@@ -171,7 +238,9 @@ class HashExecutor:
         audit_every: int = 1,
         depth: int = 1,
         feeds: Callable[[Request], bool] = lambda request: True,
+        windows: Windows = ONE_TABLE,
     ):
+        assert all(window is None or window > 1 for window in windows), windows
         self.depth = depth
         self.feeds_tokens = depth > 1
         self.feeds = feeds
@@ -179,9 +248,9 @@ class HashExecutor:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._audit_every = audit_every
+        self._windows = windows
         self._num_items = 0
-        # slot -> (KV of the position, fold up to and including it)
-        self._slots = [(_FREED, _FREED)] * (num_blocks * block_size)
+        self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
 
@@ -225,20 +294,20 @@ class HashExecutor:
 
     def _compute(self, work: _Work) -> list[int]:
         """Run an item; the tokens that it samples."""
-        table, token_ids = work.block_ids, work.token_ids
+        tables, token_ids = work.tables, work.token_ids
         if len(token_ids) < work.end - work.start:
             position, token_id = self._sampled.get(work.request_id, (-1, -1))
             if position != work.end - 1 or len(token_ids) < work.end - work.start - 1:
                 raise RuntimeError(f"{work.request_id} goes on from a token that never came")
             token_ids = [*token_ids, token_id]
-        state = self._forward(table, token_ids, work.start)
+        state = self._forward(tables, token_ids, work.start)
         if work.num_sampled == 0:
             return []
         if work.draft is not None:
-            return self._verify(table, work.draft, state, work.end)
+            return self._verify(tables, work.draft, state, work.end)
         sampled = [state % self._vocab_size]
         for position in range(work.end, work.end + self._num_rounds(work) - 1):
-            state = self._forward(table, sampled[-1:], position)
+            state = self._forward(tables, sampled[-1:], position)
             sampled.append(state % self._vocab_size)
         return sampled
 
@@ -246,51 +315,79 @@ class HashExecutor:
         """Of those that are allowed now more, now fewer."""
         return 1 + self._num_items % work.num_sampled
 
-    def _verify(self, table: Sequence[int], draft: Draft, state: int, base: int) -> list[int]:
+    def _verify(self, tables: _Tables, draft: Draft, state: int, base: int) -> list[int]:
         """The drafted tokens that are right, down one path, and the one that follows them.
 
-        ``state`` is the fold before the draft, which takes the slots from ``base`` on. The KV of
+        ``state`` is the one before the draft, which takes the slots from ``base`` on. The KV of
         the path moves to the slots of its positions; what is left of the rest is wrong for them.
         """
-        states: list[int] = []
-        for index, depth in enumerate(draft.depths()):
-            parent = draft.parents[index]
-            kv = _mix(draft.token_ids[index], base + depth)
-            states.append(_mix(states[parent] if parent >= 0 else state, kv))
-            self._slots[self._slot(table, base + index)] = (kv, states[-1])
+        drafted: list[_Slots] = []
+        paths: list[list[_Slots]] = []  # to each token, itself the last
+        nodes = zip(draft.token_ids, draft.parents, strict=True)
+        for index, (token_id, parent) in enumerate(nodes):
+            path = paths[parent] if parent >= 0 else []
+            before = path[-1] if path else self._read_slots(tables, base - 1)
+            read = partial(self._read_path, tables, path, base)
+            drafted.append(_next(self._windows, token_id, base + len(path), before, read))
+            paths.append([*path, drafted[-1]])
+            self._write(tables, base + index, drafted[-1])
         sampled = [state % self._vocab_size]
-        while len(path := draft.path(sampled)) == len(sampled):
-            sampled.append(states[path[-1]] % self._vocab_size)
-        self._move(table, path, base)
+        while len(right := draft.path(sampled)) == len(sampled):
+            sampled.append(drafted[right[-1]][0].state % self._vocab_size)
+        self._move(tables, right, base)
         if self._is_audit():
-            sampled[-1] = self._fold(table, base + len(path)) % self._vocab_size
+            sampled[-1] = self._audited_state(tables, base + len(right)) % self._vocab_size
         return sampled
 
-    def _move(self, table: Sequence[int], path: Sequence[int], base: int) -> None:
+    def _move(self, tables: _Tables, path: Sequence[int], base: int) -> None:
         """Put the KV of a path to the slots of its positions. None is written before it is read."""
         for place, index in enumerate(path):
-            moved = self._slots[self._slot(table, base + index)]
-            self._slots[self._slot(table, base + place)] = moved
+            self._write(tables, base + place, self._read_slots(tables, base + index))
 
-    def _forward(self, table: Sequence[int], token_ids: Sequence[int], start: int) -> int:
-        """Write the KV of tokens from position ``start`` on; the fold after the last of them."""
-        state = self._slots[self._slot(table, start - 1)][1] if start else 0
+    def _forward(self, tables: _Tables, token_ids: Sequence[int], start: int) -> int:
+        """Write the KV of tokens from position ``start`` on; the state after the last of them."""
+        slots = self._read_slots(tables, start - 1) if start else _first(self._windows)
+        read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
-            kv = _mix(token_id, position)
-            state = _mix(state, kv)
-            self._slots[self._slot(table, position)] = (kv, state)
-        return self._fold(table, start + len(token_ids)) if self._is_audit() else state
+            slots = _next(self._windows, token_id, position, slots, read)
+            self._write(tables, position, slots)
+        if self._is_audit():
+            return self._audited_state(tables, start + len(token_ids))
+        return slots[0].state
 
     def _is_audit(self) -> bool:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _fold(self, table: Sequence[int], num_tokens: int) -> int:
-        """The fold over all KV of a sequence, slot by slot through its block table."""
-        state = 0
-        for position in range(num_tokens):
-            state = _mix(state, self._slots[self._slot(table, position)][0])
-        return state
+    def _audited_state(self, tables: _Tables, num_tokens: int) -> int:
+        """The state after a sequence, from its KV alone: slot by slot through its block tables."""
+        folds: list[int] = []
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, num_tokens - window)
+            seen = range(first, num_tokens)
+            folds.append(reduce(_mix, [self._read_kv(tables, group, each) for each in seen], 0))
+        return reduce(_mix, folds)
+
+    def _read_path(
+        self, tables: _Tables, path: Sequence[_Slots], base: int, group: int, position: int
+    ) -> int:
+        """``_Read`` of a sequence that a path of a draft follows."""
+        if position < base:
+            return self._read_kv(tables, group, position)
+        return path[position - base][group].kv
+
+    def _read_kv(self, tables: _Tables, group: int, position: int) -> int:
+        return self._slots[self._slot(tables[group], position)].kv
+
+    def _read_slots(self, tables: _Tables, position: int) -> _Slots:
+        return tuple(self._slots[self._slot(table, position)] for table in tables)
+
+    def _write(self, tables: _Tables, position: int, slots: _Slots) -> None:
+        for table, slot in zip(tables, slots, strict=True):
+            self._slots[self._slot(table, position)] = slot
 
     def _slot(self, table: Sequence[int], position: int) -> int:
-        return table[position // self._block_size] * self._block_size + position % self._block_size
+        block_id = table[position // self._block_size]
+        if block_id < 0:
+            raise AssertionError(f"position {position} was left behind, and is read or written")
+        return block_id * self._block_size + position % self._block_size

@@ -55,9 +55,7 @@ class Attention(Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ctx), self.k_norm(k, ctx)
         q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
-        k_cache, v_cache = ctx.kv_cache.layer(self.layer_index)
-        ctx.ops.store_kv(k, v, k_cache, v_cache, ctx.slot_mapping)
-        attended = ctx.ops.paged_attention(
-            q, k_cache, v_cache, ctx.plan, self.scale, self.window, self.softcap
+        attended = ctx.attention.attend(
+            self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
         )
         return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)

@@ -16,19 +16,32 @@ class Activations(Protocol):
     def view(self, tokens: int, /, *shape: int) -> Any: ...
 
 
-class LayerCaches(Protocol):
-    """Keys and values of all layers."""
+class StepAttention(Protocol):
+    """The attention of one step: it knows where the keys and values of its tokens are kept, and
+    those of all that its sequences had before."""
 
-    def layer(self, index: int) -> tuple[Any, Any]:
-        """(keys, values) of a layer, as ``ops.store_kv`` and ``ops.paged_attention`` take them."""
+    def attend(
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Any:
+        """Keep k and v [T, Hk, D], and attend q [T, H, D] to what a layer has kept: [T, H, D].
+
+        A query sees its own position and those before it: all, or ``window`` of them in all.
+        """
         ...
 
 
 class ForwardContext(Protocol):
     """One step of T tokens, handed down as an argument from the model to every layer.
 
-    ``plan`` is what ``ops.plan_attention`` made of the step's block tables and lengths. Running a
-    model writes the KV of the step's tokens to ``kv_cache``, and changes nothing else.
+    Running a model keeps the KV of the step's tokens, and changes nothing else.
     """
 
     @property
@@ -37,14 +50,7 @@ class ForwardContext(Protocol):
         ...
 
     @property
-    def slot_mapping(self) -> Any:
-        """int64 [T], the slot that a token's KV is written to."""
-        ...
-
-    @property
-    def plan(self) -> Any: ...
-    @property
-    def kv_cache(self) -> LayerCaches: ...
+    def attention(self) -> StepAttention: ...
     @property
     def ops(self) -> Ops: ...
 

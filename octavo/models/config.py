@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
@@ -26,6 +26,21 @@ MAX_POSITION = 1 << 31
 _MAX_SIZE = 1 << 24
 
 _log = logging.getLogger("octavo")
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What a layer keeps of each token that it may see again, in numbers whose type is the engine's
+    to choose.
+
+    ``window`` is the number of last positions that a layer of that kind sees; None for "full".
+    """
+
+    kind: Literal["full", "window"]
+    num_kv_heads: int
+    key_dim: int  # values of a head
+    value_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +109,20 @@ class ModelConfig:
         from octavo.models.config_gguf import parse
 
         return parse(metadata, tensors, Path(path))
+
+    @property
+    def kv_layers(self) -> tuple[KVSpec, ...]:
+        """What each layer keeps of tokens."""
+        return tuple(
+            KVSpec(
+                "full" if window is None else "window",
+                self.num_kv_heads,
+                self.head_dim,
+                self.head_dim,
+                window,
+            )
+            for window in self.layer_windows
+        )
 
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""

@@ -25,7 +25,7 @@ from octavo.kernels.cpu.layout import (
     kv_token_bytes,
     packed_bytes,
 )
-from octavo.models.config import ModelConfig
+from octavo.models.config import KVSpec, ModelConfig
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 if TYPE_CHECKING:
@@ -164,12 +164,17 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
 
     ConfigError if heads of the model do not fit the type.
     """
-    if dtype in ("int4", "k8v4") and config.head_dim % 2:
+    return sum(_kv_bytes(layer, dtype) for layer in config.kv_layers)
+
+
+def _kv_bytes(layer: KVSpec, dtype: str) -> int:
+    assert layer.key_dim == layer.value_dim, "there are no kernels for heads of two sizes"
+    if dtype in ("int4", "k8v4") and layer.key_dim % 2:
         raise ConfigError(
             f"KV of {dtype} has two numbers in a byte, and heads of this model have "
-            f"{config.head_dim}: choose fp8 or int8"
+            f"{layer.key_dim}: choose fp8 or int8"
         )
-    return config.num_layers * config.num_kv_heads * kv_token_bytes(dtype, config.head_dim)
+    return layer.num_kv_heads * kv_token_bytes(dtype, layer.key_dim)
 
 
 def native_kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:

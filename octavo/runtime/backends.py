@@ -20,7 +20,6 @@ from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
-from octavo.kernels.cpu.program import KVLayout
 from octavo.kernels.dispatch import CANDIDATES, explain
 from octavo.kernels.fusion import CannotFuse
 from octavo.models.config import ModelConfig
@@ -57,6 +56,12 @@ class Backend(Protocol):
     def planned_memory(self) -> Sequence[Line]:
         """What it will allocate on a GPU beside weights, keys and values, for steps of the size
         that its ``RankSpec`` names."""
+        ...
+
+    @property
+    def has_window_tables(self) -> bool:
+        """Whether it reads a block table for each group of layers, so that those which see a window
+        only can give back what left it."""
         ...
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
@@ -168,6 +173,7 @@ class NativeBackend:
     """
 
     name = "native"
+    has_window_tables = True
 
     def __init__(
         self,
@@ -193,29 +199,24 @@ class NativeBackend:
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
+        kept = model.kv_layers[0]
         kv_cache = NativeKVCache(
             self._library,
             model.num_layers,
             limits.num_blocks,
             self._spec.block_size,
-            model.num_kv_heads,
-            model.head_dim,
+            kept.num_kv_heads,
+            kept.key_dim,
             kv_format,
-        )
-        layout = KVLayout(
-            kv_format,
-            model.num_kv_heads,
-            model.head_dim,
-            kv_cache.num_blocks,
-            kv_cache.block_bytes,
-            kv_cache.layer_addresses(),
+            limits.kv_groups,
         )
         try:
             streams = self._model.plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {model.name}: {error}") from error
+        layout, max_tokens = kv_cache.layout(), limits.max_num_batched_tokens
         program = self._model.create_program(
-            self._library, self.pool, layout, limits.max_num_batched_tokens, streams.values()
+            self._library, self.pool, layout, max_tokens, streams.values()
         )
         return NativeForward(
             program,
@@ -224,6 +225,7 @@ class NativeBackend:
             limits.max_model_len,
             limits.max_num_batched_tokens,
             streams,
+            1 if limits.kv_groups is None else limits.kv_groups.num_groups,
         )
 
 

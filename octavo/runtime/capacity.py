@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.core.lookahead import MAX_ROUNDS
+from octavo.models.kv_groups import KVGroups, group_layers
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu.library import Pool
@@ -58,17 +59,25 @@ class RankSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankLimits:
-    """How much a rank is to hold at once; what ``Rank.start`` makes room for."""
+    """How much a rank is to hold at once; what ``Rank.start`` makes room for.
+
+    ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
+    """
 
     num_blocks: int
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
+    kv_groups: KVGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a device and a model allow. ``ledger``: where a GPU's memory goes."""
+    """What a device and a model allow.
+
+    ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may have
+    block tables of their own; None: all have to share one.
+    """
 
     device: str
     dtype: str
@@ -78,6 +87,7 @@ class Capacity:
     kv_dtype: str
     max_rounds: int = 1  # tokens that a lone request may decode in one step
     ledger: MemoryLedger | None = None
+    kv_groups: KVGroups | None = None
 
 
 def capacity_of(
@@ -86,9 +96,13 @@ def capacity_of(
     *,
     is_native: bool,
     kv_memory_bytes: int,
+    has_window_tables: bool = True,
     ledger: MemoryLedger | None = None,
 ) -> Capacity:
-    """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch."""
+    """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch.
+
+    ``has_window_tables``: it reads a block table for each group of layers.
+    """
     from octavo.models.footprint import kv_bytes_per_token
 
     kv_dtype = kv_dtype_of(spec, is_native)
@@ -101,6 +115,7 @@ def capacity_of(
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
         ledger=ledger,
+        kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
     )
 
 

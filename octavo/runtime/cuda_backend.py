@@ -65,6 +65,7 @@ class FusedBackend:
 
     name = "fused"
     isa = None
+    has_window_tables = False
     pool = None
 
     def __init__(
@@ -194,7 +195,7 @@ class FusedBackend:
             model.head_dim,
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             device,
-            self._kit.copy_units,
+            copy_units=self._kit.copy_units,
         )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.kernels.dispatch import Ops
-from octavo.layers.context import LayerCaches
 from octavo.layers.taps import with_taps
+from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
+from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs
 from octavo.runtime.kv_cache import KVCache
@@ -44,14 +45,12 @@ class EagerContext:
     """A ``ForwardContext`` of tensors."""
 
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    plan: Any
-    kv_cache: LayerCaches
+    attention: PagedAttention
     ops: Ops
     rope_tables: RopeTables = field(default_factory=RopeTables)
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> torch.Tensor:
-        return self.rope_tables.get(table, self.plan.max_seq_len, self.positions.device)
+        return self.rope_tables.get(table, self.attention.num_positions, self.positions.device)
 
 
 class EagerForward(InTurn):
@@ -66,6 +65,7 @@ class EagerForward(InTurn):
         max_num_seqs: int,
         max_model_len: int,
         depths: Collection[int] = (),
+        groups: KVGroups | None = None,
     ):
         self._streams: dict[int, torch.Tensor] = {}  # hidden states of the last run, by depth
         self.model = with_taps(model, depths, self._streams.__setitem__) if depths else model
@@ -73,9 +73,15 @@ class EagerForward(InTurn):
         self._ops = ops
         self._device = device
         self._limits = max_num_seqs, max_model_len
+        self._groups = groups or one_table(kv_cache.num_layers)
         self.kernel_seconds = 0.0
         max_blocks = -(-max_model_len // kv_cache.block_size)
-        self._input_batch = InputBatch(max_num_seqs, max_blocks, kv_cache.block_size)
+        self._input_batch = InputBatch(
+            max_num_seqs, max_blocks, kv_cache.block_size, self._groups.num_groups
+        )
+        self._attention = EagerAttention(
+            ops, kv_cache, kv_cache.block_size, self._groups, self._tensor
+        )
         self._hidden: torch.Tensor
         self._context: EagerContext
         self._rope_tables = RopeTables()
@@ -83,7 +89,9 @@ class EagerForward(InTurn):
     def exit_after(self, num_layers: int) -> EagerForward:
         """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
         model = self.model.exit_after(num_layers)
-        return EagerForward(model, self.kv_cache, self._ops, self._device, *self._limits)
+        return EagerForward(
+            model, self.kv_cache, self._ops, self._device, *self._limits, groups=self._groups
+        )
 
     @torch.inference_mode()
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
@@ -130,20 +138,9 @@ class EagerForward(InTurn):
         return cast(torch.Tensor, logits)
 
     def _make_context(self, inputs: StepInputs) -> EagerContext:
-        plan = self._ops.plan_attention(
-            self._tensor(inputs.block_tables),
-            self._tensor(inputs.query_start),
-            self._tensor(inputs.seq_lens),
-            int((inputs.query_start[1:] - inputs.query_start[:-1]).max()),
-            int(inputs.seq_lens.max()),
-            self.kv_cache.block_size,
-            None if inputs.parents is None else self._tensor(inputs.parents),
-        )
         return EagerContext(
             positions=self._tensor(inputs.positions),
-            slot_mapping=self._tensor(inputs.slot_mapping),
-            plan=plan,
-            kv_cache=self.kv_cache,
+            attention=self._attention.plan(inputs),
             ops=self._ops,
             rope_tables=self._rope_tables,
         )

@@ -28,49 +28,62 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.batch import Batch
+from octavo.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Arrays of one step, over T tokens and S requests."""
+    """Arrays of one step, over T tokens and S requests. Groups are those of layers that share block
+    tables."""
 
     token_ids: np.ndarray  # [T] int64
     positions: np.ndarray  # [T] int64
-    slot_mapping: np.ndarray  # [T] int64, the slot that each token's KV is written to
+    slot_mapping: np.ndarray  # [groups, T] int64, where each token's KV is written
     query_start: np.ndarray  # [S + 1] int32
     seq_lens: np.ndarray  # [S] int32
-    block_tables: np.ndarray  # [S, longest table of the step] int32, padded with block 0
+    # [groups, S, longest table of the step] int32, padded with block 0; see ``core/kv_tables.py``
+    block_tables: np.ndarray
     # [T] int32, the row that each row of a tree follows, -1 for others; None if there is no tree.
     parents: np.ndarray | None
 
 
 class BlockTables:
-    """Block tables of the running requests, each in a row of one persistent array.
+    """Block tables of the running requests, each in a row of one persistent array for each group of
+    layers: int32 [groups, max_num_seqs, max_blocks_per_seq].
 
     A table changes by a block at a time, so a step only writes what is new.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int):
-        self.array = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
+    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, num_groups: int = 1):
+        self.array = np.zeros((num_groups, max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[str, int] = {}
-        self._written: dict[str, list[int]] = {}
+        self._written: dict[str, list[list[int]]] = {}
 
-    def row(self, request_id: str, block_ids: list[int]) -> int:
-        """The row that holds a request's table, brought up to date."""
+    def row(self, request: Request) -> int:
+        """The row that holds a request's tables, brought up to date."""
+        request_id = request.request_id
         row = self._rows.get(request_id)
         if row is None:
             row = self._rows[request_id] = self._free_rows.pop()
-            self._written[request_id] = []
+            self._written[request_id] = [[] for _ in range(len(self.array))]
         written = self._written[request_id]
-        if written != block_ids:
-            # Tables mostly grow at the end, but an adopted or copied block can change any entry.
-            kept = len(written)
-            if block_ids[:kept] != written:
-                kept = 0
-            self.array[row, kept : len(block_ids)] = block_ids[kept:]
-            self._written[request_id] = block_ids.copy()
+        if written[0] != request.block_ids:
+            written[0] = self._write(0, row, written[0], request.block_ids)
+        for group, table in enumerate(request.further_tables, start=1):
+            if written[group] != table:
+                written[group] = self._write(group, row, written[group], table)
         return row
+
+    def _write(self, group: int, row: int, written: list[int], table: list[int]) -> list[int]:
+        """Write what is new of a table; a copy of it."""
+        # Tables mostly grow at the end, but a block that is adopted or copied, or left behind by a
+        # window, can change any entry.
+        kept = len(written)
+        if table[:kept] != written:
+            kept = 0
+        self.array[group, row, kept : len(table)] = table[kept:]
+        return table.copy()
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Free the rows of requests that have left the batch."""
@@ -119,7 +132,7 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
             token_ids += request.token_ids[start : start + count]
         starts.append(start)
         counts.append(count)
-        rows.append(tables.row(request.request_id, request.block_ids))
+        rows.append(tables.row(request))
         num_blocks = max(num_blocks, len(request.block_ids))
     if parents:
         parents += [-1] * (len(token_ids) - len(parents))
@@ -129,9 +142,11 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
 class InputBatch:
     """Builds ``StepInputs``."""
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int):
+    def __init__(
+        self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, num_groups: int = 1
+    ):
         self._block_size = block_size
-        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq)
+        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq, num_groups)
 
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
@@ -141,14 +156,14 @@ class InputBatch:
         lengths = np.array(counts, dtype=np.int64)
         query_start = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start[1:])
-        tables = self._tables.array[rows, :num_blocks]
+        tables = self._tables.array[:, rows, :num_blocks]
         if len(token_ids) == len(counts):  # one token each: nothing to repeat
             places = first
             seq_of_token = np.arange(len(counts))
         else:
             seq_of_token = np.repeat(np.arange(len(counts)), lengths)
             places = np.arange(len(token_ids)) + (first - query_start[:-1])[seq_of_token]
-        slots = tables[seq_of_token, places // size].astype(np.int64) * size + places % size
+        slots = tables[:, seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
             positions=_positions(places, parents),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.kv_stores import Codec, KVStore
+from octavo.models.kv_groups import KVGroups, one_table
 from octavo.runtime.native_kv_cache import untouched_zeros
 
 # Copies units of memories, [layers, units, ...] each, by pairs of a source and a target.
@@ -26,8 +27,8 @@ def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> 
 class KVCache:
     """Keys and values of all layers, as the codecs of each keep them.
 
-    A slot is one token position, ``block_id * block_size + offset``. ``copy_units`` is what copies
-    blocks and slots on the device.
+    A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
+    ``groups``; None: all have one table. ``copy_units`` is what copies blocks and slots on the device.
     """
 
     def __init__(
@@ -39,12 +40,15 @@ class KVCache:
         head_dim: int,
         codecs: tuple[Codec, Codec],
         device: torch.device,
+        groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
     ):
+        self.num_layers = num_layers
+        self._groups = groups or one_table(num_layers)
         self._copy_units = copy_units
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (num_layers, num_blocks, block_size, num_kv_heads)
+        shape = (self._groups.layers_per_block, num_blocks, block_size, num_kv_heads)
         self._stores = [
             (codec, [_zeros((*shape, part.width), part.dtype, device) for part in parts])
             for codec in codecs
@@ -55,10 +59,17 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(memory.nbytes for memory in self._parts)
 
+    @property
+    def bytes_per_token(self) -> float:
+        """In all layers."""
+        slot = self.num_bytes / (self.num_blocks * self.block_size)
+        return slot / self._groups.layers_per_block * self.num_layers
+
     def layer(self, index: int) -> tuple[KVStore, KVStore]:
         """Keys and values of one layer, as views."""
+        _, place = self._groups.places[index]
         keys, values = (
-            KVStore(codec, [memory[index] for memory in parts]) for codec, parts in self._stores
+            KVStore(codec, [memory[place] for memory in parts]) for codec, parts in self._stores
         )
         return keys, values
 

@@ -42,15 +42,19 @@ class NativeForward(InTurn):
         max_model_len: int,
         max_tokens: int,
         streams: Mapping[int, Value] = MappingProxyType({}),
+        num_groups: int = 1,
     ):
         self.kv_cache = kv_cache
         self.program = program
         self._limits = max_num_seqs, max_model_len, max_tokens
+        self._num_groups = num_groups  # of layers with block tables of their own
         self._streams = streams  # the values that the program keeps, by their depth
-        self._tables = BlockTables(max_num_seqs, -(-max_model_len // kv_cache.block_size))
+        max_blocks = -(-max_model_len // kv_cache.block_size)
+        self._tables = BlockTables(max_num_seqs, max_blocks, num_groups)
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
-        self._table_stride = self._tables.array.shape[1]
+        self._table_stride = max_blocks
+        self._group_stride = max_num_seqs * max_blocks
         rows = max(max_tokens, LOGITS_ROWS, MAX_ROUNDS)
         # A step takes and brings a few numbers: without numpy, which costs more than they do when
         # the weights have driven it out of the caches. None of these ever changes its length.
@@ -99,7 +103,7 @@ class NativeForward(InTurn):
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return NativeForward(program, self.kv_cache, *self._limits)
+        return NativeForward(program, self.kv_cache, *self._limits, num_groups=self._num_groups)
 
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)
@@ -191,10 +195,12 @@ class NativeForward(InTurn):
             sequences.parents = _address(self._parents)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
+            sequences.group_stride = self._group_stride
             sequences.block_table = self._table_address + rows[0] * self._table_stride * 4
         else:
-            self._step_tables = self._tables.array[rows, :num_blocks]
+            self._step_tables = np.ascontiguousarray(self._tables.array[:, rows, :num_blocks])
             sequences.table_stride = num_blocks
+            sequences.group_stride = num_seqs * num_blocks
             sequences.block_table = self._step_tables.ctypes.data
         return num_tokens, max(kv_len)
 

@@ -11,6 +11,8 @@ import numpy as np
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import KV_CHUNK
 from octavo.kernels.cpu.library import Library
+from octavo.kernels.cpu.program import KVLayout
+from octavo.models.kv_groups import KVGroups, one_table
 
 _LINE_BYTES = 64
 
@@ -20,10 +22,12 @@ class NativeKVCache:
 
     Of each layer a block holds, for each KV head, its tokens in chunks of 16, keys and values
     together; csrc/attention.h has the order inside. What a block has of all layers lies together,
-    so that the first token asks the system for one huge page, and not for one of each layer.
+    so that the first token asks the system for one huge page, and not for one of each layer. A
+    block is of the layers of one group (``models/kv_groups.py``), whichever it is at the time.
 
     Args:
         kv_format: OCT_KV_*.
+        groups: of the layers; None: all have one table.
     """
 
     def __init__(
@@ -35,11 +39,15 @@ class NativeKVCache:
         num_kv_heads: int,
         head_dim: int,
         kv_format: int,
+        groups: KVGroups | None = None,
     ):
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_layers = num_layers
+        self._groups = groups or one_table(num_layers)
         self._library = library
+        num_layers = self._groups.layers_per_block
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         self.block_bytes = num_layers * layer_bytes
@@ -61,9 +69,24 @@ class NativeKVCache:
     def num_bytes(self) -> int:
         return self._data.nbytes
 
-    def layer_addresses(self) -> list[int]:
-        """Where each layer's part of the first block begins; valid as long as the cache."""
-        return [layer.ctypes.data for layer in self._data[0]]
+    @property
+    def bytes_per_token(self) -> float:
+        """In all layers."""
+        slot = self.block_bytes / self.block_size
+        return slot / self._groups.layers_per_block * self.num_layers
+
+    def layout(self) -> KVLayout:
+        """Where kernels find each layer's keys and values; valid as long as the cache."""
+        memory = self._memory
+        return KVLayout(
+            memory.kv_format,
+            memory.num_kv_heads,
+            memory.head_dim,
+            self.num_blocks,
+            self.block_bytes,
+            [self._data[0, place].ctypes.data for _, place in self._groups.places],
+            [group for group, _ in self._groups.places],
+        )
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in all layers, one after the other.

@@ -24,9 +24,28 @@ if TYPE_CHECKING:
     from octavo.quantization.base import Weight
 
 
-class _RecordedCaches:
-    def layer(self, index: int) -> tuple[LayerKV, LayerKV]:
-        return LayerKV(index), LayerKV(index)
+class RecordedAttention:
+    """A ``StepAttention`` that says what is to be kept and attended: the kernels read slots, block
+    tables and lengths themselves."""
+
+    def __init__(self, ops: Ops):
+        self._ops = ops
+
+    def attend(
+        self,
+        layer: int,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Value:
+        kept = LayerKV(layer)
+        self._ops.store_kv(k, v, kept, kept, None)
+        attended: Value = self._ops.paged_attention(q, kept, kept, None, scale, window, softcap)
+        return attended
 
 
 class RecordingContext:
@@ -34,9 +53,8 @@ class RecordingContext:
 
     def __init__(self, ops: Ops, token_ids: Value):
         self.ops = ops
-        self.positions = self.slot_mapping = token_ids
-        self.plan = None
-        self.kv_cache = _RecordedCaches()
+        self.positions = token_ids
+        self.attention = RecordedAttention(ops)
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> RopeTable:
         return RopeTable(rotary_dim, table)

@@ -19,11 +19,7 @@ _KV_NAMES = {format: name for name, format in KV_FORMATS.items()}
 
 class Cache(Protocol):
     @property
-    def num_bytes(self) -> int: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
+    def bytes_per_token(self) -> float: ...
 
 
 class RunnerProbe:
@@ -38,7 +34,7 @@ class RunnerProbe:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        return self._cache.num_bytes / (self._cache.num_blocks * self._cache.block_size)
+        return self._cache.bytes_per_token
 
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         self._runner.logits_observer = observer

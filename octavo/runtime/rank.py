@@ -46,6 +46,7 @@ class Rank:
         self.weights_bytes = backend.weights_bytes
         self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
+        self._has_window_tables = backend.has_window_tables
         self.runner: Runner | None = None
         self._depths: set[int] = set()
 
@@ -98,6 +99,7 @@ class Rank:
             kv_memory_bytes=(
                 cpu_kv_bytes(machine.memory().available) if ledger is None else ledger.kv_bytes
             ),
+            has_window_tables=self._has_window_tables,
             ledger=ledger,
         )
 

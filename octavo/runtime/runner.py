@@ -130,7 +130,8 @@ class Runner:
         path = verified.path
         if path and path[-1] != len(path) - 1:  # indices ascend
             slots = [item.end + index for index in path]
-            self.forward.kv_cache.move(item.request.block_ids, slots, item.end)
+            for table in item.request.block_tables:
+                self.forward.kv_cache.move(table, slots, item.end)
         return verified
 
     def _logprobs_of(

@@ -44,6 +44,7 @@ class TorchBackend:
 
     isa = None
     pool = None
+    has_window_tables = True
 
     def __init__(
         self,
@@ -91,14 +92,16 @@ class TorchBackend:
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> EagerForward:
         model = self._model_config
+        kept = model.kv_layers[0]
         kv_cache = KVCache(
             model.num_layers,
             limits.num_blocks,
             self._spec.block_size,
-            model.num_kv_heads,
-            model.head_dim,
+            kept.num_kv_heads,
+            kept.key_dim,
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             self._device,
+            limits.kv_groups,
         )
         return EagerForward(
             self._model,
@@ -108,4 +111,5 @@ class TorchBackend:
             limits.max_num_seqs,
             limits.max_model_len,
             depths,
+            limits.kv_groups,
         )

@@ -49,7 +49,7 @@ class PrefixAware:
         """Tokens; and of equals, whose pool has the most to lose."""
         prompt = request.prompt_token_ids
         blocks = replica.engine.scheduler.block_manager
-        num_cached = len(blocks.match(request, len(prompt) - 1)) * blocks.block_size
+        num_cached = blocks.match(request, len(prompt) - 1).num_tokens
         waiting = held = 0
         for other in replica.requests.values():
             waiting += max(0, other.num_prompt_tokens - other.num_computed_tokens)

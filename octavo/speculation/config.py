@@ -107,6 +107,12 @@ class SpeculativeConfig:
         for rate in rates or ():
             _number("synthetic_acceptance_rates", rate, 0.0, 1.0)
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether guesses come of a model: what it keeps of tokens lies where the target's table,
+        which has to be one, says."""
+        return self.method not in ("auto", "ngram", "suffix") or self.model is not None
+
     @staticmethod
     def read(said: str) -> Mapping[str, Any]:
         """The object that JSON stands for; ConfigError if it is none."""

@@ -38,7 +38,7 @@ from octavo.speculation.native_target import NativeTarget, SharedMatrix
 
 _log = logging.getLogger("octavo")
 
-NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [])
+NO_KV = KVLayout(abi.OCT_KV_F32, 1, 16, 0, 0, [], [])
 _GROUP = 32  # inputs that share a scale
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from octavo.core.batch import Batch, Draft
 from octavo.core.drafting import Opening
 from octavo.core.request import Request
-from octavo.kernels.cpu.layout import KV_FORMATS, kv_token_bytes
-from octavo.kernels.cpu.program import KVLayout
+from octavo.kernels.cpu.layout import KV_FORMATS
 from octavo.models.config import ModelConfig
+from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
 from octavo.runtime.native_kv_cache import NativeKVCache
@@ -38,31 +38,24 @@ MakeFeatures = Callable[[np.ndarray], np.ndarray]
 
 def kv_bytes_per_token(layer: ModelConfig) -> int:
     """Of the one layer that a head has."""
-    return layer.num_kv_heads * kv_token_bytes(_KV_DTYPE, layer.head_dim)
+    return native_kv_bytes_per_token(layer, _KV_DTYPE)
 
 
 class LayerKV:
     """Keys and values of one layer, in blocks that have the numbers of the target's."""
 
     def __init__(self, layer: ModelConfig, native: NativeTarget, num_blocks: int):
-        format = KV_FORMATS[_KV_DTYPE]
+        format, (kept,) = KV_FORMATS[_KV_DTYPE], layer.kv_layers
         self.cache = NativeKVCache(
             native.library,
             1,
             num_blocks,
             native.block_size,
-            layer.num_kv_heads,
-            layer.head_dim,
+            kept.num_kv_heads,
+            kept.key_dim,
             format,
         )
-        self.layout = KVLayout(
-            format,
-            layer.num_kv_heads,
-            layer.head_dim,
-            num_blocks,
-            self.cache.block_bytes,
-            self.cache.layer_addresses(),
-        )
+        self.layout = self.cache.layout()
 
 
 @dataclass(frozen=True, slots=True)

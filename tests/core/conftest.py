@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -28,16 +29,16 @@ def make_engine(
     propose=None,
     passes: int = 0,
     feeds=lambda request: True,
+    windows: Windows = ONE_TABLE,
     **config,
 ) -> Engine:
     """An engine over the hash model."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
-    cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+    cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
+    blocks = BlockManager(num_blocks, block_size, cache, windows)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
-    scheduler = Scheduler(
-        SchedulerConfig(**config), BlockManager(num_blocks, block_size, cache), admission, proposer
-    )
-    executor = HashExecutor(num_blocks, block_size, depth=depth, feeds=feeds)
+    scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
+    executor = HashExecutor(num_blocks, block_size, depth=depth, feeds=feeds, windows=windows)
     return Engine(scheduler, executor)
 
 

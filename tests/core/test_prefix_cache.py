@@ -16,8 +16,8 @@ def publish_chain(cache: RadixPrefixCache, tokens: list[int], blocks: list[int],
     parent = None
     size = cache.block_size
     for index, block in enumerate(blocks):
-        parent = cache.publish(
-            parent, tuple(tokens[index * size : (index + 1) * size]), block, salt
+        (parent,) = cache.publish(
+            parent, tuple(tokens[index * size : (index + 1) * size]), [block], salt
         )
     return parent
 
@@ -25,8 +25,8 @@ def publish_chain(cache: RadixPrefixCache, tokens: list[int], blocks: list[int],
 def test_longest_prefix_of_whole_blocks_matches():
     cache = RadixPrefixCache(2)
     publish_chain(cache, [1, 2, 3, 4], [7, 8])
-    assert cache.match([1, 2, 3, 4, 5], 5, "") == [7, 8]
-    assert cache.match([1, 2, 3, 9], 4, "") == [7]
+    assert cache.match([1, 2, 3, 4, 5], 5, "") == [[7], [8]]
+    assert cache.match([1, 2, 3, 9], 4, "") == [[7]]
     assert cache.match([9, 2, 3, 4], 4, "") == []
     assert cache.match([3, 4], 2, "") == []
 
@@ -34,14 +34,14 @@ def test_longest_prefix_of_whole_blocks_matches():
 def test_limit_cuts_the_match_to_whole_blocks():
     cache = RadixPrefixCache(2)
     publish_chain(cache, [1, 2, 3, 4], [7, 8])
-    assert cache.match([1, 2, 3, 4], 3, "") == [7]
+    assert cache.match([1, 2, 3, 4], 3, "") == [[7]]
     assert cache.match([1, 2, 3, 4], 0, "") == []
 
 
 def test_known_content_keeps_its_block():
     cache = RadixPrefixCache(2)
     publish_chain(cache, [1, 2], [7])
-    assert cache.publish(None, (1, 2), 9, "") == 7
+    assert cache.publish(None, (1, 2), [9], "") == [7]
     assert 9 not in cache
 
 
@@ -50,7 +50,7 @@ def test_salts_share_nothing():
     publish_chain(cache, [1, 2], [7], salt="alice")
     assert cache.match([1, 2], 2, "bob") == []
     assert cache.match([1, 2], 2, "") == []
-    assert cache.match([1, 2], 2, "alice") == [7]
+    assert cache.match([1, 2], 2, "alice") == [[7]]
 
 
 def test_a_forgotten_block_is_gone_and_leaves_no_root():
@@ -64,7 +64,7 @@ def test_forgetting_leaf_first_empties_the_trie():
     cache = RadixPrefixCache(2)
     publish_chain(cache, [1, 2, 3, 4], [7, 8], salt="k")
     cache.forget(8)
-    assert cache.match([1, 2, 3, 4], 4, "k") == [7]
+    assert cache.match([1, 2, 3, 4], 4, "k") == [[7]]
     cache.forget(7)
     assert len(cache) == 0 and not cache._roots
 
@@ -79,13 +79,13 @@ def test_a_hash_collision_serves_no_wrong_block():
     cache = RadixPrefixCache(2)
     prompts = [[CollidingToken(a), CollidingToken(b)] for a in range(20) for b in range(20)]
     for block, prompt in enumerate(prompts):
-        assert cache.publish(None, tuple(prompt), block, "") == block
+        assert cache.publish(None, tuple(prompt), [block], "") == [block]
     for block, prompt in enumerate(prompts):
-        assert cache.match(prompt, 2, "") == [block]
+        assert cache.match(prompt, 2, "") == [[block]]
     assert cache.match([CollidingToken(40), CollidingToken(0)], 2, "") == []
 
 
 def test_no_prefix_cache_remembers_nothing():
     cache = NoPrefixCache()
-    assert cache.publish(None, (1, 2), 3, "") == 3
-    assert cache.match([1, 2], 2, "") == [] and 3 not in cache
+    assert cache.publish(None, (1, 2), [3], "") == [3]
+    assert not cache.match([1, 2], 2, "") and 3 not in cache

@@ -16,6 +16,7 @@ import pytest
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.batch import DAMAGED
+from octavo.core.kv_tables import GONE, ONE_TABLE, most_blocks
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestError
@@ -23,6 +24,9 @@ from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, sometimes
 from octavo.executor.hashing import HashDrafts, expected_tokens
 
 VOCAB = 97
+
+# Of groups of layers: one that sees only the last positions, or some beside others that see all.
+WINDOWS = [(2,), (9,), (None, 4), (None, 3, 20), (None, None, 8, 8)]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,9 @@ class Press:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
     """
 
-    def __init__(self, seed: int, make_engine, make_request, depth: int | None = None):
+    def __init__(
+        self, seed: int, make_engine, make_request, windows=ONE_TABLE, depth: int | None = None
+    ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
         block_size = rng.choice([1, 2, 3, 4, 8, 16])
@@ -55,11 +61,12 @@ class Press:
         least = -(-self.max_model_len // block_size)
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
         depth = depth or rng.choice([1, 1, 1, 2, 3])
+        self.windows = windows
         self.engine = make_engine(
             self.num_blocks,
             block_size,
             depth=depth,
-            propose=HashDrafts(rng) if rng.random() < 0.3 else None,
+            propose=HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None,
             passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
@@ -76,6 +83,7 @@ class Press:
             ageing_steps=rng.choice([1, 10, 100]),
             max_queued_requests=rng.choice([None, 4, 50]),
             max_rounds=rng.choice([1, 1, 4]),
+            windows=windows,
         )
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
@@ -149,6 +157,7 @@ class Press:
         assert 0.0 <= stats.kv_waste <= 1.0
         if self.num_steps % 16 == 0:
             self.engine.check_integrity()
+            self.check_what_is_held()
         for update in step.updates:
             request = update.request
             if request.finish_reason is FinishReason.ERROR:  # it was alone in a step that raised
@@ -159,8 +168,20 @@ class Press:
                 # Ended exactly once, with the text that follows from its own prompt alone.
                 del self.live[request.request_id]
                 assert request.output_token_ids == expected_tokens(
-                    request.prompt_token_ids, request.params.max_tokens, VOCAB
+                    request.prompt_token_ids, request.params.max_tokens, VOCAB, self.windows
                 )
+
+    def check_what_is_held(self) -> None:
+        """Nobody holds more than it is counted on for, however long it has become."""
+        scheduler = self.engine.scheduler
+        blocks, config = scheduler.block_manager, scheduler.config
+        step_tokens = config.max_num_batched_tokens * self.engine.executor.depth
+        for request in scheduler.running:
+            held = sum(block != GONE for table in request.block_tables for block in table)
+            num_tokens = max(len(request.token_ids), request.max_total_tokens)
+            assert held <= most_blocks(
+                blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_rounds
+            )
 
     def run(self) -> int:
         """Both phases; the number of steps."""
@@ -200,6 +221,12 @@ def test_seeds(seed, make_engine, make_request):
     Press(seed, make_engine, make_request).run()
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_seeds_with_windows(seed, windows, make_engine, make_request):
+    Press(seed, make_engine, make_request, windows).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("least", "depth"),
@@ -210,12 +237,14 @@ def test_seeds(seed, make_engine, make_request):
     ],
 )
 def test_many_steps(make_engine, make_request, least, depth):
-    """At least so many steps; the rate is printed with ``pytest -s``."""
+    """At least so many steps, half of the workloads with windows; the rate is printed with
+    ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
     while num_steps < least:
         seed += 1
-        press = Press(1_000_000 + seed, make_engine, make_request, depth)
+        windows = ONE_TABLE if seed % 2 else WINDOWS[seed // 2 % len(WINDOWS)]
+        press = Press(1_000_000 + seed, make_engine, make_request, windows, depth)
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit

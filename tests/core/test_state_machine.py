@@ -30,12 +30,22 @@ class EngineMachine(RuleBasedStateMachine):
         max_rounds=st.sampled_from([1, 3]),
         depth=st.sampled_from([1, 1, 2, 3]),
         drafts=st.one_of(st.none(), st.integers(0, 1000)),
+        windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
     )
     def start(
-        self, num_blocks, block_size, budget, max_num_seqs, caching, max_rounds, depth, drafts
+        self,
+        num_blocks,
+        block_size,
+        budget,
+        max_num_seqs,
+        caching,
+        max_rounds,
+        depth,
+        drafts,
+        windows,
     ):
-        cache = RadixPrefixCache(block_size) if caching else NoPrefixCache()
-        blocks = BlockManager(num_blocks, block_size, cache)
+        cache = RadixPrefixCache(block_size, windows) if caching else NoPrefixCache()
+        blocks = BlockManager(num_blocks, block_size, cache, windows)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -48,8 +58,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.blocks = blocks
         proposer = None
         if drafts is not None:
-            proposer = GuessingProposer(HashDrafts(random.Random(drafts)), passes=drafts % 5)
-        executor = HashExecutor(num_blocks, block_size, depth=depth)
+            guesses = HashDrafts(random.Random(drafts), windows=windows)
+            proposer = GuessingProposer(guesses, passes=drafts % 5)
+        executor = HashExecutor(num_blocks, block_size, depth=depth, windows=windows)
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
         self.requests: list[Request] = []
         self.ended: set[str] = set()
@@ -112,7 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
             if request.is_finished:
                 self.ended.add(request.request_id)
                 assert request.output_token_ids == expected_tokens(
-                    request.prompt_token_ids, request.params.max_tokens, 97
+                    request.prompt_token_ids, request.params.max_tokens, 97, self.blocks.windows
                 )
 
     @invariant()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kv_layers import kv_layers
 
 from octavo.cost.live import computed_in, live_rank_model
 from octavo.cost.rank_model import AttentionOp
@@ -11,7 +12,7 @@ from octavo.models.footprint import Matrix
 
 class Config:
     num_layers, num_heads, head_dim = 4, 3, 16
-    layer_windows = (512, None, 512, 512)
+    kv_layers = kv_layers(512, None, 512, 512)
     hidden_size, vocab_size = 10, 99
 
 
@@ -40,7 +41,7 @@ def test_a_model_of_its_config_and_of_what_it_weighs():
 
 def test_without_windows_all_layers_are_alike():
     class Plain(Config):
-        layer_windows = ()
+        kv_layers = kv_layers(None, None, None, None)
 
     assert live_rank_model(Plain, [], 8).attention == (AttentionOp("attention", 4, 4.0 * 48, 2.0),)
 

@@ -83,6 +83,11 @@ def random_model(config: ModelConfig) -> Any:
     return model
 
 
+def layout_of(config: ModelConfig, layers: list[int]) -> KVLayout:
+    heads = config.num_kv_heads, config.head_dim
+    return KVLayout(abi.OCT_KV_BF16, *heads, 4, BLOCK_BYTES, layers, [0] * len(layers))
+
+
 def read_back(plan: Any, model: Any, config: ModelConfig, weights: dict[str, Weight]) -> Any:
     """The plan, and the config, from the text that a manifest would have."""
     constants = Constants()
@@ -111,7 +116,7 @@ def test_a_program_survives_being_written(name, activations):
         pack_all(weights, entries, memory, native, pool, None)
         packed = PackedWeights(memory, entries)
         layers = [64 * (1 + layer) for layer in range(config.num_layers)]  # never followed
-        kv = KVLayout(abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, BLOCK_BYTES, layers)
+        kv = layout_of(config, layers)
         programs = [
             NativeModel(each, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
             for each in (plan, read_back(plan, model, config, weights))
@@ -205,9 +210,7 @@ def test_the_description_sees_a_difference():
             plan, weights = plan_step(model)
             entries, size = lay_out(weights, native)
             packed = PackedWeights(np.zeros(size, dtype=np.uint8), entries)
-            kv = KVLayout(
-                abi.OCT_KV_BF16, config.num_kv_heads, config.head_dim, 4, BLOCK_BYTES, [64] * 3
-            )
+            kv = layout_of(config, [64] * 3)
             program = NativeModel(plan, packed, 0).create_program(native, pool, kv, MAX_TOKENS)
             description = describe(program, config)
             for node in description["nodes"]:

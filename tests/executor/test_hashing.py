@@ -8,6 +8,7 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.kv_tables import GONE, ONE_TABLE, Windows
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -21,11 +22,12 @@ def run_workload(
     executor_type: type[HashExecutor] = HashExecutor,
     depth: int = 1,
     drafts: bool = False,
+    windows: Windows = ONE_TABLE,
 ) -> bool:
     """Whether all answers of a workload with shared prefixes and preemptions are right."""
     rng = random.Random(7)
     size = cache.block_size
-    blocks = manager_type(18, size, cache)
+    blocks = manager_type(18 * len(windows), size, cache, windows)
     # A small budget leaves blocks half computed from step to step.
     config = SchedulerConfig(
         max_num_batched_tokens=8 if drafts else 3,
@@ -33,8 +35,10 @@ def run_workload(
         max_model_len=32,
         runs_ahead=depth > 1,
     )
-    proposer = GuessingProposer(HashDrafts(random.Random(8)), passes=3) if drafts else None
-    executor = executor_type(18, size, audit_every=1, depth=depth)
+    proposer = None
+    if drafts:
+        proposer = GuessingProposer(HashDrafts(random.Random(8), windows=windows), passes=3)
+    executor = executor_type(blocks.num_blocks, size, depth=depth, windows=windows)
     engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
     right = True
     leader = None
@@ -48,20 +52,22 @@ def run_workload(
         engine.add(request)
         leader = request
         for _ in range(rng.randint(0, 4)):
-            right &= check(engine.step())
+            right &= check(engine.step(), windows)
         if engine.scheduler.running and rng.random() < 0.4:
             engine.abort(engine.scheduler.running[-1].request_id)
     while engine.has_unfinished_requests:
-        right &= check(engine.step())
+        right &= check(engine.step(), windows)
     return right
 
 
-def check(step) -> bool:
+def check(step, windows: Windows) -> bool:
     if step is None:
         return True
     return all(
         update.request.output_token_ids
-        == expected_tokens(update.request.prompt_token_ids, update.request.params.max_tokens, 97)
+        == expected_tokens(
+            update.request.prompt_token_ids, update.request.params.max_tokens, 97, windows
+        )
         for update in step.updates
         if update.request.is_finished
     )
@@ -70,15 +76,17 @@ def check(step) -> bool:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_healthy_engine_is_right(size, depth, drafts):
-    assert run_workload(RadixPrefixCache(size), depth=depth, drafts=drafts)
+@pytest.mark.parametrize("windows", [ONE_TABLE, (5,), (None, 3), (None, 2, 6)])
+def test_the_healthy_engine_is_right(size, depth, drafts, windows):
+    cache = RadixPrefixCache(size, windows)
+    assert run_workload(cache, depth=depth, drafts=drafts, windows=windows)
 
 
 class IgnoresParents(RadixPrefixCache):
     """Takes blocks to be equal if their own tokens are, whatever stood before them."""
 
     def match(self, token_ids, limit, salt):
-        by_tokens = {node.tokens: block for block, node in self._nodes.items()}
+        by_tokens = {node.tokens: [block] for block, node in self._nodes.items()}
         matched = []
         for start in range(0, min(limit, len(token_ids)) - self.block_size + 1, self.block_size):
             block = by_tokens.get(tuple(token_ids[start : start + self.block_size]))
@@ -99,7 +107,7 @@ class MatchesTooMuch(RadixPrefixCache):
             node = next((child for key, child in children if key[:-1] == wanted), None)
             if node is None:
                 break
-            matched.append(node.block_id)
+            matched.append(node.block_ids)
         return matched
 
 
@@ -122,7 +130,7 @@ class PublishesTooEarly(BlockManager):
             own = request.block_ids[index]
             parent = request.block_ids[index - 1] if index else None
             if own not in self.prefix_cache and self.ref_counts[own] == 1:
-                self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
+                self.prefix_cache.publish(parent, tokens, [own], request.cache_salt)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +152,54 @@ def test_each_fault_is_noticed(cache, manager):
     assert not (seems_right(2) and seems_right(4))
 
 
+class ServesWhatWindowsHaveLost(RadixPrefixCache):
+    """A hit goes as far as the layers that see all have blocks."""
+
+    def _num_served(self, matched):
+        return next((i for i, row in enumerate(matched) if row[0] == GONE), len(matched))
+
+
+class LeavesTooMuchBehind(BlockManager):
+    """Gives back blocks one token too early."""
+
+    def _leave_behind(self, request):
+        request.num_computed_tokens += 1
+        super()._leave_behind(request)
+        request.num_computed_tokens -= 1
+
+
+class CopiesInOneGroup(BlockManager):
+    """Leaves the shared block of further groups where it is."""
+
+    def _copy(self, table, index):
+        super()._copy(table, index)
+        if len(self._copies) % 2 == 0:
+            self._copies.pop()
+
+
+@pytest.mark.parametrize(
+    ("cache", "manager"),
+    [
+        (ServesWhatWindowsHaveLost, BlockManager),
+        (RadixPrefixCache, LeavesTooMuchBehind),
+        (RadixPrefixCache, CopiesInOneGroup),
+    ],
+)
+def test_each_fault_of_windows_is_noticed(cache, manager):
+    def seems_right(block_size: int) -> bool:
+        windows = (None, 3)
+        try:
+            return run_workload(cache(block_size, windows), manager, windows=windows)
+        except (AssertionError, KeyError):
+            return False
+
+    assert not (seems_right(2) and seems_right(4))
+
+
 class LeavesThePathWhereItIs(HashExecutor):
     """Does not move the KV of accepted tokens to their positions."""
 
-    def _move(self, table, path, base):
+    def _move(self, tables, path, base):
         pass
 
 

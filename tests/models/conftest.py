@@ -17,6 +17,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend, pack_model
 from octavo.runtime.capacity import RankLimits, RankSpec
+from octavo.runtime.eager_attention import GroupOfStep, PagedAttention
 from octavo.runtime.eager_forward import EagerContext
 
 BLOCK_SIZE = 16
@@ -92,9 +93,9 @@ class Driver:
             max(seq_lens),
             BLOCK_SIZE,
         )
-        ctx = EagerContext(
-            positions.to(self._device), slots.to(self._device), plan, caches, self.ops
-        )
+        group = GroupOfStep(slots.to(self._device), plan)
+        attention = PagedAttention(self.ops, caches, [group], [0] * self.config.num_layers)
+        ctx = EagerContext(positions.to(self._device), attention, self.ops)
         token_ids = torch.tensor([token for tokens in new for token in tokens])
         return self.model(token_ids.to(self._device), ctx), ctx
 

@@ -12,10 +12,12 @@ from octavo.core.admission import StaticAdmission
 from octavo.core.block_manager import BlockManager
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine, EngineStep
+from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.local import LocalExecutor
+from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_model
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.rank import Rank
@@ -40,6 +42,7 @@ class Bench:
         threads: int | None = 2,
         kv_cache_dtype: str = "auto",
         proposer: DraftProposer | None = None,
+        groups: KVGroups | None = None,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -59,13 +62,15 @@ class Bench:
                 scheduler_config.max_num_seqs,
                 scheduler_config.max_model_len,
                 scheduler_config.max_num_batched_tokens,
+                groups,
             )
         )
         executor = LocalExecutor(rank)
-        cache = RadixPrefixCache(block_size) if prefix_caching else NoPrefixCache()
+        windows = ONE_TABLE if groups is None else groups.windows
+        cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
         scheduler = Scheduler(
             replace(scheduler_config, runs_ahead=executor.feeds_tokens),
-            BlockManager(num_blocks, block_size, cache),
+            BlockManager(num_blocks, block_size, cache, windows),
             StaticAdmission() if static else None,
             proposer,
         )

@@ -30,10 +30,10 @@ def test_a_ragged_batch_is_laid_end_to_end():
     )
     assert inputs.token_ids.tolist() == [10, 11, 12, 13, 14, 23, 31, 32]
     assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 3, 1, 2]
-    assert inputs.slot_mapping.tolist() == [6, 7, 14, 15, 2, 13, 5, 8]
+    assert inputs.slot_mapping[0].tolist() == [6, 7, 14, 15, 2, 13, 5, 8]
     assert inputs.query_start.tolist() == [0, 5, 6, 8]
     assert inputs.seq_lens.tolist() == [5, 4, 3]
-    assert inputs.block_tables[:, :2].tolist() == [[3, 7], [5, 6], [2, 4]]
+    assert inputs.block_tables[0, :, :2].tolist() == [[3, 7], [5, 6], [2, 4]]
 
 
 def with_draft(item: ScheduledRequest, draft: Draft) -> ScheduledRequest:
@@ -56,7 +56,7 @@ def test_a_tree_has_slots_in_its_order_and_positions_by_depth():
     assert inputs.token_ids.tolist() == [11, 12, 22, 23, 7, 8, 9, 7, 5, 31, 3, 4]
     assert inputs.parents.tolist() == [-1, -1, -1, -1, 3, 3, 4, 5, 7, -1, -1, -1]
     assert inputs.positions.tolist() == [1, 2, 2, 3, 4, 4, 5, 5, 6, 1, 2, 3]
-    assert inputs.slot_mapping.tolist() == [7, 14, 12, 13, 0, 1, 2, 3, 4, 5, 8, 9]
+    assert inputs.slot_mapping[0].tolist() == [7, 14, 12, 13, 0, 1, 2, 3, 4, 5, 8, 9]
     assert inputs.seq_lens.tolist() == [3, 9, 4]
 
 
@@ -97,11 +97,11 @@ def test_tables_follow_every_change_of_a_request():
         assert np.array_equal(inputs.slot_mapping, fresh.slot_mapping)
         for row, item in enumerate(items):
             blocks = item.request.block_ids
-            assert inputs.block_tables[row, : len(blocks)].tolist() == blocks
+            assert inputs.block_tables[0, row, : len(blocks)].tolist() == blocks
 
 
 def test_arrays_of_a_step_outlive_the_next():
     batch = InputBatch(2, 4, 2)
     first = batch.build(Batch(0, (make_item("a", [1, 2], [3], 0, 2),)))
     batch.build(Batch(1, (make_item("b", [5, 6], [2], 0, 2),), finished_ids=("a",)))
-    assert first.block_tables.tolist() == [[3]] and first.token_ids.tolist() == [1, 2]
+    assert first.block_tables.tolist() == [[[3]]] and first.token_ids.tolist() == [1, 2]

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 9
+OCT_ABI_VERSION = 10
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -158,6 +158,7 @@ class Sequences(Structure):
         ("table_stride", c_int32),
         ("block_size", c_int32),
         ("parents", c_void_p),
+        ("group_stride", c_int64),
     )
 
 
@@ -187,6 +188,7 @@ class AttentionArgs(Structure):
         ("kv_block_bytes", c_int64),
         ("out", c_void_p),
         ("num_blocks", c_int32),
+        ("group", c_int32),
     )
 
 

@@ -47,6 +47,7 @@ class KVLayout:
     num_blocks: int
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
+    groups: list[int]  # of each layer, the group whose block tables are its own
 
 
 class Program:
@@ -222,6 +223,7 @@ class Program:
             kv_block_bytes=kv.block_bytes,
             out=self._at(phase.out),
             num_blocks=kv.num_blocks,
+            group=kv.groups[phase.layer],
         )
         for name, norm in (("q_norm", phase.q_norm), ("k_norm", phase.k_norm)):
             if norm is not None:

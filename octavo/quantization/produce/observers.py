@@ -278,41 +278,16 @@ def _visited_linear(
 # -- ops of whole windows -------------------------------------------------------------------------
 
 
-class _Kept:
-    """What stands for a layer's cache of keys, or of values: those of all windows [T, Hk, D]."""
-
-    tensor: Tensor
-
-
-class _OneLayer:
-    """The caches of the layer that is running."""
-
-    def __init__(self) -> None:
-        self._keys, self._values = _Kept(), _Kept()
-
-    def layer(self, index: int) -> tuple[_Kept, _Kept]:
-        return self._keys, self._values
-
-
-class _Plan(NamedTuple):
-    """W windows of ``length`` tokens, one after the other."""
-
-    num_windows: int
-    length: int
-
-
 @dataclass(frozen=True, slots=True)
 class _WindowsContext:
-    """A ``ForwardContext``. There are no slots: keys and values are kept as they come."""
+    """A ``ForwardContext``."""
 
     positions: Tensor
-    plan: _Plan
-    kv_cache: _OneLayer
+    attention: _WindowsAttention
     ops: Ops
-    slot_mapping: None = None
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Tensor:
-        return torch.from_numpy(table(self.plan.length))
+        return torch.from_numpy(table(self.attention.length))
 
 
 def windows_context(num_windows: int, length: int) -> _WindowsContext:
@@ -321,46 +296,48 @@ def windows_context(num_windows: int, length: int) -> _WindowsContext:
     ops = replace(
         create_ops("cpu"),
         name="windows",
-        store_kv=_store_kv,
-        paged_attention=_attention,
         silu_mul=_silu_mul,
         gelu_mul=_gelu_mul,
         lm_head=_lm_head,
     )
     positions = torch.arange(length).repeat(num_windows)
-    return _WindowsContext(positions, _Plan(num_windows, length), _OneLayer(), ops)
+    return _WindowsContext(positions, _WindowsAttention(length), ops)
 
 
 def _lm_head(hidden: Tensor, weight: WeightTensor) -> Tensor:
     return F.linear(hidden, dense(weight))
 
 
-def _store_kv(k: Tensor, v: Tensor, k_cache: _Kept, v_cache: _Kept, slot_mapping: None) -> None:
-    k_cache.tensor, v_cache.tensor = k, v
+@dataclass(frozen=True, slots=True)
+class _WindowsAttention:
+    """The ``StepAttention`` of windows of ``length`` tokens, one after the other: whole ones, of
+    which nothing has to be kept."""
 
+    length: int
 
-def _attention(
-    q: Tensor,
-    k_cache: _Kept,
-    v_cache: _Kept,
-    plan: _Plan,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """Causal attention of q [T, H, D] within windows: [T, H, D]. See ``kernels/attention.py``."""
-    attended = []
-    hidden = _hidden_positions(plan.length, window)
-    parts = [each.split(plan.length) for each in (q, k_cache.tensor, v_cache.tensor)]
-    for queries, keys, values in zip(*parts, strict=True):
-        group = queries.shape[1] // keys.shape[1]
-        keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
-        scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
-        attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
-    return torch.cat(attended)
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        attended = []
+        hidden = _hidden_positions(self.length, window)
+        parts = [each.split(self.length) for each in (q, k, v)]
+        for queries, keys, values in zip(*parts, strict=True):
+            group = queries.shape[1] // keys.shape[1]
+            keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
+            scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
+            if softcap is not None:
+                scores = torch.tanh(scores / softcap) * softcap
+            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
+        return torch.cat(attended)
 
 
 def _hidden_positions(length: int, window: int | None) -> Tensor:

@@ -91,7 +91,7 @@ def is_deterministic(fields: GenerationFields, params: SamplingParams) -> bool:
 
 def context_of(facts: EngineFacts) -> int:
     """Tokens that a prompt and its completion may have together."""
-    return context_tokens(facts.max_model_len, facts.num_blocks * facts.block_size)
+    return context_tokens(facts.max_model_len, facts.num_slots)
 
 
 def check_length(num_prompt_tokens: int, max_tokens: int | None, facts: EngineFacts) -> int:

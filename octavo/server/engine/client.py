@@ -162,7 +162,7 @@ class ProcessEngine:
             len(request.prompt_token_ids),
             request.params.max_tokens,
             facts.max_model_len,
-            facts.num_blocks * facts.block_size,
+            facts.num_slots,
         )
         checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
         check_vocabulary(request.params, facts.vocab_size)

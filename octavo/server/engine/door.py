@@ -78,7 +78,7 @@ class Door:
             return None
         backlog = Backlog(
             num_running=stats.num_running,
-            num_running_tokens=_held_tokens(stats, facts.block_size),
+            num_running_tokens=_held_tokens(stats, facts),
             num_due_tokens=stats.num_due_tokens,
             num_waiting=waiting.num_samples,
             num_waiting_tokens=waiting.num_tokens,
@@ -150,6 +150,8 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms"
 
 
-def _held_tokens(stats: StepStats, block_size: int) -> int:
-    """That running samples have in the KV pool."""
-    return round(stats.num_used_blocks * block_size * (1.0 - stats.kv_waste))
+def _held_tokens(stats: StepStats, facts: EngineFacts) -> int:
+    """That running samples have in the KV pool: in the mean of its tables, where some are of
+    windows."""
+    slots = stats.num_used_blocks * facts.block_size / len(facts.windows)
+    return round(slots * (1.0 - stats.kv_waste))

@@ -147,7 +147,12 @@ def set_stats(stats: GenerationStats, values: list[Any]) -> None:
 def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
     """The facts as JSON brought them: without tuples."""
     facts = EngineFacts(**values)
-    return replace(facts, eos_token_ids=tuple(facts.eos_token_ids), choices=tuple(facts.choices))
+    return replace(
+        facts,
+        eos_token_ids=tuple(facts.eos_token_ids),
+        choices=tuple(facts.choices),
+        windows=tuple(facts.windows),
+    )
 
 
 # -- parameters ----------------------------------------------------------------------------------

@@ -259,12 +259,10 @@ def test_what_may_wait_is_for_the_server_to_say(hash_engine, monkeypatch):
     def load_engine(args, is_served):
         assert is_served
         given.append(args)
-        cache = SimpleNamespace(num_blocks=8, block_size=4, dtype="hash")
+        cache = SimpleNamespace(num_blocks=8, block_size=4, windows=(None,), dtype="hash")
         config = SimpleNamespace(scheduler=SchedulerConfig(), cache=cache, choices=())
         shape = dict.fromkeys(("num_layers", "num_heads", "head_dim", "hidden_size"), 8)
-        model_config = SimpleNamespace(
-            **shape, sampling_defaults={}, layer_windows=(), vocab_size=97
-        )
+        model_config = SimpleNamespace(**shape, sampling_defaults={}, kv_layers=(), vocab_size=97)
         info = dict.fromkeys(("device", "kernels", "isa", "dtype"), "hash")
         return SimpleNamespace(
             text_engine=hash_engine(), config=config, model_config=model_config, info=info

@@ -1,0 +1,67 @@
+"""Which blocks a sequence keeps: those of all its tokens, or of those that a window still sees.
+
+Layers with the same window share a block table; a *group* of them is known here by its window, None
+for layers that see all positions. What one token has in the layers of a group takes as much memory
+in every group, so that a block serves any of them (the idea is that of vLLM's hybrid KV cache)::
+
+    window  the table of a sequence of 10 tokens, in blocks of 2
+    None    [ 7 ][ 3 ][ 8 ][ 9 ][ 1 ]
+    3       [ - ][ - ][ - ][ 4 ][ 6 ]      the next query, at 10, sees 8 and 9
+
+All tables of a sequence say of its slots where they are by the same index; an entry whose slots no
+query can see any more is ``GONE``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TypeAlias
+
+GONE = -1
+
+# Of each group, those that see all first.
+Windows: TypeAlias = Sequence[int | None]
+
+ONE_TABLE: Windows = (None,)
+
+
+def first_kept(window: int | None, num_tokens: int, block_size: int) -> int:
+    """The first block that is kept of ``num_tokens`` tokens, when the next query follows them.
+
+    The last full block is kept, whatever sees it: what is published next is its successor.
+    """
+    if window is None:
+        return 0
+    return max(0, min((num_tokens - window + 1) // block_size, num_tokens // block_size - 1))
+
+
+def most_blocks(windows: Windows, num_tokens: int, block_size: int, step_tokens: int) -> int:
+    """Blocks that a sequence of ``num_tokens`` holds at once at most, if no step adds more than
+    ``step_tokens`` to it."""
+    whole = -(-num_tokens // block_size)
+    return sum(min(whole, _most_of_window(w, block_size, step_tokens, whole)) for w in windows)
+
+
+def _most_of_window(window: int | None, block_size: int, step_tokens: int, whole: int) -> int:
+    if window is None:
+        return whole
+    # What was left behind goes when a block is full, so almost a block of it may still be there;
+    # and the last full one is.
+    kept = max(window - 1, block_size) + block_size - 1
+    return -(-(kept + step_tokens) // block_size) + 1
+
+
+def longest_sequence(
+    windows: Windows, num_blocks: int, block_size: int, step_tokens: int, limit: int
+) -> int:
+    """Tokens of the longest sequence that so many blocks can hold, up to ``limit``."""
+    if tuple(windows) == ONE_TABLE:
+        return min(limit, num_blocks * block_size)
+    lengths = range(1, -(-limit // block_size) + 1)  # in blocks
+    fit = bisect_right(
+        lengths,
+        num_blocks,
+        key=lambda length: most_blocks(windows, length * block_size, block_size, step_tokens),
+    )
+    return min(limit, fit * block_size)

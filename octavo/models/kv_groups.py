@@ -1,0 +1,84 @@
+"""Which layers share a block table, so that those with windows can free what has left them.
+
+Layers that see the same positions could have one table. But a block should serve any group, and so
+hold as many layers whichever it is: they are dealt out to groups of equal size. Gemma 3 with 3
+layers that see all, and 15 that see 512 positions, has six groups of three::
+
+    group 0   layers 5 11 17        window None
+    group 1   layers 0  1  2        window 512
+    group 2   layers 3  4  6        window 512      and so on
+
+Where numbers do not divide, some groups have a layer less than a block has room for. The idea is
+that of vLLM's hybrid KV cache manager; the sizes are chosen by our own rule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.core.kv_tables import ONE_TABLE
+
+if TYPE_CHECKING:
+    from octavo.models.config import KVSpec
+
+# Room for layers that are not there may take this share of a block, for fewer groups.
+_MOST_PADDING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """The groups of a model's layers.
+
+    Args:
+        windows: of each group, the positions that its layers see; None: all. Those first.
+        places: of each layer, its group, and which of the group's layers it is in a block.
+        layers_per_block: that a block has room for.
+    """
+
+    windows: tuple[int | None, ...]
+    places: tuple[tuple[int, int], ...]
+    layers_per_block: int
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.windows)
+
+    def bytes_of_slot(self, bytes_per_token: int) -> int:
+        """Of a position in a block, where a token takes ``bytes_per_token`` in all layers."""
+        return bytes_per_token // len(self.places) * self.layers_per_block
+
+
+def one_table(num_layers: int) -> KVGroups:
+    """All layers keep all tokens, in the same blocks."""
+    places = tuple((0, layer) for layer in range(num_layers))
+    return KVGroups(tuple(ONE_TABLE), places, num_layers)
+
+
+def group_layers(layers: Sequence[KVSpec]) -> KVGroups:
+    """The groups of layers that keep as much of a token each; one table where they do not."""
+    if len({(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in layers}) > 1:
+        return one_table(len(layers))
+    alike: dict[int | None, list[int]] = defaultdict(list)
+    for layer, spec in enumerate(layers):
+        alike[spec.window].append(layer)
+    size = _layers_per_block([len(each) for each in alike.values()])
+    windows: list[int | None] = []
+    places = [(0, 0)] * len(layers)
+    for window in sorted(alike, key=lambda each: (each is not None, each)):
+        for place, layer in enumerate(alike[window]):
+            if place % size == 0:
+                windows.append(window)
+            places[layer] = len(windows) - 1, place % size
+    return KVGroups(tuple(windows), tuple(places), size)
+
+
+def _layers_per_block(counts: Sequence[int]) -> int:
+    """As many as leave little room unused, of layers that are so many of each kind."""
+
+    def padding(size: int) -> float:
+        return sum(-count % size for count in counts) / sum(counts)
+
+    return next(size for size in range(min(counts), 0, -1) if padding(size) <= _MOST_PADDING)

@@ -1,0 +1,109 @@
+"""Attention op by op, over the keys and values of a paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from octavo.kernels.attention import AttentionPlan
+from octavo.kernels.dispatch import Ops
+from octavo.kernels.kv_stores import KVStore
+from octavo.models.kv_groups import KVGroups
+from octavo.runtime.input_batch import StepInputs
+
+
+class LayerCaches(Protocol):
+    """Keys and values of all layers."""
+
+    def layer(self, index: int) -> tuple[KVStore, KVStore]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfStep:
+    """What layers with the same block tables need to know of a step."""
+
+    slots: Tensor  # int64 [T], where each token's keys and values go
+    plan: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """The ``StepAttention`` of one step.
+
+    ``groups`` are those of the block tables, and ``group_of`` says of each layer which is its own.
+    """
+
+    ops: Ops
+    kv_cache: LayerCaches
+    groups: Sequence[GroupOfStep]
+    group_of: Sequence[int]
+
+    @property
+    def num_positions(self) -> int:
+        """Of the longest sequence."""
+        return self.groups[0].plan.max_seq_len
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        group = self.groups[self.group_of[layer]]
+        keys, values = self.kv_cache.layer(layer)
+        self.ops.store_kv(k, v, keys, values, group.slots)
+        attended: Tensor = self.ops.paged_attention(
+            q, keys, values, group.plan, scale, window, softcap
+        )
+        return attended
+
+
+class EagerAttention:
+    """Plans the attention of steps, by the ops of a device."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        kv_cache: LayerCaches,
+        block_size: int,
+        groups: KVGroups,
+        to_device: Callable[[np.ndarray], Tensor],
+    ):
+        self._ops = ops
+        self._kv_cache = kv_cache
+        self._block_size = block_size
+        self._group_of = [group for group, _ in groups.places]
+        self._to_device = to_device
+
+    def plan(self, inputs: StepInputs) -> PagedAttention:
+        """The attention of a step: what all its layers share is made here, once."""
+        query_start = self._to_device(inputs.query_start)
+        seq_lens = self._to_device(inputs.seq_lens)
+        max_query_len = int(np.diff(inputs.query_start).max())
+        max_seq_len = int(inputs.seq_lens.max())
+        parents = None if inputs.parents is None else self._to_device(inputs.parents)
+        groups = [
+            GroupOfStep(
+                self._to_device(slots),
+                self._ops.plan_attention(
+                    self._to_device(tables),
+                    query_start,
+                    seq_lens,
+                    max_query_len,
+                    max_seq_len,
+                    self._block_size,
+                    parents,
+                ),
+            )
+            for tables, slots in zip(inputs.block_tables, inputs.slot_mapping, strict=True)
+        ]
+        return PagedAttention(self._ops, self._kv_cache, groups, self._group_of)
