@@ -204,6 +204,7 @@ class FusedBackend:
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             Gpu.of(self._device),
             self._spec.batch_invariant,
+            is_exact=self._spec.activations == "int16",
         )
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
