@@ -7,12 +7,12 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from octavo.kernels.cuda import ways
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.ops import FusedOps, LayerStores
 from octavo.kernels.cuda.packing import Upload
 from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
+from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
@@ -64,11 +64,12 @@ class Kit(Protocol):
         ...
 
 
-def kit_of(device: torch.device, dtype: torch.dtype, is_invariant: bool) -> Kit:
-    """``is_invariant``: a token's bits are the same in any company; on the CPU they always are."""
+def kit_of(device: torch.device, dtype: torch.dtype, *, is_invariant: bool, is_exact: bool) -> Kit:
+    """``is_invariant``: a token's bits are the same in any company; ``is_exact``: activations are
+    not rounded to 8 bits. On the CPU both hold anyway."""
     if device.type == "cpu":
         return PlainKit(dtype)
-    return TritonKit(device, dtype, Gpu.of(device), is_invariant)
+    return TritonKit(device, Conditions(Gpu.of(device), dtype, is_invariant, is_exact))
 
 
 class PlainKit:
@@ -108,9 +109,9 @@ class PlainKit:
 class TritonKit:
     """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, gpu: Gpu, is_invariant: bool):
-        self.device, self.dtype = device, dtype
-        self._gpu, self._is_invariant = gpu, is_invariant
+    def __init__(self, device: torch.device, conditions: Conditions):
+        self.device, self.dtype = device, conditions.dtype
+        self._conditions = conditions
 
     def create_ops(
         self,
@@ -131,8 +132,9 @@ class TritonKit:
             limits.max_num_batched_tokens,
             num_logits_rows(limits),
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
-            self._gpu,
-            self._is_invariant,
+            self._conditions.gpu,
+            self._conditions.invariant,
+            self._conditions.exact,
         )
 
     def create_sampler(
@@ -155,4 +157,4 @@ class TritonKit:
         return kv_copy.copy_units
 
     def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
-        return ways.multiplied_as(weight, self.dtype, self._gpu)
+        return multiplied_as(weight, self._conditions)
