@@ -60,7 +60,9 @@ def test_readme_names_the_scripts_that_are_there() -> None:
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("script", [*(f"scripts/{name}" for name in SCRIPTS), ".ci/run"])
+@pytest.mark.parametrize(
+    "script", [*(f"scripts/{name}" for name in SCRIPTS), "scripts/bench-gpu", ".ci/run"]
+)
 def test_scripts_are_sound(script: str) -> None:
     path = ROOT / script
     assert path.stat().st_mode & 0o111, "must be executable"

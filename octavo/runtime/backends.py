@@ -77,6 +77,7 @@ def choose_backend(
     ``files`` are the model's: packed weights are kept beside them. ConfigError if kernels are asked
     for that cannot be had.
     """
+    check_invariance(spec)
     wanted, what = spec.kernels, "reference ops"
     if wanted == "auto":
         wanted = "native" if spec.device == "cpu" else "fused"
@@ -92,6 +93,8 @@ def choose_backend(
             _log.warning(
                 "reference ops instead of %s kernels, several times slower: %s", wanted, error
             )
+    if spec.batch_invariant and spec.device != "cpu":
+        raise ConfigError(f"batch_invariant: {what} leave the order of sums to libraries on a GPU")
     need_torch(what)
     from octavo.runtime.torch_backend import TorchBackend
 
@@ -119,6 +122,15 @@ def _fused_backend(
     from octavo.runtime.cuda_backend import FusedBackend
 
     return FusedBackend(spec, model, model_config, progress)
+
+
+def check_invariance(spec: RankSpec) -> None:
+    """ConfigError if a token is to have the same bits in any company, and none can promise it."""
+    if spec.batch_invariant and spec.device == "cpu" and spec.dtype != "float32":
+        raise ConfigError(
+            f"batch_invariant: on a CPU products in {spec.dtype} are left to libraries, which add "
+            "up in an order of their own: set dtype to float32"
+        )
 
 
 def why_not_fused(spec: RankSpec) -> str | None:

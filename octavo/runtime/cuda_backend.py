@@ -9,13 +9,10 @@ from types import MappingProxyType
 import torch
 
 from octavo.errors import ConfigError
-from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
 from octavo.kernels.cuda.ops import FusedOps
 from octavo.kernels.cuda.packing import expanded, pack
-from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
-from octavo.kernels.cuda.ways import multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
 from octavo.kernels.kv_stores import CODECS
@@ -24,10 +21,10 @@ from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
-from octavo.quantization.upload import ChunkedUpload, CudaQueue
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.cuda_forward import CudaForward, num_logits_rows
 from octavo.runtime.cuda_graphs import graph_sizes
+from octavo.runtime.cuda_kit import Kit, kit_of
 from octavo.runtime.device_memory import (
     NOWHERE,
     CountedMemory,
@@ -36,10 +33,11 @@ from octavo.runtime.device_memory import (
     out_of_memory_told,
 )
 from octavo.runtime.forward import Observed
-from octavo.runtime.kv_cache import CopyUnits, KVCache, copy_units
+from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
     Line,
+    MemoryLedger,
     activations_line,
     check_weights,
     gib,
@@ -49,14 +47,10 @@ from octavo.runtime.memory_ledger import (
     tokens_line,
 )
 from octavo.runtime.op_program import StepPlan, matrices_of, plan_step
-from octavo.runtime.plain_sampler import PlainSampler
-from octavo.runtime.streams import CudaStream, HostStream, Stream
+from octavo.runtime.streams import Stream
 from octavo.runtime.torch_probe import FusedProbe
 
 Progress = Callable[[int, int], None]
-
-# Tokens of a sequence, a draft's among them, for which attention still splits its keys.
-_SPLIT_QUERIES = 16
 
 _log = logging.getLogger("octavo")
 
@@ -65,6 +59,8 @@ class FusedBackend:
     """A model whose phases are launched one after the other, or replayed.
 
     CannotFuse if its ops do not make phases, or ask for what the kernels do not have.
+
+    ``kit``: what computes it; that of the device by default.
     """
 
     name = "fused"
@@ -77,22 +73,22 @@ class FusedBackend:
         model: CausalLM,
         model_config: ModelConfig,
         progress: Progress | None = None,
+        kit: Kit | None = None,
     ):
-        self._spec, self._model, self._model_config = spec, model, model_config
-        self._device = torch.device(spec.device)
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._spec, self._model_config = spec, model_config
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._kit = kit or kit_of(torch.device(spec.device), dtype, spec.batch_invariant)
         self._plan, weights = plan_step(model)
-        self._weights = PackedOnce(self._plan, weights, self._device, self._dtype)
-        if self._device.type == "cpu":
-            self._weights.pack_all(progress)
-        else:
+        self._weights = PackedOnce(self._plan, weights, self._kit)
+        if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
-            with out_of_memory_told(
-                WEIGHTS,
-                lambda: open_ledger(device_memory(spec.device), 1.0, self._weights.num_bytes, ()),
-            ):
-                self._weights.pack_all(progress)
+        with out_of_memory_told(WEIGHTS, self._ledger):
+            self._weights.pack_all(progress)
         self.weights_bytes = self._weights.num_bytes
+
+    def _ledger(self) -> MemoryLedger:
+        """While weights are packed."""
+        return open_ledger(device_memory(self._spec.device), 1.0, self._weights.num_bytes, ())
 
     def planned_memory(self) -> Sequence[Line]:
         """What is allocated at the start, and graphs later: counted by making all of it where
@@ -124,12 +120,12 @@ class FusedBackend:
             kept = self._plan.streams(depths)
         except CannotFuse as error:
             raise ConfigError(f"hidden states of {self._model_config.name}: {error}") from error
-        on_gpu = self._device.type != "cpu"
-        kv_cache = self._create_kv_cache(limits, self._device)
-        ops = self._create_ops(kv_cache, limits, self._device)
-        program = self._create_program(ops, kv_cache, limits, self._device, kept.values())
-        sampler = self._create_sampler(limits, self._device)
-        stream = CudaStream(self._device) if on_gpu else HostStream()
+        here = self._kit.device
+        kv_cache = self._create_kv_cache(limits, here)
+        ops = self._create_ops(kv_cache, limits, here)
+        program = self._create_program(ops, kv_cache, limits, here, kept.values())
+        sampler = self._create_sampler(limits, here)
+        stream = self._kit.create_stream()
         return self._create_forward(program, kv_cache, sampler, stream, limits, kept)
 
     def _create_forward(
@@ -158,13 +154,8 @@ class FusedBackend:
             for phase in self._plan.phases
             if isinstance(phase, Linear | Head)
         ]
-
-        def type_of(weight: DeviceWeight) -> torch.dtype:
-            if self._device.type == "cpu":
-                return self._dtype
-            return multiplied_as(weight, self._dtype, Gpu.of(self._device))
-
-        return FusedProbe(runner, weights, type_of, kv_cache, self._device, self._dtype)
+        kit = self._kit
+        return FusedProbe(runner, weights, kit.multiplied_as, kv_cache, kit.device, kit.dtype)
 
     def _create_program(
         self,
@@ -179,7 +170,7 @@ class FusedBackend:
             ops,
             self._weights,
             kv_cache,
-            self._dtype,
+            self._kit.dtype,
             device,
             limits.max_num_batched_tokens,
             num_logits_rows(limits),
@@ -188,30 +179,10 @@ class FusedBackend:
         )
 
     def _create_ops(self, kv_cache: KVCache, limits: RankLimits, device: torch.device) -> FusedOps:
-        """What computes, with its memory on ``device``."""
-        if self._device.type == "cpu":
-            return PlainOps()
-        from octavo.kernels.cuda.triton_ops import create_triton_ops  # needs Triton
-
-        return create_triton_ops(
-            self._plan.phases,
-            self._weights,
-            kv_cache,
-            self._dtype,
-            device,
-            limits.max_num_batched_tokens,
-            num_logits_rows(limits),
-            AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
-            Gpu.of(self._device),
-            self._spec.batch_invariant,
-        )
+        return self._kit.create_ops(self._plan.phases, self._weights, kv_cache, limits, device)
 
     def _create_sampler(self, limits: RankLimits, device: torch.device) -> DeviceSampler:
-        if self._device.type == "cpu":
-            return PlainSampler()
-        from octavo.kernels.cuda.sampler import TritonSampler  # needs Triton
-
-        return TritonSampler(num_logits_rows(limits), self._model_config.vocab_size, device)
+        return self._kit.create_sampler(self._model_config.vocab_size, limits, device)
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         model = self._model_config
@@ -223,16 +194,8 @@ class FusedBackend:
             model.head_dim,
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             device,
-            self._copy_units(),
+            self._kit.copy_units,
         )
-
-    def _copy_units(self) -> CopyUnits:
-        """What copies parts of the KV cache."""
-        if self._device.type == "cpu":
-            return copy_units
-        from octavo.kernels.cuda import kv_copy  # needs Triton
-
-        return kv_copy.copy_units
 
 
 class PackedOnce:
@@ -243,11 +206,9 @@ class PackedOnce:
         self,
         plan: StepPlan,
         weights: dict[str, Weight],
-        device: torch.device,
-        dtype: torch.dtype,
+        kit: Kit,
     ):
-        self._plan, self._weights = plan, weights
-        self._device, self._dtype = device, dtype
+        self._plan, self._weights, self._kit = plan, weights, kit
         self._made: dict[tuple[str, ...], DeviceWeight] = {}
 
     @property
@@ -259,14 +220,13 @@ class PackedOnce:
 
         ``progress`` is called with the bytes of files that were read, and those of all.
         """
-        on_gpu = self._device.type == "cuda"
-        upload = ChunkedUpload(CudaQueue(self._device)).tensor if on_gpu else None
+        upload = self._kit.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
         for phase in self._plan.phases:
             names = tuple(map(self._plan.name_of, matrices_of(phase)))
             if names and names not in self._made:
                 joined = [self._weights[name] for name in names]
-                self._made[names] = pack(joined, self._device, self._dtype, upload)
+                self._made[names] = pack(joined, self._kit.device, self._kit.dtype, upload)
                 done += sum(weight.nbytes for weight in joined)
                 if progress is not None:
                     progress(done, total)
@@ -276,7 +236,7 @@ class PackedOnce:
         names = tuple(map(self._plan.name_of, matrices))
         if names not in self._made:
             joined = [self._weights[name] for name in names]
-            self._made[names] = pack(joined, self._device, self._dtype)
+            self._made[names] = pack(joined, self._kit.device, self._kit.dtype)
         return self._made[names]
 
     def _tell_expanded(self) -> None:
@@ -287,5 +247,5 @@ class PackedOnce:
                 "no kernel reads %s: %s of weights are kept as %s",
                 formats,
                 gib(num_bytes),
-                str(self._dtype).removeprefix("torch."),
+                str(self._kit.dtype).removeprefix("torch."),
             )

@@ -11,7 +11,7 @@ from octavo import LLM
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyScheduler, every
-from octavo.runtime import cuda_backend
+from octavo.runtime import cuda_kit
 from octavo.speculation.ngram import NgramProposer
 
 SOME = ("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "three seats", "unchunked")
@@ -28,7 +28,7 @@ def streams(monkeypatch) -> list[QueuedStream]:
         made.append(QueuedStream())
         return made[-1]
 
-    monkeypatch.setattr(cuda_backend, "HostStream", make)
+    monkeypatch.setattr(cuda_kit, "HostStream", make)
     return made
 
 

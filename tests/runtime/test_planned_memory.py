@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,8 +18,8 @@ from octavo.cost.open_spec import open_spec  # noqa: E402
 from octavo.cost.parallel import Parallel  # noqa: E402
 from octavo.cost.precision import precision_of  # noqa: E402
 from octavo.kernels.cuda.attention_plan import Gpu  # noqa: E402
-from octavo.runtime import cuda_backend  # noqa: E402
 from octavo.runtime.capacity import RankSpec  # noqa: E402
+from octavo.runtime.cuda_kit import TritonKit  # noqa: E402
 from octavo.runtime.memory_ledger import GRAPHS  # noqa: E402
 from octavo.runtime.rank import Rank  # noqa: E402
 
@@ -44,8 +43,8 @@ def test_the_planner_foresees_what_the_ledger_counts(model, monkeypatch, num_seq
         "max_model_len": 4096,
     }
     rank = Rank.load(RankSpec(model, dtype="bfloat16", kernels="fused", **sizes))
-    monkeypatch.setattr(rank.backend, "_device", torch.device("cuda"))
-    monkeypatch.setattr(cuda_backend, "Gpu", SimpleNamespace(of=lambda device: Gpu(90, 132)))
+    kit = TritonKit(torch.device("cuda"), torch.bfloat16, Gpu(90, 132), is_invariant=False)
+    monkeypatch.setattr(rank.backend, "_kit", kit)
     lines = {line.name: line.num_bytes for line in rank.backend.planned_memory()}
 
     spec, rules = open_spec(str(model)), profile("octavo")

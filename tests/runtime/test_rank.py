@@ -72,7 +72,7 @@ def test_capacity_needs_no_torch():
 def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
     with pytest.raises(ConfigError, match="activations int16 needs the native CPU kernels"):
         Rank.load(RankSpec(tiny_model, kernels="reference", activations="int16"))
-    with pytest.raises(ConfigError, match="batch_invariant: reference ops on cpu in bfloat16"):
+    with pytest.raises(ConfigError, match="batch_invariant: on a CPU products in bfloat16"):
         Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))

@@ -36,7 +36,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 ARCHS = (80, 89, 90, 100)  # compute capabilities, times ten
 
 # Of a block, in bytes, if it asks for it.
-SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 _BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _POINTERS = {

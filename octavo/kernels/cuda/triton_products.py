@@ -17,7 +17,13 @@ from octavo.kernels.cuda.linear import linear, tiling_of
 from octavo.kernels.cuda.norms import rmsnorm
 from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.splits import Tiling, Workspace
-from octavo.kernels.cuda.ways import FEW_CODED_ROWS, FEW_DENSE_ROWS, Way, way_of
+from octavo.kernels.cuda.ways import (
+    FEW_CODED_ROWS,
+    FEW_DENSE_ROWS,
+    Conditions,
+    Way,
+    way_of,
+)
 from octavo.kernels.cuda.weights import DenseWeight, DeviceWeight, JoinedWeight, W4Weight, W8Weight
 
 # Products of more rows are several: what lies between a norm, a product and an activation is no
@@ -44,7 +50,7 @@ class TritonProducts:
     Args:
         uses: of each weight that is multiplied with; those that are only looked up are none.
         dtype: of activations.
-        invariant: a row has the same bits whatever other rows there are.
+        invariant, exact: as in ``Conditions``.
     """
 
     def __init__(
@@ -55,12 +61,13 @@ class TritonProducts:
         device: torch.device | str,
         *,
         invariant: bool = False,
+        exact: bool = False,
     ):
-        self._gpu, self._invariant = gpu, invariant
+        self._conditions = Conditions(gpu, dtype, invariant, exact)
         self._tilings: dict[tuple[int, int, bool], Tiling] = {}
         needs = _Needs()
         for use in uses:
-            self._prepare(use, dtype, needs)
+            self._prepare(use, needs)
         self._workspace = Workspace.for_all(self._tilings.values(), device)
         self._normed = torch.empty(needs.normed, dtype=dtype, device=device)
         self._wide = torch.empty(needs.wide, dtype=dtype, device=device)
@@ -91,23 +98,24 @@ class TritonProducts:
             assert isinstance(weight, W4Weight | W8Weight), weight.format
             dequantize(weight, out, ids)
 
-    def _prepare(self, use: Use, dtype: torch.dtype, needs: _Needs) -> None:
+    def _prepare(self, use: Use, needs: _Needs) -> None:
         """Cut what is cut, and note what memory a use takes."""
         weight, (n, k), most = use.weight, use.weight.shape, min(use.max_rows, PIECE_ROWS)
+        num_processors = self._conditions.gpu.num_processors
         for rows in _rows_to_look_at(most):
-            way = way_of(weight, rows, dtype, self._gpu, self._invariant)
+            way = way_of(weight, rows, self._conditions)
             if way in (Way.FUSED, Way.TILES):
                 assert isinstance(weight, DenseWeight | W4Weight | W8Weight)
                 key, tiles = self._key(way, weight, rows, use.gated), _num_row_tiles(way, most)
                 self._tilings[key] = tiling_of(
-                    weight, key[1], self._gpu.num_processors, gated=use.gated, row_tiles=tiles
+                    weight, key[1], num_processors, gated=use.gated, row_tiles=tiles
                 )
-                needs.of_one_launch(rows, k, dtype)
+                needs.of_one_launch(rows, k, self._conditions.dtype)
             else:
                 needs.of_several(way, rows, n, k, use.gated)
         if isinstance(weight, JoinedWeight):
             for part in weight.parts:
-                self._prepare(Use(part, use.max_rows), dtype, needs)
+                self._prepare(Use(part, use.max_rows), needs)
 
     def _key(self, way: Way, weight: DeviceWeight, rows: int, gated: bool) -> tuple[int, int, bool]:
         """What tilings are looked up by: the weight, rows of a program, and an activation."""
@@ -118,7 +126,7 @@ class TritonProducts:
         return id(weight), of_program, gated
 
     def _piece(self, x: Tensor, weight: DeviceWeight, out: Tensor, around: Around) -> None:
-        way = way_of(weight, len(x), x.dtype, self._gpu, self._invariant)
+        way = way_of(weight, len(x), self._conditions)
         if way in (Way.FUSED, Way.TILES):
             self._in_one_launch(way, x, weight, out, around)
         elif around.activation is None:

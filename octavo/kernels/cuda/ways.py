@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -34,26 +35,34 @@ class Way(Enum):
     PARTS = "each of its parts by its own"
 
 
-def way_of(
-    weight: DeviceWeight,
-    num_rows: int,
-    dtype: torch.dtype,
-    gpu: Gpu,
-    invariant: bool = False,
-) -> Way:
-    """How ``num_rows`` rows of ``dtype`` are multiplied with a weight.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What decides beside the weight and the rows.
 
-    ``invariant``: in a way in which a row's bits are the same whatever others there are.
+    Args:
+        dtype: of activations.
+        invariant: a row has the same bits whatever other rows there are.
+        exact: activations are not rounded to 8 bits.
     """
+
+    gpu: Gpu
+    dtype: torch.dtype = torch.bfloat16
+    invariant: bool = False
+    exact: bool = False
+
+
+def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
+    """How so many rows are multiplied with a weight."""
     if isinstance(weight, JoinedWeight):
         return Way.PARTS
-    if invariant:
+    if conditions.invariant:
         return Way.TILES
     if isinstance(weight, DenseWeight):
         return Way.FUSED if num_rows <= FEW_DENSE_ROWS else Way.GEMM
     assert isinstance(weight, W4Weight | W8Weight)
-    if num_rows >= CODED_ACTIVATION_ROWS and (way := _in_8_bits(weight, dtype, gpu)) is not None:
-        return way
+    in_8_bits = _in_8_bits(weight, conditions)
+    if in_8_bits is not None and num_rows >= CODED_ACTIVATION_ROWS:
+        return in_8_bits
     return Way.FUSED if num_rows <= FEW_CODED_ROWS else Way.EXPANDED
 
 
@@ -64,38 +73,36 @@ def multiplied_as(weight: DeviceWeight, dtype: torch.dtype, gpu: Gpu) -> torch.d
 
 
 def table(
-    gpu: Gpu,
-    dtype: torch.dtype = torch.bfloat16,
-    rows: tuple[int, ...] = (1, 16, 64, 512),
-    invariant: bool = False,
+    conditions: Conditions, rows: tuple[int, ...] = (1, 16, 64, 512)
 ) -> Iterator[tuple[str, list[Way]]]:
     """For each kind of weight its format, and how it is multiplied with so many rows."""
-    for weight in _of_each_kind(dtype):
-        yield weight.format, [way_of(weight, num, dtype, gpu, invariant) for num in rows]
+    for weight in _of_each_kind(conditions.dtype):
+        yield weight.format, [way_of(weight, num, conditions) for num in rows]
 
 
-def as_markdown(gpu: Gpu, dtype: torch.dtype = torch.bfloat16) -> str:
+def as_markdown(conditions: Conditions) -> str:
     """The same for people: a column for each number of rows, and what the words mean."""
     rows = (1, 16, 64, 512)
     lines = ["| weight | " + " | ".join(f"{num} rows" for num in rows) + " |", "|---" * 5 + "|"]
     used = set()
-    for format, ways in table(gpu, dtype, rows):
+    for format, ways in table(conditions, rows):
         lines.append(f"| {format} | " + " | ".join(way.name.lower() for way in ways) + " |")
         used.update(ways)
     lines += ["", *(f"- {way.name.lower()}: {way.value}" for way in Way if way in used)]
     return "\n".join(lines)
 
 
-def _in_8_bits(weight: W4Weight | W8Weight, dtype: torch.dtype, gpu: Gpu) -> Way | None:
+def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | None:
     """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
     torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
-    if isinstance(weight, W4Weight) or weight.group is not None:
+    if conditions.exact or isinstance(weight, W4Weight) or weight.group is not None:
         return None
     if any(size % 16 for size in weight.shape):
         return None
     if not weight.is_fp8:
         return Way.INT8
-    return Way.FP8 if gpu.arch >= 89 and dtype == torch.bfloat16 else None
+    has_fp8 = conditions.gpu.arch >= 89 and conditions.dtype == torch.bfloat16
+    return Way.FP8 if has_fp8 else None
 
 
 def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:

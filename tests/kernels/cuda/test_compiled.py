@@ -35,6 +35,7 @@ CASES = [
     (Shape(group=4, head_dim=128, kv="bfloat16"), 89),
     (Shape(group=4, head_dim=128, kv="bfloat16"), 90),
     (Shape(group=4, head_dim=128, kv="bfloat16"), 100),
+    (Shape(group=4, head_dim=128, kv="bfloat16"), 120),
     (Shape(group=2, head_dim=256, kv="bfloat16"), 90),
     (Shape(group=8, head_dim=96, kv="int8"), 80),
     (Shape(group=4, head_dim=128, kv="fp8"), 90),
@@ -42,6 +43,7 @@ CASES = [
 LIMITS = AttentionLimits(max_num_seqs=256, max_query=16, max_seq_len=1 << 15)
 SCORING = Scoring(0.1, window=1000, sinks=torch.zeros(16))
 TENSOR_CORES = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+TENSOR_CORES[120] = TENSOR_CORES[89]
 
 
 def step_of(shape: Shape):
@@ -81,9 +83,9 @@ def test_rows_fit_and_use_tensor_cores(shape, arch):
 def test_splits_fit_and_their_states_are_seen_by_the_last(shape, arch):
     cut, made = attend_of(shape, arch, max_query=1)
     assert cut.num_splits == 66
-    # Two programs at a time on a multiprocessor, but for the one that has little shared memory.
+    # Two programs at a time on a multiprocessor, but for those that have little shared memory.
     assert fits(made, arch) and "mma.sync" in made.ptx
-    assert arch == 89 or 2 * made.shared <= SHARED_LIMIT[arch]
+    assert SHARED_LIMIT[arch] < 100 << 10 or 2 * made.shared <= SHARED_LIMIT[arch]
     # Saved by all threads, then counted by one; the last one reads 16 bytes at a time, past its
     # own cache, and several states ahead.
     before, after = made.ptx.split("atom.global.gpu.acq_rel.add")

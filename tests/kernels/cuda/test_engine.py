@@ -10,9 +10,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
 from fused_models import LLAMA, VOCAB, random_model
 from queued_stream import QueuedStream
 
+# Before anything is interpreted: kernels are decorated as their modules are imported.
+import octavo.kernels.cuda.sampler
+import octavo.kernels.cuda.triton_ops  # noqa: F401
 from octavo.core.batch import Draft
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
@@ -22,14 +26,14 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
-from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu
-from octavo.kernels.cuda.sampler import TritonSampler
-from octavo.kernels.cuda.triton_ops import create_triton_ops
-from octavo.runtime import cuda_backend
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.runtime import cuda_kit
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
-from octavo.runtime.cuda_forward import num_logits_rows
+from octavo.runtime.cuda_kit import Kit, PlainKit, TritonKit
+from octavo.runtime.kv_cache import copy_units
 from octavo.runtime.rank import Rank
+from octavo.runtime.streams import HostStream
 
 CONFIG = replace(LLAMA, num_layers=1, layer_windows=(None,))
 LIMITS = RankLimits(num_blocks=12, max_num_seqs=3, max_model_len=48, max_num_batched_tokens=8)
@@ -46,28 +50,26 @@ KINDS = [
 ]
 
 
-class TritonBackend(FusedBackend):
-    """By the kernels of a GPU, whatever the device is."""
+class InterpretedKit(TritonKit):
+    """The kernels of a GPU, on tensors of the CPU."""
 
-    def _create_ops(self, kv_cache, limits, device):
-        return create_triton_ops(
-            self._plan.phases,
-            self._weights,
-            kv_cache,
-            self._dtype,
-            device,
-            limits.max_num_batched_tokens,
-            num_logits_rows(limits),
-            AttentionLimits(limits.max_num_seqs, 4, limits.max_model_len),
-            Gpu(90, 8),
-        )
+    copy_units = staticmethod(copy_units)
 
-    def _create_sampler(self, limits, device):
-        return TritonSampler(num_logits_rows(limits), VOCAB, device)
+    def create_stream(self) -> HostStream:
+        return cuda_kit.HostStream()
+
+    def create_upload(self) -> None:
+        return None
 
 
-def answers(backend_type, device: str) -> dict[str, list[int]]:
-    backend = backend_type(RankSpec(Path(), device), random_model(CONFIG), CONFIG)
+def kernels_on(device: str) -> TritonKit:
+    kit_type = InterpretedKit if device == "cpu" else TritonKit
+    return kit_type(torch.device(device), torch.float32, Gpu(90, 8), is_invariant=False)
+
+
+def answers(kit: Kit) -> dict[str, list[int]]:
+    device = kit.device.type
+    backend = FusedBackend(RankSpec(Path(), device), random_model(CONFIG), CONFIG, kit=kit)
     rank = Rank(RankSpec(Path(), device), CONFIG, backend)
     rank.start(LIMITS)
     config = SchedulerConfig(
@@ -95,7 +97,7 @@ def test_the_answers_are_those_of_plain_torch(device, monkeypatch):
         made.append(QueuedStream())
         return made[-1]
 
-    monkeypatch.setattr(cuda_backend, "HostStream", queued)
-    expected = answers(FusedBackend, "cpu")
-    assert answers(TritonBackend, device) == expected
+    monkeypatch.setattr(cuda_kit, "HostStream", queued)
+    expected = answers(PlainKit(torch.float32))
+    assert answers(kernels_on(device)) == expected
     assert all(stream.num_replays > 2 for stream in made)

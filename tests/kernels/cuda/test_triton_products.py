@@ -13,7 +13,7 @@ from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.products import Around, Norm, PlainProducts
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
-from octavo.kernels.cuda.ways import Way, way_of
+from octavo.kernels.cuda.ways import Conditions, Way, way_of
 
 HOPPER, AMPERE = Gpu(90, 8), Gpu(80, 8)
 ALL = [*KINDS, "joined"]
@@ -52,7 +52,7 @@ def test_products(device, kind, what, rows):
         expected = out.float()
         PlainProducts().linear(x.float(), weight, expected, around)
         products_of(weight, x, gated=gated).linear(x, weight, out, around)
-        way = way_of(weight, rows, dtype, HOPPER)
+        way = way_of(weight, rows, Conditions(HOPPER, dtype))
         tolerance = FLOAT32 if dtype == torch.float32 else BFLOAT16
         if way in (Way.FP8, Way.INT8):
             tolerance = CODED
@@ -142,6 +142,18 @@ def test_rows_of_a_weight(device, kind):
     products_of(weight, out).rows(weight, ids, out)
     expected = weight.dense(torch.float32)[ids.long()]
     assert torch.allclose(out.float(), expected, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_logits_are_float32(device, rows):
+    if device == "cpu" and rows > 16:
+        pytest.skip("torch multiplies bfloat16 to float32 on GPUs alone")
+    weight = device_weight("float", N, K, torch.bfloat16, device)
+    x = random(rows, K, dtype=torch.bfloat16, device=device)
+    out = torch.zeros(rows, N, device=device)
+    products_of(weight, x).linear(x, weight, out, Around())
+    expected = x.double() @ weight.dense(torch.float64).T
+    assert (out.double() - expected).abs().max() <= FLOAT32 * expected.abs().max()
 
 
 def test_memory_is_what_the_named_uses_need():

@@ -7,14 +7,14 @@ import torch
 from device_weights import KINDS, device_weight
 
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.ways import Way, as_markdown, table, way_of
+from octavo.kernels.cuda.ways import Conditions, Way, as_markdown, table, way_of
 
 ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 
 
-def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64):
-    weight = device_weight(kind, n, 512, dtype)
-    return [way_of(weight, rows, dtype, gpu) for rows in (1, 16, 32, 64, 65)]
+def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64, exact=False):
+    weight, conditions = device_weight(kind, n, 512, dtype), Conditions(gpu, dtype, exact=exact)
+    return [way_of(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
 
 
 def test_floats():
@@ -37,22 +37,26 @@ def test_fp8_only_where_the_gpu_has_it():
     assert ways("FP8 by rows", dtype=torch.float16) == [Way.FUSED] * 4 + [Way.EXPANDED]
 
 
+@pytest.mark.parametrize("kind", ["int8 by rows", "FP8 by rows"])
+def test_exact_activations_are_not_rounded(kind):
+    assert ways(kind, exact=True) == [Way.FUSED] * 4 + [Way.EXPANDED]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_invariant_is_one_way_for_any_rows(kind):
     weight = device_weight(kind, 64, 512)
-    assert {way_of(weight, rows, torch.bfloat16, ADA, True) for rows in range(1, 600)} == {
-        Way.TILES
-    }
+    conditions = Conditions(ADA, invariant=True)
+    assert {way_of(weight, rows, conditions) for rows in range(1, 600)} == {Way.TILES}
 
 
 def test_the_table_has_every_kind():
-    rows = dict(table(ADA))
+    rows = dict(table(Conditions(ADA)))
     assert len(rows) == 11 and rows["bfloat16"] == [Way.FUSED] * 2 + [Way.GEMM] * 2
     assert rows["FP8 by rows"] == [Way.FUSED] * 2 + [Way.FP8] * 2
-    assert all(ways == [Way.TILES] * 4 for _, ways in table(ADA, invariant=True))
+    assert all(ways == [Way.TILES] * 4 for _, ways in table(Conditions(ADA, invariant=True)))
 
 
 def test_the_table_as_people_read_it():
-    text = as_markdown(AMPERE)
+    text = as_markdown(Conditions(AMPERE))
     assert "| FP8 by rows | fused | fused | fused | expanded |" in text
     assert "- int8: " in text and "- fp8: " not in text
