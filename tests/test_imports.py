@@ -108,7 +108,8 @@ def test_light_parts_stay_light(statement):
     assert not loaded_modules(statement) & set(HEAVY)
 
 
-# What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and imports these where it needs them.
+# What computes with tensors, or in Triton, which needs PyTorch. All else runs without torch, and
+# imports these where it needs them.
 OF_TORCH = {
     "kernels/attention.py",
     "kernels/cuda/activations.py",

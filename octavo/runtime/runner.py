@@ -7,13 +7,13 @@ them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import DAMAGED, Batch, Draft, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.executor import FinishedStep, LogitsObserver, Probe, StepHandle
 from octavo.core.request import Request
-from octavo.runtime.forward import Forward, PendingRows, Rows
+from octavo.runtime.forward import Forward, Rows
 from octavo.runtime.hidden_states import StepFollower, computed_of
 from octavo.runtime.prompt_logits import judge_prompt
 from octavo.runtime.verification import Acceptance, Exact, SampledDraft, Verified
@@ -57,31 +57,31 @@ class Runner:
         somebody has to look into when it has been computed is over when this returns."""
         if batch.block_copies:
             self.forward.kv_cache.copy_blocks(batch.block_copies)
-        step = _Step(self, batch, self.forward.submit(batch, self.acceptance.weighs(batch)))
-        return FinishedStep(step.result()) if self._looks_into(batch) else step
+        rows = self.forward.submit(batch, self.acceptance.weighs(batch))
+        if self._looks_into(batch):
+            return FinishedStep(self._end(batch, rows.result(), looks_into=True))
+        return _Step(lambda: self._end(batch, rows.result(), looks_into=False))
 
     def _looks_into(self, batch: Batch) -> bool:
         """Whether more is asked of a pass than its tokens: what it has in memory, then, must not be
         written over. Keys and values of a draft have to be moved before the next step, too."""
         if self.follower is not None or self.logits_observer is not None:
             return True
-        return any(
-            item.draft is not None or item.request.params.prompt_logprobs is not None
-            for item in batch.items
-        )
+        return any(item.draft is not None or _judges_prompt(item) for item in batch.items)
 
-    def end(self, batch: Batch, rows: Rows) -> StepOutput:
-        """What becomes of the rows of a batch."""
+    def _end(self, batch: Batch, rows: Rows, *, looks_into: bool) -> StepOutput:
+        """What becomes of the rows of a batch, of which the forward may know no more."""
         output = StepOutput(token_ids={})
         if rows.damaged:
             _report_damage(batch, rows, output)
         paths = self._take_tokens(batch, rows, output)
+        if not looks_into:
+            return output
         if self.follower is not None:
             computed = computed_of(batch, rows, output, paths)
             self.follower.follow(batch, computed, self.forward.hidden_states)
-        observer = self.logits_observer
         for index, item in enumerate(batch.items):
-            if observer is not None or item.request.params.prompt_logprobs is not None:
+            if self.logits_observer is not None or _judges_prompt(item):
                 self._judge_prompt(item, int(rows.starts[index]), output)
         return output
 
@@ -158,13 +158,18 @@ class Runner:
 class _Step:
     """A batch that is under way."""
 
-    runner: Runner
-    batch: Batch
-    rows: PendingRows
+    end: Callable[[], StepOutput]
     ready_at: float | None = None
 
     def result(self) -> StepOutput:
-        return self.runner.end(self.batch, self.rows.result())
+        return self.end()
+
+
+def _judges_prompt(item: ScheduledRequest) -> bool:
+    """Whether log-probabilities are asked of positions of a prompt that an item computes."""
+    request = item.request
+    asked = request.params.prompt_logprobs is not None
+    return asked and item.start < request.num_prompt_tokens - 1
 
 
 def _report_damage(batch: Batch, rows: Rows, output: StepOutput) -> None:

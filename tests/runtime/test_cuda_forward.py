@@ -264,10 +264,12 @@ def test_what_somebody_looks_into_is_over_before_the_next_step():
     other = make_request("other", [7, 8], max_tokens=12)
     for request in (other, asked):
         engine.add(request)
-    prompt = []
+    prompt, ahead = [], 0
     while (step := engine.step()) is not None:
+        ahead += asked.num_tokens_in_flight > 0 and asked.num_output_tokens > 0
         for update in step.updates:
             prompt += update.prompt_logprobs
+    assert ahead == 4  # from its prompt on it is like any other
     check(asked, [])
     check(other, [])
     assert [entry.token_id for entry in prompt] == asked.prompt_token_ids[1:]
