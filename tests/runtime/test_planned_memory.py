@@ -18,6 +18,7 @@ from octavo.cost.open_spec import open_spec  # noqa: E402
 from octavo.cost.parallel import Parallel  # noqa: E402
 from octavo.cost.precision import precision_of  # noqa: E402
 from octavo.kernels.cuda.attention_plan import Gpu  # noqa: E402
+from octavo.kernels.cuda.ways import Conditions  # noqa: E402
 from octavo.runtime.capacity import RankSpec  # noqa: E402
 from octavo.runtime.cuda_kit import TritonKit  # noqa: E402
 from octavo.runtime.memory_ledger import GRAPHS  # noqa: E402
@@ -43,7 +44,7 @@ def test_the_planner_foresees_what_the_ledger_counts(model, monkeypatch, num_seq
         "max_model_len": 4096,
     }
     rank = Rank.load(RankSpec(model, dtype="bfloat16", kernels="fused", **sizes))
-    kit = TritonKit(torch.device("cuda"), torch.bfloat16, Gpu(90, 132), is_invariant=False)
+    kit = TritonKit(torch.device("cuda"), Conditions(Gpu(90, 132)))
     monkeypatch.setattr(rank.backend, "_kit", kit)
     lines = {line.name: line.num_bytes for line in rank.backend.planned_memory()}
 
