@@ -75,8 +75,8 @@ class RankLimits:
 class Capacity:
     """What a device and a model allow.
 
-    ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may have
-    block tables of their own; None: all have to share one.
+    ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
+    have block tables of their own; None: all have to share one.
     """
 
     device: str

@@ -28,7 +28,7 @@ class KVCache:
     """Keys and values of all layers, as the codecs of each keep them.
 
     A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
-    ``groups``; None: all have one table. ``copy_units`` is what copies blocks and slots on the device.
+    ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
     """
 
     def __init__(
