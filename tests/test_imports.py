@@ -35,10 +35,11 @@ ALLOWED = {
         # Whole models have a tokenizer, which their writers write too.
         *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
+    "models.kv_groups": {"models"},
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "runtime.capacity": {"core", "kernels", "models"},
     "executor": {"core", "runtime"},
-    "config": {"core", "runtime.capacity", "speculation.config"},
+    "config": {"core", "models.kv_groups", "runtime.capacity", "speculation.config"},
     "speculation.config": {"core"},
     "speculation": {
         *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),
