@@ -35,13 +35,14 @@ ALLOWED = {
         # Whole models have a tokenizer, which their writers write too.
         *("text.folder_tokenizer", "text.tokenizer_json", "text.tokenizer_metadata"),
     },
+    "models.kv_groups": {"models"},
     "runtime": {"core", "kernels", "layers", "machine", "models", "quantization"},
     "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
     "runtime.cuda_graphs": {"core", "runtime.memory_ledger", "runtime.streams"},
     "runtime.memory_ledger": set(),
     "runtime.streams": set(),
     "executor": {"core", "runtime"},
-    "config": {"core", "runtime.capacity", "speculation.config"},
+    "config": {"core", "models.kv_groups", "runtime.capacity", "speculation.config"},
     "speculation.config": {"core"},
     "speculation": {
         *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.kv_tables import ONE_TABLE
-
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec
 
@@ -54,7 +52,7 @@ class KVGroups:
 def one_table(num_layers: int) -> KVGroups:
     """All layers keep all tokens, in the same blocks."""
     places = tuple((0, layer) for layer in range(num_layers))
-    return KVGroups(tuple(ONE_TABLE), places, num_layers)
+    return KVGroups((None,), places, num_layers)
 
 
 def group_layers(layers: Sequence[KVSpec]) -> KVGroups:

@@ -298,8 +298,6 @@ class EngineFacts:
     num_blocks: int
     block_size: int
     eos_token_ids: tuple[int, ...] = ()
-    # Of each block table that a request has, the positions that its layers see; None: all.
-    windows: tuple[int | None, ...] = (None,)
     # What the model's authors recommend: temperature, top_p, ...
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     # The "engine" object of the JSON outputs: device, dtype, kernels, isa, weights_bytes, ...
@@ -313,6 +311,8 @@ class EngineFacts:
     # and what a calibration of it has to hold for.
     rank_model: dict[str, Any] = field(default_factory=dict)
     runs_as: dict[str, Any] = field(default_factory=dict)
+    # Of each block table that a request has, the positions that its layers see; None: all.
+    windows: tuple[int | None, ...] = (None,)
 
     @property
     def num_slots(self) -> int:
