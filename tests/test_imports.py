@@ -39,7 +39,6 @@ ALLOWED = {
     "runtime.capacity": {"core", "kernels", "models", "runtime.memory_ledger"},
     "runtime.cuda_graphs": {"core", "runtime.memory_ledger", "runtime.streams"},
     "runtime.memory_ledger": set(),
-    "runtime.cuda_graphs": {"core", "runtime"},
     "runtime.streams": set(),
     "executor": {"core", "runtime"},
     "config": {"core", "runtime.capacity", "speculation.config"},

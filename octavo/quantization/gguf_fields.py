@@ -10,6 +10,7 @@ dequantize to the levels, and blocks with their own scales and one level everywh
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ def fields_of(type: GGMLType, data: Tensor) -> Fields:
     )
 
 
+@cache
 def _block(type: GGMLType, level: int) -> Tensor:
     """A block with one level everywhere, scales of 1 and offsets of 0: uint8 [1, bytes]."""
     format, (values, _) = SEARCHED[type], block_shape(type)

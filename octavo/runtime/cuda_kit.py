@@ -16,7 +16,7 @@ from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
-from octavo.runtime.capacity import RankLimits
+from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
 from octavo.runtime.kv_cache import CopyUnits, copy_units
 from octavo.runtime.plain_sampler import PlainSampler
@@ -64,11 +64,14 @@ class Kit(Protocol):
         ...
 
 
-def kit_of(device: torch.device, dtype: torch.dtype, is_invariant: bool) -> Kit:
-    """``is_invariant``: a token's bits are the same in any company; on the CPU they always are."""
+def kit_of(spec: RankSpec) -> Kit:
+    """That of a device. On the CPU a token's bits are the same in any company, and activations are
+    not rounded to 8 bits, whatever is asked for."""
+    device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
         return PlainKit(dtype)
-    return TritonKit(device, dtype, Gpu.of(device), is_invariant)
+    is_exact = spec.activations == "int16"
+    return TritonKit(device, dtype, Gpu.of(device), spec.batch_invariant, is_exact)
 
 
 class PlainKit:
@@ -108,9 +111,16 @@ class PlainKit:
 class TritonKit:
     """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, gpu: Gpu, is_invariant: bool):
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        gpu: Gpu,
+        is_invariant: bool,
+        is_exact: bool = False,
+    ):
         self.device, self.dtype = device, dtype
-        self._gpu, self._is_invariant = gpu, is_invariant
+        self._gpu, self._is_invariant, self._is_exact = gpu, is_invariant, is_exact
 
     def create_ops(
         self,
@@ -133,6 +143,7 @@ class TritonKit:
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             self._gpu,
             self._is_invariant,
+            self._is_exact,
         )
 
     def create_sampler(

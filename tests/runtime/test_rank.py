@@ -76,6 +76,8 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
         Rank.load(RankSpec(tiny_model, dtype="bfloat16", kernels="reference", batch_invariant=True))
     with pytest.raises(ConfigError, match="kernels native: block_size 24 is not a multiple of 16"):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
+    assert "8 bits by rows" in (why_not_fused(RankSpec(tiny_model, activations="mixed")) or "")
+    assert why_not_fused(RankSpec(tiny_model, activations="int16")) is None
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):

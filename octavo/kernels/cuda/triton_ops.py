@@ -86,6 +86,7 @@ def create_triton_ops(
     attention: AttentionLimits,
     gpu: Gpu,
     is_invariant: bool = False,
+    is_exact: bool = False,
 ) -> TritonOps:
     """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
 
@@ -94,9 +95,12 @@ def create_triton_ops(
     Args:
         attention: of steps in which sequences have few tokens.
         is_invariant: what a token becomes has the same bits whatever other tokens there are.
+        is_exact: activations are not rounded to 8 bits, as for weights of 8 bits by rows.
     """
     uses = _uses(phases, weight_of, max_tokens, max_rows)
-    products = TritonProducts(uses, gpu, dtype, device, invariant=is_invariant)
+    products = TritonProducts(
+        uses, gpu, dtype, device, invariant=is_invariant, exact=is_exact
+    )
     kinds = _head_shapes(phases, kv_cache, dtype)
     return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
 

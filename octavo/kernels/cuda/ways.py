@@ -68,7 +68,7 @@ def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
 
 def multiplied_as(weight: DeviceWeight, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
     """The type in which the rows of a long prompt are multiplied with a weight."""
-    way = way_of(weight, 512, dtype, gpu)
+    way = way_of(weight, 512, Conditions(gpu, dtype))
     return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, dtype)
 
 
@@ -78,18 +78,6 @@ def table(
     """For each kind of weight its format, and how it is multiplied with so many rows."""
     for weight in _of_each_kind(conditions.dtype):
         yield weight.format, [way_of(weight, num, conditions) for num in rows]
-
-
-def as_markdown(conditions: Conditions) -> str:
-    """The same for people: a column for each number of rows, and what the words mean."""
-    rows = (1, 16, 64, 512)
-    lines = ["| weight | " + " | ".join(f"{num} rows" for num in rows) + " |", "|---" * 5 + "|"]
-    used = set()
-    for format, ways in table(conditions, rows):
-        lines.append(f"| {format} | " + " | ".join(way.name.lower() for way in ways) + " |")
-        used.update(ways)
-    lines += ["", *(f"- {way.name.lower()}: {way.value}" for way in Way if way in used)]
-    return "\n".join(lines)
 
 
 def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | None:

@@ -126,13 +126,14 @@ class W4Weight(DeviceWeight):
         return W4Weight(words, scales, mins, self.group, (words.shape[1], self.shape[1]))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        inputs = torch.arange(self.shape[1], device=self.words.device)
-        words = self.words[inputs // TILE_K * PLANE_K + inputs % PLANE_K]
-        codes = (words >> 4 * (inputs % TILE_K // PLANE_K)[:, None]) & 15
-        scales = self.scales[inputs // self.group].float()
+        shifts = 4 * torch.arange(PLANES, dtype=torch.int32, device=self.words.device)
+        planes = self.words.unflatten(0, (-1, 1, PLANE_K)) >> shifts[:, None, None]
+        codes = (planes & 15).flatten(0, 2).unflatten(0, (-1, self.group))
         if self.mins is None:
-            return ((codes - 8) * scales).t().to(dtype)
-        return (codes * scales + self.mins[inputs // self.group]).t().to(dtype)
+            values = (codes - 8) * self.scales.float()[:, None]
+        else:
+            values = codes * self.scales.float()[:, None] + self.mins[:, None]
+        return values.flatten(0, 1)[: self.shape[1]].t().to(dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

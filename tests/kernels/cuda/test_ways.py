@@ -7,7 +7,7 @@ import torch
 from device_weights import KINDS, device_weight
 
 from octavo.kernels.cuda.attention_plan import Gpu
-from octavo.kernels.cuda.ways import Conditions, Way, as_markdown, table, way_of
+from octavo.kernels.cuda.ways import Conditions, Way, table, way_of
 
 ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 
@@ -54,9 +54,3 @@ def test_the_table_has_every_kind():
     assert len(rows) == 11 and rows["bfloat16"] == [Way.FUSED] * 2 + [Way.GEMM] * 2
     assert rows["FP8 by rows"] == [Way.FUSED] * 2 + [Way.FP8] * 2
     assert all(ways == [Way.TILES] * 4 for _, ways in table(Conditions(ADA, invariant=True)))
-
-
-def test_the_table_as_people_read_it():
-    text = as_markdown(Conditions(AMPERE))
-    assert "| FP8 by rows | fused | fused | fused | expanded |" in text
-    assert "- int8: " in text and "- fp8: " not in text
