@@ -12,7 +12,7 @@
 
 Scales in groups of integers are float16. Those of GGUF's K types are products of a float16 and an
 integer in the file, and are rounded to 11 bits here: by up to 2**-11 of them, which moves a value
-by less than a hundredth of the step between codes. And they take more room than in the file: 5
+by about a hundredth of the step between codes. And they take more room than in the file: 5
 bits a value in place of 4.5 of Q4_K, 9 in place of 5.5 of Q5_K and of 6.6 of Q6_K.
 """
 

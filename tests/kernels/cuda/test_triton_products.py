@@ -90,13 +90,21 @@ def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
     assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
-def test_without_fp8_it_is_expanded(device):
-    weight = device_weight("FP8 by rows", N, K, torch.bfloat16, device)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("FP8 by rows", {"gpu": AMPERE}),
+        ("FP8 by rows", {"exact": True}),
+        ("int8 by rows", {"exact": True}),
+    ],
+)
+def test_what_is_not_rounded_is_expanded(device, kind, settings):
+    weight = device_weight(kind, N, K, torch.bfloat16, device)
     x = random(70, K, dtype=torch.bfloat16, device=device)
     out = torch.zeros(70, N, dtype=torch.bfloat16, device=device)
-    products_of(weight, x, gpu=AMPERE).linear(x, weight, out, Around())
-    expected = x.double() @ weight.dense(torch.float64).T
-    assert (out.double() - expected).abs().max() <= 1e-2 * expected.abs().max()
+    products_of(weight, x, **settings).linear(x, weight, out, Around())
+    expected = x.double() @ weight.dense(torch.bfloat16).double().T
+    assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", ["float", "nibbles in 128", "int8 by rows", "joined"])
