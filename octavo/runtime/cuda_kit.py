@@ -166,4 +166,7 @@ class TritonKit:
         return kv_copy.copy_units
 
     def multiplied_as(self, weight: DeviceWeight) -> torch.dtype:
-        return ways.multiplied_as(weight, self.dtype, self._gpu)
+        conditions = ways.Conditions(
+            self._gpu, self.dtype, invariant=self._is_invariant, exact=self._is_exact
+        )
+        return ways.multiplied_as(weight, conditions)

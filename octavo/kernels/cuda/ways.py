@@ -66,10 +66,10 @@ def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
     return Way.FUSED if num_rows <= FEW_CODED_ROWS else Way.EXPANDED
 
 
-def multiplied_as(weight: DeviceWeight, dtype: torch.dtype, gpu: Gpu) -> torch.dtype:
+def multiplied_as(weight: DeviceWeight, conditions: Conditions) -> torch.dtype:
     """The type in which the rows of a long prompt are multiplied with a weight."""
-    way = way_of(weight, 512, Conditions(gpu, dtype))
-    return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, dtype)
+    way = way_of(weight, 512, conditions)
+    return {Way.FP8: torch.float8_e4m3fn, Way.INT8: torch.int8}.get(way, conditions.dtype)
 
 
 def table(
