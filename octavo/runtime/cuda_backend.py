@@ -77,13 +77,7 @@ class FusedBackend:
         kit: Kit | None = None,
     ):
         self._spec, self._model_config = spec, model_config
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._kit = kit or kit_of(
-            torch.device(spec.device),
-            dtype,
-            is_invariant=spec.batch_invariant,
-            is_exact=spec.activations == "int16",
-        )
+        self._kit = kit or kit_of(spec)
         self._plan, weights = plan_step(model)
         self._weights = PackedOnce(self._plan, weights, self._kit)
         if spec.device != "cpu":

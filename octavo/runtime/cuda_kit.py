@@ -16,7 +16,7 @@ from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
-from octavo.runtime.capacity import RankLimits
+from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
 from octavo.runtime.kv_cache import CopyUnits, copy_units
 from octavo.runtime.plain_sampler import PlainSampler
@@ -64,12 +64,14 @@ class Kit(Protocol):
         ...
 
 
-def kit_of(device: torch.device, dtype: torch.dtype, *, is_invariant: bool, is_exact: bool) -> Kit:
-    """``is_invariant``: a token's bits are the same in any company; ``is_exact``: activations are
-    not rounded to 8 bits. On the CPU both hold anyway."""
+def kit_of(spec: RankSpec) -> Kit:
+    """That of a device. On the CPU a token's bits are the same in any company, and activations are
+    not rounded to 8 bits, whatever is asked for."""
+    device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
         return PlainKit(dtype)
-    return TritonKit(device, Conditions(Gpu.of(device), dtype, is_invariant, is_exact))
+    is_exact = spec.activations == "int16"
+    return TritonKit(device, Conditions(Gpu.of(device), dtype, spec.batch_invariant, is_exact))
 
 
 class PlainKit:
