@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.cuda import sampling
-from octavo.kernels.cuda.sampling import Asked, Chains, SampledTokens, SamplingTensors, field
+from octavo.kernels.cuda.sampling import Asked, SampledTokens, SamplingTensors, field
 from octavo.runtime.logits import (
     apply_temperature,
     apply_top_k,
@@ -55,21 +55,6 @@ class PlainSampler:
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
         seats = (-1 - token_ids).clamp(min=0).long()
         token_ids.copy_(torch.where(token_ids < 0, last_tokens[seats], token_ids))
-
-    def accept(
-        self, out: SampledTokens, unsound: Tensor, chains: Chains, last_tokens: Tensor
-    ) -> None:
-        num_rows = len(chains.drafted)
-        token_ids, is_sound = out.token_ids[:num_rows], unsound[:num_rows] == 0
-        is_right = (chains.drafted == token_ids) & is_sound
-        ends = torch.where(is_right, num_rows, torch.arange(num_rows, device=unsound.device))
-        ends = ends.flip(0).cummin(0).values.flip(0)  # of the chain that each row is of
-        starts, behind = chains.starts[:-1].long(), chains.starts[1:].long()
-        last = ends[starts.clamp(max=num_rows - 1)]
-        counts = torch.where(starts < behind, last - starts + is_sound[last], 0)
-        chains.counts.copy_(counts)
-        seats = torch.where(counts > 0, chains.seats, -1)
-        last_tokens[seats.long()] = token_ids[(starts + counts - 1).clamp(0, num_rows - 1)]
 
 
 class _Shape(NamedTuple):

@@ -10,7 +10,6 @@ import torch
 from device_sampling import sample_on_device
 from sampling_cases import SETTINGS, assert_same, constrained_rows, make_row, random_logits
 
-from octavo.kernels.cuda.sampling import Chains, SampledTokens
 from octavo.runtime.plain_sampler import PlainSampler
 
 SAMPLER = PlainSampler()
@@ -67,22 +66,3 @@ def test_placeholders_become_the_last_tokens():
     token_ids = torch.tensor([5, -1, 0, -3, -2], dtype=torch.int32)
     SAMPLER.resolve(token_ids, torch.tensor([70, 71, 72, 0], dtype=torch.int32))
     assert token_ids.tolist() == [5, 70, 0, 72, 71]
-
-
-def test_chains_of_drafts():
-    out = SampledTokens.allocate(12, "cpu")
-    #          request 0       | 1 | 2         | 3      | nobody
-    sampled = [4, 5, 6, 7, 8, 1, 2, 3, 9, 9, 0]
-    drafted = [4, 5, 9, -1,      -1, 1, 2, -1,   9, -1,    -1]  # fmt: skip
-    unsound = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0], dtype=torch.int32)
-    out.token_ids[: len(sampled)] = torch.tensor(sampled)
-    chains = Chains(
-        torch.tensor([0, 4, 5, 8, 10, 10], dtype=torch.int32),
-        torch.tensor(drafted, dtype=torch.int32),
-        torch.tensor([3, 0, 1, 2, -1], dtype=torch.int32),
-        torch.full((5,), -9, dtype=torch.int32),
-    )
-    last_tokens = torch.full((5,), -7, dtype=torch.int32)
-    SAMPLER.accept(out, unsound, chains, last_tokens)
-    assert chains.counts.tolist() == [3, 1, 2, 0, 0]
-    assert last_tokens[:4].tolist() == [8, 2, -7, 6]

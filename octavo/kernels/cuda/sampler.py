@@ -48,8 +48,8 @@ from octavo.kernels.cuda.sampler_parts import (
     total_of,
     weights_of,
 )
-from octavo.kernels.cuda.sampling import Asked, Chains, SampledTokens, SamplingTensors
-from octavo.kernels.cuda.token_feed import accept_chains, resolve_placeholders
+from octavo.kernels.cuda.sampling import Asked, SampledTokens, SamplingTensors
+from octavo.kernels.cuda.token_feed import resolve_placeholders
 
 _MAX_VOCAB_SIZE = 2**19 - 1  # the sum of so many weights is less than 2^63
 _EDITS = 512  # that a program makes at a time
@@ -131,12 +131,6 @@ class TritonSampler:
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
         """As ``DeviceSampler.resolve``."""
         resolve_placeholders(token_ids, last_tokens)
-
-    def accept(
-        self, out: SampledTokens, unsound: Tensor, chains: Chains, last_tokens: Tensor
-    ) -> None:
-        """As ``DeviceSampler.accept``."""
-        accept_chains(out.token_ids, unsound, chains, last_tokens)
 
 
 @triton.jit

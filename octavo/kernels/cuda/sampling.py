@@ -88,16 +88,6 @@ class SampledTokens:
         return self.answers[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Rows of requests, each followed by those of the tokens that were drafted for it."""
-
-    starts: Tensor  # int32 [S + 1]: where the rows of each request begin
-    drafted: Tensor  # int32 [R]: the token that is in the row behind, -1 in the last of a request
-    seats: Tensor  # int32 [S]
-    counts: Tensor  # int32 [S], written: the rows whose tokens count, none in padding
-
-
 class DeviceSampler(Protocol):
     """From logits to tokens, without a word from the host."""
 
@@ -114,17 +104,6 @@ class DeviceSampler(Protocol):
 
     def resolve(self, token_ids: Tensor, last_tokens: Tensor) -> None:
         """Put the last token of seat s where ``token_ids`` (int32 [T]) say -1 - s."""
-        ...
-
-    def accept(
-        self, out: SampledTokens, unsound: Tensor, chains: Chains, last_tokens: Tensor
-    ) -> None:
-        """How many rows of each chain of drafted tokens count, by the rule of
-        ``runtime/verification.Exact``; the token of the last one is remembered.
-
-        Args:
-            unsound: int32 [R], not 0 for rows that do not count, and end their chain.
-        """
         ...
 
 

@@ -15,7 +15,7 @@ from sampling_cases import SETTINGS, assert_same, constrained_rows, make_row, ra
 from triton_tools import ARCHS, launches
 
 from octavo.kernels.cuda.sampler import TritonSampler
-from octavo.kernels.cuda.sampling import Chains, SampledTokens
+from octavo.kernels.cuda.sampling import SampledTokens
 from octavo.runtime.plain_sampler import PlainSampler
 
 INF = math.inf
@@ -153,31 +153,6 @@ def test_placeholders_become_the_last_tokens(device):
     TritonSampler(1, 4, device).resolve(token_ids, last_tokens)
     PlainSampler().resolve(twin, last_tokens)
     assert torch.equal(token_ids, twin) and token_ids[[0, 149, 150]].tolist() == [1149, 1000, 0]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_chains_of_drafts(device, seed):
-    rng = np.random.default_rng(seed)
-    lengths = [1, 4, 66, *rng.integers(1, 6, 9).tolist(), 0]
-
-    def tensor(values) -> torch.Tensor:
-        return torch.tensor(np.asarray(values), dtype=torch.int32, device=device)
-
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    out = SampledTokens.allocate(int(starts[-1]) + 1, device)
-    out.token_ids.copy_(tensor(rng.integers(0, 5, len(out.token_ids))))
-    drafted = out.token_ids[:-1].cpu().numpy().copy()
-    drafted[rng.random(len(drafted)) < 0.1] = 9
-    drafted[starts[1:-1] - 1] = -1
-    unsound = tensor(rng.random(len(out.token_ids)) < 0.05)
-    found = []
-    for sampler in (TritonSampler(1, 4, device), PlainSampler()):
-        seats = tensor([*range(len(lengths) - 1), -1])
-        chains = Chains(tensor(starts), tensor(drafted), seats, tensor([-9] * len(lengths)))
-        last_tokens = tensor([-7] * (len(lengths) + 1))
-        sampler.accept(out, unsound, chains, last_tokens)
-        found.append((chains.counts.tolist(), last_tokens[:-2].tolist()))
-    assert found[0] == found[1]
 
 
 ALL_KERNELS = {
