@@ -27,6 +27,7 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.ways import Conditions
 from octavo.runtime import cuda_kit
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
@@ -64,7 +65,7 @@ class InterpretedKit(TritonKit):
 
 def kernels_on(device: str) -> TritonKit:
     kit_type = InterpretedKit if device == "cpu" else TritonKit
-    return kit_type(torch.device(device), torch.float32, Gpu(90, 8), is_invariant=False)
+    return kit_type(torch.device(device), Conditions(Gpu(90, 8), torch.float32))
 
 
 def answers(kit: Kit) -> dict[str, list[int]]:
