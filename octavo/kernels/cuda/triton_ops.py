@@ -98,9 +98,7 @@ def create_triton_ops(
         is_exact: activations are not rounded to 8 bits, as for weights of 8 bits by rows.
     """
     uses = _uses(phases, weight_of, max_tokens, max_rows)
-    products = TritonProducts(
-        uses, gpu, dtype, device, invariant=is_invariant, exact=is_exact
-    )
+    products = TritonProducts(uses, gpu, dtype, device, invariant=is_invariant, exact=is_exact)
     kinds = _head_shapes(phases, kv_cache, dtype)
     return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
 
