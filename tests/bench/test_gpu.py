@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
 from octavo.bench.gpu import run
 from octavo.bench.gpu.__main__ import main
 from octavo.bench.gpu.cases import CASES, Case, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
-from octavo.bench.gpu.run import GpuRun, shares
+from octavo.bench.gpu.report import print_report
+from octavo.bench.gpu.run import Document, GpuRun, Outcome, shares
 from octavo.bench.peers.workers.workloads import Workload
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
@@ -82,6 +84,13 @@ def test_a_case_that_fails_costs_its_own_figures_only(tmp_path, monkeypatch):
     document = GpuRun(tmp_path, "cuda", 100.0, lambda line: None).run(cases)
     left_out = [outcome.left_out for outcome in document.outcomes]
     assert left_out == [{"all": "illegal memory access"}] * 2
+
+
+def test_figures_of_other_kernels_are_not_taken_for_those_of_a_gpu(capsys):
+    device = {"name": "GPU", "bytes_per_s": 1e12, "ops_per_s": {"bfloat16": 1e15}}
+    outcome = Outcome(Case("slow", "tiny", "bf16"), about={"engine": {"kernels": "reference"}})
+    print_report(Document(device, [outcome]), Console(width=200))
+    assert "slow: run by reference kernels" in capsys.readouterr().out
 
 
 def test_unknown_cases_are_named(capsys):

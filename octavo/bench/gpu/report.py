@@ -25,6 +25,9 @@ def print_report(document: Document, console: Console) -> None:
     if any(outcome.agreement for outcome in document.outcomes):
         console.print(_agreements(document))
     for outcome in document.outcomes:
+        kernels = outcome.about.get("engine", {}).get("kernels", "fused")
+        if kernels != "fused":
+            console.print(f"{outcome.case.name}: run by {kernels} kernels, as fused ones refused")
         for what, reason in outcome.left_out.items():
             console.print(f"left out: {outcome.case.name}, {what}: {reason}", markup=False)
 
