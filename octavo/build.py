@@ -151,6 +151,7 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         packed_folder=packed_folder,
         memory_utilization=args.gpu_memory_utilization,
         enforce_eager=args.enforce_eager,
+        async_scheduling=args.async_scheduling,
         batch_invariant=args.batch_invariant,
         max_num_seqs=default_num_seqs(args, device),
         max_model_len=args.max_model_len,

@@ -132,6 +132,11 @@ class EngineArgs:
         ACCEPTANCES,
     )
     enforce_eager: bool = option(False, "never capture CUDA graphs; of GPUs only")
+    async_scheduling: bool = option(
+        True,
+        "prepare a step while a GPU computes the one before it, whose tokens it takes where they "
+        "are; other kernels have nothing to wait for",
+    )
     batch_invariant: bool = option(
         False,
         "a request's tokens have the same bits whatever runs beside it, which costs a GPU speed; "

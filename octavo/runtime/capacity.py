@@ -35,6 +35,7 @@ class RankSpec:
         max_num_seqs, max_num_batched_tokens, max_model_len: of steps, for which a GPU's memory is
             kept back; ``RankLimits`` are these or less. A length of None is the model's.
         enforce_eager: steps are never captured in graphs, where they could be.
+        async_scheduling: two steps may be under way, where a device computes beside the host.
         batch_invariant: what is computed of a token has the same bits in any company.
         pool: threads of another rank, which never runs when this one does; None makes its own.
     """
@@ -53,6 +54,7 @@ class RankSpec:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     enforce_eager: bool = False
+    async_scheduling: bool = True
     batch_invariant: bool = False
     pool: Pool | None = None
 

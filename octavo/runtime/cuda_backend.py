@@ -145,6 +145,7 @@ class FusedBackend:
             limits,
             lambda runner: self._create_probe(runner, kv_cache),
             captures=not self._spec.enforce_eager,
+            runs_ahead=self._spec.async_scheduling,
             kept=kept,
         )
 

@@ -89,10 +89,9 @@ class CudaForward:
     Args:
         make_probe: what says of the model what a runner is asked.
         captures: whether decode steps are captured, where the stream is any faster by it.
+        runs_ahead: a step may be launched before the results of the one before it are there.
         kept: the values that the program keeps, by their depth.
     """
-
-    depth = _NUM_LANES
 
     def __init__(
         self,
@@ -104,9 +103,11 @@ class CudaForward:
         make_probe: Callable[[Observed], Probe],
         *,
         captures: bool = True,
+        runs_ahead: bool = True,
         kept: Mapping[int, Value] = MappingProxyType({}),
     ):
         self.program = program
+        self.depth = _NUM_LANES if runs_ahead else 1
         self.kv_cache = QueuedBlocks(kv_cache, stream)
         self.kernel_seconds = 0.0
         self._stream, self._sampler, self._limits = stream, sampler, limits

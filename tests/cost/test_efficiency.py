@@ -23,7 +23,8 @@ def test_graphs_save_launches():
     device, _ = find_device("h100 sxm")
     graphs, eager = efficiency_of("vllm", device), efficiency_of("vllm", device, eager=True)
     assert eager.launch_s > graphs.launch_s and eager.step_s > graphs.step_s
-    assert efficiency_of("octavo", device) == eager  # op by op on a GPU
+    ours = efficiency_of("octavo", device)
+    assert ours.step_s == graphs.step_s and ours.spread > graphs.spread  # it was never timed
 
 
 def test_several_devices_have_a_link_between_them():

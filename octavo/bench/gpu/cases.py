@@ -55,6 +55,7 @@ _SOME = (*map(decode, (1, 16, 64)), prefill(4096))
 _DECODE = (decode(1), decode(16))
 _ROOM = {"max_model_len": 17_408, "max_num_seqs": 256}
 _EAGER = {**_ROOM, "enforce_eager": True}
+_IN_TURN = {**_ROOM, "async_scheduling": False}
 _STATIC = {"device": "cuda", "cache_implementation": "static", "disable_compile": True}
 _VLLM = {"max_model_len": 17_408, "max_num_seqs": 256}
 
@@ -63,6 +64,7 @@ CASES = (
     Case("0.6b against reference ops", "0.6b", "bf16", checked=True),
     Case("8b", "8b", "bf16", settings=_ROOM, workloads=_ALL, seconds=90),
     Case("0.6b, no graphs", "0.6b", "bf16", settings=_EAGER, workloads=_DECODE),
+    Case("0.6b, one step in flight", "0.6b", "bf16", settings=_IN_TURN, workloads=_DECODE),
     Case("8b in FP8", "8b", "fp8", settings=_ROOM, workloads=_SOME, seconds=60),
     Case("8b in 4 bits", "8b", "w4", settings=_ROOM, workloads=_SOME, seconds=60),
     Case("0.6b in FP8 against reference ops", "0.6b", "fp8", checked=True),

@@ -208,6 +208,14 @@ ABLATIONS = (
         off={"enforce_eager": True},
         needs=_needs_cuda,
     ),
+    Ablation(
+        "async-scheduling",
+        "a step is prepared while the GPU computes the one before; without: after it",
+        LONE_ANSWER,
+        OUTPUT_TPS,
+        off={"async_scheduling": False},
+        needs=_needs_cuda,
+    ),
 )
 
 
