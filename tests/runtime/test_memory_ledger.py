@@ -92,7 +92,7 @@ def test_a_pool_asked_for_by_size_may_use_all_but_what_others_need():
 class FakeBackend:
     """Whose weights are there, and for whose forward pass there is no memory."""
 
-    name, isa, pool = "fake", None, None
+    name, isa, pool, has_window_tables = "fake", None, None, False
     weights_bytes = 2 * GIB
 
     def planned_memory(self):
