@@ -138,7 +138,7 @@ def test_a_process_that_dies_fails_its_test_and_no_other(run):
     check_alone(log)
 
 
-@pytest.mark.parametrize("flags", [(), TWO])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), TWO])
 def test_what_is_timed_is_tried_again(run, flags):
     pytest.importorskip("pytest_rerunfailures")
     done, log = run(*flags, "-p", "pytest_rerunfailures", FAILURES="2")

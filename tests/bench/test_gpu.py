@@ -98,7 +98,7 @@ def test_unknown_cases_are_named(capsys):
     assert "no case is called gone: there are tiny" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rehearsal_on_the_cpu(tmp_path, capfd):
     path = tmp_path / "found.json"
     cases = ["--only", "tiny", "--only", "tiny against reference ops"]

@@ -178,6 +178,7 @@ def test_smollm2(smollm2_gguf, driver):
     compare(smollm2_gguf, make_prompts(smollm2_gguf, "Ġ", []), driver)
 
 
+@pytest.mark.long
 def test_gemma3(gemma3_gguf, driver):
     prompts = make_prompts(gemma3_gguf, "▁", [2])
     ours, record = compare(gemma3_gguf, prompts, driver)

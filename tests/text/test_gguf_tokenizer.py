@@ -79,7 +79,7 @@ def test_equals_the_library(chatml_library, metadata, corpus, random_texts):
     check_equal(tokenizer, chatml_library(), corpus + SPECIAL_TEXTS + random_texts(3000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_equals_the_library_on_much_text(chatml_library, metadata, random_texts):
     tokenizer = Tokenizer.from_gguf(metadata, PATH)
     check_equal(tokenizer, chatml_library(), random_texts(25_000))
@@ -116,7 +116,7 @@ def test_smollm2_equals_the_library(smollm2, smollm2_gguf, corpus, random_texts)
     check_equal(smollm2, library, corpus + SPECIAL_TEXTS[:3] + random_texts(3000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smollm2_equals_the_library_on_much_text(smollm2, smollm2_gguf, random_texts):
     check_equal(smollm2, smollm2_library(smollm2_gguf[0]), random_texts(25_000))
 

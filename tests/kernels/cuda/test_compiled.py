@@ -98,6 +98,7 @@ def test_splits_fit_and_their_states_are_seen_by_the_last(shape, arch):
     assert "cp.async.cg" in after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kv", "arch"), [("int8", 80), ("int8", 90), ("fp8", 80), ("fp8", 90)])
 def test_codes_become_floats_without_conversions_of_integers(kv, arch):
     """For which processors have fewer units than for sums; nor is a product with a subnormal
@@ -126,6 +127,7 @@ def test_invariant_kernels_fit_and_multiply_alike(shape, arch):
     assert kinds[0] == kinds[1] and kinds[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kv", "arch"), [("bfloat16", 100), ("int8", 90), ("fp8", 80)])
 def test_writing_fuses_nothing_that_rounds_less(kv, arch):
     step, _ = step_of(Shape(group=2, head_dim=128, kv=kv))

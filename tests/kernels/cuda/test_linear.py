@@ -166,8 +166,13 @@ WIDE, GATED = (1024, 1024, None), (28672, 4096, "silu")
             for of in (WIDE, GATED)
             if arch != 90
         ),
-        *[("nibbles 32", 80, WIDE), ("nibbles 128", 90, GATED), ("int8 16", 89, GATED)],
-        *[("int8", 90, WIDE), ("fp8", 90, GATED), ("fp8", 100, WIDE)],
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                *[("nibbles 32", 80, WIDE), ("nibbles 128", 90, GATED), ("int8 16", 89, GATED)],
+                *[("int8", 90, WIDE), ("fp8", 90, GATED), ("fp8", 100, WIDE)],
+            )
+        ),
     ],
 )
 def test_compiled(kind, arch, of):
@@ -189,6 +194,7 @@ def test_compiled(kind, arch, of):
     ("kind", "rows", "arch"),
     [("nibbles 32", 64, 90), ("int8 32", 64, 89), ("fp8", 64, 100)],
 )
+@pytest.mark.long
 def test_compiled_for_many_rows(kind, rows, arch):
     weight, x, out = of_kind(kind, 4096, 4096), nothing(rows, 4096), nothing(rows, 4096)
     tiling = tiling_of(weight, rows, 132)

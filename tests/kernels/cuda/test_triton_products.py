@@ -42,7 +42,7 @@ def around_of(what, device):
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("what", ["nothing", "all before", "a residual"])
-@pytest.mark.parametrize("rows", [2, 70])
+@pytest.mark.parametrize("rows", [2, pytest.param(70, marks=pytest.mark.long)])
 def test_products(device, kind, what, rows):
     for dtype in (torch.float32, torch.bfloat16):
         weight, around = device_weight(kind, N, K, dtype, device), around_of(what, device)
