@@ -78,6 +78,12 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
     assert "8 bits by rows" in (why_not_fused(RankSpec(tiny_model, activations="mixed")) or "")
     assert why_not_fused(RankSpec(tiny_model, activations="int16")) is None
+    in_8_bits = RankSpec(tiny_model, "cuda", "bfloat16", activations="int8")
+    assert "not with batch_invariant" in (
+        why_not_fused(replace(in_8_bits, batch_invariant=True)) or ""
+    )
+    monkeypatch.setattr(backends, "find_spec", lambda name: True)
+    assert why_not_fused(in_8_bits) is None
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
