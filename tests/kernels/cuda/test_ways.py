@@ -40,7 +40,8 @@ def test_fp8_only_where_the_gpu_has_it():
 
 @pytest.mark.parametrize("kind", ["int8", "FP8"])
 def test_the_checkpoint_decides_unless_somebody_does(kind):
-    as_numbers, in_codes = [Way.FUSED] * 4 + [Way.EXPANDED], [Way.FUSED] * 2 + [Way[kind.upper()]] * 3
+    as_numbers = [Way.FUSED] * 4 + [Way.EXPANDED]
+    in_codes = [Way.FUSED] * 2 + [Way[kind.upper()]] * 3
     other, made_for_it = f"{kind} by rows", f"{kind} for {kind}"
     assert ways(other) == as_numbers and ways(made_for_it) == in_codes
     assert ways(other, activations="int8") == ways(made_for_it, activations="int8") == in_codes
