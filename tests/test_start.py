@@ -245,4 +245,5 @@ def test_an_engine_folder_brings_nothing_of_models_and_checkpoints(tiny_engine):
     done = python(IMPORTS, tiny_engine)
     assert done.returncode == 0, done.stderr
     models = {name for name in done.stdout.split() if name.startswith("octavo.models.")}
-    assert models == {f"octavo.models.{name}" for name in ("config", "footprint", "registry")}
+    needed = ("config", "footprint", "kv_groups", "registry")
+    assert models == {f"octavo.models.{name}" for name in needed}

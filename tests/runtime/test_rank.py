@@ -54,12 +54,14 @@ def test_it_loads_says_what_fits_and_runs_a_batch(tiny_model, kernels):
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "f32", "bf16", "int8", "fp8", "int4", "k8v4"])
 def test_capacity_needs_no_weights(tiny_model, kernels, kv_cache_dtype):
     spec = RankSpec(tiny_model, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
-    loaded = Rank.load(spec).capacity
+    rank = Rank.load(spec)
+    loaded = rank.capacity
     computed = capacity_of(
         spec,
         load_config(tiny_model),
         is_native=kernels == "native",
         kv_memory_bytes=loaded.kv_memory_bytes,
+        has_window_tables=rank.backend.has_window_tables,
     )
     assert computed == loaded
 

@@ -34,6 +34,8 @@ from triton.runtime import interpreter  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 ARCHS = (80, 89, 90, 100)  # compute capabilities, times ten
+# For parameters of a test: compiled for one of them in every run, and for all with -m long.
+EACH_ARCH = [90, *(pytest.param(arch, marks=pytest.mark.long) for arch in ARCHS if arch != 90)]
 
 # Of a block, in bytes, if it asks for it.
 SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}

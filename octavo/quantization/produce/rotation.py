@@ -37,6 +37,7 @@ from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
 from octavo.quantization.produce.hadamard import Rotation, random_rotation
 from octavo.quantization.tensors import WeightTensor, to_torch
+from octavo.quantization.upload import Upload
 
 _LAST_NORM = "model.norm.weight"
 _NORM_OF_READERS = {
@@ -220,7 +221,10 @@ class _RotatedTensor:
 
 @to_torch.register
 def _(
-    weight: RotatedWeight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    weight: RotatedWeight,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    upload: Upload | None = None,
 ) -> WeightTensor:
     return _RotatedTensor(weight, torch.device(device))
 

@@ -56,7 +56,7 @@ def test_every_ablation_is_measured_or_says_why_not(study, settings, name):
     if name in ("native-kernels", "rounds", "kv-int8"):
         assert "native" in reason
         return
-    if name == "cuda-graphs":
+    if name in ("cuda-graphs", "async-scheduling"):
         assert "CUDA" in reason
         return
     if name == "threads" and settings.threads == 1:

@@ -31,14 +31,19 @@ CPU = torch.device("cpu")
 FEW_BYTES = 16
 
 CASES = [
-    (Shape(group=4, head_dim=128, kv="bfloat16"), 80),
-    (Shape(group=4, head_dim=128, kv="bfloat16"), 89),
     (Shape(group=4, head_dim=128, kv="bfloat16"), 90),
-    (Shape(group=4, head_dim=128, kv="bfloat16"), 100),
-    (Shape(group=4, head_dim=128, kv="bfloat16"), 120),
-    (Shape(group=2, head_dim=256, kv="bfloat16"), 90),
     (Shape(group=8, head_dim=96, kv="int8"), 80),
-    (Shape(group=4, head_dim=128, kv="fp8"), 90),
+    *(
+        pytest.param(shape, arch, marks=pytest.mark.long)
+        for shape, arch in (
+            (Shape(group=4, head_dim=128, kv="bfloat16"), 80),
+            (Shape(group=4, head_dim=128, kv="bfloat16"), 89),
+            (Shape(group=4, head_dim=128, kv="bfloat16"), 100),
+            (Shape(group=4, head_dim=128, kv="bfloat16"), 120),
+            (Shape(group=2, head_dim=256, kv="bfloat16"), 90),
+            (Shape(group=4, head_dim=128, kv="fp8"), 90),
+        )
+    ),
 ]
 LIMITS = AttentionLimits(max_num_seqs=256, max_query=16, max_seq_len=1 << 15)
 SCORING = Scoring(0.1, window=1000, sinks=torch.zeros(16))

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 import torch
 from device_weights import KINDS, device_weight
-from triton_tools import ARCHS, launches
+from triton_tools import EACH_ARCH, launches
 
 from octavo.kernels.cuda.dequantize import dequantize, room_for
 
@@ -50,7 +50,7 @@ def test_of_rows(device, kind):
     assert wide[:, :16].isnan().all() and wide[:, 784:].isnan().all()
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", EACH_ARCH)
 @pytest.mark.parametrize("kind", ["nibbles in 32, mins", "int8 in 16", "FP8 by rows"])
 def test_compiled(kind, arch):
     weight = device_weight(kind, 64, 1024)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 import triton.language as tl
-from triton_tools import ARCHS, launches
+from triton_tools import EACH_ARCH, launches
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.activations import activation_mul, activation_mul_apart
@@ -162,7 +162,7 @@ def test_activation_in_codes(device, dtype, step):
     assert_near(by_codes(codes, scales), reference.silu_mul(*gate_up.chunk(2, dim=1)), step)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", EACH_ARCH)
 def test_compiled(arch):
     """The widest rows stay in registers."""
     x = torch.empty(2, MAX_WIDTH, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from triton_tools import ARCHS, launches
+from triton_tools import EACH_ARCH, launches
 
 from octavo.kernels import reference
 from octavo.kernels.cuda.rows import find_damage, softcap
@@ -51,7 +51,7 @@ def test_nothing_is_launched_for_no_rows():
     assert not made
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", EACH_ARCH)
 def test_compiled(arch):
     x, logits = torch.empty(2, 4096, dtype=torch.bfloat16), torch.empty(2, 1 << 17)
     damaged = torch.zeros(2, dtype=torch.int32)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import torch
 from device_sampling import described, sample_on_device, upload
 from sampling_cases import SETTINGS, assert_same, constrained_rows, make_row, random_logits
-from triton_tools import ARCHS, launches
+from triton_tools import EACH_ARCH, launches
 
 from octavo.kernels.cuda.sampler import TritonSampler
 from octavo.kernels.cuda.sampling import SampledTokens
@@ -161,7 +161,7 @@ ALL_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", EACH_ARCH)
 def test_compiled(arch):
     rows = [
         make_row(temperature=1.0, typical_p=0.5, top_k=5, top_p=0.9, logprobs=5),

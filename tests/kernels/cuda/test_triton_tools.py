@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 import triton.language as tl
-from triton_tools import ARCHS, SHARED_LIMIT, interpreting, launches
+from triton_tools import EACH_ARCH, SHARED_LIMIT, interpreting, launches
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def test_products_are_interpreted_as_they_are_on_a_gpu(dtype):
     assert torch.equal(y[15], y[0])
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", EACH_ARCH)
 def test_large_products_use_what_an_architecture_has(arch):
     def launch():
         _product[(1,)](*torch.zeros(2, 64, 64, dtype=torch.bfloat16), BLOCK=64)
