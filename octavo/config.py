@@ -78,8 +78,9 @@ class EngineArgs:
     activations: str = option(
         "auto",
         "what native kernels round activations to for quantized weights: 8 bits (int8), 15 "
-        "(int16), or 15 where 8 would lose most (mixed, which auto is); on a GPU auto is 8 bits "
-        "for weights of 8 bits with a scale a row, and int16 rounds none",
+        "(int16), or 15 where 8 would lose most (mixed, which auto is); on a GPU, in products of "
+        "32 rows or more with weights of 8 bits and a scale a row: auto is 8 bits where the "
+        "checkpoint was made for that, int8 is 8 bits anyway, int16 rounds none",
         ("auto", "int8", "mixed", "int16"),
     )
     max_model_len: int | None = option(

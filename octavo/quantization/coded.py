@@ -58,6 +58,8 @@ class CodedWeight:
         levels: float32 [2**bits], of codes that are looked up.
         groups: int32 [K], the group of each input where they do not follow each other.
         nbytes: in its files.
+        rounds_activations: its checkpoint was made for activations of 8 bits: whoever multiplies
+            may round them, or not.
     """
 
     format: str
@@ -70,6 +72,7 @@ class CodedWeight:
     levels: np.ndarray | None
     groups: np.ndarray | None
     nbytes: int
+    rounds_activations: bool = False
 
     is_quantized = True
     mapped = ()  # rows may be interleaved with others

@@ -140,17 +140,30 @@ def check_invariance(spec: RankSpec) -> None:
 
 def why_not_fused(spec: RankSpec) -> str | None:
     """What keeps the kernels of a GPU, or their twin in plain ops, from running here."""
-    if spec.activations not in ("auto", "int16"):
-        return (
-            f"activations {spec.activations} needs the native CPU kernels: on a GPU auto is 8 bits "
-            "for weights of 8 bits by rows, and int16 leaves them as they are"
-        )
+    if reason := _why_not_rounded(spec):
+        return reason
     if spec.device == "cpu":
         return None
     if find_spec("triton") is None:
         return f"Triton is not installed: {ADD_GPU}"
     if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
         return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
+    return None
+
+
+def _why_not_rounded(spec: RankSpec) -> str | None:
+    """What keeps the kernels of a GPU from rounding activations as they are asked to."""
+    if spec.activations == "mixed" or (spec.activations == "int8" and spec.device == "cpu"):
+        return (
+            f"activations {spec.activations} needs the native CPU kernels: on a GPU auto is 8 bits "
+            "where the checkpoint was made for that, int8 is 8 bits for all weights of 8 bits by "
+            "rows, and int16 rounds none"
+        )
+    if spec.activations == "int8" and spec.batch_invariant:
+        return (
+            "activations int8 are for products of many rows, and of few rows they stay as they "
+            "are: not with batch_invariant"
+        )
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -13,7 +13,7 @@ from octavo.kernels.cuda.ops import FusedOps
 from octavo.kernels.cuda.packing import expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
-from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
 from octavo.kernels.kv_stores import CODECS
 from octavo.kernels.recorder import Value
@@ -84,11 +84,25 @@ class FusedBackend:
             check_weights(device_memory(spec.device), weights_bytes(model))
         with out_of_memory_told(WEIGHTS, self._ledger):
             self._weights.pack_all(progress)
+        self._tell_activations()
         self.weights_bytes = self._weights.num_bytes
 
     def _ledger(self) -> MemoryLedger:
         """While weights are packed."""
         return open_ledger(device_memory(self._spec.device), 1.0, self._weights.num_bytes, ())
+
+    def _tell_activations(self) -> None:
+        """Say so if activations are to be rounded, and meet no weight that takes them so."""
+        in_8_bits = torch.int8, torch.float8_e4m3fn
+        if self._spec.activations == "int8" and not any(
+            self._kit.multiplied_as(part) in in_8_bits for part in self._weights.all_parts()
+        ):
+            _log.warning(
+                "activations int8 change nothing for %s: it has no weights that this GPU "
+                "multiplies so, which are int8, or FP8 in bfloat16 from compute capability 8.9 "
+                "on, with one scale a row",
+                self._model_config.name,
+            )
 
     def planned_memory(self) -> Sequence[Line]:
         """What is allocated at the start, and graphs later: counted by making all of it where
@@ -215,6 +229,11 @@ class PackedOnce:
     @property
     def num_bytes(self) -> int:
         return sum(weight.nbytes for weight in self._made.values())
+
+    def all_parts(self) -> Iterator[DeviceWeight]:
+        """Of what is there, each matrix that is of one kind."""
+        for weight in self._made.values():
+            yield from parts_of(weight)
 
     def pack_all(self, progress: Progress | None) -> None:
         """Pack what any phase multiplies with. Files are read once, in the order of phases.

@@ -66,12 +66,12 @@ class Kit(Protocol):
 
 def kit_of(spec: RankSpec) -> Kit:
     """That of a device. On the CPU a token's bits are the same in any company, and activations are
-    not rounded to 8 bits, whatever is asked for."""
+    not rounded to 8 bits, whatever a checkpoint was made for."""
     device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
     if device.type == "cpu":
         return PlainKit(dtype)
-    is_exact = spec.activations == "int16"
-    return TritonKit(device, Conditions(Gpu.of(device), dtype, spec.batch_invariant, is_exact))
+    conditions = Conditions(Gpu.of(device), dtype, spec.batch_invariant, spec.activations)
+    return TritonKit(device, conditions)
 
 
 class PlainKit:
@@ -136,7 +136,7 @@ class TritonKit:
             AttentionLimits(limits.max_num_seqs, _SPLIT_QUERIES, limits.max_model_len),
             self._conditions.gpu,
             self._conditions.invariant,
-            self._conditions.exact,
+            self._conditions.activations,
         )
 
     def create_sampler(

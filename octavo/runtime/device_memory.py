@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from octavo.runtime.memory_ledger import MemoryLedger, MemoryUse
+from octavo.core.batch import Batch, StepOutput
+from octavo.core.executor import StepHandle
+from octavo.runtime.memory_ledger import STEP, MemoryLedger, MemoryUse
 from octavo.runtime.streams import HostStream
 
 NOWHERE = torch.device("meta")
@@ -66,3 +69,26 @@ def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterato
     except torch.OutOfMemoryError as error:
         wanted = str(error).partition(". ")[0]
         raise ledger().out_of_memory(name, wanted) from error
+
+
+def submit_told(
+    submit: Callable[[Batch], StepHandle], batch: Batch, ledger: MemoryLedger
+) -> StepHandle:
+    """A step under way, whose lack of memory is told likewise, then or when its result is asked
+    for: the requests of a step that raised are run again, fewer at a time."""
+    with out_of_memory_told(STEP, lambda: ledger):
+        return _ToldStep(submit(batch), ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldStep:
+    step: StepHandle
+    ledger: MemoryLedger
+
+    @property
+    def ready_at(self) -> float | None:
+        return self.step.ready_at
+
+    def result(self) -> StepOutput:
+        with out_of_memory_told(STEP, lambda: self.ledger):
+            return self.step.result()

@@ -11,7 +11,7 @@ formulas here, without weights and on any machine. Nothing in here needs PyTorch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from octavo.errors import ConfigError
@@ -24,6 +24,7 @@ Known = Literal["counted", "measured", "estimated"]
 WEIGHTS = "weights"
 KV = "keys and values"
 GRAPHS = "recorded graphs"
+STEP = "a step"  # what it allocates beyond all lines
 
 # Of the driver, of loaded kernels and of cuBLAS, before anything is allocated. vLLM's logs have 0.1
 # to 0.5 GiB of it on H100 (see octavo/cost/engine_profile.py); not measured with octavo.
@@ -37,6 +38,7 @@ _REMEDIES = {
     KV: "a smaller --kv-cache-memory or --num-blocks, --kv-cache-dtype fp8, or a smaller "
     "--max-model-len",
     GRAPHS: "--enforce-eager",
+    STEP: "a smaller --gpu-memory-utilization",
 }
 
 
@@ -62,7 +64,8 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """All lines of a GPU but the KV pool's, which is what they leave."""
+    """All lines of a GPU but the KV pool's, which is what they leave; once there is a pool, with
+    its line (``with_pool``)."""
 
     total_bytes: int
     utilization: float
@@ -81,6 +84,11 @@ class MemoryLedger:
     def kv_bytes(self) -> int:
         """Left for keys and values; less than 0 is what is missing."""
         return self.usable_bytes - self.taken_bytes
+
+    def with_pool(self, num_bytes: int) -> MemoryLedger:
+        """With a KV pool of so many bytes."""
+        pool = Line(KV, num_bytes, "counted", _REMEDIES[KV])
+        return replace(self, lines=(*self.lines, pool))
 
     def check_first_block(self, num_bytes: int) -> None:
         """ConfigError if not even one block of so many bytes is left for the KV pool."""

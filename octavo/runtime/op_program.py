@@ -111,8 +111,8 @@ def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
     """The plan of a model that is loaded, and the weights that it uses by name.
 
-    ``activations`` as in ``EngineArgs``: for native kernels, GPUs round none. CannotFuse if the
-    model's ops do not make phases.
+    ``activations`` as in ``EngineArgs``: for native kernels; on a GPU, ``ways.py`` has its say.
+    CannotFuse if the model's ops do not make phases.
     """
     assert isinstance(model, Module)
     phases = fusion.fuse(record(model))

@@ -49,6 +49,7 @@ class Rank:
         self._has_window_tables = backend.has_window_tables
         self.runner: Runner | None = None
         self._depths: set[int] = set()
+        self._ledger: MemoryLedger | None = None  # of a GPU, once there is a KV pool
 
     @classmethod
     def load(
@@ -141,9 +142,11 @@ class Rank:
         ledger = capacity.ledger
         assert ledger is not None
         num_tokens = limits.num_blocks * self.spec.block_size
-        ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
+        pool_bytes = num_tokens * capacity.kv_bytes_per_token
+        ledger.check_pool(pool_bytes)
         with out_of_memory_told(KV, lambda: ledger):
             yield
+        self._ledger = ledger.with_pool(pool_bytes)
 
     @property
     def forward(self) -> Forward:
@@ -181,10 +184,16 @@ class Rank:
         return self._started.feeds(request)
 
     def run(self, batch: Batch) -> StepOutput:
-        return self._started.run(batch)
+        return self.submit(batch).result()
 
     def submit(self, batch: Batch) -> StepHandle:
-        return self._started.submit(batch)
+        """ConfigError, from here or from the step's ``result``, if a GPU's memory does not suffice
+        for what the step allocates."""
+        if self._ledger is None:
+            return self._started.submit(batch)
+        from octavo.runtime.device_memory import submit_told
+
+        return submit_told(self._started.submit, batch, self._ledger)
 
     def probe(self) -> Probe:
         return self._started.probe()

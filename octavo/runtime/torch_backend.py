@@ -55,8 +55,8 @@ class TorchBackend:
     ):
         if spec.activations != "auto":
             raise ConfigError(
-                f"activations {spec.activations} needs the native CPU kernels: the reference ops "
-                "round none"
+                f"activations {spec.activations} needs the native CPU kernels, or a GPU's: the "
+                "reference ops round none"
             )
         assert isinstance(model, Module)  # as all of our own
         self._spec, self._model_config = spec, model_config

@@ -15,6 +15,9 @@ from octavo.errors import ConfigError, ModelError, ModelFileError, UnsupportedMo
 from octavo.kernels.cpu import library
 from octavo.kernels.cpu.layout import ARITHMETIC
 from octavo.kernels.cpu.packed_weights import lay_out
+from octavo.kernels.cuda.attention_plan import Gpu
+from octavo.kernels.cuda.packing import pack
+from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.layers.module import named_parameters
 from octavo.model_source import CheckpointSource
 from octavo.models.checkpoint import open_checkpoint
@@ -29,16 +32,27 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+BNB_INT8 = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 UP = "model.layers.1.mlp.up_proj"
 
 
-def compressed(weights, **changes):
-    group = {"targets": ["Linear"], "weights": weights}
+def compressed(weights, activations=None, **changes):
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     config = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
     return {**config, "config_groups": {"group_0": group}, "ignore": ["lm_head"], **changes}
 
 
 W4 = compressed({"num_bits": 4, "strategy": "group", "group_size": 16, "symmetric": False})
+
+INT8_ROWS = {"num_bits": 8, "strategy": "channel"}
+FP8_ROWS = {**INT8_ROWS, "type": "float"}
+TOKENS = {"num_bits": 8, "strategy": "token", "dynamic": True}
+OF_A_TENSOR = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+
+
+def fp8_rows(rng, n, k):
+    return quantized.float8(rng, n, k, (1, k), "weight_scale")
+
 
 FORMATS = {
     "gptq": (GPTQ, quantized.gptq),
@@ -46,13 +60,10 @@ FORMATS = {
     "awq": (AWQ, quantized.awq),
     "pack-quantized": (W4, quantized.pack_quantized),
     "int-quantized": (
-        compressed({"num_bits": 8, "strategy": "channel"}),
+        compressed(INT8_ROWS),
         quantized.int_quantized,
     ),
-    "float-quantized": (
-        compressed({"num_bits": 8, "type": "float", "strategy": "channel"}),
-        lambda rng, n, k: quantized.float8(rng, n, k, (1, k), "weight_scale"),
-    ),
+    "float-quantized": (compressed(FP8_ROWS), fp8_rows),
     "mxfp4": (
         compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
         lambda rng, n, k: quantized.float4(rng, n, k, "mxfp4"),
@@ -67,8 +78,41 @@ FORMATS = {
     ),
     "nf4": (BNB, quantized.four_bits),
     "nf4-across-rows": (BNB, lambda rng, n, k: quantized.four_bits(rng, n, k, block=96)),
-    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, quantized.int8),
+    "int8": (BNB_INT8, quantized.int8),
 }
+
+
+FOR_ACTIVATIONS = {
+    "W8A8": (compressed(INT8_ROWS, TOKENS), quantized.int_quantized, torch.int8),
+    "W8A16": (compressed(INT8_ROWS), quantized.int_quantized, torch.bfloat16),
+    "W8A4": (
+        compressed(INT8_ROWS, {**TOKENS, "num_bits": 4}), quantized.int_quantized, torch.bfloat16
+    ),
+    "FP8": (compressed(FP8_ROWS, {**TOKENS, "type": "float"}), fp8_rows, torch.float8_e4m3fn),
+    "static FP8": (compressed(FP8_ROWS, OF_A_TENSOR), fp8_rows, torch.float8_e4m3fn),
+    "FP8 of weights": (compressed(FP8_ROWS), fp8_rows, torch.bfloat16),
+    "fp8": ({"quant_method": "fp8"}, fp8_rows, torch.float8_e4m3fn),
+    "static fp8": (
+        {"quant_method": "fp8", "activation_scheme": "static"}, fp8_rows, torch.float8_e4m3fn
+    ),
+    "fp8 of another scheme": (
+        {"quant_method": "fp8", "activation_scheme": "none"}, fp8_rows, torch.bfloat16
+    ),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8_rows, torch.float8_e4m3fn),
+    "fp8 in blocks": (*FORMATS["fp8"], torch.bfloat16),
+    "packed 8 bits": (
+        compressed({**INT8_ROWS, "symmetric": True}),
+        lambda rng, n, k: quantized.pack_quantized(rng, n, k, 8, k, symmetric=True),
+        torch.bfloat16,
+    ),
+    "gptq of 8 bits": (
+        {**GPTQ, "bits": 8, "group_size": -1, "sym": True},
+        lambda rng, n, k: quantized.gptq(rng, n, k, 8, k, symmetric=True),
+        torch.bfloat16,
+    ),
+    "bitsandbytes": (BNB_INT8, quantized.int8, torch.bfloat16),
+}  # fmt: skip
+"""Checkpoints of 8 bits, and as what a GPU multiplies them with the rows of a prompt."""
 
 
 def write_folder(folder, config, pack):
@@ -126,6 +170,19 @@ def values_of(value):
     if isinstance(value, CodedWeight):
         return value.dequantize()
     return value.floats() if isinstance(value, StoredWeight) else value
+
+
+@pytest.mark.parametrize("kind", FOR_ACTIVATIONS)
+def test_the_checkpoint_says_whether_a_gpu_rounds_activations(kind, tiny_config, tmp_path):
+    method, pack_values, expected = FOR_ACTIVATIONS[kind]
+    folder = tmp_path / "model"
+    write_folder(folder, {**tiny_config, "quantization_config": method}, pack_values)
+    model, _ = load_model(folder)
+    weights = dict(named_parameters(model))
+    up, gate = (weights[f"model.layers.1.mlp.{name}_proj.weight"].value for name in ("up", "gate"))
+    joined = pack([gate, up], "cpu", torch.bfloat16)
+    for weight in (joined, pack([up.narrow(0, 64)], "cpu", torch.bfloat16)):
+        assert multiplied_as(weight, Conditions(Gpu(90, 132))) == expected
 
 
 @pytest.mark.parametrize("kind", FORMATS)

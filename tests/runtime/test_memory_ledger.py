@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import EngineArgs, resolve
+from octavo.core.block_manager import BlockManager
+from octavo.core.engine import Engine
+from octavo.core.prefix_cache import RadixPrefixCache
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import ConfigError
+from octavo.executor.local import LocalExecutor
 from octavo.models.loader import load_config
 from octavo.runtime import device_memory
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -131,6 +139,39 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
 def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):
     with pytest.raises(ConfigError, match="not suffice for keys and values: CUDA out of memory"):
         rank.start(RankLimits(4, 4, 64, 32))
+
+
+class Greedy:
+    """A runner whose steps want more memory than there is: at once, or when they end."""
+
+    ready_at, depth = None, 1
+
+    def __init__(self, at_once):
+        self.at_once = at_once
+
+    def submit(self, batch):
+        return self.result() if self.at_once else self
+
+    def result(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_step_without_memory_ends_its_request_by_the_ledger(rank, monkeypatch, at_once):
+    monkeypatch.setattr(FakeBackend, "create_forward", lambda *_: SimpleNamespace())
+    rank.start(RankLimits(4, 4, 64, 32))
+    rank.runner = Greedy(at_once)
+    engine = Engine(
+        Scheduler(SchedulerConfig(32, 4, 64), BlockManager(4, 16, RadixPrefixCache(16))),
+        LocalExecutor(rank),
+    )
+    request = Request("r", [1, 2, 3], SamplingParams(max_tokens=2), 0.0)
+    engine.add(request)
+    engine.step()
+    assert request.error is not None
+    assert "not suffice for a step: CUDA out of memory; of 4.00 GiB" in request.error
+    assert "to keys and values: try a smaller --gpu-memory-utilization" in request.error
+    assert "--max-num-batched-tokens" in request.error
 
 
 # -- what a fused engine plans, against what it makes ----------------------------------------------

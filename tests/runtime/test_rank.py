@@ -7,16 +7,19 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from octavo.core.batch import Batch, ScheduledRequest
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import abi, library
-from octavo.models.loader import load_config
+from octavo.models.loader import load_config, load_model
 from octavo.runtime import backends
 from octavo.runtime.backends import why_not_fused
 from octavo.runtime.capacity import RankLimits, RankSpec, capacity_of
+from octavo.runtime.cuda_backend import FusedBackend
+from octavo.runtime.cuda_kit import PlainKit
 from octavo.runtime.op_program import StepPlan
 from octavo.runtime.rank import Rank
 from tests.conftest import write_tiny_model
@@ -80,10 +83,28 @@ def test_what_cannot_be_had_is_said(tiny_model, monkeypatch):
         Rank.load(RankSpec(tiny_model, kernels="native", block_size=24))
     assert "8 bits by rows" in (why_not_fused(RankSpec(tiny_model, activations="mixed")) or "")
     assert why_not_fused(RankSpec(tiny_model, activations="int16")) is None
+    in_8_bits = RankSpec(tiny_model, "cuda", "bfloat16", activations="int8")
+    assert "not with batch_invariant" in (
+        why_not_fused(replace(in_8_bits, batch_invariant=True)) or ""
+    )
+    monkeypatch.setattr(backends, "find_spec", lambda name: True)
+    assert why_not_fused(in_8_bits) is None
     monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert "octavo[gpu]" in (why_not_fused(RankSpec(tiny_model, "cuda")) or "")
     with pytest.raises(ConfigError, match="kernels fused: activations int8 needs the native CPU"):
         Rank.load(RankSpec(tiny_model, kernels="fused", activations="int8"))
+
+
+@pytest.mark.parametrize(("multiplied_as", "is_told"), [("bfloat16", True), ("int8", False)])
+def test_activations_that_no_weight_takes_in_8_bits_are_told(
+    tiny_model, multiplied_as, is_told, monkeypatch, caplog
+):
+    kit = PlainKit(torch.float32)
+    monkeypatch.setattr(kit, "multiplied_as", lambda weight: getattr(torch, multiplied_as))
+    config = load_config(tiny_model)
+    spec = RankSpec(tiny_model, activations="int8")
+    FusedBackend(spec, load_model(tiny_model)[0], config, kit=kit)
+    assert ("activations int8 change nothing" in caplog.text) == is_told
 
 
 @pytest.mark.skipif(not library.runnable(), reason="not built")

@@ -64,7 +64,7 @@ def test_a_fused_model_tells_of_its_packed_weights(tmp_path):
 
 def test_weights_of_8_bits_are_multiplied_in_8_bits_where_gpus_can():
     codes = torch.empty(256, 256, dtype=torch.float8_e4m3fn, device="meta")
-    weight = W8Weight(codes, torch.empty(1, 256, device="meta"), None, None)
+    weight = W8Weight(codes, torch.empty(1, 256, device="meta"), None, None, True)
     found = [ways.multiplied_as(weight, ways.Conditions(Gpu(arch, 100))) for arch in (80, 90)]
     assert found == [torch.bfloat16, torch.float8_e4m3fn]
     assert computed_in(arithmetic_of(found[1])) == "fp8"

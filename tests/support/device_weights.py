@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from coded_weights import coded
 
@@ -21,9 +23,12 @@ KINDS = {
     "int8 in 32, mins": lambda n, k: coded(n, k, 8, 32),
     "int8 by rows": lambda n, k: coded(n, k, 8, k, zeros=128.0),
     "FP8 in 128": lambda n, k: e4m3(n, k, 128),
+    "int8 for int8": lambda n, k: rounding(KINDS["int8 by rows"](n, k)),
     "FP8 by rows": lambda n, k: e4m3(n, k, k),
+    "FP8 for FP8": lambda n, k: rounding(KINDS["FP8 by rows"](n, k)),
 }
-"""What makes them of [n, k]: k of GGUF's is a multiple of 256."""
+"""What makes them of [n, k]: k of GGUF's is a multiple of 256. Those "for" codes are of checkpoints
+that were made for activations of 8 bits."""
 
 
 def random(*shape, dtype=torch.float32, device="cpu", seed=0):
@@ -34,6 +39,10 @@ def random(*shape, dtype=torch.float32, device="cpu", seed=0):
 def stored(type, n, k, seed=0):
     """Of a type of GGUF's."""
     return StoredWeight(type, quantize(type, random(n, k, seed=seed)).numpy(), (n, k))
+
+
+def rounding(weight):
+    return replace(weight, rounds_activations=True)
 
 
 def e4m3(n, k, group):

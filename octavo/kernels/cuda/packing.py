@@ -191,13 +191,14 @@ class _Bytes:
     codes: torch.dtype
     scales: torch.dtype
     mins: torch.dtype | None = None
+    rounds_activations: bool = False
 
     def empty(self, n: int, k: int, device: torch.device | str) -> W8Weight:
         groups = 1 if self.group is None else -(-k // self.group)
         codes = torch.empty(n, k, dtype=self.codes, device=device)
         scales = torch.empty(groups, n, dtype=self.scales, device=device)
         mins = None if self.mins is None else torch.empty_like(scales, dtype=self.mins)
-        return W8Weight(codes, scales, mins, self.group)
+        return W8Weight(codes, scales, mins, self.group, self.rounds_activations)
 
     def fill(self, made: W8Weight, first: int, rows: _Codes) -> None:
         into = made.narrow(first, first + len(rows.codes))
@@ -298,7 +299,7 @@ def _of_fp8(weight: CodedWeight, upload: Upload) -> _Source | None:
         scales = _by_group(rows.scales, rows, group or k)
         return _Codes(codes.view(torch.float8_e4m3fn), upload(scales))
 
-    return _Source(weight, _Bytes(group, torch.float8_e4m3fn, torch.float32), read)
+    return _Source(weight, _scaled_bytes(weight, group, torch.float8_e4m3fn), read)
 
 
 def _of_int8_rows(weight: CodedWeight, upload: Upload) -> _Source | None:
@@ -313,7 +314,12 @@ def _of_int8_rows(weight: CodedWeight, upload: Upload) -> _Source | None:
         codes = upload(torch.from_numpy(rows.codes.rows(0, rows.shape[0])))
         return _Codes((codes ^ 128).view(torch.int8), upload(_by_group(rows.scales, rows, k)))
 
-    return _Source(weight, _Bytes(None, torch.int8, torch.float32), read)
+    return _Source(weight, _scaled_bytes(weight, None, torch.int8), read)
+
+
+def _scaled_bytes(weight: CodedWeight, group: int | None, codes: torch.dtype) -> _Bytes:
+    rounds_activations = weight.rounds_activations and group is None
+    return _Bytes(group, codes, torch.float32, rounds_activations=rounds_activations)
 
 
 def _by_group(table: np.ndarray, rows: CodedWeight, group: int) -> Tensor:

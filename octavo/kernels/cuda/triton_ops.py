@@ -18,6 +18,7 @@ from octavo.kernels.cuda.norms import rmsnorm
 from octavo.kernels.cuda.ops import Attend, HeadNorms, LayerStores, Rope, StepTensors
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
+from octavo.kernels.cuda.ways import Conditions
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
@@ -86,7 +87,7 @@ def create_triton_ops(
     attention: AttentionLimits,
     gpu: Gpu,
     is_invariant: bool = False,
-    is_exact: bool = False,
+    activations: str = "auto",
 ) -> TritonOps:
     """The ops of a :class:`FusedProgram`, whose arguments these are, with all the memory they need.
 
@@ -95,10 +96,11 @@ def create_triton_ops(
     Args:
         attention: of steps in which sequences have few tokens.
         is_invariant: what a token becomes has the same bits whatever other tokens there are.
-        is_exact: activations are not rounded to 8 bits, as for weights of 8 bits by rows.
+        activations: as in ``Conditions``.
     """
     uses = _uses(phases, weight_of, max_tokens, max_rows)
-    products = TritonProducts(uses, gpu, dtype, device, invariant=is_invariant, exact=is_exact)
+    conditions = Conditions(gpu, dtype, is_invariant, activations)
+    products = TritonProducts(uses, conditions, device)
     kinds = _head_shapes(phases, kv_cache, dtype)
     return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
 

@@ -10,7 +10,6 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.cuda.activations import activation_mul
-from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.code_products import row_codes, scale_products
 from octavo.kernels.cuda.dequantize import dequantize, room_for
 from octavo.kernels.cuda.linear import linear, tiling_of
@@ -49,21 +48,16 @@ class TritonProducts:
 
     Args:
         uses: of each weight that is multiplied with; those that are only looked up are none.
-        dtype: of activations.
-        invariant, exact: as in ``Conditions``.
+        conditions: those that ``way_of`` is asked with.
     """
 
     def __init__(
         self,
         uses: Iterable[Use],
-        gpu: Gpu,
-        dtype: torch.dtype,
+        conditions: Conditions,
         device: torch.device | str,
-        *,
-        invariant: bool = False,
-        exact: bool = False,
     ):
-        self._conditions = Conditions(gpu, dtype, invariant, exact)
+        self._conditions, dtype = conditions, conditions.dtype
         self._tilings: dict[tuple[int, int, bool], Tiling] = {}
         needs = _Needs()
         for use in uses:

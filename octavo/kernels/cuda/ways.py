@@ -42,13 +42,15 @@ class Conditions:
     Args:
         dtype: of activations.
         invariant: a row has the same bits whatever other rows there are.
-        exact: activations are not rounded to 8 bits.
+        activations: as in ``EngineArgs``: "auto" rounds those to 8 bits that meet a weight whose
+            checkpoint was made for that, "int8" those of every weight that is multiplied so,
+            "int16" none.
     """
 
     gpu: Gpu
     dtype: torch.dtype = torch.bfloat16
     invariant: bool = False
-    exact: bool = False
+    activations: str = "auto"
 
 
 def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
@@ -83,14 +85,18 @@ def table(
 def _in_8_bits(weight: W4Weight | W8Weight, conditions: Conditions) -> Way | None:
     """FP8 where the GPU multiplies it, and int8, of rows with one scale each: the products of
     torch have results in bfloat16 alone, and take dimensions that are multiples of 16."""
-    if conditions.exact or isinstance(weight, W4Weight) or weight.group is not None:
+    if isinstance(weight, W4Weight) or weight.group is not None:
         return None
-    if any(size % 16 for size in weight.shape):
+    if not _may_round(weight, conditions.activations) or any(size % 16 for size in weight.shape):
         return None
     if not weight.is_fp8:
         return Way.INT8
     has_fp8 = conditions.gpu.arch >= 89 and conditions.dtype == torch.bfloat16
     return Way.FP8 if has_fp8 else None
+
+
+def _may_round(weight: W8Weight, activations: str) -> bool:
+    return weight.rounds_activations if activations == "auto" else activations == "int8"
 
 
 def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:
@@ -107,8 +113,9 @@ def _of_each_kind(dtype: torch.dtype) -> Iterator[DeviceWeight]:
     for group in (16, 32, 128):
         scales = empty(k // group, n, dtype=torch.float16)
         yield W8Weight(empty(n, k, dtype=torch.int8), scales, None, group)
-    by_rows = empty(1, n, dtype=torch.float32)
-    yield W8Weight(empty(n, k, dtype=torch.int8), by_rows, None, None)
     scales = empty(k // 128, n, dtype=torch.float32)
     yield W8Weight(empty(n, k, dtype=torch.float8_e4m3fn), scales, None, 128)
-    yield W8Weight(empty(n, k, dtype=torch.float8_e4m3fn), by_rows, None, None)
+    by_rows = empty(1, n, dtype=torch.float32)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        for rounds in (False, True):
+            yield W8Weight(empty(n, k, dtype=dtype), by_rows, None, None, rounds)

@@ -16,7 +16,7 @@ nothing to put into another order. Outputs lie side by side, as the threads that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -141,12 +141,14 @@ class W8Weight(DeviceWeight):
     """Codes of a byte: value = scale * code + min.
 
     ``group`` inputs share a scale: 16, 32, 64 or 128; or all of a row, and ``group`` is None.
+    ``rounds_activations`` as in ``CodedWeight``, of rows alone: no others take such products.
     """
 
     codes: Tensor  # int8 or float8_e4m3fn [N, K], contiguous
     scales: Tensor  # float16 or float32 [K / group, N], [1, N] of rows
     mins: Tensor | None  # likewise; None: nothing is added
     group: int | None
+    rounds_activations: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -164,12 +166,16 @@ class W8Weight(DeviceWeight):
     @property
     def format(self) -> str:
         kind = "FP8" if self.is_fp8 else "int8"
-        return f"{kind} by rows" if self.group is None else f"{kind} in {self.group}"
+        if self.group is not None:
+            return f"{kind} in {self.group}"
+        made_for = ", for activations of 8 bits" if self.rounds_activations else ""
+        return f"{kind} by rows{made_for}"
 
     def narrow(self, start: int, stop: int) -> W8Weight:
         """Rows ``start`` to ``stop``: the same memory."""
         mins = None if self.mins is None else self.mins[:, start:stop]
-        return W8Weight(self.codes[start:stop], self.scales[:, start:stop], mins, self.group)
+        codes, scales = self.codes[start:stop], self.scales[:, start:stop]
+        return replace(self, codes=codes, scales=scales, mins=mins)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         k = self.shape[1]

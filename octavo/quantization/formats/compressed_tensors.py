@@ -13,6 +13,11 @@
 
     value = weight_scale * (q - weight_zero_point)
 
+What a group has as ``input_activations`` is what its weights are to be multiplied with; null is
+activations as they are. Only whether they have 8 bits is read of it. ``input_scale``, which static
+ones come with, is not: where octavo rounds activations, rows have scales of their own, which cut
+nothing off.
+
 Which of them a weight has says how to read it; the numbers of bits and the shape of groups are in
 the config, whose groups have targets. Versions up to 0.17 put ``32 // bits`` integers in a word,
 those from 0.18 on have no gaps, and the width of a row tells which. Source: compressed-tensors 0.12
@@ -65,6 +70,7 @@ class _Scheme:
     block: tuple[int, int]  # of "group", "tensor_group" and "block"
     symmetric: bool
     is_old: bool  # written by a version that packs with gaps
+    rounds_activations: bool  # to 8 bits
 
     @classmethod
     def read(cls, fields: Fields, is_old: bool) -> _Scheme:
@@ -77,6 +83,7 @@ class _Scheme:
             block=block,
             symmetric=weights.boolean("symmetric", True),
             is_old=is_old,
+            rounds_activations=_rounds_activations(fields),
         )
 
     def block_of(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -102,6 +109,13 @@ def _strategy(weights: Fields) -> tuple[str, tuple[int, int]]:
     if strategy in ("group", "tensor_group"):
         return strategy, (1, weights.integer("group_size"))
     return strategy, (1, 1)
+
+
+def _rounds_activations(fields: Fields) -> bool:
+    if "input_activations" not in fields:
+        return False
+    num_bits: int = fields.section("input_activations").integer("num_bits", 8, maximum=64)
+    return num_bits == 8
 
 
 class CompressedTensors:
@@ -262,6 +276,7 @@ def _coded_integers(
         levels=None,
         groups=_groups(parts, shape[1], block[1]),
         nbytes=parts.nbytes,
+        rounds_activations=scheme.rounds_activations,
     )
 
 
@@ -269,7 +284,8 @@ def _float8(parts: Parts, scheme: _Scheme) -> CodedWeight:
     weight = parts.need("weight", *FLOAT8, dims=2)
     _refuse_zeros(parts)
     block = scheme.block_of((weight.shape[0], weight.shape[1]))
-    return float8(CompressedTensors.name, parts, weight, _float_scale(parts), block)
+    scale, rounds = _float_scale(parts), scheme.rounds_activations
+    return float8(CompressedTensors.name, parts, weight, scale, block, rounds)
 
 
 def _float4(parts: Parts, scheme: _Scheme) -> CodedWeight:

@@ -7,8 +7,10 @@
     weight_scale_inv  the same, or one for each block of ``weight_block_size``; despite its name
 
 DeepSeek-V3's checkpoints are of blocks; those of Transformers and of FBGEMM are alike otherwise.
-Scales of activations are of no use here, where activations are not in FP8. Source: Transformers 5
-``integrations/finegrained_fp8.py``, vLLM 0.32 ``quantization/fp8.py``.
+All are made for activations in FP8, whose ``activation_scheme`` says where their scales come from:
+"dynamic" is from each row, "static" from calibration, as ``input_scale``, which is not read. Where
+octavo rounds activations, rows have scales of their own, which cut nothing off. Source:
+Transformers 5 ``integrations/finegrained_fp8.py``, vLLM 0.32 ``quantization/fp8.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from octavo.quantization.formats.grid import of_blocks
 from octavo.quantization.formats.stored import FLOAT8, FLOATS, Parts, StoredTensor
 
 _SCALES = ("weight_scale", "weight_scale_inv")
+_ACTIVATION_SCHEMES = ("dynamic", "static")
 
 
 class FP8:
@@ -35,6 +38,9 @@ class FP8:
         if "weight_block_size" in fields:
             rows, columns = fields.each("weight_block_size", Fields.integer, 2)
             self._block = rows, columns
+        # FBGEMM's configs do not say so: they know no other.
+        scheme = fields.text("activation_scheme", "dynamic")
+        self._rounds_activations = scheme in _ACTIVATION_SCHEMES
 
     def part(self, tensor_name: str) -> tuple[str, str] | None:
         module, _, part = tensor_name.rpartition(".")
@@ -49,11 +55,16 @@ class FP8:
             block = self._block
         else:
             block = num_outputs if prod(scale.shape) == 1 else 1, num_inputs
-        return float8(self.name, tensors, weight, scale, block)
+        return float8(self.name, tensors, weight, scale, block, self._rounds_activations)
 
 
 def float8(
-    format: str, parts: Parts, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int]
+    format: str,
+    parts: Parts,
+    weight: StoredTensor,
+    scale: StoredTensor,
+    block: tuple[int, int],
+    rounds_activations: bool,
 ) -> CodedWeight:
     """A weight of float8 [N, K] with a scale for each block."""
     num_outputs, num_inputs = weight.shape
@@ -68,4 +79,5 @@ def float8(
         levels=FLOAT8[weight.dtype],
         groups=None,
         nbytes=parts.nbytes,
+        rounds_activations=rounds_activations,
     )

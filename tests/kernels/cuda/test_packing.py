@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from coded_weights import coded, scattered
-from device_weights import e4m3, stored
+from device_weights import e4m3, rounding, stored
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +120,18 @@ def test_weights_of_several_forms_stay_several():
     assert packed.format == "4 bits in 32, int8 in 16, float32" and packed.shape == (96, 512)
     expected = np.concatenate([part.dequantize() for part in parts])
     assert torch.allclose(packed.dense(torch.float32), torch.from_numpy(expected), atol=1e-2)
+
+
+def test_weights_for_rounded_activations_are_not_joined_with_others():
+    others, rounded = CODED["FP8"][0](), rounding(CODED["FP8"][0]())
+    packed = pack([others, rounded, rounded.narrow(0, 8)], "cpu", torch.float32)
+    assert [(part.shape[0], part.rounds_activations) for part in packed.parts] == [
+        (16, False),
+        (24, True),
+    ]
+    assert packed.parts[1].narrow(0, 8).rounds_activations
+    in_blocks = [CODED["FP8 in blocks"][0](), rounding(CODED["FP8 in blocks"][0]())]
+    assert pack(in_blocks, "cpu", torch.float32).format == "FP8 in 128"
 
 
 @pytest.mark.parametrize(

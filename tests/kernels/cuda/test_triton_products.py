@@ -25,7 +25,8 @@ FLOAT32, BFLOAT16, CODED = 1e-5, 2e-2, 4e-2
 def products_of(weight, x, **settings):
     settings = {"gpu": HOPPER, "gated": False} | settings
     gpu, gated = settings.pop("gpu"), settings.pop("gated")
-    made = TritonProducts([Use(weight, len(x), gated)], gpu, x.dtype, x.device, **settings)
+    conditions = Conditions(gpu, x.dtype, **settings)
+    made = TritonProducts([Use(weight, len(x), gated)], conditions, x.device)
     for memory in ("_normed", "_wide", "_scratch", "_scales"):
         getattr(made, memory).fill_(torch.nan)
     return made
@@ -76,7 +77,7 @@ def test_norms_in_float16_go_first(device, kind, rows):
     assert (out.float() - expected).abs().max() <= 1e-2 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["int8 by rows", "FP8 by rows"])
+@pytest.mark.parametrize("kind", ["int8 for int8", "FP8 for FP8"])
 def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
     dtype = torch.bfloat16
     weight, x = device_weight(kind, N, K, dtype, device), random(40, K, dtype=dtype, device=device)
@@ -93,9 +94,11 @@ def test_products_in_8_bits_are_those_of_rounded_activations(device, kind):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("FP8 by rows", {"gpu": AMPERE}),
-        ("FP8 by rows", {"exact": True}),
-        ("int8 by rows", {"exact": True}),
+        ("FP8 for FP8", {"gpu": AMPERE}),
+        ("FP8 for FP8", {"activations": "int16"}),
+        ("int8 for int8", {"activations": "int16"}),
+        ("FP8 by rows", {}),
+        ("int8 by rows", {}),
     ],
 )
 def test_what_is_not_rounded_is_expanded(device, kind, settings):
@@ -107,7 +110,7 @@ def test_what_is_not_rounded_is_expanded(device, kind, settings):
     assert (out.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["float", "nibbles in 128", "int8 by rows", "joined"])
+@pytest.mark.parametrize("kind", ["float", "nibbles in 128", "int8 for int8", "joined"])
 def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
     n = 320
     weight, x = device_weight(kind, n, K, device=device), random(150, K, device=device)
@@ -118,7 +121,7 @@ def test_pieces_of_rows_and_of_outputs_are_the_whole(device, kind, monkeypatch):
     monkeypatch.setattr(triton_products, "_EXPANDED_VALUES", 128 * K)
     out = torch.zeros(150, n, device=device)
     products_of(weight, x).linear(x, weight, out, Around())
-    tolerance = CODED if kind == "int8 by rows" else FLOAT32
+    tolerance = CODED if kind == "int8 for int8" else FLOAT32
     assert (out - expected).abs().max() <= tolerance * expected.abs().max()
 
 

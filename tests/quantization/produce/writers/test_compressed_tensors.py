@@ -25,6 +25,7 @@ def test_round_trip(bits, symmetric, group_size, tmp_path):
     weight = random_integers(64, 96, scheme)
     write(tmp_path, CompressedTensorsWriter(), weight, scheme)
     assert_same(weight, read(tmp_path))
+    assert not read(tmp_path).rounds_activations
 
 
 @pytest.mark.parametrize("bits, num_inputs", [(3, 19), (5, 7), (6, 10), (7, 8)])
@@ -53,6 +54,7 @@ def test_int8(tmp_path):
     weight = random_integers(24, 40, scheme)
     write(tmp_path, Int8Writer(), weight, scheme)
     assert_same(weight, read(tmp_path))
+    assert read(tmp_path).rounds_activations
 
 
 def test_fp8(tmp_path):
