@@ -140,8 +140,10 @@ class Rank:
         capacity = self.capacity
         ledger = capacity.ledger
         assert ledger is not None
-        num_tokens = limits.num_blocks * self.spec.block_size
-        ledger.check_pool(num_tokens * capacity.kv_bytes_per_token)
+        slot_bytes = capacity.kv_bytes_per_token
+        if limits.kv_groups is not None:
+            slot_bytes = limits.kv_groups.bytes_of_slot(slot_bytes)
+        ledger.check_pool(limits.num_blocks * self.spec.block_size * slot_bytes)
         with out_of_memory_told(KV, lambda: ledger):
             yield
 

@@ -41,10 +41,10 @@ def test_a_ragged_step():
     step, first = views.step, inputs.seats.of(chunk)
     assert step.token_ids.tolist() == [102, 103, 104, 105, 106, 107, 105]
     assert step.positions.tolist() == [2, 3, 4, 5, 6, 7, 5]
-    assert step.slots.tolist() == [14, 15, 4, 5, 6, 7, 17]
-    assert step.tables.query_start.tolist() == [0, 6, 7]
-    assert step.tables.seq_lens.tolist() == [8, 6]
-    assert step.tables.block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 0]]
+    assert step.slots[0].tolist() == [14, 15, 4, 5, 6, 7, 17]
+    assert step.tables[0].query_start.tolist() == [0, 6, 7]
+    assert step.tables[0].seq_lens.tolist() == [8, 6]
+    assert step.tables[0].block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 0]]
     assert step.max_query == 8  # 6, rounded up
     assert views.rows.tolist() == [6]
     assert views.seats.tolist() == [first, views.row_seats.item()]
@@ -56,9 +56,9 @@ def test_padding_belongs_to_nobody():
     inputs, views = inputs_of(batch, [0], StepShape.decode(4))
     step = views.step
     assert step.max_query == 1
-    assert step.slots.tolist() == [30, -1, -1, -1]
-    assert step.tables.seq_lens.tolist() == [3, 0, 0, 0]
-    assert step.tables.query_start.tolist() == [0, 1, 1, 1, 1]  # rows of no sequence
+    assert step.slots[0].tolist() == [30, -1, -1, -1]
+    assert step.tables[0].seq_lens.tolist() == [3, 0, 0, 0]
+    assert step.tables[0].query_start.tolist() == [0, 1, 1, 1, 1]  # rows of no sequence
     assert views.seats.tolist()[1:] == views.row_seats.tolist()[1:] == [inputs.seats.nobody] * 3
     assert not views.records[1:].any() and (step.token_ids[1:] == 0).all()
     # A captured step finds the next one in the same places.
@@ -118,7 +118,7 @@ def test_mirrored_tables_are_those_of_the_requests(steps):
         _, views = inputs_of(Batch(0, items, gone), [], None, inputs)
         for index, item in enumerate(items):
             table = item.request.block_ids
-            assert views.step.tables.block_tables[index, : len(table)].tolist() == table
+            assert views.step.tables[0].block_tables[index, : len(table)].tolist() == table
 
 
 def _change(live: dict[str, Request], name: str, kind: str, blocks: list[int]) -> None:

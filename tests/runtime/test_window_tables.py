@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from queued_stream import QueuedStream
 
 from octavo.core.batch import Draft
 from octavo.core.kv_tables import most_blocks
@@ -15,10 +16,12 @@ from octavo.executor.faulty import FaultyScheduler, every
 from octavo.executor.hashing import GuessingProposer
 from octavo.kernels.cpu import library
 from octavo.models.kv_groups import group_layers
+from octavo.runtime import cuda_kit
 from tests.conftest import write_tiny_model
 
 KERNELS = [
     "reference",
+    "fused",
     pytest.param(
         "native",
         marks=pytest.mark.skipif(not library.runnable(), reason="no native library was built"),
@@ -32,6 +35,14 @@ VARIANTS = {
     "no prefix cache": {"prefix_caching": False, "max_num_batched_tokens": 24},
     "tiny pool": {"max_num_batched_tokens": 24},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def queued():
+    """Fused steps run ahead, and are replayed, on a stream that does nothing before it has to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_kit, "HostStream", QueuedStream)
+        yield
 
 
 @pytest.fixture(scope="module", params=WINDOWS)
@@ -98,10 +109,13 @@ def test_neither_preemptions_nor_drafts_change_anything(bench, run_all, one_tabl
     }
 
     def guess(prompt, position):
-        """A tree: what is right comes after a sibling that is not, so that its KV has to move."""
+        """A tree, where one is known: what is right comes after a sibling that is not, so that its
+        KV has to move."""
         next_ones = said[tuple(prompt)][position - len(prompt) :][:2]
         if len(next_ones) < 2:
             return None
+        if kernels == "fused":
+            return Draft.chain([next_ones[0], next_ones[1] ^ 1])
         return Draft((next_ones[0] ^ 1, *next_ones), (-1, -1, 1))
 
     engine = bench.engine(
