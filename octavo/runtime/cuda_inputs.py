@@ -1,14 +1,19 @@
 """What the host tells a GPU of a step: 32-bit words, in one copy.
 
 What the device can know by itself, it is not told again. It mirrors the block table of each running
-request in a row of its own, the request's *seat*, and is told of the entries that are new (where
-groups of layers have tables of their own, a row has one after the other); and it keeps the token that was sampled last in each seat, so that a step may begin before the host knows
+request in a row of its own, the request's *seat*, and is told of the entries that are new; and it
+keeps the token that was sampled last in each seat, so that a step may begin before the host knows
 the token that it goes on from, which it then calls -1 - seat::
 
-    host      [ tokens | positions | slots of each group | ... | rows | records | cells | values ]
+    host      [ tokens | positions | slots | ... | rows | records | cells | values ]
                                     | one copy, as long as it needs to be
-    device    [ tokens | positions | slots of each group | ... | rows | records ] cells, values -> mirror
+    device    [ tokens | positions | slots | ... | rows | records ] cells, values -> mirror
                     |  placeholders: from the last tokens       mirror, seats -> tables of the step
+
+Where groups of layers have block tables of their own, there are slots for each of them, and a row
+of the mirror has the tables of a request side by side: a step costs the device no launch more.
+What is gone from a table (``core/kv_tables.py``) is block 0 there, or still what it was, since no
+query looks at it.
 
 A record says how a row becomes a token (``kernels/cuda/sampling.py``).
 

@@ -128,7 +128,8 @@ class FusedOps(Protocol):
         rope: Rope | None,
     ) -> None:
         """Of qkv [T, (H + 2 Hk) D], heads of queries and keys are normed and rotated; keys and
-        values go to the slots that the step has for ``group``, and queries to q_out [T, H, D], for ``Attend``."""
+        values go to the step's slots of a layer's ``group``, and queries to q_out [T, H, D], for
+        ``Attend``."""
         ...
 
     def plan_attention(self, step: StepTensors) -> Attend:

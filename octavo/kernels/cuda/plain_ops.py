@@ -55,9 +55,7 @@ class PlainOps:
         q_out.copy_(q)
         slots = step.slots[group]
         is_written = slots >= 0
-        reference.store_kv(
-            k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long()
-        )
+        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long())
 
     def plan_attention(self, step: StepTensors) -> Attend:
         plan = _Plan(step)
@@ -72,7 +70,7 @@ class PlainOps:
 
 
 class _Plan:
-    """That of the reference ops, made for a group's first layer, which says how large a block is."""
+    """Those of the reference ops, one for each group, made for the first layer that asks."""
 
     def __init__(self, step: StepTensors):
         self._tables = step.tables
@@ -87,7 +85,7 @@ class _Plan:
         scoring: Scoring,
         out: Tensor,
     ) -> None:
-        if not self._tables[group].seq_lens.any():  # nothing but padding, which the plan has no place for
+        if not self._tables[group].seq_lens.any():  # only padding, for which plans have no place
             out.zero_()
             return
         plan = self._of_group(group, k_cache.parts[0].shape[1])
