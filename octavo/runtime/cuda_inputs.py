@@ -188,6 +188,7 @@ class DeviceInputs:
         return views
 
     def _sections(self, shape: StepShape) -> Iterator[Tensor]:
+        """Those of a shape, on the device."""
         lengths = shape.sections(self._num_groups)
         end = shape.num_words(self._num_groups)
         sections = self._memory[:end].split([*map(_aligned, lengths)])
