@@ -429,7 +429,6 @@ _OCTAVO = EngineProfile(
     defaults=_octavo_defaults,
     activations=_octavo_activations,
     keeps_back=frozenset(),  # they are in what utilization, or half of the memory, leaves free
-    keeps_windows_only=lambda device: device.kind != "gpu",
     kv_types={"auto": "bfloat16", "int8": "octavo-int8", "fp8": "octavo-fp8"},
     num_blocks=_octavo_blocks,
 )

@@ -18,6 +18,7 @@ from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
 from octavo.kernels.kv_stores import CODECS
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
+from octavo.models.kv_groups import group_layers
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
 from octavo.quantization.base import Weight
@@ -65,7 +66,7 @@ class FusedBackend:
 
     name = "fused"
     isa = None
-    has_window_tables = False
+    has_window_tables = True
     pool = None
 
     def __init__(
@@ -113,6 +114,7 @@ class FusedBackend:
             max_num_seqs=spec.max_num_seqs,
             max_model_len=spec.max_model_len or self._model_config.max_position,
             max_num_batched_tokens=spec.max_num_batched_tokens,
+            kv_groups=group_layers(self._model_config.kv_layers),
         )
         kv_cache = self._create_kv_cache(limits, NOWHERE)
         with CountedMemory() as counted:
@@ -209,6 +211,7 @@ class FusedBackend:
             model.head_dim,
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             device,
+            limits.kv_groups,
             copy_units=self._kit.copy_units,
         )
 

@@ -114,7 +114,12 @@ class CudaForward:
         self._make_probe, self._kept = make_probe, kept
         seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._inputs = DeviceInputs(
-            stream.device, seats, limits.max_model_len, tokens, kv_cache.block_size
+            stream.device,
+            seats,
+            limits.max_model_len,
+            tokens,
+            kv_cache.block_size,
+            kv_cache.num_groups,
         )
         self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
         rows = num_logits_rows(limits)

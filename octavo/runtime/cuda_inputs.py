@@ -10,6 +10,11 @@ the token that it goes on from, which it then calls -1 - seat::
     device    [ tokens | positions | slots | ... | rows | records ] cells, values -> mirror
                     |  placeholders: from the last tokens       mirror, seats -> tables of the step
 
+Where groups of layers have block tables of their own, there are slots for each of them, and a row
+of the mirror has the tables of a request side by side: a step costs the device no launch more.
+What is gone from a table (``core/kv_tables.py``) is block 0 there, or still what it was, since no
+query looks at it.
+
 A record says how a row becomes a token (``kernels/cuda/sampling.py``).
 
 Sections lie where the shape of a step says, so that work that was captured for a shape finds them
@@ -29,6 +34,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.errors import EngineError
 from octavo.kernels.cuda.ops import StepTables, StepTensors
@@ -52,16 +58,16 @@ class StepShape:
         """A token and a row for each sequence."""
         return cls(num_seqs, num_seqs, num_seqs, 1)
 
-    @property
-    def sections(self) -> tuple[int, ...]:
-        """Tokens, positions, slots, starts, lengths, seats; rows, their seats and records."""
+    def sections(self, num_groups: int) -> list[int]:
+        """Tokens, positions, the slots of each group, starts, lengths, seats; rows, their seats and
+        records."""
         tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_rows
-        return tokens, tokens, tokens, seqs + 1, seqs, seqs, rows, rows, rows * RECORD_WORDS
+        of_tokens = [tokens] * (2 + num_groups)
+        return [*of_tokens, seqs + 1, seqs, seqs, rows, rows, rows * RECORD_WORDS]
 
-    @property
-    def num_words(self) -> int:
+    def num_words(self, num_groups: int) -> int:
         """All of them, each from a multiple of 16 bytes on."""
-        return sum(map(_aligned, self.sections))
+        return sum(map(_aligned, self.sections(num_groups)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class StepViews:
 
     step: StepTensors
     seats: Tensor  # [S]
+    tables: Tensor  # [S, groups, width]: those of the step, which are views of it
     rows: Tensor  # [R] of the step that become tokens
     row_seats: Tensor  # [R], in which these tokens are the last; for a draft's, that of nobody
     records: Tensor  # [R, RECORD_WORDS]
@@ -80,6 +87,7 @@ class StagedStep:
     """What of a step lies in a buffer of the host, to be copied."""
 
     shape: StepShape
+    num_words: int
     num_cells: int
 
 
@@ -87,6 +95,9 @@ class DeviceInputs:
     """The memory of all steps' inputs, on a device and in the host's buffers.
 
     Methods that compute on the device are to be launched on a stream.
+
+    Args:
+        num_groups: of layers with block tables of their own.
     """
 
     def __init__(
@@ -96,15 +107,18 @@ class DeviceInputs:
         max_model_len: int,
         max_tokens: int,
         block_size: int,
+        num_groups: int = 1,
     ):
-        self.seats = Seats(max_num_seqs, -(-max_model_len // block_size))
-        self._block_size = block_size
-        num_seats, width = max_num_seqs + 1, self.seats.width  # one is nobody's
+        width = _aligned(-(-max_model_len // block_size))
+        self.seats = Seats(max_num_seqs, width, num_groups)
+        self._block_size, self._num_groups = block_size, num_groups
+        num_seats = max_num_seqs + 1  # one is nobody's
         largest = StepShape(max_tokens, max_num_seqs, max(max_tokens, max_num_seqs), 1)
-        self.num_words = largest.num_words + 2 * num_seats * width
+        self.num_words = largest.num_words(num_groups) + 2 * num_seats * num_groups * width
         self.last_tokens = torch.zeros(num_seats, dtype=torch.int32, device=device)
-        self._mirror = torch.zeros(num_seats, width, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int32, device=device)
+        of_seat = num_groups, width
+        self._mirror = torch.zeros(num_seats, *of_seat, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(max_num_seqs, *of_seat, dtype=torch.int32, device=device)
         self._memory = torch.zeros(self.num_words, dtype=torch.int32, device=device)
         self._views: dict[StepShape, StepViews] = {}  # of decode: there is one for each size
 
@@ -133,12 +147,13 @@ class DeviceInputs:
             len(lists.token_ids), len(lists.seats), len(rows), lists.max_query
         )
         words, changes = buffer.numpy(), self.seats.take_changes()
+        num_words = shape.num_words(self._num_groups)
         _write(words, lists.laid_out(shape, rows, self.seats.nobody))
-        own = words[shape.num_words - _aligned(shape.num_rows * RECORD_WORDS) :]
+        own = words[num_words - _aligned(shape.num_rows * RECORD_WORDS) :]
         own[: records.size] = records.reshape(-1)
         own[records.size : shape.num_rows * RECORD_WORDS] = 0  # the likeliest token
-        _write(words[shape.num_words :], [*changes, *changes.values()])
-        return StagedStep(shape, len(changes))
+        _write(words[num_words:], [*changes, *changes.values()])
+        return StagedStep(shape, num_words, len(changes))
 
     def stage_nothing(self, shape: StepShape, buffer: Tensor) -> StagedStep:
         """Write a decode step of nobody, to be run for its own sake."""
@@ -146,7 +161,7 @@ class DeviceInputs:
 
     def upload(self, staged: StagedStep, buffer: Tensor) -> None:
         """Copy a staged step to the device, and bring the mirrored tables up to date."""
-        first, count = staged.shape.num_words, staged.num_cells
+        first, count = staged.num_words, staged.num_cells
         end = first + 2 * count
         self._memory[:end].copy_(buffer[:end], non_blocking=True)
         if count:
@@ -155,63 +170,82 @@ class DeviceInputs:
 
     def gather_tables(self, views: StepViews) -> None:
         """Put the block tables of a step together. May be captured."""
-        torch.index_select(self._mirror, 0, views.seats, out=views.step.tables.block_tables)
+        torch.index_select(self._mirror, 0, views.seats, out=views.tables)
 
     def views(self, shape: StepShape) -> StepViews:
         """Where the inputs of steps of a shape are."""
         views = self._views.get(shape)
         if views is None:
-            sections = self._memory[: shape.num_words].split([*map(_aligned, shape.sections)])
-            token_ids, positions, slots, starts, lengths, seats, rows, row_seats, records = (
-                part[:n] for part, n in zip(sections, shape.sections, strict=True)
+            token_ids, positions, *slots, starts, lengths, seats, rows, row_seats, records = (
+                self._sections(shape)
             )
-            tables = StepTables(self._tables[: shape.num_seqs], starts, lengths)
-            step = StepTensors(token_ids, positions, slots, tables, shape.max_query)
-            views = StepViews(step, seats, rows, row_seats, records.view(-1, RECORD_WORDS))
+            tables = self._tables[: shape.num_seqs]
+            of_groups = [StepTables(table, starts, lengths) for table in tables.unbind(1)]
+            step = StepTensors(token_ids, positions, slots, of_groups, shape.max_query)
+            views = StepViews(step, seats, tables, rows, row_seats, records.view(-1, RECORD_WORDS))
             if shape == StepShape.decode(shape.num_seqs):
                 self._views[shape] = views
         return views
 
+    def _sections(self, shape: StepShape) -> Iterator[Tensor]:
+        """Those of a shape, on the device."""
+        lengths = shape.sections(self._num_groups)
+        end = shape.num_words(self._num_groups)
+        sections = self._memory[:end].split([*map(_aligned, lengths)])
+        return (section[:length] for section, length in zip(sections, lengths, strict=True))
+
 
 class Seats:
-    """Which row of the device's arrays each running request has, and what is new in its table.
+    """Which row of the device's arrays each running request has, and what is new in its tables.
 
     Args:
         width: the blocks of a table at most.
+        num_groups: the tables of a request, which lie side by side.
     """
 
-    def __init__(self, count: int, width: int):
+    def __init__(self, count: int, width: int, num_groups: int = 1):
         self.nobody = count
-        self.width = width
+        self.num_groups = num_groups
+        self._width = width
         self._free = list(range(count - 1, -1, -1))
         self._seats: dict[str, _Seat] = {}
         self._changes: dict[int, int] = {}
 
     def of(self, request: Request) -> int:
-        """The seat of a request; changes of its table are noted."""
+        """The seat of a request; changes of its tables are noted."""
         seat = self._seats.get(request.request_id)
         if seat is None:
-            seat = self._seats[request.request_id] = _Seat(self._free.pop(), request)
+            seat = self._sit_down(self._free.pop(), request)
         elif seat.request is not request or seat.num_preemptions != request.num_preemptions:
             # It left and came back, and nobody has told us.
-            seat = self._seats[request.request_id] = _Seat(seat.index, request)
-        # What was published by then has not changed since: mostly nothing is left to compare.
-        written, table, first = seat.table, request.block_ids, seat.num_settled
+            seat = self._sit_down(seat.index, request)
+        # What was published by then has not changed since, but for what is gone, where no query
+        # looks any more: mostly nothing is left to compare.
+        written, table, first = seat.tables[0], request.block_ids, seat.num_settled
         seat.num_settled = request.num_published_blocks
         if len(written) != len(table) or written[first:] != table[first:]:
-            self._note(seat, table, first)
+            self._note(seat, 0, table, first)
+        if request.further_tables:
+            for group, table in enumerate(request.further_tables, start=1):
+                written = seat.tables[group]
+                if len(written) != len(table) or written[first:] != table[first:]:
+                    self._note(seat, group, table, first)
         return seat.index
 
-    def _note(self, seat: _Seat, table: list[int], first: int) -> None:
-        written = seat.table
+    def _sit_down(self, index: int, request: Request) -> _Seat:
+        seat = self._seats[request.request_id] = _Seat(index, request, self.num_groups)
+        return seat
+
+    def _note(self, seat: _Seat, group: int, table: list[int], first: int) -> None:
+        """Note what is new of a table from its entry ``first`` on."""
+        written = seat.tables[group]
         both = min(len(written), len(table))
         while first < both and written[first] == table[first]:
             first += 1
         written[first:] = table[first:]
-        base = seat.index * self.width
-        self._changes.update(
-            zip(range(base + first, base + len(table)), table[first:], strict=True)
-        )
+        base = (seat.index * self.num_groups + group) * self._width
+        blocks = [0 if block_id == GONE else block_id for block_id in table[first:]]
+        self._changes.update(zip(range(base + first, base + len(table)), blocks, strict=True))
 
     def take_changes(self) -> dict[int, int]:
         """Entries that have changed since the last call, by their places in all tables, laid end to
@@ -228,13 +262,13 @@ class Seats:
 
 
 class _Seat:
-    __slots__ = ("index", "num_preemptions", "num_settled", "request", "table")
+    __slots__ = ("index", "num_preemptions", "num_settled", "request", "tables")
 
-    def __init__(self, index: int, request: Request):
+    def __init__(self, index: int, request: Request, num_groups: int):
         self.index = index
         self.request = request
         self.num_preemptions = request.num_preemptions
-        self.table: list[int] = []  # as the device has it
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]  # as the device has them
         self.num_settled = 0  # entries that stay as they are
 
 
@@ -243,7 +277,7 @@ class _Lists(NamedTuple):
 
     token_ids: list[int]
     positions: list[int]
-    slots: list[int]
+    slots: list[list[int]]  # of each group
     starts: list[int]
     lengths: list[int]
     seats: list[int]
@@ -254,6 +288,7 @@ class _Lists(NamedTuple):
     def of(cls, batch: Batch, seats: Seats, block_size: int) -> _Lists:
         lists = cls([], [], [], [0], [], [], [], _power_of_two(batch))
         token_ids, positions, slots, starts, lengths, own_seats, row_seats, _ = lists
+        slots += (_slots(batch, group, block_size) for group in range(seats.num_groups))
         seat_of = seats.of
         for item in batch.items:
             request, start, count = item.request, item.start, item.num_tokens
@@ -262,13 +297,9 @@ class _Lists(NamedTuple):
                 known = request.token_ids
                 token_ids.append(known[start] if start < len(known) else -1 - seat)
                 positions.append(start)
-                block, offset = divmod(start, block_size)
-                slots.append(request.block_ids[block] * block_size + offset)
             else:
                 token_ids += _tokens(item, seat)
                 positions += range(start, start + count)
-                for part in _slots(request.block_ids, start, start + count, block_size):
-                    slots += part
             starts.append(len(token_ids))
             lengths.append(start + count)
             own_seats.append(seat)
@@ -283,7 +314,7 @@ class _Lists(NamedTuple):
         for values, length, filler in (
             (self.token_ids, shape.num_tokens, 0),
             (self.positions, shape.num_tokens, 0),
-            (self.slots, shape.num_tokens, -1),
+            *((slots, shape.num_tokens, -1) for slots in self.slots),
             (self.starts, shape.num_seqs + 1, len(self.token_ids)),
             (self.lengths, shape.num_seqs, 0),
             (self.seats, shape.num_seqs, nobody),
@@ -312,7 +343,21 @@ def _tokens(item: ScheduledRequest, seat: int) -> list[int]:
     return token_ids
 
 
-def _slots(table: list[int], start: int, end: int, size: int) -> Iterator[range]:
+def _slots(batch: Batch, group: int, size: int) -> list[int]:
+    """Where the keys and values of a batch go, in the layers of a group."""
+    slots: list[int] = []
+    for item in batch.items:
+        request, start, count = item.request, item.start, item.num_tokens
+        table = request.further_tables[group - 1] if group else request.block_ids
+        if count == 1:
+            slots.append(table[start // size] * size + start % size)
+        else:
+            for part in _runs(table, start, start + count, size):
+                slots += part
+    return slots
+
+
+def _runs(table: list[int], start: int, end: int, size: int) -> Iterator[range]:
     """The slots of positions, block by block."""
     while start < end:
         slot = table[start // size] * size + start % size

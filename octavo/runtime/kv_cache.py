@@ -73,6 +73,15 @@ class KVCache:
         )
         return keys, values
 
+    @property
+    def num_groups(self) -> int:
+        return self._groups.num_groups
+
+    def group_of(self, index: int) -> int:
+        """The group of a layer."""
+        group, _ = self._groups.places[index]
+        return group
+
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """As :meth:`NativeKVCache.copy_blocks`."""
         self._copy_units(self._parts, list(copies))

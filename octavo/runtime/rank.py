@@ -141,8 +141,10 @@ class Rank:
         capacity = self.capacity
         ledger = capacity.ledger
         assert ledger is not None
-        num_tokens = limits.num_blocks * self.spec.block_size
-        pool_bytes = num_tokens * capacity.kv_bytes_per_token
+        slot_bytes = capacity.kv_bytes_per_token
+        if limits.kv_groups is not None:
+            slot_bytes = limits.kv_groups.bytes_of_slot(slot_bytes)
+        pool_bytes = limits.num_blocks * self.spec.block_size * slot_bytes
         ledger.check_pool(pool_bytes)
         with out_of_memory_told(KV, lambda: ledger):
             yield

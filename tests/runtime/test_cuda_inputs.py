@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest
+from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import EngineError
@@ -16,9 +17,9 @@ from octavo.runtime.cuda_inputs import DeviceInputs, Seats, StepShape
 CPU = torch.device("cpu")
 
 
-def request(name: str, num_tokens: int, block_ids: list[int]) -> Request:
+def request(name: str, num_tokens: int, block_ids: list[int], *further: list[int]) -> Request:
     made = Request(name, list(range(100, 100 + num_tokens)), SamplingParams(), 0.0)
-    made.block_ids = block_ids
+    made.block_ids, made.further_tables = block_ids, [*further]
     return made
 
 
@@ -41,10 +42,10 @@ def test_a_ragged_step():
     step, first = views.step, inputs.seats.of(chunk)
     assert step.token_ids.tolist() == [102, 103, 104, 105, 106, 107, 105]
     assert step.positions.tolist() == [2, 3, 4, 5, 6, 7, 5]
-    assert step.slots.tolist() == [14, 15, 4, 5, 6, 7, 17]
-    assert step.tables.query_start.tolist() == [0, 6, 7]
-    assert step.tables.seq_lens.tolist() == [8, 6]
-    assert step.tables.block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 0]]
+    assert step.slots[0].tolist() == [14, 15, 4, 5, 6, 7, 17]
+    assert step.tables[0].query_start.tolist() == [0, 6, 7]
+    assert step.tables[0].seq_lens.tolist() == [8, 6]
+    assert step.tables[0].block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 0]]
     assert step.max_query == 8  # 6, rounded up
     assert views.rows.tolist() == [6]
     assert views.seats.tolist() == [first, views.row_seats.item()]
@@ -56,14 +57,36 @@ def test_padding_belongs_to_nobody():
     inputs, views = inputs_of(batch, [0], StepShape.decode(4))
     step = views.step
     assert step.max_query == 1
-    assert step.slots.tolist() == [30, -1, -1, -1]
-    assert step.tables.seq_lens.tolist() == [3, 0, 0, 0]
-    assert step.tables.query_start.tolist() == [0, 1, 1, 1, 1]  # rows of no sequence
+    assert step.slots[0].tolist() == [30, -1, -1, -1]
+    assert step.tables[0].seq_lens.tolist() == [3, 0, 0, 0]
+    assert step.tables[0].query_start.tolist() == [0, 1, 1, 1, 1]  # rows of no sequence
     assert views.seats.tolist()[1:] == views.row_seats.tolist()[1:] == [inputs.seats.nobody] * 3
     assert not views.records[1:].any() and (step.token_ids[1:] == 0).all()
     # A captured step finds the next one in the same places.
     _, again = inputs_of(batch, [0], StepShape.decode(4), inputs)
     assert again is views
+
+
+def test_groups_of_layers_have_slots_and_tables_of_their_own():
+    chunk = request("chunk", 9, [3, 1, 2], [9, 8, 7])
+    single = request("single", 10, [5, 4, 6], [GONE, 10, 11])
+    items = (ScheduledRequest(chunk, 2, 6, 0), ScheduledRequest(single, 9, 1, 1))
+    inputs = DeviceInputs(CPU, 4, 34, 16, 4, num_groups=2)
+    _, views = inputs_of(Batch(0, items), [6], None, inputs)
+    step = views.step
+    assert [slots.tolist() for slots in step.slots] == [
+        [14, 15, 4, 5, 6, 7, 25],
+        [38, 39, 32, 33, 34, 35, 45],
+    ]
+    first, second = step.tables
+    assert first.block_tables[:, :3].tolist() == [[3, 1, 2], [5, 4, 6]]
+    assert second.block_tables[:, :3].tolist() == [[9, 8, 7], [0, 10, 11]]  # one is gone
+    assert first.query_start is second.query_start and first.seq_lens is second.seq_lens
+    sections = *step.slots, first.block_tables, second.block_tables
+    assert all(section.data_ptr() % 16 == 0 for section in sections)  # one kernel for all groups
+    _, views = inputs_of(Batch(1, items[1:]), [0], StepShape.decode(3), inputs)
+    assert [slots.tolist() for slots in views.step.slots] == [[25, -1, -1], [45, -1, -1]]
+    assert not any(tables.block_tables[1:].any() for tables in views.step.tables)
 
 
 def test_what_is_not_known_yet_is_a_placeholder():
@@ -91,10 +114,11 @@ def test_drafts_are_chains():
 def histories(draw):
     """Steps of four requests: which of them are there, how their tables change, who comes back."""
     steps = []
+    kinds = ["grow", "grow", "stay", "adopt", "adopt", "leave behind", "trim", "return", "new"]
     for _ in range(draw(st.integers(1, 12))):
         changes = {}
         for name in draw(st.sets(st.sampled_from("abcd"))):
-            kind = draw(st.sampled_from(["grow", "grow", "stay", "adopt", "trim", "return", "new"]))
+            kind = draw(st.sampled_from(kinds))
             changes[name] = kind, draw(st.lists(st.integers(0, 99), min_size=1, max_size=3))
         steps.append((changes, draw(st.sets(st.sampled_from("abcd")))))
     return steps
@@ -103,7 +127,7 @@ def histories(draw):
 @given(histories())
 def test_mirrored_tables_are_those_of_the_requests(steps):
     """Whatever happens to them, and whether or not somebody says that a request was away."""
-    inputs = DeviceInputs(CPU, 4, 64, 16, 4)
+    inputs = DeviceInputs(CPU, 4, 64, 16, 4, num_groups=2)
     live: dict[str, Request] = {}
     for changes, finished in steps:
         gone = tuple(name for name in finished if name in live and name not in changes)
@@ -117,27 +141,34 @@ def test_mirrored_tables_are_those_of_the_requests(steps):
             continue
         _, views = inputs_of(Batch(0, items, gone), [], None, inputs)
         for index, item in enumerate(items):
-            table = item.request.block_ids
-            assert views.step.tables.block_tables[index, : len(table)].tolist() == table
+            for table, tables in zip(item.request.block_tables, views.step.tables, strict=True):
+                mirrored = tables.block_tables[index, : len(table)].tolist()
+                kept = [place for place, block_id in enumerate(table) if block_id != GONE]
+                assert [mirrored[place] for place in kept] == [table[place] for place in kept]
 
 
 def _change(live: dict[str, Request], name: str, kind: str, blocks: list[int]) -> None:
+    others = [block_id + 100 for block_id in blocks]  # of the second group
     if name not in live or kind == "new":  # of the same name, and not heard of
-        live[name] = request(name, 2, blocks)
+        live[name] = request(name, 2, blocks, others)
         return
     made = live[name]
-    published = made.num_published_blocks
+    (first, second), published = made.block_tables, made.num_published_blocks
     match kind:
         case "grow":
-            made.block_ids = [*made.block_ids, *blocks][:16]
-        case "adopt" if len(made.block_ids) > published:
-            made.block_ids[published] = blocks[0]
+            made.block_ids = [*first, *blocks][:16]
+            made.further_tables = [[*second, *others][:16]]
+        case "adopt" if len(first) > published:
+            first[published], second[published] = blocks[0], others[0]
             made.num_published_blocks += 1
-        case "trim" if len(made.block_ids) - 1 > published:
-            del made.block_ids[-1]
+        case "leave behind" if published > 1:
+            second[: published - 1] = [GONE] * (published - 1)
+        case "trim" if len(first) - 1 > published:
+            del first[-1], second[-1]
         case "return":
             made.num_preemptions += 1
-            made.block_ids, made.num_published_blocks = blocks, 0
+            made.block_ids, made.further_tables = blocks, [[GONE, *others[1:]]]
+            made.num_published_blocks = 0
 
 
 def test_only_what_is_new_in_a_table_is_sent():
@@ -152,3 +183,18 @@ def test_only_what_is_new_in_a_table_is_sent():
     assert seats.take_changes() == {}
     seats.forget(["a", "unknown"])
     assert seats.of(request("b", 2, [1])) == seat  # the place that is free again
+
+
+def test_nobody_is_told_what_is_gone():
+    """Where no query looks any more; and a table that others have left gets what is new alone."""
+    seats = Seats(2, 8, num_groups=2)
+    made = request("a", 2, [5, 6], [7, 8])
+    base = seats.of(made) * 16
+    assert seats.take_changes() == {base: 5, base + 1: 6, base + 8: 7, base + 9: 8}
+    made.num_published_blocks = 1
+    seats.of(made)
+    made.further_tables[0][0] = GONE
+    made.further_tables[0].append(3)
+    made.block_ids.append(9)
+    seats.of(made)
+    assert seats.take_changes() == {base + 2: 9, base + 10: 3}

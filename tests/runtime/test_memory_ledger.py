@@ -19,6 +19,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.executor.local import LocalExecutor
+from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_config
 from octavo.runtime import device_memory
 from octavo.runtime.capacity import RankLimits, RankSpec
@@ -100,7 +101,8 @@ def test_a_pool_asked_for_by_size_may_use_all_but_what_others_need():
 class FakeBackend:
     """Whose weights are there, and for whose forward pass there is no memory."""
 
-    name, isa, pool, has_window_tables = "fake", None, None, False
+    name, isa, pool = "fake", None, None
+    has_window_tables = True
     weights_bytes = 2 * GIB
 
     def planned_memory(self):
@@ -134,6 +136,17 @@ def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated(rank):
     limits = RankLimits(num_blocks, 4, 64, 32)
     with pytest.raises(ConfigError, match="not suffice for keys and values: a pool of 2.00 GiB"):
         rank.start(limits)
+
+
+def test_a_block_of_some_layers_takes_less_of_the_pool(rank):
+    """As where groups of layers have block tables of their own: here, each layer is a group."""
+    num_layers = rank.model_config.num_layers
+    alone = KVGroups((None,) * num_layers, tuple((layer, 0) for layer in range(num_layers)), 1)
+    num_blocks = GIB // (16 * rank.capacity.kv_bytes_per_token)
+    with pytest.raises(ConfigError, match="CUDA out of memory"):  # of the fake; the pool fits
+        rank.start(RankLimits(num_blocks, 4, 64, 32, alone))
+    with pytest.raises(ConfigError, match="a pool of 1.00 GiB"):
+        rank.start(RankLimits(num_layers * num_blocks, 4, 64, 32, alone))
 
 
 def test_what_the_ledger_did_not_foresee_is_told_by_it(rank):

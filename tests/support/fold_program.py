@@ -37,14 +37,15 @@ class FoldProgram:
         size = self._slots.shape[1]
         self.damaged[: step.num_tokens] = step.token_ids == self._damaged_token
         tokens, positions, slots = (
-            each.tolist() for each in (step.token_ids, step.positions, step.slots)
+            each.tolist() for each in (step.token_ids, step.positions, step.slots[0])
         )
         for token_id, position, slot in zip(tokens, positions, slots, strict=True):
             if slot >= 0:
                 self._slots[slot // size, slot % size] = _kv(token_id, position)
-        starts = step.tables.query_start.tolist()
-        for index, length in enumerate(step.tables.seq_lens.tolist()):
-            table = step.tables.block_tables[index, : -(-length // size)].long()
+        tables = step.tables[0]
+        starts = tables.query_start.tolist()
+        for index, length in enumerate(tables.seq_lens.tolist()):
+            table = tables.block_tables[index, : -(-length // size)].long()
             values = self._slots[table].reshape(-1)[:length].long().tolist()
             rows = range(starts[index], starts[index + 1])
             for row in rows if length else ():

@@ -170,8 +170,8 @@ class Step:
         return StepTensors(
             tensor(self.token_ids, tokens, 0),
             tensor(self.positions, tokens, 0),
-            tensor(self.slots, tokens, -1),
-            tables,
+            [tensor(self.slots, tokens, -1)],
+            [tables],
             1 if max_query == 1 else 1 << (max_query - 1).bit_length(),
         )
 

@@ -11,6 +11,7 @@ a sequence of length 0 reads nothing, and what rows of no sequence become is nob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,17 +24,24 @@ from octavo.kernels.kv_stores import KVStore
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """A step of T tokens and S sequences, padding included."""
+    """A step of T tokens and S sequences, padding included.
+
+    Groups are those of layers that share a block table: each has slots and tables of its own.
+    """
 
     token_ids: Tensor  # int32 [T], each in the vocabulary
     positions: Tensor  # int32 [T]
-    slots: Tensor  # int32 [T]; in -1 nothing is written
-    tables: StepTables
+    slots: Sequence[Tensor]  # of each group, int32 [T]; in -1 nothing is written
+    tables: Sequence[StepTables]  # of each group
     max_query: int  # the most tokens that a sequence may have, 1 in pure decode
 
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        return self.tables[0].seq_lens.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +68,25 @@ class LayerStores(Protocol):
         """Keys and values of a layer: the same memory at any time."""
         ...
 
+    def group_of(self, index: int) -> int:
+        """The group of a layer, by whose tables its blocks are found."""
+        ...
+
 
 class Attend(Protocol):
     """Attention of one step, planned: called by each of its layers."""
 
     def __call__(
-        self, q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+        self,
+        q: Tensor,
+        group: int,
+        k_cache: KVStore,
+        v_cache: KVStore,
+        scoring: Scoring,
+        out: Tensor,
     ) -> None:
-        """q [T, H, D], as ``write_kv`` has left it, over the caches: to out [T, H, D]."""
+        """q [T, H, D], as ``write_kv`` has left it, over the caches of a layer of ``group``: to out
+        [T, H, D]."""
         ...
 
 
@@ -101,6 +120,7 @@ class FusedOps(Protocol):
         self,
         qkv: Tensor,
         step: StepTensors,
+        group: int,
         k_cache: KVStore,
         v_cache: KVStore,
         q_out: Tensor,
@@ -108,7 +128,8 @@ class FusedOps(Protocol):
         rope: Rope | None,
     ) -> None:
         """Of qkv [T, (H + 2 Hk) D], heads of queries and keys are normed and rotated; keys and
-        values go to the step's slots, and queries to q_out [T, H, D], for ``Attend``."""
+        values go to the step's slots of a layer's ``group``, and queries to q_out [T, H, D], for
+        ``Attend``."""
         ...
 
     def plan_attention(self, step: StepTensors) -> Attend:

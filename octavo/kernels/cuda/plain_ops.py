@@ -38,6 +38,7 @@ class PlainOps:
         self,
         qkv: Tensor,
         step: StepTensors,
+        group: int,
         k_cache: KVStore,
         v_cache: KVStore,
         q_out: Tensor,
@@ -52,9 +53,9 @@ class PlainOps:
         if rope is not None:
             q, k = reference.rope(q, k, step.positions, rope.cos_sin, rope.interleaved)
         q_out.copy_(q)
-        is_written = step.slots >= 0
-        slots = step.slots[is_written].long()
-        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots)
+        slots = step.slots[group]
+        is_written = slots >= 0
+        reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long())
 
     def plan_attention(self, step: StepTensors) -> Attend:
         plan = _Plan(step)
@@ -69,26 +70,32 @@ class PlainOps:
 
 
 class _Plan:
-    """That of the reference ops, made for the first layer that says how large a block is."""
+    """Those of the reference ops, one for each group, made for the first layer that asks."""
 
     def __init__(self, step: StepTensors):
         self._tables = step.tables
-        self._made: dict[int, attention.AttentionPlan] = {}  # by the size of a block
+        self._made: dict[tuple[int, int], attention.AttentionPlan] = {}  # by group and block size
 
     def attend(
-        self, q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+        self,
+        q: Tensor,
+        group: int,
+        k_cache: KVStore,
+        v_cache: KVStore,
+        scoring: Scoring,
+        out: Tensor,
     ) -> None:
-        if not self._tables.seq_lens.any():  # nothing but padding, which the plan has no place for
+        if not self._tables[group].seq_lens.any():  # only padding, for which plans have no place
             out.zero_()
             return
-        plan = self._of_blocks(k_cache.parts[0].shape[1])
+        plan = self._of_group(group, k_cache.parts[0].shape[1])
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
         out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
 
-    def _of_blocks(self, block_size: int) -> attention.AttentionPlan:
-        if block_size not in self._made:
-            tables = self._tables
-            self._made[block_size] = attention.plan_attention(
+    def _of_group(self, group: int, block_size: int) -> attention.AttentionPlan:
+        if (group, block_size) not in self._made:
+            tables = self._tables[group]
+            self._made[group, block_size] = attention.plan_attention(
                 tables.block_tables,
                 tables.query_start,
                 tables.seq_lens,
@@ -96,7 +103,7 @@ class _Plan:
                 int(tables.seq_lens.max()),
                 block_size,
             )
-        return self._made[block_size]
+        return self._made[group, block_size]
 
 
 def _normed(x: Tensor, norm: Norm) -> Tensor:

@@ -195,6 +195,7 @@ class FusedProgram:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
+        group = self._kv_cache.group_of(phase.layer)
         places = self._tensors.places(
             self._buffers.joint([phase.q, phase.k, phase.v]),
             self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
@@ -203,8 +204,8 @@ class FusedProgram:
 
         def attention(running: _Running) -> None:
             qkv, q, attended = (running.rows[place] for place in places)
-            ops.write_kv(qkv, running.step, k_cache, v_cache, q, norms, rope)
-            running.attend(q, k_cache, v_cache, scoring, attended)
+            ops.write_kv(qkv, running.step, group, k_cache, v_cache, q, norms, rope)
+            running.attend(q, group, k_cache, v_cache, scoring, attended)
 
         return attention
 

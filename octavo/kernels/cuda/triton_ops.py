@@ -51,21 +51,28 @@ class TritonOps:
         self,
         qkv: Tensor,
         step: StepTensors,
+        group: int,
         k_cache: KVStore,
         v_cache: KVStore,
         q_out: Tensor,
         norms: HeadNorms | None,
         rope: Rope | None,
     ) -> None:
-        write_kv(qkv, step.positions, step.slots, k_cache, v_cache, q_out, norms, rope)
+        write_kv(qkv, step.positions, step.slots[group], k_cache, v_cache, q_out, norms, rope)
 
     def plan_attention(self, step: StepTensors) -> Attend:
-        plan, tables = self._attention.plan(len(step.tables.seq_lens), step.max_query), step.tables
+        # How launches are cut depends on shapes, which are those of all groups.
+        plan, tables = self._attention.plan(step.num_seqs, step.max_query), step.tables
 
         def attend(
-            q: Tensor, k_cache: KVStore, v_cache: KVStore, scoring: Scoring, out: Tensor
+            q: Tensor,
+            group: int,
+            k_cache: KVStore,
+            v_cache: KVStore,
+            scoring: Scoring,
+            out: Tensor,
         ) -> None:
-            self._attention.attend(q, k_cache, v_cache, tables, scoring, out, plan)
+            self._attention.attend(q, k_cache, v_cache, tables[group], scoring, out, plan)
 
         return attend
 

@@ -109,6 +109,19 @@ def test_windows_softcaps_and_sinks(device, run, scoring):
     check(step, scoring, run(step, scoring))
 
 
+@pytest.mark.parametrize("run", [by_rows, by_splits])
+@pytest.mark.parametrize("window", [1, 33])
+def test_blocks_that_left_a_window_are_not_looked_at(device, run, window):
+    sequences = RAGGED if run is by_rows else DECODES
+    step, scoring = paged_step(sequences, Shape(), device, table_width=20), Scoring(0.1, window)
+    expected = run(step, scoring)
+    damaged = step.block_tables[0, -1].item()
+    for table, (length, new) in zip(step.block_tables, sequences, strict=True):
+        table[: max(0, length - new - window + 1) // Shape().block_size] = damaged
+    assert (step.block_tables[:, 0] == damaged).any()
+    assert torch.equal(run(step, scoring), expected)
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64])
 def test_blocks_of_other_sizes(device, block_size):
     step = paged_step(RAGGED, Shape(block_size=block_size), device)

@@ -28,6 +28,8 @@ from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.ways import Conditions
+from octavo.models.config import ModelConfig
+from octavo.models.kv_groups import group_layers
 from octavo.runtime import cuda_kit
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_backend import FusedBackend
@@ -36,8 +38,11 @@ from octavo.runtime.kv_cache import copy_units
 from octavo.runtime.rank import Rank
 from octavo.runtime.streams import HostStream
 
-CONFIG = replace(LLAMA, num_layers=1, layer_windows=(None,))
-LIMITS = RankLimits(num_blocks=12, max_num_seqs=3, max_model_len=48, max_num_batched_tokens=8)
+CONFIGS = {
+    "one table": replace(LLAMA, num_layers=1, layer_windows=(None,)),
+    "a table for each window": replace(LLAMA, num_layers=2, layer_windows=(5, None)),
+}
+BLOCK_SIZE, NUM_BLOCKS = 4, 40
 USUAL = {
     "max_tokens": 5,
     "temperature": 0.0,
@@ -68,16 +73,18 @@ def kernels_on(device: str) -> TritonKit:
     return kit_type(torch.device(device), Conditions(Gpu(90, 8), torch.float32))
 
 
-def answers(kit: Kit) -> dict[str, list[int]]:
-    device = kit.device.type
-    backend = FusedBackend(RankSpec(Path(), device), random_model(CONFIG), CONFIG, kit=kit)
-    rank = Rank(RankSpec(Path(), device), CONFIG, backend)
-    rank.start(LIMITS)
+def answers(kit: Kit, model_config: ModelConfig) -> dict[str, list[int]]:
+    spec = RankSpec(Path(), kit.device.type, block_size=BLOCK_SIZE)
+    backend = FusedBackend(spec, random_model(model_config), model_config, kit=kit)
+    rank = Rank(spec, model_config, backend)
+    groups = group_layers(model_config.kv_layers)
+    rank.start(RankLimits(NUM_BLOCKS, 3, 48, 8, groups))
     config = SchedulerConfig(
         max_num_batched_tokens=8, max_num_seqs=3, max_model_len=48, runs_ahead=True
     )
     drafts = GuessingProposer(lambda prompt, position: Draft.chain([position % VOCAB, 7]))
-    blocks = BlockManager(LIMITS.num_blocks, 16, RadixPrefixCache(16))
+    cache = RadixPrefixCache(BLOCK_SIZE, groups.windows)
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE, cache, groups.windows)
     engine = Engine(Scheduler(config, blocks, proposer=drafts), LocalExecutor(rank))
     requests = []
     for index, kind in enumerate(KINDS):
@@ -91,7 +98,8 @@ def answers(kit: Kit) -> dict[str, list[int]]:
     return {request.request_id: request.output_token_ids for request in requests}
 
 
-def test_the_answers_are_those_of_plain_torch(device, monkeypatch):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_answers_are_those_of_plain_torch(name, device, monkeypatch):
     made = []
 
     def queued() -> QueuedStream:
@@ -99,6 +107,6 @@ def test_the_answers_are_those_of_plain_torch(device, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(cuda_kit, "HostStream", queued)
-    expected = answers(PlainKit(torch.float32))
-    assert answers(kernels_on(device)) == expected
+    expected = answers(PlainKit(torch.float32), CONFIGS[name])
+    assert answers(kernels_on(device), CONFIGS[name]) == expected
     assert all(stream.num_replays > 2 for stream in made)

@@ -185,5 +185,6 @@ def test_a_captured_step_is_replayed_with_other_tokens():
 
 
 def tensors_of(step):
-    tables = step.tables.block_tables, step.tables.query_start, step.tables.seq_lens
-    return step.token_ids, step.positions, step.slots, *tables
+    (slots,), (tables,) = step.slots, step.tables
+    of_seqs = tables.block_tables, tables.query_start, tables.seq_lens
+    return step.token_ids, step.positions, slots, *of_seqs
