@@ -10,15 +10,13 @@ torch, for any device, and those of ``triton_products.py`` are of kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.kernels import reference
-
-if TYPE_CHECKING:
-    from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.cuda.weights import DeviceWeight
 
 ACTIVATIONS = {
     "silu": reference.silu_mul,

@@ -1,7 +1,7 @@
 """Matrices on the device, ready to be multiplied with: as floats, or as codes with scales.
 
     weight = pack([q, k, v], device, dtype)         one matrix: the rows of q, k and v; packing.py
-    weight.linear(x, out, products, norm=norm)      see products.py
+    products.linear(x, weight, out, around)         products.py
 
 Codes of 4 bits lie in the order in which kernels read them::
 
@@ -21,8 +21,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from octavo.kernels.cuda.products import Around, Norm, Products
 
 TILE_K = 128  # inputs of 16 words, of which a kernel reads all
 PLANES = 8  # nibbles of a word
@@ -48,24 +46,6 @@ class DeviceWeight(Protocol):
     def dense(self, dtype: torch.dtype) -> Tensor:
         """A copy of its numbers [N, K], or they themselves."""
         ...
-
-    def linear(
-        self,
-        x: Tensor,
-        out: Tensor,
-        products: Products,
-        *,
-        bias: Tensor | None = None,
-        norm: Norm | None = None,
-        activation: str | None = None,
-        accumulate: bool = False,
-    ) -> None:
-        """out = x @ weight.T; what is around it is described in ``Around``."""
-        products.linear(x, self, out, Around(norm, bias, activation, accumulate))
-
-    def rows(self, ids: Tensor, out: Tensor, products: Products) -> None:
-        """The rows ``ids`` (int32 [T]) in ``out`` [T, K]."""
-        products.rows(self, ids, out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.kernels.cuda import packing
 from octavo.kernels.cuda.packing import expanded, pack
-from octavo.kernels.cuda.products import Norm, PlainProducts
+from octavo.kernels.cuda.products import Around, Norm, PlainProducts
 from octavo.kernels.cuda.weights import TILE_K, DenseWeight, JoinedWeight, W4Weight, W8Weight
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1, E5M2, NF4_LEVELS
@@ -190,16 +190,16 @@ def test_plain_products_are_those_of_double_precision():
     x, bias = torch.randn(5, 512), torch.randn(24)
     norm = Norm(torch.rand(512), 1e-5)
     out = torch.randn(5, 12)
-    weight.linear(x, out, PlainProducts(), bias=bias, norm=norm, activation="silu")
+    PlainProducts().linear(x, weight, out, Around(norm, bias, "silu"))
     wide = x.double()
     wide = wide / (wide.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm.weight
     gate, up = (wide @ weight.dense(torch.float64).T + bias).chunk(2, dim=1)
     assert torch.allclose(out.double(), gate / (1 + torch.exp(-gate)) * up, atol=1e-4)
     before = out.clone()
     down = weight.narrow(0, 12)
-    down.linear(x, out, PlainProducts(), accumulate=True)
+    PlainProducts().linear(x, down, out, Around(accumulate=True))
     expected = before.double() + x.double() @ down.dense(torch.float64).T
     assert torch.allclose(out.double(), expected, atol=1e-4)
     rows = torch.empty(3, 512)
-    weight.rows(torch.tensor([3, 0, 3], dtype=torch.int32), rows, PlainProducts())
+    PlainProducts().rows(weight, torch.tensor([3, 0, 3], dtype=torch.int32), rows)
     assert torch.equal(rows, weight.dense(torch.float32)[[3, 0, 3]])
