@@ -231,7 +231,7 @@ def test_seeds_with_windows(seed, windows, make_engine, make_request):
 @pytest.mark.parametrize(
     ("least", "depth"),
     [
-        (150_000, None),
+        (80_000, None),
         pytest.param(1_000_000, None, marks=pytest.mark.long),
         pytest.param(1_000_000, 2, marks=pytest.mark.long),
     ],
