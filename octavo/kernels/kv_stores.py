@@ -73,7 +73,8 @@ class Int8:
         x = x.float()
         top = x.abs().amax(dim=-1, keepdim=True)
         units = torch.round(x * _quotient(127, top))
-        return (units + 128).to(torch.uint8), top / 127
+        # By a tensor: a GPU would multiply by the reciprocal of a number.
+        return (units + 128).to(torch.uint8), top / torch.full_like(top, 127)
 
     def decode(self, *parts: Tensor) -> Tensor:
         codes, scale = parts
@@ -111,7 +112,7 @@ class Fp8:
     @staticmethod
     def _encode(x: Tensor, top: Tensor, to: int) -> tuple[Tensor, Tensor]:
         rounded = (x * _quotient(to, top)).to(torch.float8_e4m3fn)
-        return rounded.view(torch.uint8), top / to
+        return rounded.view(torch.uint8), top / torch.full_like(top, to)
 
 
 class Int4:

@@ -105,8 +105,8 @@ class ChunkedUpload:
         return made if of != torch.uint8 else made.view(data.shape)
 
     def tensor(self, values: Tensor) -> Tensor:
-        """A contiguous tensor of the host, as it is; it may go as soon as this returns."""
-        made = self(values.view(-1).view(torch.uint8).numpy(), values.dtype, values.dtype)
+        """A tensor of the host, contiguous on the device; it may go as soon as this returns."""
+        made = self(values.reshape(-1).view(torch.uint8).numpy(), values.dtype, values.dtype)
         return made.view(values.shape)
 
     def _fill(self, part: Tensor) -> Tensor:

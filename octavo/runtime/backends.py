@@ -9,6 +9,8 @@ model leaves; then it makes the forward pass over a KV cache of its own kind.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -146,6 +148,8 @@ def why_not_fused(spec: RankSpec) -> str | None:
         return None
     if find_spec("triton") is None:
         return f"Triton is not installed: {ADD_GPU}"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler, and there is none: install gcc, or name one in CC"
     if (kv_dtype := kv_dtype_of(spec, is_native=False)) in _NO_GPU_KV:
         return f"kernels of GPUs read no KV of {kv_dtype}: set --kv-cache-dtype to fp8 or int8"
     return None

@@ -134,6 +134,7 @@ class CudaForward:
             self.graphs = DecodeGraphs(
                 stream, min(seats, tokens), self._decode, self._stage_nothing
             )
+        stream.catch_up()  # with all that was made here, and before
 
     def _make_lane(self) -> _Lane:
         def like(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ What wires an engine is in ``build.py``, and knows nothing of what is in here.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -203,6 +204,8 @@ class Rank:
     def close(self) -> None:
         """Release the KV pool and, with the last reference to it, the model."""
         self.runner = self.pool = None
+        if self.spec.device != "cpu":
+            gc.collect()  # a forward refers to itself, and its memory is to be had at once
 
     @property
     def _started(self) -> Runner:

@@ -47,6 +47,11 @@ class Stream(Protocol):
         for: pinned, where the device is a GPU."""
         ...
 
+    def catch_up(self) -> None:
+        """Have what is launched from now on wait for what has been done to tensors outside of this
+        queue: zeros that were written, weights that were packed."""
+        ...
+
     def launch(self, work: Work) -> None:
         """Queue what ``work`` does to tensors. It may be called at once or later, but not after
         work that is launched later; so what it reads of the host's is settled when it is launched.
@@ -70,6 +75,9 @@ class HostStream:
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(count, dtype=dtype)
 
+    def catch_up(self) -> None:
+        pass
+
     def launch(self, work: Work) -> None:
         with torch.inference_mode():
             work()
@@ -90,21 +98,20 @@ _PAST = _Past()
 
 
 class CudaStream:
-    """A stream of a GPU's own, beside the default one, on which nothing can be captured.
-
-    What was queued on the default stream until now (weights, zeros) is done before anything here.
-    """
+    """A stream of a GPU's own, beside the default one, on which nothing can be captured."""
 
     captures = True
 
     def __init__(self, device: torch.device):
         self.device = device
         self._stream = torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(count, dtype=dtype, pin_memory=True)
+
+    def catch_up(self) -> None:
+        self._stream.wait_stream(torch.cuda.default_stream(self.device))
 
     def launch(self, work: Work) -> None:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
@@ -120,7 +127,8 @@ class CudaStream:
         graph = torch.cuda.CUDAGraph()
         # Other threads may ask the driver for what they like meanwhile.
         capturing = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
-        with torch.inference_mode(), capturing:
+        # A capture that fails leaves its stream behind as the current one: so it is that before.
+        with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
             work()
         left, _ = torch.cuda.mem_get_info(self.device)
         return Graph(graph.replay, max(0, free - left))

@@ -85,3 +85,11 @@ def test_a_gpu_gets_the_same():
     made = ChunkedUpload(CudaQueue(device), 4096)(data, torch.float32, torch.bfloat16)
     plain = upload_at_once(device)(data, torch.float32, torch.bfloat16)
     assert torch.equal(made, plain)
+
+
+def test_tensors_that_lie_in_another_order_become_contiguous():
+    queue = LateQueue()
+    values = torch.arange(12.0).view(3, 4).t()
+    made = ChunkedUpload(queue, CHUNK).tensor(values)
+    queue.finish()
+    assert torch.equal(made, values) and made.is_contiguous()

@@ -29,6 +29,9 @@ class QueuedStream:
     def host_buffer(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype)
 
+    def catch_up(self) -> None:
+        pass
+
     def launch(self, work: Work) -> None:
         self._queue.append(work)
 

@@ -90,11 +90,13 @@ def _mul_to_codes(
     row = tl.program_id(0).to(tl.int64)
     gate, up = gate + row * gate_stride, up + row * up_stride
     greatest = tl.zeros([BLOCK], tl.float32)
+    damage = tl.zeros([BLOCK], tl.float32)  # which a maximum would leave out
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = _product(gate, up, width, columns, ACTIVATION)
         greatest = tl.maximum(greatest, tl.abs(values))
-    scale = tl.div_rn(tl.max(greatest, 0), LARGEST)
+        damage += values * 0.0
+    scale = tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)

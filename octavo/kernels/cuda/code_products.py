@@ -77,10 +77,12 @@ def _row_codes(
     """One program has a row, and reads it twice: the second time it comes from the cache."""
     row = tl.program_id(0).to(tl.int64)
     greatest = tl.zeros([BLOCK], tl.float32)
+    damage = tl.zeros([BLOCK], tl.float32)  # which a maximum would leave out
     for start in tl.range(0, width, BLOCK):
         values = _load(x + row * x_stride, start + tl.arange(0, BLOCK), width)
         greatest = tl.maximum(greatest, tl.abs(values))
-    scale = tl.div_rn(tl.max(greatest, 0), LARGEST)
+        damage += values * 0.0
+    scale = tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)

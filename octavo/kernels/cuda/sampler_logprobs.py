@@ -79,7 +79,7 @@ def judge(
     _judge_row[(num_rows,)](*row, *found, out.judged, **blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _judge_chunk(
     logits,
     stride,
@@ -115,7 +115,7 @@ def _judge_chunk(
             tl.store(keys + here * WIDTH + place, key)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _judge_row(
     logits,
     stride,

@@ -53,3 +53,16 @@ def test_compiled():
         made = launch.compiled(arch)
         assert made.spills == 0 and made.registers <= 64
         assert "ld.global.v" in made.ptx and "st.global.v" in made.ptx
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # codes of what is no number
+@pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+def test_damage_does_not_become_a_number(device, damage):
+    x = torch.ones(2, 600, device=device)
+    x[1, 300] = damage
+    codes, scales = (
+        torch.zeros(2, 600, dtype=torch.int8, device=device),
+        torch.zeros(2, device=device),
+    )
+    row_codes(x, codes, scales)
+    assert scales[0].isfinite() and not scales[1].isfinite()
