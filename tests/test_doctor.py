@@ -191,6 +191,7 @@ def test_nothing_is_said_to_run_on_gpus_that_never_did(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("triton", [True, False])
 def test_kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch, triton: bool) -> None:
     monkeypatch.setattr(backends, "find_spec", lambda name: name if triton else None)
+    monkeypatch.setenv("CC", "cc")
     assert all(choice.device == "cpu" for choice in doctor.choose_kernels(Cuda((), "none")))
     (*_, found) = doctor.choose_kernels(Cuda((CudaDevice("GPU", GIB, "9.0"),), None))
     assert (found.device, found.op) == ("cuda", "whole steps")
