@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -161,6 +162,10 @@ class StepStats:
         nothing: dict[str, Any] = {each.name: 0 for each in fields(cls) if each.default is MISSING}
         return cls(**nothing | {"num_free_blocks": num_blocks})
 
+    def as_json(self) -> dict[str, Any]:
+        """All fields by name. ``dataclasses.asdict`` would copy each, for every step."""
+        return dict(zip(_STEP_FIELDS, _step_values(self), strict=True))
+
     @property
     def kv_utilisation(self) -> float:
         """Share of the block pool that requests hold."""
@@ -171,6 +176,10 @@ class StepStats:
     def prefix_hit_rate(self) -> float:
         """Share of admitted prompt tokens that the prefix cache already held."""
         return self.prefix_tokens_hit / max(1, self.prefix_tokens_queried)
+
+
+_STEP_FIELDS = tuple(each.name for each in fields(StepStats))
+_step_values = attrgetter(*_STEP_FIELDS)
 
 
 def _gap(start: float | None, end: float | None) -> float | None:

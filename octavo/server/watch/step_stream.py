@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from octavo.core.stats import StepStats
@@ -14,9 +12,6 @@ from octavo.server.engine.generation import EngineState, Observer
 
 _INTERVAL = 0.1  # seconds between two events: an engine makes hundreds of steps a second
 _MOST_STEPS = 1000  # that wait for a viewer who does not read
-
-_NAMES = tuple(each.name for each in fields(StepStats))
-_values_of = attrgetter(*_NAMES)
 
 
 class StepStream(Observer):
@@ -86,8 +81,7 @@ class Viewer:
             await asyncio.sleep(_INTERVAL)
 
     def _take_steps(self) -> dict[str, Any]:
-        steps = [dict(zip(_NAMES, _values_of(each), strict=True)) for each in self._steps]
-        taken = {"missed": self._num_missed, "steps": steps}
+        taken = {"missed": self._num_missed, "steps": [each.as_json() for each in self._steps]}
         self._steps.clear()
         self._num_missed = 0
         return taken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, get_type_hints
 
@@ -32,7 +31,7 @@ def load_of(engine: EngineClient) -> dict[str, Any]:
     return {
         "server_load": stats.num_running + stats.num_waiting,
         "kv_usage": stats.kv_utilisation,
-        **dataclasses.asdict(stats),
+        **stats.as_json(),
         "num_restarts": engine.num_restarts,
     }
 
