@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, to_codes
+from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, scale_of, to_codes
 
 _BLOCK = 1024  # values that four warps have at a time
 
@@ -90,13 +90,13 @@ def _mul_to_codes(
     row = tl.program_id(0).to(tl.int64)
     gate, up = gate + row * gate_stride, up + row * up_stride
     greatest = tl.zeros([BLOCK], tl.float32)
-    damage = tl.zeros([BLOCK], tl.float32)  # which a maximum would leave out
+    damage = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = _product(gate, up, width, columns, ACTIVATION)
         greatest = tl.maximum(greatest, tl.abs(values))
         damage += values * 0.0
-    scale = tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
+    scale = scale_of(greatest, damage, LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import CODE_TYPES, to_codes
+from octavo.kernels.cuda.elementwise import CODE_TYPES, scale_of, to_codes
 
 _BLOCK_OF_ROW = 4096
 _BLOCK = 1024
@@ -77,12 +77,12 @@ def _row_codes(
     """One program has a row, and reads it twice: the second time it comes from the cache."""
     row = tl.program_id(0).to(tl.int64)
     greatest = tl.zeros([BLOCK], tl.float32)
-    damage = tl.zeros([BLOCK], tl.float32)  # which a maximum would leave out
+    damage = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, width, BLOCK):
         values = _load(x + row * x_stride, start + tl.arange(0, BLOCK), width)
         greatest = tl.maximum(greatest, tl.abs(values))
         damage += values * 0.0
-    scale = tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
+    scale = scale_of(greatest, damage, LARGEST)
     tl.store(scales + row, scale)
     for start in tl.range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)

@@ -40,6 +40,13 @@ def activate(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def scale_of(greatest, damage, LARGEST: tl.constexpr):
+    """Of a row's codes: from its greatest values [N], and sums [N] of 0 times each value, which are
+    NaN where one is no number. A maximum would leave that out."""
+    return tl.div_rn(tl.max(greatest, 0) + tl.sum(damage, 0), LARGEST)
+
+
+@triton.jit
 def to_codes(values, scale, TYPE: tl.constexpr):
     """``values`` (float32) over ``scale``, rounded to the nearest "int8" or "e4m3", of two to the
     even one: the bits, as uint8. A scale of 0 is that of nothing but zeros."""
