@@ -4,6 +4,11 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 venv="$root/.venv"
 
+# What Python compiles is kept in the environment, for all processes that tests and benchmarks start:
+# also where the surroundings forbid to keep it beside the sources.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX="$venv/bytecode"
+
 fail() {
     echo "$(basename "$0"): $*" >&2
     exit 1
