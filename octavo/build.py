@@ -83,7 +83,7 @@ def _load_engine(
     from octavo.executor.local import LocalExecutor
 
     phases = _Phases()
-    source = open_source(hub.resolve(args.model))
+    source = open_source(hub.resolve(args.model), args.model_impl)
     args = source.settings(args)  # which may have some of its own, so that defaults come later
     args = args.serving() if is_served else args
     model_config = source.config()

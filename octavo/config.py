@@ -67,6 +67,12 @@ class EngineArgs:
         "GPU's path, for tests",
         ("auto", "native", "fused", "reference"),
     )
+    model_impl: str = option(
+        "auto",
+        "whose implementation of the model runs: octavo's, or that of transformers, slower, which "
+        "auto is for families that octavo has not, where transformers is installed",
+        ("auto", "octavo", "transformers"),
+    )
     quantization: str | None = option(None, "format of the weights; detected where not given")
     kv_cache_dtype: str = option(
         "auto",

@@ -1,4 +1,5 @@
-"""PyTorch, which only GPUs need, and models that the native kernels do not run."""
+"""PyTorch, which only GPUs need, and models that the native kernels do not run; and transformers,
+for families that octavo has not."""
 
 from __future__ import annotations
 
@@ -11,9 +12,25 @@ ADD_GPU = "pip install 'octavo[gpu]'"
 NO_TORCH = f"PyTorch is needed, and not installed: {ADD_TORCH}"
 
 
+ADD_TRANSFORMERS = "pip install 'octavo[transformers]'"
+
+
 def has_torch() -> bool:
     """Whether it is installed: without importing it, which takes a second."""
     return importlib.util.find_spec("torch") is not None
+
+
+def has_transformers() -> bool:
+    """The same of transformers, which imports PyTorch."""
+    return has_torch() and importlib.util.find_spec("transformers") is not None
+
+
+def need_transformers(what: str) -> None:
+    """As ``need_torch``, before what stands on transformers."""
+    if not has_transformers():
+        raise MissingPackageError(
+            f"{what}: transformers is needed, and not installed: {ADD_TRANSFORMERS}"
+        )
 
 
 def need_torch(what: str) -> None:

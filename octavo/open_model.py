@@ -9,17 +9,24 @@ from octavo import hub
 from octavo.garbage import no_collections
 from octavo.model_files import is_engine_folder
 from octavo.model_source import CheckpointSource, ModelSource
+from octavo.transformers_source import TransformersSource, is_for_transformers
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
 
-def open_source(path: Path) -> ModelSource:
-    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read."""
+def open_source(path: Path, model_impl: str = "octavo") -> ModelSource:
+    """The model at a path that ``hub.resolve`` gave. ModelError if it cannot be read.
+
+    ``model_impl``: whose implementation runs it, as in ``EngineArgs``; "auto" is that of
+    transformers for a family that octavo has not, if it is installed.
+    """
     if is_engine_folder(path):
         from octavo.engine_folder.folder import EngineFolder
 
         return EngineFolder(path, notes_folder())
+    if model_impl == "transformers" or (model_impl == "auto" and is_for_transformers(path)):
+        return TransformersSource(path)
     return CheckpointSource(path)
 
 

@@ -56,6 +56,10 @@ ALLOWED = {
     },
     "open_model": {
         *("engine_folder", "hub", "kernels", "model_files", "model_source", "text"),
+        "transformers_source",
+    },
+    "transformers_source": {
+        *("config", "model_files", "model_source", "models", "runtime", "text"),
     },
     "text": {"fields", "model_files"},
     "text.folder_tokenizer": {"fields", "model_files", "text"},
@@ -145,6 +149,7 @@ OF_TORCH = {
     "kernels/kv_stores.py",
     "kernels/reference.py",
     "layers/tensors.py",
+    "models/transformers_model.py",
     "quantization/gguf_blocks.py",
     "quantization/upload.py",
     "quantization/gguf_fields.py",
@@ -188,6 +193,7 @@ OF_TORCH = {
     "runtime/sampler.py",
     "runtime/torch_backend.py",
     "runtime/torch_probe.py",
+    "runtime/transformers_backend.py",
     "speculation/training/eagle.py",
     "speculation/training/evaluation.py",
     "speculation/training/examples.py",
@@ -205,6 +211,7 @@ OF_TORCH = {
 # GPU, to say that it is missing, to name a type; and two benchmarks.
 WHERE_NEEDED = {
     "build.py",
+    "transformers_source.py",
     "extras.py",
     "quantization/base.py",
     "runtime/backends.py",

@@ -113,8 +113,8 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
         logit_softcap=fields.number("final_logit_softcapping", None),
         embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
         bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-        eos_token_ids=_eos_token_ids(generation_fields, fields),
-        sampling_defaults=_sampling_defaults(generation_fields),
+        eos_token_ids=eos_token_ids(generation_fields, fields),
+        sampling_defaults=sampling_fields(generation_fields),
     ).check(path)
 
 
@@ -264,7 +264,7 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
     )
 
 
-def _eos_token_ids(*files: Fields) -> tuple[int, ...]:
+def eos_token_ids(*files: Fields) -> tuple[int, ...]:
     """Those of both files: chat models often name the end of a turn in only one of them."""
     ids: list[int] = []
     name = "eos_token_id"
@@ -276,7 +276,8 @@ def _eos_token_ids(*files: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _sampling_defaults(generation: Fields) -> dict[str, float]:
+def sampling_fields(generation: Fields) -> dict[str, float]:
+    """What the authors recommend, by the names of SamplingParams."""
     if generation.raw("do_sample") is False:
         return {}
     return sampling_defaults(generation, _SAMPLING_FIELDS)

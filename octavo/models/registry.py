@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import UnsupportedModelError
+from octavo.extras import ADD_TRANSFORMERS
 
 if TYPE_CHECKING:
     from octavo.layers.context import Activations, ForwardContext
@@ -46,13 +47,20 @@ class CausalLM(Protocol):
         ...
 
 
+def is_known(name: str) -> bool:
+    """Whether octavo has an architecture of this name."""
+    return ALIASES.get(name, name) in ARCHITECTURES
+
+
 def resolve_architecture(name: str, where: str) -> str:
     """The key of ARCHITECTURES for a name; UnsupportedModelError, naming ``where``, if none."""
-    name = ALIASES.get(name, name)
-    if name not in ARCHITECTURES:
+    if not is_known(name):
         known = ", ".join([*ARCHITECTURES, *ALIASES])
-        raise UnsupportedModelError(f"{where}: octavo runs {known}, but not {name}")
-    return name
+        raise UnsupportedModelError(
+            f"{where}: octavo runs {known}, but not {name}; with transformers installed, which may "
+            f"have it, it would run that ({ADD_TRANSFORMERS})"
+        )
+    return ALIASES.get(name, name)
 
 
 def resolve_gguf_architecture(name: str, where: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from octavo.core.batch import Batch, TokenLogprobs
+from octavo.core.executor import Probe
 from octavo.kernels.dispatch import Ops
 from octavo.layers.taps import with_taps
 from octavo.models.kv_groups import KVGroups, one_table
@@ -126,7 +127,7 @@ class EagerForward(InTurn):
     def logprobs(self, rows: range, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return compute_logprobs(self.logits(rows), token_ids, num_top)
 
-    def probe(self, runner: Observed) -> TorchProbe:
+    def probe(self, runner: Observed) -> Probe:
         return TorchProbe(
             runner, self.model, self.kv_cache, self._device, getattr(torch, self._ops.dtype)
         )

@@ -59,7 +59,7 @@ def serve(
     if settings.api_key:
         _log.warning("%s", KEY_IN_SIGHT)
     path = hub.resolve(args.model)
-    args = open_source(path).settings(args)
+    args = open_source(path, args.model_impl).settings(args)
     launcher = ProcessLauncher(args, settings.log_format)
     with listen(settings) as listener, contextlib.closing(launcher):
         for signum in STOP_SIGNALS:  # until the server listens to them

@@ -1,0 +1,93 @@
+"""ModelConfig of a model that transformers runs: what an engine has to know of it, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.layers.rope_config import RopeConfig
+from octavo.models.config import ModelConfig
+from octavo.models.config_hf import eos_token_ids, sampling_fields
+
+ARCHITECTURE = "TransformersForCausalLM"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAttention:
+    """What a layer's attention was called with: heads that are kept, sizes, the window."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+
+
+def config_of(config: Any, generation: dict[str, Any], path: Path) -> ModelConfig:
+    """From transformers' own config, whose attributes have the same names in most families.
+
+    What layers keep is as far as the config says it; ``with_attention`` knows better, once the
+    model is loaded. Positions are turned, or learned, by transformers.
+    """
+    values = {name: getattr(config, name, None) for name in (*_SIZES, *_TOKENS)}
+    fields = Fields(path / "config.json", {k: v for k, v in values.items() if v is not None})
+    generation_fields = Fields(path / "generation_config.json", generation)
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers")
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
+    max_position = fields.integer("max_position_embeddings", minimum=2)
+    return ModelConfig(
+        architecture=ARCHITECTURE,
+        name=path.name or ARCHITECTURE,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=max_position,
+        rope=RopeConfig(10_000.0, 2, max_position=max_position),
+        norm_eps=0.0,
+        attention_scale=head_dim**-0.5,
+        layer_windows=(None,) * num_layers,
+        bos_token_id=fields.integer("bos_token_id", None, minimum=0),
+        eos_token_ids=eos_token_ids(generation_fields, fields),
+        sampling_defaults=sampling_fields(generation_fields),
+    )
+
+
+def with_attention(config: ModelConfig, seen: Sequence[SeenAttention], path: Path) -> ModelConfig:
+    """The config with what the layers of the loaded model were seen to keep.
+
+    UnsupportedModelError if they do not all keep heads of one size.
+    """
+    sizes = {(layer.num_kv_heads, layer.key_dim) for layer in seen}
+    if len(sizes) > 1:
+        told = ", ".join(f"{heads} heads of {size} values" for heads, size in sorted(sizes))
+        raise UnsupportedModelError(f"{path}: layers keep keys of different sizes: {told}")
+    ((num_kv_heads, key_dim),) = sizes
+    return replace(
+        config,
+        num_layers=len(seen),
+        num_kv_heads=num_kv_heads,
+        head_dim=key_dim,
+        layer_windows=tuple(layer.window for layer in seen),
+    )
+
+
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_TOKENS = ("bos_token_id", "eos_token_id")

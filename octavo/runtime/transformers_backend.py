@@ -1,0 +1,129 @@
+"""Runs a model as transformers has it, with our scheduler and paged cache: slower than any kernels
+of ours, for families that octavo has none of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import nn
+
+from octavo.core.executor import Probe
+from octavo.errors import ConfigError
+from octavo.kernels.cpu import library
+from octavo.kernels.dispatch import EAGER, create_ops
+from octavo.kernels.kv_stores import CODECS
+from octavo.models.config import ModelConfig
+from octavo.models.footprint import Matrix
+from octavo.models.transformers_model import TransformersModel
+from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
+from octavo.runtime.eager_forward import EagerForward
+from octavo.runtime.forward import Observed
+from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.memory_ledger import Line, activations_line
+from octavo.runtime.torch_probe import DeviceProbe, arithmetic_of
+
+
+class TransformersBackend:
+    """A :class:`octavo.runtime.backends.Backend`. ConfigError for what needs kernels of ours."""
+
+    name = "transformers"
+    isa = None
+    pool = None
+    has_window_tables = True
+
+    def __init__(self, spec: RankSpec, model: TransformersModel, model_config: ModelConfig):
+        _check(spec)
+        self._spec, self._model, self._model_config = spec, model, model_config
+        weights = {p.data_ptr(): p.nbytes for p in model.model.parameters()}
+        self.weights_bytes = sum(weights.values())
+        torch.set_num_threads(
+            spec.threads or min(torch.get_num_threads(), library.usable_threads())
+        )
+
+    def planned_memory(self) -> Sequence[Line]:
+        """As if no more than two layers' activations were alive at once."""
+        model, spec = self._model_config, self._spec
+        values = 8 * model.hidden_size + 4 * model.intermediate_size
+        value_bytes = getattr(torch, spec.dtype).itemsize + 4
+        num_bytes = spec.max_num_batched_tokens * values * value_bytes
+        logits_bytes = 24 * spec.max_num_seqs * model.vocab_size
+        return (activations_line(num_bytes + logits_bytes, "estimated"),)
+
+    def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> EagerForward:
+        if depths:
+            raise ConfigError(
+                f"hidden states of {self._model_config.name}: layers of transformers show none; "
+                "leave the speculative method out that needs them"
+            )
+        spec, model = self._spec, self._model_config
+        device = torch.device(spec.device)
+        kept = model.kv_layers[0]
+        kv_cache = KVCache(
+            model.num_layers,
+            limits.num_blocks,
+            spec.block_size,
+            kept.num_kv_heads,
+            kept.key_dim,
+            CODECS[kv_dtype_of(spec, is_native=False)],
+            device,
+            limits.kv_groups,
+        )
+        return _TransformersForward(
+            self._model,
+            kv_cache,
+            create_ops(spec.device, spec.dtype, EAGER),
+            device,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            groups=limits.kv_groups,
+        )
+
+
+class _TransformersForward(EagerForward):
+    model: TransformersModel
+
+    def probe(self, runner: Observed) -> Probe:
+        dtype = getattr(torch, self._ops.dtype)
+        return _Probe(runner, self.model, self.kv_cache, self._device, dtype)
+
+
+class _Probe(DeviceProbe):
+    """Its matrices are the linears that transformers made."""
+
+    def __init__(
+        self,
+        runner: Observed,
+        model: TransformersModel,
+        cache: KVCache,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        super().__init__(runner, cache, device, dtype)
+        self._model = model.model
+
+    def matrices(self) -> list[Matrix]:
+        head = self._model.get_output_embeddings()
+        return [
+            Matrix(
+                module is head,
+                module.weight.numel(),
+                module.weight.nbytes,
+                arithmetic_of(module.weight.dtype),
+            )
+            for module in self._model.modules()
+            if isinstance(module, nn.Linear)
+        ]
+
+
+def _check(spec: RankSpec) -> None:
+    for name, value, usual in (
+        ("kernels", spec.kernels, ("auto", "reference")),
+        ("activations", spec.activations, ("auto",)),
+        ("batch_invariant", spec.batch_invariant, (False,)),
+    ):
+        if value not in usual:
+            raise ConfigError(
+                f"{name} {value}: a model that transformers runs has no kernels of octavo's; leave "
+                "the setting out, or set model_impl to octavo"
+            )

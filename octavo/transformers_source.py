@@ -1,0 +1,92 @@
+"""A model that transformers runs, for families that octavo has not: a ``ModelSource``."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import ConfigError
+from octavo.extras import has_transformers, need_transformers
+from octavo.model_files import ModelFolder
+from octavo.model_source import Progress
+
+if TYPE_CHECKING:
+    from octavo.config import EngineArgs
+    from octavo.models.config import ModelConfig
+    from octavo.runtime.capacity import RankSpec
+    from octavo.runtime.rank import Rank
+    from octavo.text.tokenizer import Tokenizer
+
+_log = logging.getLogger("octavo")
+
+
+def is_for_transformers(path: Path) -> bool:
+    """Whether it is installed, and ``path`` a folder with a model of no family of octavo's."""
+    if not path.is_dir() or not has_transformers():
+        return False
+    from octavo.models.registry import is_known
+
+    config = ModelFolder(path).read_json("config.json") or {}
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and not is_known(str(names[0]))
+
+
+class TransformersSource:
+    """A Hugging Face folder whose model is transformers' own. Imports neither it nor torch before
+    it is asked for a config.
+
+    Raises:
+        ConfigError: ``path`` is no such folder.
+    """
+
+    def __init__(self, path: Path):
+        if not path.is_dir():
+            raise ConfigError(
+                f"model_impl transformers: {path} is no Hugging Face folder, and GGUF files are "
+                "run by octavo alone"
+            )
+        self.path = path
+
+    def settings(self, args: EngineArgs) -> EngineArgs:
+        """As they are."""
+        return args
+
+    @cached_property
+    def _config(self) -> Any:
+        need_transformers("model_impl transformers")
+        from octavo.models.transformers_model import read_config
+
+        return read_config(self.path)
+
+    def config(self) -> ModelConfig:
+        generation = ModelFolder(self.path).read_json("generation_config.json")
+        given = self._config
+        from octavo.models.config_transformers import config_of
+
+        return config_of(given, generation or {}, self.path)
+
+    def tokenizer(self) -> Tokenizer:
+        from octavo.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_folder(self.path)
+
+    def load_rank(self, spec: RankSpec, progress: Progress | None = None) -> Rank:
+        """Progress is not told: transformers reads weights in one call."""
+        config = self.config()
+        import torch
+
+        from octavo.models.config_transformers import with_attention
+        from octavo.models.transformers_model import load
+        from octavo.runtime.rank import Rank
+        from octavo.runtime.transformers_backend import TransformersBackend
+
+        _log.warning(
+            "%s is run by transformers with octavo's scheduler and paged cache: several times "
+            "slower than a family that octavo has kernels for",
+            self.path,
+        )
+        model = load(self.path, self._config, torch.device(spec.device), getattr(torch, spec.dtype))
+        config = with_attention(config, model.seen, self.path)
+        return Rank(spec, config, TransformersBackend(spec, model, config))
