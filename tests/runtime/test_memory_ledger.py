@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -237,12 +238,35 @@ def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
     assert many[values] < 1.2 * small[values]
 
 
-def test_a_gpu_that_has_no_more_answers_by_its_ledger():
-    def allocate():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+NO_MORE = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
 
+
+@pytest.mark.parametrize("error", NO_MORE, ids=str)
+def test_a_gpu_that_has_no_more_answers_by_its_ledger(error):
+    """Whoever asked it: PyTorch, a library that it calls, or Triton."""
+
+    def allocate():
+        raise error
+
+    said = re.escape(str(error).partition("\n")[0].partition(". ")[0])
     with (
-        pytest.raises(ConfigError, match=r"not suffice for weights: CUDA out of memory; of 24"),
+        pytest.raises(ConfigError, match=rf"not suffice for weights: {said}; of 24"),
         device_memory.out_of_memory_told(WEIGHTS, ledger_of),
     ):
         allocate()
+
+
+def test_what_else_goes_wrong_stays_what_it_is():
+    def launch():
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with (
+        pytest.raises(RuntimeError, match="illegal memory access"),
+        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+    ):
+        launch()
