@@ -125,7 +125,7 @@ class CudaForward:
         rows = num_logits_rows(limits)
         self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
         self._records = torch.zeros(rows, RECORD_WORDS, dtype=torch.int32)
-        self._arrays = SamplingArrays(self._records, program.vocab_size)
+        self._arrays = SamplingArrays(self._records, program.vocab_size, stream.host_buffer)
         self._lanes = [self._make_lane() for _ in range(_NUM_LANES)]
         self._last_result_at: float | None = None
         self._num_tokens = 0  # of the last step

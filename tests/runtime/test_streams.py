@@ -34,6 +34,22 @@ def test_work_is_done_in_its_order(stream):
     assert taken.tolist() == [0, 3, 6, 9]
 
 
+def test_what_was_launched_is_copied_though_its_buffer_was_forgotten(stream):
+    taken = stream.host_buffer(8 << 16, torch.int32).view(8, -1)
+    memory = torch.zeros_like(taken, device=stream.device)
+
+    def launch(row: int) -> None:
+        given = stream.host_buffer(taken.shape[1], torch.int32)
+        given.fill_(row + 1)
+        stream.launch(lambda: memory[row].copy_(given, non_blocking=True))
+
+    for row in range(len(taken)):
+        launch(row)
+    stream.launch(lambda: taken.copy_(memory, non_blocking=True))
+    stream.mark().wait()
+    assert (taken == torch.arange(1, 9)[:, None]).all()
+
+
 def test_a_graph_does_again_what_was_captured_with_what_is_there_by_then(stream):
     taken = stream.host_buffer(2, torch.float32)
     x, y = (torch.ones(2, device=stream.device) for _ in range(2))
