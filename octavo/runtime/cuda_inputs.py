@@ -135,7 +135,7 @@ class DeviceInputs:
         Args:
             rows: R of them, that become tokens, in the order of items.
             records: int32 [R, RECORD_WORDS].
-            padded: a decode shape that holds the batch, all of whose tokens become tokens; by
+            padded: a shape that holds the batch, as of decoding, where all tokens become tokens; by
                 default there is no padding.
 
         Raises:
@@ -156,7 +156,7 @@ class DeviceInputs:
         return StagedStep(shape, num_words, len(changes))
 
     def stage_nothing(self, shape: StepShape, buffer: Tensor) -> StagedStep:
-        """Write a decode step of nobody, to be run for its own sake."""
+        """Write a step of nobody, to be run for its own sake."""
         return self.stage(Batch(-1, ()), [], _NO_RECORDS, buffer, shape)
 
     def upload(self, staged: StagedStep, buffer: Tensor) -> None:

@@ -20,6 +20,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.executor.local import LocalExecutor
+from octavo.kernels.cuda.sampling import JUDGED_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_config
 from octavo.runtime import device_memory
@@ -222,6 +223,18 @@ def test_what_is_planned_is_what_is_made(tiny_model):
     kv_cache = 16 * rank.capacity.kv_bytes_per_token
     # The host has copies of inputs and results, for two steps in flight.
     assert planned <= made - kv_cache <= planned + 2 * planned // 5
+
+
+def test_an_early_exit_takes_memory_for_its_inputs_alone(tiny_model):
+    """Which is not planned: it comes and goes with speculation."""
+    spec = RankSpec(tiny_model, kernels="fused", max_model_len=128, async_scheduling=False)
+    rank, limits = Rank.load(spec), RankLimits(4, 64, 128, 2048)
+    rank.start(limits)
+    made = bytes_made(lambda: rank.forward.exit_after(1))
+    on_the_device = 4 * rank.forward._inputs.num_words
+    of_the_host = on_the_device + 4 * (2 + JUDGED_WORDS + 1) * 2048 + 4 * RECORD_WORDS * 64
+    assert made <= 1.1 * on_the_device + 2 * of_the_host
+    assert rank.forward.exit_after(1).depth == 1  # as its model
 
 
 def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
