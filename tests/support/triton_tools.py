@@ -96,7 +96,7 @@ class Launch:
 
     @property
     def key(self) -> str:
-        """By which Triton knows whether it has compiled this: another key is another compilation."""
+        """By which Triton knows whether it has compiled this: for another key it compiles again."""
         _, kinds, options = _binder(self.kernel)(**self.arguments, **self.options)
         return f"{self.kernel.__name__} {kinds} {options}"
 
