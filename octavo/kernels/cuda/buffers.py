@@ -64,11 +64,7 @@ class Buffers:
             self._borrow(lent)
         self._places = fusion.place(phases, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
-        size = max_tokens * max(map(_width_between, phases))
-        if lent is not None and lent._between.numel() >= size:
-            self._between = lent._between
-        else:
-            self._between = self._zeros(size)
+        self._between = self._room_between(max_tokens * max(map(_width_between, phases)), lent)
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
@@ -120,6 +116,11 @@ class Buffers:
         place.buffer.num_users -= 1
         if not place.buffer.num_users:
             self._free[place.buffer.tensor.shape[1]].append(place.buffer)
+
+    def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
+        if lent is not None and lent._between.numel() >= size:
+            return lent._between
+        return self._zeros(size)
 
     def _zeros(self, *shape: int) -> Tensor:
         tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)

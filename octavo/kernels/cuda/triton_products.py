@@ -31,9 +31,9 @@ PIECE_ROWS = 4096
 _INTEGER_ROWS = 1024  # likewise, of integers, which are of 4 bytes
 _EXPANDED_VALUES = 1 << 26  # of a weight at a time
 _INVARIANT_ROWS, _INVARIANT_TILES = 32, 16
-# Products of FP8 are summed in float32 throughout. With fast sums, the tensor cores of Hopper keep
-# some 14 bits (DeepSeek-V3, arXiv 2412.19437, 3.3.2): by what is said there, an error of up to 2 % of
-# a sum of 4,096, on top of that of the codes. How much faster they are has not been measured here.
+# Products of FP8 are summed in float32 throughout. With fast sums, Hopper's tensor cores keep about
+# 14 bits, an error of up to 2 % of a sum of 4,096 (DeepSeek-V3, arXiv 2412.19437, 3.3.2), on top of
+# that of the codes. How much faster they are has not been measured here.
 FAST_SUMS = False
 
 

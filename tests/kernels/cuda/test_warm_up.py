@@ -1,6 +1,6 @@
 """Nothing is compiled while a request waits: what traffic launches was launched by the warm-up.
 
-Nothing is computed here. Launches are noted, with the keys by which Triton finds what it has
+Nothing of it is computed here. Launches are noted, with the keys by which Triton finds what it has
 compiled.
 """
 
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import torch
 from fused_models import GEMMA, LLAMA, VOCAB, random_model
 from queued_stream import QueuedStream
-from triton_tools import launches
+from triton_tools import ARCHS, SHARED_LIMIT, launches
 
 from octavo.core.batch import Draft
 from octavo.core.block_manager import BlockManager
@@ -29,8 +29,10 @@ from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.token_mask import create_mask
 from octavo.executor.hashing import GuessingProposer
 from octavo.executor.local import LocalExecutor
+from octavo.kernels.cuda import triton_products
 from octavo.kernels.cuda.attention_plan import Gpu
 from octavo.kernels.cuda.ways import Conditions
+from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
 from octavo.quantization.ggml_types import GGMLType
@@ -61,6 +63,8 @@ KINDS = [
 ]
 
 
+HOPPER = Gpu(90, 8)
+FEW_BYTES = 16  # that no loop waits for
 # Some of those that are launched.
 KERNELS = {"_linear", "attend_rows", "attend_splits", "_pick_cut", "_change", "_judge_row"}
 
@@ -75,9 +79,9 @@ class NotedKit(TritonKit):
         return None
 
 
-def started(config: ModelConfig, type: GGMLType) -> Rank:
-    kit = NotedKit(torch.device("cpu"), Conditions(Gpu(90, 8), torch.float32))
-    spec = RankSpec(Path(), block_size=BLOCK_SIZE)
+def started(config: ModelConfig, type: GGMLType, gpu: Gpu = HOPPER, dtype: str = "float32") -> Rank:
+    kit = NotedKit(torch.device("cpu"), Conditions(gpu, getattr(torch, dtype)))
+    spec = RankSpec(Path(), dtype=dtype, block_size=BLOCK_SIZE)
     rank = Rank(spec, config, FusedBackend(spec, random_model(config, type), config, kit=kit))
     groups = group_layers(config.kv_layers)
     rank.start(RankLimits(NUM_BLOCKS, MAX_SEQS, MAX_LEN, MAX_TOKENS, groups))
@@ -93,7 +97,6 @@ def serve(rank: Rank, seed: int) -> None:
     blocks = BlockManager(
         NUM_BLOCKS, BLOCK_SIZE, RadixPrefixCache(BLOCK_SIZE, groups.windows), groups.windows
     )
-
 
     def guess(prompt, position) -> Draft | None:
         return Draft.chain([7] * rng.randint(1, 9)) if rng.random() < 0.2 else None
@@ -138,3 +141,31 @@ def test_without_it_much_is_compiled(monkeypatch):
     made = []
     assert len(keys_of(lambda: made.append(started(*MODELS["4 bits"])))) <= 1
     assert len(keys_of(lambda: serve(made[0], 0))) > 25
+
+
+# Of a usual shape, but for its depth and its vocabulary.
+USUAL = {
+    "num_layers": 1,
+    "layer_windows": (None,),
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_heads": 16,
+    "num_kv_heads": 4,
+    "head_dim": 128,
+    "rope": RopeConfig(1000.0, 128),
+    "vocab_size": 4096,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q4_0, GGMLType.Q8_0], ids=str)
+def test_all_that_is_launched_fits(type, arch, monkeypatch):
+    monkeypatch.setattr(triton_products, "_gemm", lambda *_: None)  # of bfloat16, to float32
+    config, gpu = replace(LLAMA, **USUAL), Gpu(arch, 132)
+    seen = {each.key: each for each in launches(lambda: started(config, type, gpu, "bfloat16"))}
+    for launch in seen.values():
+        made = launch.compiled(arch)
+        assert made.spills <= FEW_BYTES, launch.key
+        assert made.shared <= SHARED_LIMIT[arch], launch.key
+    assert len(seen) > 25
