@@ -131,8 +131,14 @@ class CudaStream:
         # Other threads may ask the driver for what they like meanwhile.
         capturing = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
         # A capture that fails leaves its stream behind as the current one: so it is that before.
-        with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
-            work()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
+                work()
+        except RuntimeError:
+            # Its pool may be left as one that is still captured into, and then is good for nothing
+            # more (PyTorch's CUDAGraph::capture_end, where the driver refuses to end a capture).
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
         left, _ = torch.cuda.mem_get_info(self.device)
         return Graph(graph.replay, max(0, free - left))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from queued_stream import QueuedStream
@@ -76,3 +79,37 @@ def test_an_event_that_has_come_waits_for_nothing_later():
     first.wait()
     first.wait()
     assert done == [1]
+
+
+def test_after_a_capture_that_failed_others_have_a_pool_of_their_own(monkeypatch):
+    """As PyTorch refuses a pool that it believes to be captured into. A double of it, as no GPU has
+    to be there."""
+    pools, used = iter(range(9)), []
+
+    class Capturing(nullcontext):
+        def __init__(self, graph, pool, stream, mode):
+            super().__init__()
+            used.append(pool)
+
+    for name, double in {
+        "Stream": lambda device: None,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
+        "graph_pool_handle": lambda: next(pools),
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (0, 0),
+        "stream": lambda stream: nullcontext(),
+        "graph": Capturing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, double)
+
+    def fail() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    stream = CudaStream(torch.device("cuda"))
+    stream.capture(lambda: None)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        stream.capture(fail)
+    for _ in range(2):
+        stream.capture(lambda: None)
+    assert used == [0, 0, 1, 1]
