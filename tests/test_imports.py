@@ -183,6 +183,7 @@ OF_TORCH = {
     "runtime/cuda_inputs.py",
     "runtime/cuda_kit.py",
     "runtime/cuda_sampling.py",
+    "runtime/cuda_warmup.py",
     "runtime/device_memory.py",
     "runtime/eager_attention.py",
     "runtime/eager_forward.py",

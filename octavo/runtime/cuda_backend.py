@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -142,7 +143,12 @@ class FusedBackend:
         program = self._create_program(ops, kv_cache, limits, here, kept.values())
         sampler = self._create_sampler(limits, here)
         stream = self._kit.create_stream()
-        return self._create_forward(program, kv_cache, sampler, stream, limits, kept)
+        forward = self._create_forward(program, kv_cache, sampler, stream, limits, kept)
+        if self._kit.compiles:
+            begin = time.perf_counter()
+            forward.warm_up()
+            _log.info("kernels are there after %.1f s", time.perf_counter() - begin)
+        return forward
 
     def _create_forward(
         self,

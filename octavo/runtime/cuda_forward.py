@@ -36,6 +36,7 @@ from octavo.kernels.cuda.sampling import (
 )
 from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
+from octavo.runtime import cuda_warmup
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_graphs import DecodeGraphs
 from octavo.runtime.cuda_inputs import DeviceInputs, StepShape, StepViews
@@ -91,6 +92,8 @@ class CudaForward:
         captures: whether decode steps are captured, where the stream is any faster by it.
         runs_ahead: a step may be launched before the results of the one before it are there.
         kept: the values that the program keeps, by their depth.
+        beside: another forward of the same stream, in whose memory steps leave their logits and
+            tokens: what either has left is gone when the other has run.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class CudaForward:
         captures: bool = True,
         runs_ahead: bool = True,
         kept: Mapping[int, Value] = MappingProxyType({}),
+        beside: CudaForward | None = None,
     ):
         self.program = program
         self.depth = _NUM_LANES if runs_ahead else 1
@@ -121,20 +125,36 @@ class CudaForward:
             kv_cache.block_size,
             kv_cache.num_groups,
         )
-        self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
         rows = num_logits_rows(limits)
-        self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
+        if beside is None:
+            self._sampled = SampledTokens.allocate(max(seats, tokens), stream.device)
+            self._logits = torch.zeros(rows, program.vocab_size, device=stream.device)
+        else:
+            self._sampled, self._logits = beside._sampled, beside._logits
         self._records = torch.zeros(rows, RECORD_WORDS, dtype=torch.int32)
-        self._arrays = SamplingArrays(self._records, program.vocab_size)
+        self._arrays = SamplingArrays(self._records, program.vocab_size, stream.host_buffer)
         self._lanes = [self._make_lane() for _ in range(_NUM_LANES)]
         self._last_result_at: float | None = None
         self._num_tokens = 0  # of the last step
         self.graphs: DecodeGraphs | None = None
         if captures and stream.captures:
             self.graphs = DecodeGraphs(
-                stream, min(seats, tokens), self._decode, self._stage_nothing
+                stream,
+                min(seats, tokens),
+                self._decode,
+                lambda size: self._stage_nothing(StepShape.decode(size)),
             )
         stream.catch_up()  # with all that was made here, and before
+
+    def warm_up(self) -> None:
+        """Have all kernels compiled, by steps of nobody (``cuda_warmup.py``), and wait for it."""
+        for shape in cuda_warmup.shapes(self._limits, len(self._records)):
+            views, rows = self._inputs.views(shape), slice(0, shape.num_rows)
+            asked = cuda_warmup.everything(shape.num_rows, self.program.vocab_size)
+            self._stage_nothing(shape)
+            self._stream.launch(self._as_launched(views, [_Part(rows, *each) for each in asked]))
+        self.kv_cache.copy_blocks([(0, 0)])
+        self._stream.mark().wait()
 
     def _make_lane(self) -> _Lane:
         def like(tensor: Tensor) -> Tensor:
@@ -149,7 +169,8 @@ class CudaForward:
         return needs_host(request.params) is None
 
     def exit_after(self, num_layers: int) -> CudaForward:
-        """As :meth:`octavo.runtime.forward.Forward.exit_after`."""
+        """As :meth:`octavo.runtime.forward.Forward.exit_after`. It takes memory for its inputs, and
+        shares all else."""
         try:
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
@@ -162,6 +183,8 @@ class CudaForward:
             self._limits,
             self._make_probe,
             captures=False,
+            runs_ahead=self.depth > 1,
+            beside=self,
         )
 
     def probe(self, runner: Observed) -> Probe:
@@ -263,10 +286,10 @@ class CudaForward:
         views = self._inputs.views(StepShape.decode(size))
         return self._as_launched(views, [_Part(slice(0, size), _CAPTURED)])
 
-    def _stage_nothing(self, size: int) -> None:
-        """Queue the inputs of a decode step of nobody."""
+    def _stage_nothing(self, shape: StepShape) -> None:
+        """Queue the inputs of a step of nobody."""
         lane = self._free_lane()
-        staged = self._inputs.stage_nothing(StepShape.decode(size), lane.words)
+        staged = self._inputs.stage_nothing(shape, lane.words)
         self._stream.launch(lambda: self._inputs.upload(staged, lane.words))
         lane.event = self._stream.mark()
 

@@ -8,7 +8,8 @@ filled up with those of nobody. Sizes are close enough together that little is c
 Nothing is captured at the start, which would take seconds. Once a first result has been taken, each
 step captures one size before it runs, the largest first: then there is a graph for every step after
 the first capture, and the memory that the largest one needs serves the others too. What is no plain
-decode step (pieces of prompts, drafts, more sequences than that) is launched kernel by kernel.
+decode step (pieces of prompts, drafts, more sequences than that) is launched kernel by kernel. So
+are steps for which no graph could be captured, and no other one is large enough.
 """
 
 from __future__ import annotations
@@ -83,11 +84,17 @@ class DecodeGraphs:
             return
         size = self._missing.pop()
         step = self._step_of(size)
-        self._idle(size)
-        self._stream.launch(step)
-        graph = self._graphs[size] = self._stream.capture(step)
-        self._sizes.insert(0, size)
-        _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
+        try:
+            self._idle(size)
+            self._stream.launch(step)
+            graph = self._stream.capture(step)
+        except RuntimeError as error:  # of PyTorch, of Triton, of what they call
+            # It is not tried again: each try would cost a step, and say the same.
+            _log.warning("decode steps of %d requests are not recorded: %s", size, error)
+        else:
+            self._graphs[size] = graph
+            self._sizes.insert(0, size)
+            _log.debug("captured a step of %d tokens, %d bytes", size, graph.num_bytes)
         if not self._missing:
             total = sum(self.bytes_by_size.values())
             _log.info("%d decode steps are recorded, in %s", len(self._sizes), gib(total))

@@ -40,7 +40,7 @@ from octavo.errors import EngineError
 from octavo.kernels.cuda.ops import StepTables, StepTensors
 from octavo.kernels.cuda.sampling import RECORD_WORDS
 
-_ALIGNMENT = 4  # words: kernels that are handed a section may read 16 bytes at once
+_ALIGNMENT = 4  # words
 _NO_RECORDS = np.zeros((0, RECORD_WORDS), np.int32)
 
 
@@ -67,7 +67,7 @@ class StepShape:
 
     def num_words(self, num_groups: int) -> int:
         """All of them, each from a multiple of 16 bytes on."""
-        return sum(map(_aligned, self.sections(num_groups)))
+        return sum(map(aligned, self.sections(num_groups)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class DeviceInputs:
         block_size: int,
         num_groups: int = 1,
     ):
-        width = _aligned(-(-max_model_len // block_size))
+        width = aligned(-(-max_model_len // block_size))
         self.seats = Seats(max_num_seqs, width, num_groups)
         self._block_size, self._num_groups = block_size, num_groups
         num_seats = max_num_seqs + 1  # one is nobody's
@@ -135,7 +135,7 @@ class DeviceInputs:
         Args:
             rows: R of them, that become tokens, in the order of items.
             records: int32 [R, RECORD_WORDS].
-            padded: a decode shape that holds the batch, all of whose tokens become tokens; by
+            padded: a shape that holds the batch, as of decoding, where all tokens become tokens; by
                 default there is no padding.
 
         Raises:
@@ -149,14 +149,14 @@ class DeviceInputs:
         words, changes = buffer.numpy(), self.seats.take_changes()
         num_words = shape.num_words(self._num_groups)
         _write(words, lists.laid_out(shape, rows, self.seats.nobody))
-        own = words[num_words - _aligned(shape.num_rows * RECORD_WORDS) :]
+        own = words[num_words - aligned(shape.num_rows * RECORD_WORDS) :]
         own[: records.size] = records.reshape(-1)
         own[records.size : shape.num_rows * RECORD_WORDS] = 0  # the likeliest token
         _write(words[num_words:], [*changes, *changes.values()])
         return StagedStep(shape, num_words, len(changes))
 
     def stage_nothing(self, shape: StepShape, buffer: Tensor) -> StagedStep:
-        """Write a decode step of nobody, to be run for its own sake."""
+        """Write a step of nobody, to be run for its own sake."""
         return self.stage(Batch(-1, ()), [], _NO_RECORDS, buffer, shape)
 
     def upload(self, staged: StagedStep, buffer: Tensor) -> None:
@@ -191,7 +191,7 @@ class DeviceInputs:
         """Those of a shape, on the device."""
         lengths = shape.sections(self._num_groups)
         end = shape.num_words(self._num_groups)
-        sections = self._memory[:end].split([*map(_aligned, lengths)])
+        sections = self._memory[:end].split([*map(aligned, lengths)])
         return (section[:length] for section, length in zip(sections, lengths, strict=True))
 
 
@@ -322,7 +322,7 @@ class _Lists(NamedTuple):
             (self.row_seats, shape.num_rows, nobody),
         ):
             laid += values
-            laid += [filler] * (_aligned(length) - len(values))
+            laid += [filler] * (aligned(length) - len(values))
         return laid
 
 
@@ -370,5 +370,7 @@ def _write(words: np.ndarray, values: list[int]) -> None:
     words.data[: len(values)] = memoryview(array("i", values))
 
 
-def _aligned(length: int) -> int:
+def aligned(length: int) -> int:
+    """So many words and a few more, so that what comes next begins at 16 bytes: kernels may read as
+    many at once, and are compiled again where they may not."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT

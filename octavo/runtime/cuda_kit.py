@@ -34,6 +34,7 @@ class Kit(Protocol):
 
     device: torch.device
     dtype: torch.dtype  # of activations
+    compiles: bool  # its kernels, when they are first launched
 
     def create_ops(
         self,
@@ -78,6 +79,7 @@ class PlainKit:
     """Of the CPU."""
 
     device = torch.device("cpu")
+    compiles = False
     copy_units = staticmethod(copy_units)
 
     def __init__(self, dtype: torch.dtype):
@@ -110,6 +112,8 @@ class PlainKit:
 
 class TritonKit:
     """Of a GPU. Modules with kernels are imported when they are needed, and Triton with them."""
+
+    compiles = True
 
     def __init__(self, device: torch.device, conditions: Conditions):
         self.device, self.dtype = device, conditions.dtype

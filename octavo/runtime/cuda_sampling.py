@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -21,11 +21,13 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.cuda import sampling
 from octavo.kernels.cuda.sampling import RECORD, RECORD_WORDS, Asked
+from octavo.runtime.cuda_inputs import aligned
 from octavo.runtime.logits import WEIGHT_ONE
 from octavo.runtime.sampling_row import DraftedRow, SamplingRow, is_greedy
 
 # A request will do: to make a row of it copies its output.
 Row = SamplingRow | DraftedRow | Request
+HostBuffer = Callable[[int, torch.dtype], Tensor]
 
 REASONS = {
     sampling.BAD_LOGITS: BAD_LOGITS,
@@ -50,12 +52,15 @@ def needs_host(params: SamplingParams) -> str | None:
 class SamplingArrays:
     """What a step uploads for its sampler; written anew for each.
 
+    Masks and edits are in new buffers each time, which the device may read as long as it takes.
+
     Args:
         records: int32 [rows, RECORD_WORDS] of the host, pinned where that helps; contiguous.
         vocab_size: tokens beyond it are no concern of masks and edits.
+        host_buffer: as of ``Stream``, for masks and edits.
     """
 
-    def __init__(self, records: Tensor, vocab_size: int):
+    def __init__(self, records: Tensor, vocab_size: int, host_buffer: HostBuffer):
         assert records.dtype == torch.int32 and records.shape[1] == RECORD_WORDS
         self.records = records
         # As in ``SamplingTensors``, where the rows need them: new tensors at each step.
@@ -64,7 +69,7 @@ class SamplingArrays:
         self.edits: Tensor | None = None
         self._words = records.numpy()
         self._bytes = self._words.data.cast("B")
-        self._vocab_size = vocab_size
+        self._vocab_size, self._host_buffer = vocab_size, host_buffer
         self._known: dict[int, _Known] = {}  # by the identity of requests, those of the last step
 
     def write(self, rows: Sequence[Row], positions: Sequence[int]) -> Asked:
@@ -108,16 +113,21 @@ class SamplingArrays:
                 self._words[index, sampling.MASK_ROW] = len(masks)
                 masks.append(bits)
         if masks:
-            stacked = np.stack([np.frombuffer(bits, np.int32) for bits in masks])
-            self.masks = torch.from_numpy(stacked)
+            self.masks = self._table(len(masks), len(masks[0]))
+            np.stack([np.frombuffer(bits, np.int32) for bits in masks], out=self.masks.numpy())
         return bool(masks)
 
     def _write_edits(self, rows: Sequence[Row]) -> None:
         own = [self._edits_of(row) for row in rows]
-        starts = np.zeros(len(rows) + 1, np.int32)
+        self.edit_starts = self._host_buffer(len(rows) + 1, torch.int32)
+        starts = self.edit_starts.numpy()
         np.cumsum([edits.shape[1] for edits in own], out=starts[1:])
-        self.edit_starts = torch.from_numpy(starts)
-        self.edits = torch.from_numpy(np.concatenate(own, axis=1))
+        self.edits = self._table(3, aligned(int(starts[-1])))
+        np.concatenate(own, axis=1, out=self.edits.numpy()[:, : starts[-1]])
+
+    def _table(self, num_rows: int, width: int) -> Tensor:
+        """Zeros, int32."""
+        return self._host_buffer(num_rows * width, torch.int32).view(num_rows, width)
 
     def _edits_of(self, row: Row) -> np.ndarray:
         owner = row.request if isinstance(row, DraftedRow) else row

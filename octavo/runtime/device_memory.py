@@ -66,9 +66,22 @@ def out_of_memory_told(name: str, ledger: Callable[[], MemoryLedger]) -> Iterato
     """Has a GPU without memory for ``name``, a line, answer with a ConfigError by its ledger."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        wanted = str(error).partition(". ")[0]
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        wanted = str(error).partition("\n")[0].partition(". ")[0]
         raise ledger().out_of_memory(name, wanted) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Of PyTorch's allocator; or of the driver or a library, which Triton and PyTorch pass on as
+    RuntimeErrors with a text: "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"."""
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text.lower()
+        or "ALLOC_FAILED" in text
+    )
 
 
 def submit_told(

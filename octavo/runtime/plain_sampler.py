@@ -86,17 +86,19 @@ class _Shape(NamedTuple):
 def _edited(logits: Tensor, records: Tensor, rows: SamplingTensors) -> Tensor:
     """Logits with biases and penalties."""
     assert rows.edits is not None and rows.edit_starts is not None
-    lengths = rows.edit_starts[1 : len(logits) + 1] - rows.edit_starts[: len(logits)]
-    index = torch.arange(len(logits), device=logits.device)
-    index = index.repeat_interleave(lengths, output_size=rows.edits.shape[1])
+    ends = rows.edit_starts[1 : len(logits) + 1]
+    columns = torch.arange(rows.edits.shape[1], dtype=torch.int32, device=logits.device)
+    index = torch.searchsorted(ends, columns, right=True)  # columns of nobody: one row too many
     token_ids, counts = rows.edits[0].long(), rows.edits[2]
     repetition, frequency, presence = (
-        field(records, word, torch.float32)[index]
+        field(records, word, torch.float32)[index.clamp(max=len(logits) - 1)]
         for word in (sampling.REPETITION, sampling.FREQUENCY, sampling.PRESENCE)
     )
-    values = logits[index, token_ids] + rows.edits[1].view(torch.float32)
+    longer = torch.cat([logits, logits[:1]])
+    values = longer[index, token_ids] + rows.edits[1].view(torch.float32)
     penalized = penalize(values, counts, repetition, frequency, presence)
-    return logits.index_put((index, token_ids), torch.where(counts < 0, values, penalized))
+    changed = torch.where(counts < 0, values, penalized)
+    return longer.index_put((index, token_ids), changed)[: len(logits)]
 
 
 def _masked(logits: Tensor, mask_rows: Tensor, masks: Tensor) -> Tensor:

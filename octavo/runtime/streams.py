@@ -44,7 +44,8 @@ class Stream(Protocol):
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
         """Zeros [count] of the host's memory, which copies to and from the device need not wait
-        for: pinned, where the device is a GPU."""
+        for: pinned, where the device is a GPU. Copies from it that were launched find it as it was,
+        even if nobody refers to it any more."""
         ...
 
     def catch_up(self) -> None:
@@ -108,6 +109,8 @@ class CudaStream:
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, count: int, dtype: torch.dtype) -> Tensor:
+        # PyTorch gives such memory to others only when copies from it have been done, in the
+        # streams in which they were launched.
         return torch.zeros(count, dtype=dtype, pin_memory=True)
 
     def catch_up(self) -> None:
@@ -128,8 +131,14 @@ class CudaStream:
         # Other threads may ask the driver for what they like meanwhile.
         capturing = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
         # A capture that fails leaves its stream behind as the current one: so it is that before.
-        with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
-            work()
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._stream), capturing:
+                work()
+        except RuntimeError:
+            # Its pool may be left as one that is still captured into, and then is good for nothing
+            # more (PyTorch's CUDAGraph::capture_end, where the driver refuses to end a capture).
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
         left, _ = torch.cuda.mem_get_info(self.device)
         return Graph(graph.replay, max(0, free - left))
 

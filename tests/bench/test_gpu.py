@@ -7,16 +7,18 @@ import json
 import pytest
 from rich.console import Console
 
-from octavo.bench.gpu import run
+from octavo.bench.gpu import random_model, run
 from octavo.bench.gpu.__main__ import main
 from octavo.bench.gpu.cases import CASES, Case, decode, prefill
 from octavo.bench.gpu.random_model import FORMATS, SHAPES, write_random_model
 from octavo.bench.gpu.report import print_report
 from octavo.bench.gpu.run import Document, GpuRun, Outcome, shares
 from octavo.bench.peers.workers.workloads import Workload
+from octavo.errors import BenchmarkError
 from octavo.models.footprint import as_stored, matrices, weight_types
 from octavo.models.loader import load_model, open_checkpoint
 
+DEVICE = {"name": "GPU", "uuid": None, "bytes_per_s": 1.0, "ops_per_s": {}}
 FACTS = {"bytes_per_s": 4e12, "ops_per_s": {"bfloat16": 8e14}}
 
 
@@ -62,8 +64,7 @@ def test_prompts_of_a_mix_have_lengths_as_of_people():
 
 
 def test_what_does_not_fit_into_the_time_is_left_out_and_said(tmp_path, monkeypatch):
-    device = {"name": "GPU", "uuid": None, "bytes_per_s": 1.0, "ops_per_s": {}}
-    monkeypatch.setattr(run, "_ask", lambda command, seconds: device)
+    monkeypatch.setattr(run, "_ask", lambda command, seconds: DEVICE)
     said = []
     document = GpuRun(tmp_path, "cuda", 5.0, said.append).run(CASES)
     assert [outcome.case for outcome in document.outcomes] == list(CASES)
@@ -72,18 +73,72 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_said(tmp_path, monkeypa
     json.dumps(document.as_json(), allow_nan=False)
 
 
-def test_a_case_that_fails_costs_its_own_figures_only(tmp_path, monkeypatch):
+CHECKED = [Case(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (run.ChildError("worker:\nillegal memory access"), "worker:\nillegal memory access"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_a_case_that_fails_costs_its_own_figures_only(tmp_path, monkeypatch, capsys, error, reason):
+    agreement = {"kernels": "fused", "prompts": 8, "same_first_token": 8, "largest_difference": 0.1}
+
     def ask(command, seconds):
-        if "agreement" in command:
-            raise run.ChildError("illegal memory access")
-        return {"name": "GPU", "uuid": None, "bytes_per_s": 1.0, "ops_per_s": {}}
+        if "device" in command:
+            return DEVICE
+        if command[-2] == "a":
+            raise error
+        return agreement
 
     monkeypatch.setattr(run, "_ask", ask)
-    monkeypatch.setattr(run, "write_random_model", lambda *of: None)
-    cases = [Case(name, "tiny", "bf16", checked=True) for name in ("a", "b")]
-    document = GpuRun(tmp_path, "cuda", 100.0, lambda line: None).run(cases)
-    left_out = [outcome.left_out for outcome in document.outcomes]
-    assert left_out == [{"all": "illegal memory access"}] * 2
+    monkeypatch.setattr(GpuRun, "_model", lambda self, case: case.name)
+    document = GpuRun(tmp_path, "cuda", 100.0, lambda line: None).run(CHECKED)
+    assert [outcome.failed for outcome in document.outcomes] == [reason, None]
+    assert document.outcomes[1].agreement == agreement
+    assert document.as_json()["cases"][0]["failed"] == reason
+    print_report(document, Console(width=200))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["a", *reason.rpartition("\n")[2].split()] in rows
+
+
+def test_a_model_that_cannot_be_finished_leaves_nothing_behind(tmp_path, monkeypatch):
+    """And is made anew for the next case of it."""
+    monkeypatch.setattr(run, "_ask", lambda command, seconds: DEVICE)
+    written = []
+
+    def write(folder, tensors):
+        written.append(folder)
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(random_model, "write_safetensors", write)
+    document = GpuRun(tmp_path, "cuda", 100.0, lambda line: None).run(CHECKED)
+    assert len(written) == 2 and not any(tmp_path.iterdir())
+    assert all("No space left" in outcome.failed for outcome in document.outcomes)
+
+
+def test_what_there_is_is_kept_after_each_case(tmp_path, monkeypatch):
+    said, kept = [], []
+
+    def keep(document):
+        kept.append([outcome.case.name for outcome in document.outcomes])
+        if len(kept) == 1:
+            raise BenchmarkError("gpu.json: No space left on device")
+
+    def ask(command, seconds):
+        if "device" not in command:
+            raise KeyboardInterrupt if command[-2] == "b" else run.ChildError("it ended")
+        return DEVICE
+
+    monkeypatch.setattr(run, "_ask", ask)
+    monkeypatch.setattr(GpuRun, "_model", lambda self, case: case.name)
+    with pytest.raises(KeyboardInterrupt):
+        GpuRun(tmp_path, "cuda", 100.0, said.append, keep).run([CHECKED[0], *CHECKED])
+    assert kept == [["a"], ["a", "a"]] and "gpu.json: No space left on device" in said
 
 
 def test_figures_of_other_kernels_are_not_taken_for_those_of_a_gpu(capsys):

@@ -107,6 +107,21 @@ def test_coded_keys_and_values(tiny_model, settings, dtype):
 
 
 @gpu_alone
+def test_nothing_is_compiled_once_an_engine_has_started(tiny_model, settings, monkeypatch):
+    """``tests/kernels/cuda/test_warm_up.py`` says the same of more kinds of requests."""
+    from triton import knobs
+
+    compiled: list[str] = []
+    with loaded(tiny_model, **settings) as llm:
+        monkeypatch.setattr(
+            knobs.runtime, "jit_post_compile_hook", lambda **of: compiled.append(of["repr"])
+        )
+        llm.generate(PROMPTS, GREEDY)
+        llm.generate(PROMPTS, SamplingParams(top_p=0.9, repetition_penalty=1.2, logprobs=2))
+    assert compiled == []
+
+
+@gpu_alone
 def test_memory_is_what_the_ledger_says(tiny_model, settings):
     """Without a size of the pool: it takes what the ledger leaves, and no step needs more."""
     del settings["num_blocks"]

@@ -381,3 +381,29 @@ def test_no_more_rows_than_seats_become_tokens_at_once(monkeypatch):
     for request in requests:
         check(request, found[request.request_id])
     assert engine.scheduler.drafts.num_accepted > 5
+
+
+def test_masks_and_edits_lie_where_copies_need_not_wait_for_them(monkeypatch):
+    """In buffers that the stream gave."""
+    stream, given, taken = QueuedStream(), [], []
+    host_buffer, sample_rows = stream.host_buffer, PlainSampler.sample
+
+    def noted_buffer(count, dtype):
+        given.append(host_buffer(count, dtype))
+        return given[-1]
+
+    def noted_sample(self, logits, rows, asked, out):
+        taken.append((rows.masks, rows.edit_starts, rows.edits))
+        sample_rows(self, logits, rows, asked, out)
+
+    stream.host_buffer = noted_buffer
+    monkeypatch.setattr(PlainSampler, "sample", noted_sample)
+    engine = make_engine(stream)
+    request = make_request("a", [1, 2, 3], repetition_penalty=1.3, bad_words=["x"])
+    engine.add(request)
+    run(engine)
+    check(request, [])
+    pinned = {each.untyped_storage().data_ptr() for each in given}
+    asked = [each for each in taken if each[0] is not None]
+    assert len(asked) == len(request.output_token_ids)
+    assert all(part.untyped_storage().data_ptr() in pinned for parts in asked for part in parts)

@@ -68,6 +68,26 @@ def test_the_largest_comes_first_and_serves_all_until_there_is_a_closer_one(capl
     assert "3 decode steps are recorded, in 0.00 GiB" in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("failing", "serving"), [(4, [1, 2, None, None]), (2, [1, 4, 4, 4]), (1, [2, 2, 4, 4])]
+)
+def test_a_size_that_cannot_be_captured_costs_no_other(failing, serving, caplog):
+    class Failing(Notes):
+        def capture(self, work) -> Graph:
+            if work == failing:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().capture(work)
+
+    stream = Failing()
+    graphs = DecodeGraphs(stream, 4, lambda size: size, lambda size: None)
+    for _ in range(5):
+        graphs.capture_next()
+    assert [graphs.size_of(batch(*[1] * n)) for n in range(1, 5)] == serving
+    assert [told for told in stream.told if told == ("launch", failing)] == [("launch", failing)]
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert f"steps of {failing} requests are not recorded: operation" in warning.getMessage()
+
+
 def test_pieces_of_prompts_and_drafts_are_no_plain_decoding():
     graphs = DecodeGraphs(Notes(), 4, lambda size: size, lambda size: None)
     graphs.capture_next()

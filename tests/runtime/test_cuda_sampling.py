@@ -18,13 +18,14 @@ from octavo.kernels.cuda.sampling import MAX_TOP, RECORD_WORDS, Asked
 from octavo.runtime.cuda_sampling import Edits, SamplingArrays, needs_host
 from octavo.runtime.plain_sampler import PlainSampler
 from octavo.runtime.sampling_row import rows_of, sampling_row
+from octavo.runtime.streams import HostStream
 
 VOCAB_SIZE = 23
 
 
 def arrays_of(num_rows: int) -> SamplingArrays:
     words = torch.zeros(num_rows, RECORD_WORDS, dtype=torch.int32)
-    return SamplingArrays(words, VOCAB_SIZE)
+    return SamplingArrays(words, VOCAB_SIZE, HostStream().host_buffer)
 
 
 def make_request(index: int = 0, prompt=(1, 2, 3), **asked) -> Request:
@@ -113,6 +114,17 @@ def test_a_place_is_told_and_not_looked_up():
     request.token_ids += [1] * 7
     again.write([request], [7])
     assert torch.equal(arrays.records, again.records)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_edits_of_any_number_begin_at_16_bytes(count):
+    """So that kernels which read them are compiled once."""
+    rows, arrays = [make_row(logit_bias=dict.fromkeys(range(count), 1.0)), make_row()], arrays_of(2)
+    assert arrays.write(rows, [0, 0]).edits
+    assert arrays.edits is not None and arrays.edit_starts is not None
+    assert [each.data_ptr() % 16 for each in arrays.edits] == [0, 0, 0]
+    assert arrays.edits[0, :count].tolist() == [*range(count)]
+    assert arrays.edit_starts.tolist() == [0, count, count]
 
 
 def test_masks_are_as_many_as_there_are():

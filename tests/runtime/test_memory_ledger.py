@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.executor.local import LocalExecutor
+from octavo.kernels.cuda.sampling import JUDGED_WORDS, RECORD_WORDS
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_config
 from octavo.runtime import device_memory
@@ -223,6 +225,18 @@ def test_what_is_planned_is_what_is_made(tiny_model):
     assert planned <= made - kv_cache <= planned + 2 * planned // 5
 
 
+def test_an_early_exit_takes_memory_for_its_inputs_alone(tiny_model):
+    """Which is not planned: it comes and goes with speculation."""
+    spec = RankSpec(tiny_model, kernels="fused", max_model_len=128, async_scheduling=False)
+    rank, limits = Rank.load(spec), RankLimits(4, 64, 128, 2048)
+    rank.start(limits)
+    made = bytes_made(lambda: rank.forward.exit_after(1))
+    on_the_device = 4 * rank.forward._inputs.num_words
+    of_the_host = on_the_device + 4 * (2 + JUDGED_WORDS + 1) * 2048 + 4 * RECORD_WORDS * 64
+    assert made <= 1.1 * on_the_device + 2 * of_the_host
+    assert rank.forward.exit_after(1).depth == 1  # as its model
+
+
 def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
     def lines(**sizes):
         spec = RankSpec(tiny_model, kernels="fused", max_model_len=128, **sizes)
@@ -237,12 +251,35 @@ def test_more_tokens_or_rows_take_more_of_their_own_line(tiny_model):
     assert many[values] < 1.2 * small[values]
 
 
-def test_a_gpu_that_has_no_more_answers_by_its_ledger():
-    def allocate():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+NO_MORE = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
 
+
+@pytest.mark.parametrize("error", NO_MORE, ids=str)
+def test_a_gpu_that_has_no_more_answers_by_its_ledger(error):
+    """Whoever asked it: PyTorch, a library that it calls, or Triton."""
+
+    def allocate():
+        raise error
+
+    said = re.escape(str(error).partition("\n")[0].partition(". ")[0])
     with (
-        pytest.raises(ConfigError, match=r"not suffice for weights: CUDA out of memory; of 24"),
+        pytest.raises(ConfigError, match=rf"not suffice for weights: {said}; of 24"),
         device_memory.out_of_memory_told(WEIGHTS, ledger_of),
     ):
         allocate()
+
+
+def test_what_else_goes_wrong_stays_what_it_is():
+    def launch():
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    with (
+        pytest.raises(RuntimeError, match="illegal memory access"),
+        device_memory.out_of_memory_told(WEIGHTS, ledger_of),
+    ):
+        launch()

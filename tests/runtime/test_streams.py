@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from queued_stream import QueuedStream
@@ -34,6 +37,22 @@ def test_work_is_done_in_its_order(stream):
     assert taken.tolist() == [0, 3, 6, 9]
 
 
+def test_what_was_launched_is_copied_though_its_buffer_was_forgotten(stream):
+    taken = stream.host_buffer(8 << 16, torch.int32).view(8, -1)
+    memory = torch.zeros_like(taken, device=stream.device)
+
+    def launch(row: int) -> None:
+        given = stream.host_buffer(taken.shape[1], torch.int32)
+        given.fill_(row + 1)
+        stream.launch(lambda: memory[row].copy_(given, non_blocking=True))
+
+    for row in range(len(taken)):
+        launch(row)
+    stream.launch(lambda: taken.copy_(memory, non_blocking=True))
+    stream.mark().wait()
+    assert (taken == torch.arange(1, 9)[:, None]).all()
+
+
 def test_a_graph_does_again_what_was_captured_with_what_is_there_by_then(stream):
     taken = stream.host_buffer(2, torch.float32)
     x, y = (torch.ones(2, device=stream.device) for _ in range(2))
@@ -60,3 +79,37 @@ def test_an_event_that_has_come_waits_for_nothing_later():
     first.wait()
     first.wait()
     assert done == [1]
+
+
+def test_after_a_capture_that_failed_others_have_a_pool_of_their_own(monkeypatch):
+    """As PyTorch refuses a pool that it believes to be captured into. A double of it, as no GPU has
+    to be there."""
+    pools, used = iter(range(9)), []
+
+    class Capturing(nullcontext):
+        def __init__(self, graph, pool, stream, mode):
+            super().__init__()
+            used.append(pool)
+
+    for name, double in {
+        "Stream": lambda device: None,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
+        "graph_pool_handle": lambda: next(pools),
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (0, 0),
+        "stream": lambda stream: nullcontext(),
+        "graph": Capturing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, double)
+
+    def fail() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    stream = CudaStream(torch.device("cuda"))
+    stream.capture(lambda: None)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        stream.capture(fail)
+    for _ in range(2):
+        stream.capture(lambda: None)
+    assert used == [0, 0, 1, 1]

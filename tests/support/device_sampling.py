@@ -15,6 +15,7 @@ from octavo.kernels.cuda.sampling import (
 )
 from octavo.runtime.cuda_sampling import REASONS, JudgedRows, Row, SamplingArrays
 from octavo.runtime.sampler import SamplerOutput
+from octavo.runtime.streams import HostStream
 
 # Rows that only fill up, and what is in them: nobody is to read it, nor to choke on it.
 PADDING, NOISE = 2, 0x5A5A5A5A
@@ -46,7 +47,8 @@ def described(
 ) -> tuple[SamplingArrays, Asked]:
     if arrays is None:
         shape = len(rows) + PADDING, RECORD_WORDS
-        arrays = SamplingArrays(torch.full(shape, NOISE, dtype=torch.int32), vocab_size)
+        records = torch.full(shape, NOISE, dtype=torch.int32)
+        arrays = SamplingArrays(records, vocab_size, HostStream().host_buffer)
     return arrays, arrays.write(rows, [row.num_output_tokens for row in rows])
 
 

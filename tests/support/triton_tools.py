@@ -29,9 +29,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from triton.compiler import ASTSource, make_backend  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
-from triton.runtime.jit import JITFunction  # noqa: E402
+from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
 ARCHS = (80, 89, 90, 100)  # compute capabilities, times ten
 # For parameters of a test: compiled for one of them in every run, and for all with -m long.
@@ -94,6 +94,12 @@ class Launch:
     arguments: Mapping[str, Any]
     options: Mapping[str, Any]  # num_warps, num_stages
 
+    @property
+    def key(self) -> str:
+        """By which Triton knows whether it has compiled this: for another key it compiles again."""
+        _, kinds, options = _binder(self.kernel)(**self.arguments, **self.options)
+        return f"{self.kernel.__name__} {kinds} {options}"
+
     def compiled(self, arch: int) -> Compiled:
         """As Triton would for these arguments: it knows which are one, or multiples of 16."""
         signature, constants, aligned = {}, {}, []
@@ -149,6 +155,13 @@ def launches(function: Callable[[], Any]) -> list[Launch]:
     with mock.patch.object(JITFunction, "run", note):
         function()
     return seen
+
+
+@functools.cache
+def _binder(kernel: JITFunction) -> Callable[..., tuple[Any, list[Any], dict[str, Any]]]:
+    """What Triton makes of arguments: those by name, of what kind each is, and what is left."""
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    return create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
 def _interpret(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from octavo.bench.gpu.cases import CASES, Case, rehearsal
-from octavo.bench.gpu.run import GpuRun
+from octavo.bench.gpu.run import Document, GpuRun
 from octavo.config import EngineArgs
 from octavo.errors import BenchmarkError, OctavoError
 from octavo.measure.results import write_json
@@ -38,12 +38,15 @@ def _run(args: argparse.Namespace, cases: Sequence[Case]) -> int:
 
     from octavo.bench.gpu.report import print_report
 
+    def keep(document: Document) -> None:
+        if args.json is not None:
+            write_json(Path(args.json), document.as_json())
+
     with tempfile.TemporaryDirectory(prefix="octavo-gpu-", dir=args.folder) as folder:
         device = "cpu" if args.dry_run else "cuda"
-        document = GpuRun(Path(folder), device, args.seconds, _say).run(cases)
-    if args.json is not None:
-        write_json(Path(args.json), document.as_json())
+        document = GpuRun(Path(folder), device, args.seconds, _say, keep).run(cases)
     print_report(document, Console(highlight=False, soft_wrap=True))
+    keep(document)
     return 0 if any(each.figures or each.agreement for each in document.outcomes) else 1
 
 

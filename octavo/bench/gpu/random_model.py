@@ -12,6 +12,7 @@ bytes, and the rest of the vocabulary has no text.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,12 +78,17 @@ SHAPES = {
 
 
 def write_random_model(folder: Path, shape: Shape, format: str, seed: int = 0) -> None:
-    """Make the folder, for as long as a benchmark runs: nothing waits until it is on the disk."""
+    """Make the folder, for as long as a benchmark runs: nothing waits until it is on the disk. It
+    is gone again if it cannot be finished."""
     folder.mkdir()
-    config = {**_CONFIG, **asdict(shape)} | _QUANTIZATION[format]
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    _write_tokenizer(folder)
-    write_safetensors(folder, _tensors(shape, _Numbers(format, seed)))
+    try:
+        config = {**_CONFIG, **asdict(shape)} | _QUANTIZATION[format]
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+        _write_tokenizer(folder)
+        write_safetensors(folder, _tensors(shape, _Numbers(format, seed)))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 _CONFIG: dict[str, Any] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from octavo.bench.gpu.run import Document, Outcome
 from octavo.bench.peers.workers.workloads import FIGURES, Workload
@@ -24,6 +25,8 @@ def print_report(document: Document, console: Console) -> None:
     console.print(_rates(document))
     if any(outcome.agreement for outcome in document.outcomes):
         console.print(_agreements(document))
+    if any(outcome.failed for outcome in document.outcomes):
+        console.print(_failures(document))
     for outcome in document.outcomes:
         kernels = outcome.about.get("engine", {}).get("kernels", "fused")
         if kernels != "fused":
@@ -90,4 +93,13 @@ def _agreements(document: Document) -> Table:
                 f"{found['same_first_token']} of {found['prompts']}",
                 "unknown" if apart is None else f"{apart:.2g}",
             )
+    return table
+
+
+def _failures(document: Document) -> Table:
+    """With the last line of each reason; the document has all of it."""
+    table = Table("failed", "by", box=None)
+    for outcome in document.outcomes:
+        if outcome.failed is not None:
+            table.add_row(outcome.case.name, Text(outcome.failed.rstrip().rpartition("\n")[2]))
     return table

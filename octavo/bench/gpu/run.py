@@ -21,6 +21,7 @@ from octavo.bench.gpu.random_model import SHAPES, Shape, write_random_model
 from octavo.bench.peers.child import ChildError, Worker, environment
 from octavo.bench.peers.contenders import WORKERS, octavo_environment
 from octavo.bench.peers.workers.workloads import Workload
+from octavo.errors import BenchmarkError
 from octavo.gpu_power import Draw, EnergyMeter, NotMetered, open_energy
 
 _CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
@@ -28,12 +29,14 @@ _CHECKS = (sys.executable, "-m", "octavo.bench.gpu.checks")
 _DISK_SHARE = 1.3
 
 Say = Callable[[str], None]
+Keep = Callable[["Document"], None]
 Figures = dict[str, float | None]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a case. ``figures`` by workload; ``left_out`` says why some have none."""
+    """What became of a case. ``figures`` by workload; ``left_out`` says why some were not begun,
+    ``failed`` what ended the case before its end."""
 
     case: Case
     about: dict[str, Any] = field(default_factory=dict)
@@ -41,6 +44,7 @@ class Outcome:
     figures: dict[str, Figures] = field(default_factory=dict)
     agreement: dict[str, Any] | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    failed: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +57,7 @@ class Outcome:
             "figures": self.figures,
             "agreement": self.agreement,
             "left_out": self.left_out,
+            "failed": self.failed,
         }
 
 
@@ -87,10 +92,19 @@ class GpuRun:
     Args:
         folder: where models are made, and logs.
         seconds: that it may take; what does not fit any more is left out, and said.
+        keep: is given what there is after each case, so that nothing is lost by a later one. What
+            it raises of BenchmarkErrors is said.
     """
 
-    def __init__(self, folder: Path, device: str, seconds: float, say: Say):
-        self._folder, self._device, self._say = folder, device, say
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        seconds: float,
+        say: Say,
+        keep: Keep = lambda document: None,
+    ):
+        self._folder, self._device, self._say, self._keep = folder, device, say, keep
         self._begin = time.monotonic()
         self._seconds = seconds
         self._meter: EnergyMeter | None = None
@@ -108,10 +122,20 @@ class GpuRun:
             outcome = Outcome(case)
             document.outcomes.append(outcome)
             self._fill(outcome, facts)
-            for what, reason in outcome.left_out.items():
-                self._say(f"{case.name}: {what} is left out: {reason}")
-        document.elapsed_s = time.monotonic() - self._begin
+            document.elapsed_s = time.monotonic() - self._begin
+            self._tell(outcome, document)
         return document
+
+    def _tell(self, outcome: Outcome, document: Document) -> None:
+        """What a case came to, and what there is by now."""
+        for what, reason in outcome.left_out.items():
+            self._say(f"{outcome.case.name}: {what} is left out: {reason}")
+        if outcome.failed is not None:
+            self._say(f"{outcome.case.name} failed: {outcome.failed}")
+        try:
+            self._keep(document)
+        except BenchmarkError as error:  # there may be room again when models are gone
+            self._say(str(error))
 
     @property
     def _left(self) -> float:
@@ -132,8 +156,8 @@ class GpuRun:
                 self._say(f"{case.name}: {outcome.agreement}")
             else:
                 self._measure(outcome, model, facts)
-        except ChildError as error:
-            outcome.left_out["the rest" if outcome.figures else "all"] = str(error)
+        except Exception as error:  # a full disk, an engine that ends, a driver that is gone
+            outcome.failed = str(error) or type(error).__name__
 
     def _why_not(self, case: Case) -> str | None:
         if self._left < case.seconds:

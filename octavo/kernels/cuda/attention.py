@@ -1,10 +1,10 @@
 """Causal attention over paged KV on a GPU, in Triton: two kernels that read the cache by tables.
 
-One is for steps with prompts: tiles of rows cover all tokens of the step, and each goes through
-all of its keys. The other is for steps in which every sequence has a few tokens at most: there are
-not enough tiles of rows to fill a GPU, so what a sequence has in its cache is split among programs
-(Dao et al. 2023, "Flash-Decoding"), and the last of them to be ready puts it together. Which one
-it is, and how it is cut, is said in ``attention_plan.py``.
+One is for prompts: tiles of rows cover all tokens of the step, and each goes through all of its
+keys. The other is for sequences that have a few tokens at most: there are not enough tiles of rows
+to fill a GPU, so what a sequence has in its cache is split among programs (Dao et al. 2023,
+"Flash-Decoding"), and the last of them to be ready puts it together. Which one it is, or both, and
+how it is cut, is said in ``attention_plan.py``.
 
 Queries are where the keys are: rotated if these are (see ``kv_write.py``), and the codes of keys
 and values are multiplied as they are, their scales with the scores and the weights. Values may be
@@ -98,10 +98,11 @@ class GpuAttention:
     ) -> None:
         """Of q [T, H, D] over the caches of a layer, to ``out`` [T, H, DV] of the same type."""
         cut = plan.cuts[HeadShape.of(q, k_cache, v_cache)]
-        if cut.num_splits:
-            attend_by_splits(q, k_cache, v_cache, tables, scoring, out, cut, self._scratch)
-        else:
+        by_splits = cut if cut.num_splits else cut.few
+        if not cut.num_splits:
             attend_by_rows(q, k_cache, v_cache, tables, scoring, out, cut)
+        if by_splits is not None:
+            attend_by_splits(q, k_cache, v_cache, tables, scoring, out, by_splits, self._scratch)
 
 
 def attend_by_rows(
@@ -113,12 +114,15 @@ def attend_by_rows(
     out: Tensor,
     cut: Cut,
 ) -> None:
-    """For sequences of any number of tokens."""
+    """For sequences of any number of tokens, but those that ``cut.few`` has rows for."""
     group, num_seqs = q.shape[1] // k_cache.num_heads, len(tables.seq_lens)
+    most_of_others = 0 if cut.few is None else cut.few.saved_rows // group
     # Of a sequence, the last tile of rows may be a part: so many there are at most.
     num_tiles = len(q) // (cut.tiles.rows // group) + num_seqs
     attend_rows[(num_tiles, k_cache.num_heads)](
-        **_arguments(q, k_cache, v_cache, tables, scoring, out, cut), num_seqs=num_seqs
+        **_arguments(q, k_cache, v_cache, tables, scoring, out, cut),
+        num_seqs=num_seqs,
+        most_of_others=most_of_others,
     )
 
 
@@ -132,7 +136,7 @@ def attend_by_splits(
     cut: Cut,
     scratch: SplitScratch,
 ) -> None:
-    """For sequences of as many tokens at most as ``cut.saved_rows`` are."""
+    """For sequences of as many tokens at most as ``cut.saved_rows`` are; others are left alone."""
     num_seqs = len(tables.seq_lens)
     assert scratch.holds(scratch_size(cut, HeadShape.of(q, k_cache, v_cache), num_seqs))
     attend_splits[(num_seqs, k_cache.num_heads, cut.num_splits)](

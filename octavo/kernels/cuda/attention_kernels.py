@@ -29,7 +29,7 @@ STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 
 
 # Compiled once for all batches.
-@triton.jit(do_not_specialize=["table_stride", "num_seqs"])
+@triton.jit(do_not_specialize=["table_stride", "num_seqs", "most_of_others"])
 def attend_rows(
     q,
     keys,
@@ -46,6 +46,7 @@ def attend_rows(
     softcap,
     num_kv_heads,
     num_seqs,
+    most_of_others,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
@@ -62,7 +63,8 @@ def attend_rows(
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A program for each tile of rows and key head."""
+    """A program for each tile of rows and key head. Sequences of no more tokens than
+    ``most_of_others`` are another launch's."""
     TOKENS: tl.constexpr = ROWS // GROUP
     # The last tokens of a prompt have the most keys: what takes longest begins first.
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
@@ -71,7 +73,7 @@ def attend_rows(
     count = tl.load(query_start + seq + 1) - start
     length = tl.load(seq_lens + seq)
     first_token = (tile - (start // TOKENS + seq)) * TOKENS
-    if first_token >= count or length == 0:
+    if first_token >= count or length == 0 or count <= most_of_others:
         return
     last_token = tl.minimum(first_token + TOKENS, count) - 1
 
@@ -136,7 +138,8 @@ def attend_splits(
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A program for each sequence, key head and split, of which there may be more than are used."""
+    """A program for each sequence, key head and split, of which there may be more than are used.
+    Sequences of more rows than ``saved_rows`` are another launch's."""
     seq, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(query_start + seq)
     count = tl.load(query_start + seq + 1) - start
@@ -148,7 +151,7 @@ def attend_splits(
         base = first_seen // SPLIT_KEYS * SPLIT_KEYS
         span = SPLIT_KEYS
     begin = base + split * span
-    if begin >= length or count == 0:
+    if begin >= length or count == 0 or count * GROUP > saved_rows:
         return
 
     row = tl.arange(0, ROWS)

@@ -5,7 +5,8 @@ step and never on what is in it, so a captured step serves whatever comes in its
 
     a few tokens of each sequence   their keys are split among programs: as many as keep the GPU
                                     busy, where sequences alone would not
-    any tokens                      tiles of rows, each of which goes through all of its keys
+    any tokens                      tiles of rows, each of which goes through all of its keys; but
+                                    sequences of a few tokens, beside a prompt, as above
 
 **Batch invariance.** How a sum is split decides its last bits; so for results that depend on no
 company, splits and tiles are fixed: see :func:`invariant_tiles` for what that costs.
@@ -24,6 +25,7 @@ from octavo.kernels.kv_stores import Floats, KVStore
 # Programs for each multiprocessor, where sequences are split; and the least tiles of keys of each.
 _PROGRAMS_EACH = 2
 _LEAST_TILES = 4
+_LEAST_ROWS = 16  # of a tile
 # Bytes of a tile of rows at most of sequences that are split: states of more have no room.
 _MAX_SPLIT_TILE = 16 << 10
 # Batch-invariant splits have so many keys, and there are so many for each multiprocessor at most.
@@ -127,13 +129,15 @@ class Cut:
 
     ``num_splits`` are programs for each sequence and key head, 0 for tiles of rows. They share its
     keys evenly, or with ``split_keys`` have as many each, of which states begin anew either way.
-    ``saved_rows`` are those of a tile that can be of a sequence.
+    ``saved_rows`` are those of a tile that can be of a sequence: of more, it is not this launch's.
+    ``few`` is a further launch, for sequences that it has rows for: then they are not this one's.
     """
 
     tiles: Tiles
     num_splits: int = 0
     split_keys: int = 0
     saved_rows: int = 0
+    few: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +186,11 @@ class AttentionPlanner:
 
         They may be ``longest`` slots long, and as long as any if that is not said.
         """
-        longest = longest or self._limits.max_seq_len
-        is_decode = num_seqs <= self._limits.max_num_seqs and max_query <= self._limits.max_query
-        make = self._cut_keys if is_decode else self._cut_rows
+        longest, limits = longest or self._limits.max_seq_len, self._limits
+        if num_seqs > limits.max_num_seqs:
+            make = self._cut_rows
+        else:
+            make = self._cut_keys if max_query <= limits.max_query else self._cut_both
         return AttentionPlan(
             {heads: make(heads, num_seqs, max_query, longest) for heads in self._kinds}
         )
@@ -208,16 +214,27 @@ class AttentionPlanner:
             return Cut(invariant_tiles(heads), split_keys=INVARIANT_SPLIT)
         return Cut(prefill_tiles(heads, self._gpu))
 
+    def _cut_both(self, heads: HeadShape, num_seqs: int, max_query: int, longest: int) -> Cut:
+        """By rows; but what a tile of the least rows holds of a sequence by splits, where there are
+        any: one that goes on from a long context would be a program that the others wait for."""
+        by_rows = self._cut_rows(heads, num_seqs, max_query, longest)
+        num_tokens = min(max(1, _LEAST_ROWS // heads.group), self._limits.max_query)
+        few = self._cut_keys(heads, num_seqs, num_tokens, longest)
+        is_worth_it = num_seqs > 1 and few.num_splits > 1
+        return replace(by_rows, few=few) if is_worth_it else by_rows
+
     def _cut_keys(self, heads: HeadShape, num_seqs: int, max_query: int, longest: int) -> Cut:
         """Two programs for each multiprocessor, unless that makes splits of less than four tiles;
-        or if splits are fixed, as many as the longest sequence has, unless that are too many."""
+        or if splits are fixed, as many as the longest sequence has, unless the longest there may be
+        has too many."""
         num_rows = heads.group * max_query
         num_items = num_seqs * heads.num_kv_heads
         if self._is_invariant:
             tiles = invariant_tiles(heads)
             num_splits, keys = -(-longest // INVARIANT_SPLIT), INVARIANT_SPLIT
+            most_splits = -(-self._limits.max_seq_len // INVARIANT_SPLIT)
             most = _MAX_INVARIANT_EACH * self._gpu.num_processors
-            is_worth_it = num_rows <= tiles.rows and num_items * num_splits <= most
+            is_worth_it = num_rows <= tiles.rows and num_items * most_splits <= most
         else:
             tiles = decode_tiles(heads, num_rows)
             wanted = -(-_PROGRAMS_EACH * self._gpu.num_processors // num_items)
@@ -253,7 +270,7 @@ def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
 
 def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
-    rows = max(16, power_of_two(num_rows))
+    rows = max(_LEAST_ROWS, power_of_two(num_rows))
     if heads.number_bytes > 2:
         return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     # At five, two look up blocks, and two tiles of keys and values are on their way.

@@ -39,7 +39,10 @@ class _Columns:
 class Buffers:
     """A place for every value of a program, for up to ``max_tokens`` tokens.
 
-    ``kept`` are values that nothing overwrites, as ``fusion.place`` has them.
+    Args:
+        kept: values that nothing overwrites, as ``fusion.place`` has them.
+        lent: of another program, which runs before or after this one: what it does not keep, these
+            overwrite.
     """
 
     def __init__(
@@ -49,14 +52,19 @@ class Buffers:
         dtype: torch.dtype,
         device: torch.device,
         kept: Collection[Value] = (),
+        lent: Buffers | None = None,
     ):
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
         self._joined = dict(_joined_values(phases))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
         self._free: dict[int, list[_Buffer]] = defaultdict(list)  # by width
+        self._used: list[_Buffer] = []
         self.num_bytes = 0
+        if lent is not None:
+            self._borrow(lent)
         self._places = fusion.place(phases, self._allocate, self._release, kept)
-        self._between = self._zeros(max_tokens * max(map(_width_between, phases)))
+        self._kept = [self._places[value.source].buffer for value in kept]
+        self._between = self._room_between(max_tokens * max(map(_width_between, phases)), lent)
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
@@ -95,12 +103,24 @@ class Buffers:
     def _take(self, width: int) -> _Buffer:
         if self._free[width]:
             return self._free[width].pop()
-        return _Buffer(self._zeros(self._max_tokens, width))
+        buffer = _Buffer(self._zeros(self._max_tokens, width))
+        self._used.append(buffer)
+        return buffer
+
+    def _borrow(self, lent: Buffers) -> None:
+        self._used = [_Buffer(each.tensor) for each in lent._used if each not in lent._kept]
+        for buffer in self._used:
+            self._free[buffer.tensor.shape[1]].append(buffer)
 
     def _release(self, place: _Columns) -> None:
         place.buffer.num_users -= 1
         if not place.buffer.num_users:
             self._free[place.buffer.tensor.shape[1]].append(place.buffer)
+
+    def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
+        if lent is not None and lent._between.numel() >= size:
+            return lent._between
+        return self._zeros(size)
 
     def _zeros(self, *shape: int) -> Tensor:
         tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)

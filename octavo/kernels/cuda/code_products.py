@@ -1,6 +1,6 @@
 """Products in 8 bits: activations as codes, with a scale for each row, and products as numbers.
 
-x [T, K] --> codes [T, K], scales [T] --(integers of codes, [T, N])--> times both scales --> out
+x [T, K] --> codes [T, K], scales [T] --(products of codes, [T, N])--> times both scales --> out
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def row_codes(x: Tensor, out: Tensor, scales: Tensor) -> None:
 
 
 def scale_products(
-    integers: Tensor,
+    products: Tensor,
     row_scales: Tensor,
     scales: Tensor,
     out: Tensor,
@@ -43,21 +43,21 @@ def scale_products(
     bias: Tensor | None = None,
     accumulate: bool = False,
 ) -> None:
-    """out = integers * row_scales * scales + bias, in float32, rounded once; or that added to it.
+    """out = products * row_scales * scales + bias, in float32, rounded once; or that added to it.
 
     Args:
-        integers: int32 [T, N], contiguous.
+        products: of codes, int32 or float32 [T, N], contiguous; ``out`` may be in their place.
         row_scales: float32 [T].
         scales: float32 [N], of outputs.
         out: [T, N] of any float type; rows may be farther apart than N.
         bias: [N].
     """
-    num_rows, n = integers.shape
-    assert out.shape == integers.shape and integers.is_contiguous() and out.stride(1) == 1
+    num_rows, n = products.shape
+    assert out.shape == products.shape and products.is_contiguous() and out.stride(1) == 1
     if num_rows:
         grid = num_rows, triton.cdiv(n, _BLOCK)
         _scale_products[grid](
-            integers, row_scales, scales, bias, out, out.stride(0), n, accumulate, _BLOCK,
+            products, row_scales, scales, bias, out, out.stride(0), n, accumulate, _BLOCK,
             num_warps=4,
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ def _load(row, columns, width):
 
 @triton.jit
 def _scale_products(
-    integers,
+    products,
     row_scales,
     scales,
     bias,
@@ -110,7 +110,7 @@ def _scale_products(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < n
-    values = tl.load(integers + row * n + columns, mask=exists, other=0).to(tl.float32)
+    values = tl.load(products + row * n + columns, mask=exists, other=0).to(tl.float32)
     values *= tl.load(row_scales + row) * tl.load(scales + columns, mask=exists, other=0.0)
     if bias is not None:
         values += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)

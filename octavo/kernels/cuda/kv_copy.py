@@ -16,8 +16,10 @@ _MOST = 4  # memories of a launch: keys, values and the scales of both
 def copy_units(memories: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
     """As :func:`octavo.runtime.kv_cache.copy_units`, on a GPU."""
     if pairs:
-        on_device = torch.tensor(pairs, dtype=torch.int32).to(memories[0].device, non_blocking=True)
-        launch_copies(memories, on_device)
+        device = memories[0].device
+        # Pinned memory is not given to others before it was copied.
+        given = torch.tensor(pairs, dtype=torch.int32, pin_memory=device.type == "cuda")
+        launch_copies(memories, given.to(device, non_blocking=True))
 
 
 def launch_copies(memories: Sequence[Tensor], pairs: Tensor) -> None:

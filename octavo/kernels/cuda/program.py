@@ -78,17 +78,25 @@ class FusedProgram:
     ):
         self._ops, self._weight_of, self._kv_cache = ops, weight_of, kv_cache
         self._dtype, self._device = dtype, device
-        self._max_tokens, self._max_rows = max_tokens, max_rows
+        self._max_tokens = max_tokens
         self._constants = _Constants(device, max_positions)
+        head = phases[-1]
+        assert isinstance(head, fusion.Head)
+        # Of the rows that are asked for.
+        self._hidden = torch.zeros(max_rows, head.source.width, dtype=dtype, device=device)
+        # 1 where the activations of a token are no longer numbers.
+        self.damaged = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._build(phases, kept)
 
     def exit_after(self, num_layers: int) -> FusedProgram:
-        """The program of the first layers and the head: of the same weights, keys and values.
+        """The program of the first layers and the head: of the same weights, keys and values, and
+        in the same memory, so that what either has left is gone when the other has run; but for
+        what is kept.
 
         CannotFuse if the model cannot be ended there.
         """
         program = copy.copy(self)
-        program._build(fusion.exit_after(self.phases, num_layers), ())
+        program._build(fusion.exit_after(self.phases, num_layers), (), self._buffers)
         return program
 
     def run(self, step: StepTensors) -> None:
@@ -118,16 +126,14 @@ class FusedProgram:
         """Of activations."""
         return self._buffers.num_bytes + self._hidden.nbytes + self.damaged.nbytes
 
-    def _build(self, phases: Sequence[Phase], kept: Collection[Value]) -> None:
+    def _build(
+        self, phases: Sequence[Phase], kept: Collection[Value], lent: Buffers | None = None
+    ) -> None:
         head = phases[-1]
         assert isinstance(head, fusion.Head)
         self.phases, self._head = phases, head
         self.vocab_size = head.weight.shape[0]
-        self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept)
-        hidden = self._max_rows, head.source.width  # of the rows that are asked for
-        self._hidden = torch.zeros(hidden, dtype=self._dtype, device=self._device)
-        # 1 where the activations of a token are no longer numbers.
-        self.damaged = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        self._buffers = Buffers(phases, self._max_tokens, self._dtype, self._device, kept, lent)
         self._tensors = _Tensors()
         self._parts = [part for phase in phases for part in self._parts_of(phase)]
         self._head_norm, self._head_weight = self._norm(head.norm), self._weight_of([head.weight])

@@ -133,7 +133,7 @@ class TritonSampler:
         resolve_placeholders(token_ids, last_tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _find_peaks(
     logits,
     stride,
@@ -155,7 +155,7 @@ def _find_peaks(
     tl.store(ids + row * num_chunks + chunk, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _sum_weights(
     logits,
     stride,
@@ -179,7 +179,7 @@ def _sum_weights(
         tl.store(weights + row * num_chunks + chunk, tl.sum(own, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _pick(
     logits,
     stride,

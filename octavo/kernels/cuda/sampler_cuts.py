@@ -120,7 +120,7 @@ def pick_cut(
     _pick_cut[(num_rows,)](*of_lists, *given, BLOCK=_BLOCK, num_warps=16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _mark(
     logits,
     stride,
@@ -150,7 +150,7 @@ def _mark(
             tl.store(masses + at + level, tl.sum(tl.where(is_above, weights, 0), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_stride"])
 def _list(
     logits,
     stride,

@@ -79,7 +79,7 @@ def judge(
     _judge_row[(num_rows,)](*row, *found, out.judged, **blocks)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["mask_stride", "num_top"])
 def _judge_chunk(
     logits,
     stride,
@@ -115,7 +115,7 @@ def _judge_chunk(
             tl.store(keys + here * WIDTH + place, key)
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["mask_stride", "num_top"])
 def _judge_row(
     logits,
     stride,

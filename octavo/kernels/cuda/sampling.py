@@ -64,6 +64,7 @@ class SamplingTensors:
     edit_starts: Tensor | None = None  # int32 [R + 1]: where the edits of each row begin
     # int32 [3, E]: token ids, no two the same in a row; the bits of a float32 that is added to the
     # logit; and how often the output has the token: 0 if only the prompt has it, -1 if neither.
+    # E is a multiple of 4, and the last columns may be no row's.
     edits: Tensor | None = None
 
 

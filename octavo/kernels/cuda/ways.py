@@ -65,7 +65,14 @@ def way_of(weight: DeviceWeight, num_rows: int, conditions: Conditions) -> Way:
     in_8_bits = _in_8_bits(weight, conditions)
     if in_8_bits is not None and num_rows >= CODED_ACTIVATION_ROWS:
         return in_8_bits
-    return Way.FUSED if num_rows <= FEW_CODED_ROWS else Way.EXPANDED
+    return Way.FUSED if num_rows <= _few_rows(weight) else Way.EXPANDED
+
+
+def _few_rows(weight: W4Weight | W8Weight) -> int:
+    """Codes of a byte that do not begin at 16 bytes are read one by one: with many rows, that takes
+    more registers than there are."""
+    is_odd = isinstance(weight, W8Weight) and weight.shape[1] % 16
+    return FEW_DENSE_ROWS if is_odd else FEW_CODED_ROWS
 
 
 def multiplied_as(weight: DeviceWeight, conditions: Conditions) -> torch.dtype:

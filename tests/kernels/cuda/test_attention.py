@@ -286,6 +286,20 @@ def test_plans_of_prompts_drafts_and_single_tokens(device):
         check(step, scoring, attended(attention, step, scoring, plan))
 
 
+def test_a_sequence_beside_a_prompt_is_of_one_of_two_launches(device):
+    """Of a few tokens: by splits, whatever the prompt is; nobody else writes its rows."""
+    shape, scoring = Shape(group=2), Scoring(0.1, window=700)
+    attention = attention_of(shape, device)
+    step = paged_step([(900, 1), (40, 30), (300, 4), (64, 5)], shape, device)
+    plan = attention.plan(4, 30)
+    check(step, scoring, attended(attention, step, scoring, plan))
+    cut = plan.cuts[HeadShape.of(step.q, *step.caches)]
+    assert cut.few is not None and cut.few.saved_rows == 2 * 4
+    is_few = torch.tensor([1] + [0] * 30 + [1] * 4 + [0] * 5, dtype=torch.bool, device=device)
+    assert torch.equal(by_rows(step, scoring, cut).isnan().any(-1).any(-1), is_few)
+    assert torch.equal(by_splits(step, scoring, cut.few).isnan().any(-1).any(-1), ~is_few)
+
+
 @pytest.mark.parametrize(
     ("kv", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "bfloat16")]
 )

@@ -48,6 +48,19 @@ def test_prompts_and_more_sequences_than_were_planned_go_by_rows():
     assert not cut_of(LIMITS.max_num_seqs + 1, 1).num_splits
 
 
+def test_few_tokens_beside_a_prompt_are_split_as_they_are_without_it():
+    beside = cut_of(3, 2000)
+    assert not beside.num_splits and beside.few == cut_of(3, 4)
+    assert beside.few.num_splits == 11 and beside.few.tiles.rows == 16
+    # A prompt alone has nobody beside it, and of many sequences each is a program anyway.
+    assert cut_of(1, 2000).few is None and cut_of(200, 2000).few is None
+    assert cut_of(3, 2000, longest=100).few is None
+    short_chains = replace(LIMITS, max_query=2)
+    assert cut_of(3, 2000, limits=short_chains).few.saved_rows == 2 * LLAMA_8B.group
+    wide = replace(LLAMA_8B, num_heads=136)
+    assert cut_of(3, 2000, heads=wide).few.saved_rows == 17
+
+
 def test_rows_of_a_tile_are_those_of_the_longest_chain():
     limits = replace(LIMITS, max_query=32)
     assert [cut_of(1, n, limits=limits).tiles.rows for n in (1, 4, 5, 16)] == [16, 16, 32, 64]
@@ -70,6 +83,13 @@ def test_invariant_cuts_are_one_for_all():
     assert [bool(cut.num_splits) for cut in cuts] == [True, True, False] + [True, True, False] + [
         False
     ] * 3
+
+
+def test_what_is_split_does_not_depend_on_how_long_sequences_are():
+    """But on how long they may be, for which there is scratch."""
+    small = Gpu(arch=90, num_processors=1)
+    for longest in (None, 513):
+        assert not cut_of(2, 1, longest, gpu=small, is_invariant=True).num_splits
 
 
 def test_scratch_of_a_model_of_8b():
@@ -105,9 +125,11 @@ def test_scratch_is_enough_for_any_step(
     num_seqs = data.draw(st.integers(1, max_num_seqs + 1))
     query = data.draw(st.integers(1, max_query + 1))
     cut = planner.plan(num_seqs, query, data.draw(st.integers(1, max_seq_len))).cuts[heads]
-    enough, needed = planner.scratch, scratch_size(cut, heads, num_seqs)
-    assert needed.num_floats <= enough.num_floats
-    assert needed.num_counters <= enough.num_counters
+    enough = planner.scratch
+    for each in (cut, planner.plan(num_seqs, 1000).cuts[heads].few or cut):
+        needed = scratch_size(each, heads, num_seqs)
+        assert needed.num_floats <= enough.num_floats
+        assert needed.num_counters <= enough.num_counters
     assert cut.saved_rows <= cut.tiles.rows and cut.tiles.rows >= group
     if cut.num_splits:
         assert query * group <= cut.saved_rows

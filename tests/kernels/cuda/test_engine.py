@@ -59,6 +59,7 @@ KINDS = [
 class InterpretedKit(TritonKit):
     """The kernels of a GPU, on tensors of the CPU."""
 
+    compiles = False
     copy_units = staticmethod(copy_units)
 
     def create_stream(self) -> HostStream:

@@ -162,6 +162,24 @@ def test_an_early_exit_reads_the_same_cache(config):
         program.exit_after(7)
 
 
+@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_an_early_exit_takes_no_memory_but_leaves_what_is_kept(config):
+    model = random_model(config)
+    plan = op_program.plan_step(model)[0]
+    program = fused_program(config, model, depths=[1])
+    twin = eager_twin(config, model)
+    kept = program.buffer(op_program.StepPlan(program.phases, plan.name_of).streams([1])[1])
+    exit = program.exit_after(1)
+    again = exit.exit_after(1)
+    assert exit._buffers.num_bytes == again._buffers.num_bytes == 0
+    for step in STEPS:  # in turns, in the same memory
+        assert_same_answers(program, twin, [step])
+        expected = kept.clone()
+        assert_same_answers(exit, twin.exit_after(1), [step])
+        assert torch.equal(kept, expected)
+        assert_same_answers(program, twin, [step])
+
+
 def test_padding_is_harmless():
     """Whatever block 0 holds, which padded rows of block tables name."""
     model = random_model(LLAMA)

@@ -167,6 +167,19 @@ def test_logits_are_float32(device, rows):
     assert (out.double() - expected).abs().max() <= FLOAT32 * expected.abs().max()
 
 
+def test_logits_of_fp8_are_not_rounded_to_16_bits(device):
+    """They are products of codes, which bfloat16 would move by up to 2^-9 of themselves."""
+    weight = device_weight("FP8 for FP8", N, K, torch.bfloat16, device)
+    x = random(40, K, dtype=torch.bfloat16, device=device)
+    scale = x.float().abs().amax(1, keepdim=True) / 448
+    rounded = (x.float() / scale).to(torch.float8_e4m3fn).double() * scale
+    bias = random(N, device=device, seed=6)
+    out = torch.zeros(40, N, device=device)
+    products_of(weight, x).linear(x, weight, out, Around(bias=bias))
+    expected = rounded @ weight.dense(torch.float64).T + bias
+    assert (out.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 def test_memory_is_what_the_named_uses_need():
     x = torch.zeros(4096, K)
     dense = products_of(device_weight("float", N, K), x)

@@ -12,8 +12,8 @@ from octavo.kernels.cuda.ways import Conditions, Way, multiplied_as, table, way_
 ADA, AMPERE = Gpu(89, 128), Gpu(80, 108)
 
 
-def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64, activations="auto"):
-    weight = device_weight(kind, n, 512, dtype)
+def ways(kind, gpu=ADA, dtype=torch.bfloat16, n=64, activations="auto", k=512):
+    weight = device_weight(kind, n, k, dtype)
     conditions = Conditions(gpu, dtype, activations=activations)
     return [way_of(weight, rows, conditions) for rows in (1, 16, 32, 64, 65)]
 
@@ -25,6 +25,12 @@ def test_floats():
 @pytest.mark.parametrize("kind", ["nibbles in 128", "int8 in 16", "FP8 in 128"])
 def test_codes_in_groups(kind):
     assert ways(kind) == [Way.FUSED] * 4 + [Way.EXPANDED]
+
+
+@pytest.mark.parametrize("kind", ["int8 by rows", "FP8 by rows", "FP8 for FP8"])
+def test_bytes_of_odd_rows_are_expanded_sooner(kind):
+    assert ways(kind, k=770) == [Way.FUSED] * 2 + [Way.EXPANDED] * 3
+    assert ways("nibbles in 128", k=896) == [Way.FUSED] * 4 + [Way.EXPANDED]
 
 
 def test_int8_by_rows():
