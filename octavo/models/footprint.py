@@ -25,7 +25,6 @@ from octavo.kernels.cpu.layout import (
     kv_token_bytes,
     packed_bytes,
 )
-from octavo.layers.linear import Linear, LMHead
 from octavo.models.config import KVSpec, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.ggml_types import GGMLType, row_bytes
@@ -73,6 +72,8 @@ Keep = Callable[[Shape, Type], Matrix]
 
 def shapes(config: ModelConfig) -> Iterator[Shape]:
     """The matrices that a step reads whole: all but tables, of which it reads rows."""
+    from octavo.layers.linear import Linear, LMHead  # a model is made, without a weight
+
     for name, module in model_class(config.architecture)(config).named_modules():
         if isinstance(module, Linear | LMHead):
             yield Shape(f"{name}.weight", *module.weight.shape)
