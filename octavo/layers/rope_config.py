@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+Scaling = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class RopeConfig:
     theta: float
     rotary_dim: int
     interleaved: bool = False
-    scaling: str = "default"
+    scaling: Scaling = "default"
     factor: float = 1.0
     original_max_position: int = 0  # positions in training, before the context was extended
     max_position: int = 0  # positions that are served
@@ -31,4 +33,14 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    has_freq_factors: bool = False  # the checkpoint has a tensor of divisors, one per angle
+    has_freq_factors: bool = False  # the checkpoint has divisors as tensors, one per angle
+
+    def unscaled(self) -> RopeConfig:
+        """The same without a scaling, for as many positions."""
+        return RopeConfig(
+            theta=self.theta,
+            rotary_dim=self.rotary_dim,
+            interleaved=self.interleaved,
+            original_max_position=self.max_position,
+            max_position=self.max_position,
+        )
