@@ -22,14 +22,16 @@ R rows of logits, V vocabulary, B slots of a KV block. Activations come in and g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
+from octavo.kernels.experts import clamped_swiglu, router_logits, run_experts
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -38,10 +40,12 @@ __all__ = [
     "gelu_mul",
     "linear",
     "lm_head",
+    "moe",
     "paged_attention",
     "plan_attention",
     "rmsnorm",
     "rope",
+    "sigmoid_mul",
     "silu_mul",
     "softcap",
     "store_kv",
@@ -137,9 +141,35 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
     return 0.5 * gate * (1 + torch.erf(gate * math.sqrt(0.5))) * up
 
 
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x: of the shape of x [T, K], or one number a token, gate [T, 1]."""
+    return x / (1 + torch.exp(-gate))
+
+
+def moe(
+    x: Tensor, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+) -> Tensor:
+    """x [T, K] by ``routing.top_k`` of the ``experts`` a token, weighed and added up: [T, K].
+
+    ``activation``: "silu", "gelu" or "gelu_tanh", as in configs, or ``CLAMPED_SWIGLU``. The router
+    is computed in float32, and so is the sum.
+    """
+    logits = router_logits(x, router, linear)
+    gate = _GATES[activation]
+    return run_experts(x, logits, experts, routing, router.correction, gate, linear)
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap)."""
     return torch.tanh(x / cap) * cap
+
+
+_GATES = {
+    "silu": silu_mul,
+    "gelu": lambda gate, up: gelu_mul(gate, up, approximate=False),
+    "gelu_tanh": gelu_mul,
+    CLAMPED_SWIGLU: clamped_swiglu,
+}
 
 
 def _is_bitwise(x: Tensor) -> bool:
