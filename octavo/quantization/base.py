@@ -39,8 +39,9 @@ class Weight(Protocol):
         """Memory of files that these rows alone are in."""
         ...
 
-    def narrow(self, start: int, stop: int | None) -> Weight:
-        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy."""
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> Weight:
+        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy, unless some are
+        stepped over and it is not quantized."""
         ...
 
     def select(self, rows: np.ndarray) -> Weight:
@@ -93,8 +94,9 @@ class StoredWeight:
     def mapped(self) -> Sequence[np.ndarray]:
         return (self.data,)
 
-    def narrow(self, start: int, stop: int | None) -> StoredWeight:
-        return self._of_rows(self._rows()[start:stop])
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> StoredWeight:
+        rows = self._rows()[start:stop:step]
+        return self._of_rows(rows if step == 1 else np.ascontiguousarray(rows))
 
     def select(self, rows: np.ndarray) -> StoredWeight:
         return self._of_rows(self._rows()[rows])
