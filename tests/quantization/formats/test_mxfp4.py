@@ -15,7 +15,7 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def value(code: int, exponent: int) -> float:
     sign = -1.0 if code & 8 else 1.0
-    return sign * MAGNITUDES[code & 7] * 2.0 ** (exponent - 127)
+    return sign * MAGNITUDES[code & 7] * 2.0 ** (int(exponent) - 127)
 
 
 def stored(tmp_path, name: str, data: np.ndarray) -> StoredTensor:
