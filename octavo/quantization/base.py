@@ -148,6 +148,20 @@ def transposed(weight: Weight) -> StoredWeight:
     return StoredWeight(weight.type, data, (columns, rows))
 
 
+def entry_of(weight: Weight, index: int, count: int) -> Weight:
+    """One of the ``count`` matrices, or vectors, that lie in a tensor one behind the other: of its
+    first dimension, or of its rows. ValueError if it does not have so many; no copy."""
+    dims = len(weight.shape)
+    if weight.shape[0] != count and (dims != 2 or weight.shape[0] % count):
+        raise ValueError(f"the shape is {list(weight.shape)}, for {count} experts")
+    if not isinstance(weight, StoredWeight):  # whose rows are all one below the other
+        size = weight.shape[0] // count
+        return weight.narrow(index * size, (index + 1) * size)
+    size = len(weight.data) // count
+    data = weight.data[index * size : (index + 1) * size]
+    return StoredWeight(weight.type, data, weight.shape[1:])
+
+
 def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:
     """float32 [..., K] as uint8 [..., bytes of a row] of one of the FLOAT_TYPES.
 
