@@ -80,7 +80,7 @@ HF_DEFAULTS = {
 
 def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Mistral's files are Llama's, but for windows, and Mixtral's but for experts."""
-    experts = gguf_experts(fields, config)
+    experts = gguf_experts(fields, config, normalize=True)
     if experts is not None:
         return {"architecture": "MixtralForCausalLM", "experts": experts}
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}

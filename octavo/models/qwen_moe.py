@@ -130,6 +130,6 @@ QWEN3_MOE = Family(
     },
     from_hf=_qwen3_from_hf,
     to_hf=_entries,
-    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config)},
+    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config, normalize=True)},
     to_gguf=gguf_expert_entries,
 )
