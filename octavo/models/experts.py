@@ -85,7 +85,11 @@ def gguf_experts(
     if not fields.integer("expert_count", 0, minimum=0):
         return None
     return ExpertsConfig(
-        routing=Routing(**_gguf_counts(fields), normalize=normalize),
+        routing=Routing(
+            num_experts=fields.integer("expert_count"),
+            top_k=fields.integer("expert_used_count"),
+            normalize=normalize,
+        ),
         inner=fields.integer("expert_feed_forward_length", config.intermediate_size),
         layers=(True,) * config.num_layers,
         shared_inner=fields.integer("expert_shared_feed_forward_length", 0, minimum=0),
@@ -101,7 +105,8 @@ def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> Ex
     groups, scoring = fields.integer("expert_group_count", 1), _gguf_scoring(fields)
     return ExpertsConfig(
         routing=Routing(
-            **_gguf_counts(fields),
+            num_experts=fields.integer("expert_count"),
+            top_k=fields.integer("expert_used_count"),
             scoring=scoring,
             normalize=fields.boolean("expert_weights_norm", False),
             scale=fields.number("expert_weights_scale", 1.0),
@@ -145,13 +150,6 @@ def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
         entries["expert_group_count"] = routing.num_groups
         entries["expert_group_used_count"] = routing.top_groups
     return entries
-
-
-def _gguf_counts(fields: Fields) -> dict[str, int]:
-    return {
-        "num_experts": fields.integer("expert_count"),
-        "top_k": fields.integer("expert_used_count"),
-    }
 
 
 def _gguf_scoring(fields: Fields) -> Any:

@@ -34,7 +34,7 @@ from octavo.models.windows import (
 )
 
 _PERIOD = 2  # of layers, the last of which sees all
-_EXPERTS = {
+_EXPERTS: dict[str, Any] = {
     "bias": True,
     "router_bias": True,
     "activation": CLAMPED_SWIGLU,
