@@ -40,6 +40,10 @@ class Ops:
     add: Op
     softcap: Op
     lm_head: Op
+    layernorm: Op
+    activate: Op
+    scale: Op
+    embed_positions: Op
     moe: Op
     sigmoid_mul: Op
 
@@ -134,7 +138,8 @@ def create_ops(
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
     chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
-    ops["embed"] = partial(ops["embed"], dtype=dtype)
+    for op in ("embed", "embed_positions"):
+        ops[op] = partial(ops[op], dtype=dtype)
     used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
     return Ops(
         name="+".join(candidate.name for candidate in used),
