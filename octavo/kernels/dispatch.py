@@ -44,6 +44,8 @@ class Ops:
     activate: Op
     scale: Op
     embed_positions: Op
+    moe: Op
+    sigmoid_mul: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))
