@@ -392,6 +392,8 @@ class Scheduler:
             if _awaits_fork(request):
                 continue
             shared = self._shared_prefix(request)
+            if shared.is_awaited:
+                continue
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:
                 return
