@@ -167,37 +167,42 @@ class Shelf:
         keys = keys_of(request, limit // self._block_size, self._block_size)[num_known:]
         ready = list(takewhile(self._held.__contains__, keys))
         if not request.awaited_keys:
-            further = list(takewhile(self._is_further, keys[len(ready) :]))
+            known = list(takewhile(self._is_known, keys))
             start = (num_known + len(ready)) * self._block_size
-            if further and self._is_worth(start, further):
-                for key in reversed(ready):
-                    self._touch(key)  # lest they make room
-                request.awaited_keys = self._fetch(further, len(self._idle) - len(ready))
+            if len(known) > len(ready) and self._is_worth(start, known[len(ready) :]):
+                request.awaited_keys = self._fetch(known)
         if not self._depot.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
             return Stored((), is_awaited=True)
         return Stored(ready)
 
-    def _is_further(self, key: bytes) -> bool:
-        return key in self._coming or key in self._depot
+    def _is_known(self, key: bytes) -> bool:
+        return self._is_near(key) or key in self._depot
+
+    def _is_near(self, key: bytes) -> bool:
+        return key in self._held or key in self._coming
 
     def _is_worth(self, start: int, keys: Sequence[bytes]) -> bool:
-        num_reads = sum(key not in self._coming for key in keys)
+        num_reads = sum(not self._is_near(key) for key in keys)
         seconds = num_reads * self._depot.read_seconds
         return not self._depot.is_stuck and self._rule.is_worth(
             start, len(keys) * self._block_size, seconds
         )
 
-    def _fetch(self, keys: Iterable[bytes], room: int) -> tuple[bytes, ...]:
-        """Have blocks read, the first ones as far as there is room; all that are then coming."""
-        awaited: list[bytes] = []
-        for key in keys:
-            if key not in self._coming:
-                if room <= 0:
-                    break
-                room -= 1
-                self._depot.read(key, self._reserve(key))
-            awaited.append(key)
-        return tuple(awaited)
+    def _fetch(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Have blocks read that follow each other, as far as there is room; all that are coming."""
+        held = [key for key in keys if key in self._held]
+        for key in reversed(held):
+            self._touch(key)  # lest they make room
+        room = len(self._idle) - len(held)
+        for index, key in enumerate(keys):
+            if self._is_near(key):
+                continue
+            if room <= 0:
+                keys = keys[:index]
+                break
+            room -= 1
+            self._depot.read(key, self._reserve(key))
+        return tuple(key for key in keys if key in self._coming)
 
     def take(self, key: bytes) -> int:
         place = self._held[key]
