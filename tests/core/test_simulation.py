@@ -48,7 +48,7 @@ def store_of(rng: random.Random) -> dict[str, object]:
     """A shelf, small or large, mostly with a depot behind it, that is good or bad."""
     how = {name: rng.choice([0.0, 0.1]) for name in ("fails", "forgets", "refuses")}
     depot = partial(SlowDepot, rng=rng, delay=rng.choice([0, 3, 30]), **how)
-    num_places = rng.choice([1, 4, 40])
+    num_places = rng.choice([2, 12, 60])
     return {"num_places": num_places, "make_depot": depot if rng.random() < 0.8 else None}
 
 
