@@ -74,7 +74,6 @@ def test_what_is_no_size(text):
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
-        {"swap_space": 4},
     ],
 )
 def test_what_is_not_there_is_refused_by_name(setting):

@@ -193,14 +193,9 @@ class Shelf:
         held = [key for key in keys if key in self._held]
         for key in reversed(held):
             self._touch(key)  # lest they make room
-        room = len(self._idle) - len(held)
-        for index, key in enumerate(keys):
-            if self._is_near(key):
-                continue
-            if room <= 0:
-                keys = keys[:index]
-                break
-            room -= 1
+        room = max(0, len(self._idle) - len(held))
+        missing = [key for key in keys if not self._is_near(key)][:room]
+        for key in reversed(missing):  # the first of them is then the one used last
             self._depot.read(key, self._reserve(key))
         return tuple(key for key in keys if key in self._coming)
 
