@@ -247,12 +247,11 @@ class BlockManager:
             self._release(reversed(table[needed:]))
             del table[needed:]
 
-    def save_some(self, block_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Copies to the store of blocks that nobody holds, so that they outlive the pool; of those
-        only that it has not got. To be done before the next step, like those of ``take_copies``."""
-        for block_id in block_ids:
-            if block_id in self.prefix_cache and not self.ref_counts[block_id]:
-                self._save(block_id)
+    def save_if_cached(self, block_id: int) -> tuple[tuple[int, int], ...]:
+        """The copy of a block to the store, if there is anything in it that the store has not got.
+        To be done before the next step, like those of ``take_copies``."""
+        if block_id in self.prefix_cache:
+            self._save(block_id)
         return self.take_copies()
 
     @property

@@ -79,7 +79,7 @@ class BlockStore(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether ``offer`` has somewhere to put a block."""
+        """Whether a block that is offered now will be kept, as far as that can be known."""
         ...
 
     def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:

@@ -26,7 +26,7 @@ _log = logging.getLogger("octavo")
 # While all requests wait for the store, this long at a time: who has something else to do is heard.
 _STORE_SECONDS = 0.005
 # At the end, for what is not in the store yet.
-_LAST_SECONDS = 1.0
+_LAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,9 @@ class Engine:
             return False
         copies = self._idle_saving.next_copies()
         if not copies:
-            return not self._idle_saving.is_done and self._store.wait(_STORE_SECONDS)
+            if self._idle_saving.is_done:
+                return False
+            return self._store.has_room or self._store.wait(_STORE_SECONDS)
         try:
             self.executor.submit(Batch(self.scheduler.num_steps, (), (), (), copies)).result()
         except Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from octavo.core.block_manager import BlockManager
 
 # Blocks of a part: copying them takes some milliseconds, the longest that a request waits for it.
-_PART = 8
+_PART = 16
 
 
 class IdleSaving:
@@ -31,13 +31,15 @@ class IdleSaving:
         return not self._blocks.store.saves_ahead or (self._has_begun and not self._left)
 
     def next_copies(self) -> tuple[tuple[int, int], ...]:
-        """Copies to be made now. They may be none, because what comes next is stored already, or
-        because the store has no room before it has written what it has."""
+        """Copies to be made now. They may be none: what comes next may be stored already, or the
+        store have no room."""
         if not self._has_begun:
             self._left = list(self._blocks.free_blocks)[::-1]
             self._has_begun = True
         store = self._blocks.store
         copies: list[tuple[int, int]] = []
-        while self._left and len(copies) < _PART and store.has_room:
-            copies += self._blocks.save_some([self._left.pop()])
+        for _ in range(min(_PART, len(self._left))):
+            if not store.has_room:
+                break
+            copies += self._blocks.save_if_cached(self._left.pop())
         return tuple(copies)

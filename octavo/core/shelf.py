@@ -36,6 +36,11 @@ class Depot(Protocol):
     def num_errors(self) -> int: ...
 
     @property
+    def room(self) -> int:
+        """Blocks that it would take to be written now."""
+        ...
+
+    @property
     def is_stuck(self) -> bool:
         """Whether something takes so long that nobody should wait for it."""
         ...
@@ -125,7 +130,7 @@ class Shelf:
     @property
     def has_room(self) -> bool:
         self._take_in()
-        return bool(self._idle)
+        return bool(self._idle) and len(self._coming) < self._depot.room
 
     def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
         self._take_in()
@@ -165,7 +170,7 @@ class Shelf:
         if not self._held and not self._coming and not self._has_depot:
             return NOTHING_STORED
         keys = keys_of(request, limit // self._block_size, self._block_size)[num_known:]
-        ready = list(takewhile(self._held.__contains__, keys))
+        ready = tuple(takewhile(self._held.__contains__, keys))
         if not request.awaited_keys:
             known = list(takewhile(self._is_known, keys))
             start = (num_known + len(ready)) * self._block_size
@@ -282,6 +287,7 @@ class _NoDepot:
     """There is nothing behind the shelf."""
 
     num_errors = 0
+    room = 0
     is_stuck = False
     read_seconds = 0.0
 

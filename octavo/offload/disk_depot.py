@@ -24,7 +24,7 @@ _MOST_WRITES = 0.5
 _STUCK_SECONDS = 5.0
 # After a block could not be written, none is for so long: a full disk stays full for a while.
 _PAUSE_SECONDS = 30.0
-_CLOSE_SECONDS = 1.0
+_CLOSE_SECONDS = 0.5
 # Before anything has been read: bytes per second, and what a file takes besides.
 _FIRST_RATE, _FIRST_SECONDS = 500e6, 1e-4
 _KEPT = 0.8  # of what is known, after each read
@@ -69,12 +69,18 @@ class DiskDepot:
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
+    @property
+    def room(self) -> int:
+        if time.monotonic() < self._paused_until:
+            return 0
+        return self._most_writes - len(self._writes)
+
     def __contains__(self, key: bytes) -> bool:
         return self._name(key) in self._folder
 
     def write(self, key: bytes, place: int) -> bool:
         with self._news:
-            if len(self._writes) >= self._most_writes or time.monotonic() < self._paused_until:
+            if self.room <= 0:
                 return False
             self._writes.append((self._name(key), place))
             self._news.notify_all()

@@ -29,6 +29,7 @@ class SlowDepot:
         refuses: float = 0.0,
     ):
         self.num_errors = 0
+        self.room = len(rows)
         self.is_stuck = False
         self.read_seconds = 0.0
         self.is_closed = False
