@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo import hub
+from octavo import __version__, hub
 from octavo.config import (
     EngineArgs,
     EngineConfig,
@@ -28,7 +28,10 @@ from octavo.text_engine import TextEngine
 from octavo.wiring import build_engine
 
 if TYPE_CHECKING:
+    from octavo.core.block_store import BlockStore
+    from octavo.core.shelf import RestoreRule
     from octavo.models.config import ModelConfig
+    from octavo.runtime.rank import Rank
 
 _log = logging.getLogger("octavo")
 
@@ -103,7 +106,8 @@ def _load_engine(
     limits = _rank_limits(config)
     rank.start(limits, acceptance_of(args.speculation()))
     proposer = drafter.start(limits) if drafter is not None else None
-    engine = build_engine(config, LocalExecutor(rank), proposer=proposer)
+    store = _open_store(config, spec, rank, model_config, source.path)
+    engine = build_engine(config, LocalExecutor(rank), proposer=proposer, store=store)
     phases.end("program")
     eos_token_ids = {*tokenizer.stop_token_ids, *model_config.eos_token_ids}
     info = {
@@ -177,7 +181,55 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         kv_groups=config.cache.groups,
+        num_shelf_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
     )
+
+
+def _open_store(
+    config: EngineConfig, spec: RankSpec, rank: Rank, model: ModelConfig, path: Path
+) -> BlockStore | None:
+    """Where blocks go that are evicted from a rank's pool, None for nowhere."""
+    cache = config.cache
+    if cache.offload is None:
+        return None
+    from octavo.offload.open_store import open_store
+
+    def identity() -> bytes:
+        from octavo.offload.identity import identity_of
+
+        kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
+        kept = cache.dtype, cache.block_size
+        return identity_of(path, f"{__version__} {kernels} {kept} {model}")
+
+    rows = [memoryview(row) for row in rank.shelf]
+    return open_store(
+        cache.offload,
+        rows,
+        cache.num_blocks,
+        cache.block_size,
+        identity,
+        lambda: _restore_rule(config, rank, model),
+    )
+
+
+def _restore_rule(config: EngineConfig, rank: Rank, model: ModelConfig) -> RestoreRule:
+    """When to read KV rather than to compute it again: by what this machine is known to reach, and
+    always where that is not known."""
+    from octavo.core.shelf import Always
+    from octavo.cost.first_token import ForeseenRates
+    from octavo.cost.live import live_rank_model
+    from octavo.cost.step_cost import StepModel
+    from octavo.cost.this_machine import this_machine
+    from octavo.offload.restore_rule import SoonerRead
+
+    probe, limits = rank.probe(), config.scheduler
+    try:
+        shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token)
+        steps = StepModel.of(shape, this_machine())
+    except ConfigError as error:
+        _log.info("stored KV is always read, never computed again: %s", error)
+        return Always()
+    return SoonerRead(ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len))
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:

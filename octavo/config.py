@@ -12,12 +12,14 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
+from pathlib import Path
 from typing import Any
 
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.scheduler import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
+from octavo.offload.settings import OffloadConfig, shelf_blocks
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
@@ -39,6 +41,14 @@ def parse_bytes(text: str | int) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is no size in bytes: write 4GiB, 500MB or a plain number")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_folder(text: str) -> tuple[Path, int]:
+    """A folder and a number of bytes from ``"DIR:SIZE"``."""
+    folder, colon, size = text.rpartition(":")
+    if not colon or not folder.strip():
+        raise ConfigError(f"kv_offload {text!r} is not DIR:SIZE, a folder and a size: kv:4GiB")
+    return Path(folder).expanduser(), parse_bytes(size)
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,15 @@ class EngineArgs:
     gpu_memory_utilization: float = option(
         0.9, "share of the GPU's memory for weights, activations and KV"
     )
-    swap_space: float = option(0, "GiB of CPU memory for evicted KV")
+    swap_space: float = option(
+        0,
+        "GiB of host memory for KV that is evicted from a GPU's; on a CPU both are the same memory",
+    )
+    kv_offload: str | None = option(
+        None,
+        "a folder for evicted KV, where it is found again after a restart too, and the most it "
+        "may take: DIR:SIZE, such as kv:10GiB",
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
     enable_window_tables: bool = option(
         True, "layers with sliding windows have block tables of their own, and free what left them"
@@ -184,6 +202,10 @@ class EngineArgs:
             raise ConfigError(f"itl_target_ms must be at least 0, not {self.itl_target_ms!r}")
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ConfigError("give num_blocks or kv_cache_memory, not both")
+        if not 0.0 <= self.swap_space < math.inf:
+            raise ConfigError(f"swap_space must be at least 0, not {self.swap_space!r}")
+        if self.kv_offload is not None:
+            parse_folder(self.kv_offload)
         self.speculation()  # raises if it is wrong
         self._refuse_what_is_not_there()
 
@@ -210,7 +232,6 @@ class EngineArgs:
             ("pipeline_parallel_size", 1),
             ("data_parallel_size", 1),
             ("enable_expert_parallel", False),
-            ("swap_space", 0),
         ):
             if getattr(self, name) != only:
                 raise ConfigError(
@@ -256,13 +277,15 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all."""
+    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all.
+    ``offload``: where evicted blocks go."""
 
     block_size: int
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool
     groups: KVGroups | None = None
+    offload: OffloadConfig | None = None
 
     @property
     def windows(self) -> Windows:
@@ -345,6 +368,9 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         )
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
+    offload = _offload(args, groups, block_bytes)
+    if offload is not None:
+        choices.append(_told(offload, capacity.device))
     return EngineConfig(
         model=args.model,
         device=capacity.device,
@@ -357,6 +383,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             capacity.kv_dtype,
             args.enable_prefix_caching,
             groups,
+            offload,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
@@ -401,6 +428,48 @@ def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroup
         return None
     is_outgrown = any(window is not None and window < max_model_len for window in groups.windows)
     return groups if is_outgrown else None
+
+
+def _offload(args: EngineArgs, groups: KVGroups | None, block_bytes: int) -> OffloadConfig | None:
+    """Where evicted blocks go; None: nowhere. ConfigError if they cannot be kept."""
+    if args.kv_offload is None and not args.swap_space:
+        return None
+    name = "swap_space" if args.kv_offload is None else "kv_offload"
+    if not args.enable_prefix_caching:
+        raise ConfigError(f"{name} is for the prefix cache: leave enable_prefix_caching on")
+    if groups is not None:
+        raise ConfigError(
+            f"{name}: layers of this model free blocks that have left their windows, and what they "
+            "still have cannot be stored: set enable_window_tables off, or leave it out"
+        )
+    folder, max_bytes = (None, 0) if args.kv_offload is None else parse_folder(args.kv_offload)
+    if folder is not None and max_bytes < block_bytes:
+        raise ConfigError(f"kv_offload must have room for one block of {block_bytes:,} bytes")
+    num_places = int(args.swap_space * GIB) // block_bytes
+    if args.swap_space and num_places < 1:
+        raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
+    return OffloadConfig(
+        num_places or shelf_blocks(args.block_size, block_bytes),
+        block_bytes,
+        folder,
+        max_bytes,
+        keeps_memory=num_places > 0,
+    )
+
+
+def _told(offload: OffloadConfig, device: str) -> str:
+    memory = f"{offload.num_places * offload.block_bytes / GIB:.2f} GiB of host memory"
+    if offload.folder is not None:
+        return (
+            f"evicted KV: up to {offload.max_bytes / GIB:.2f} GiB in {offload.folder}, "
+            f"through {memory}"
+        )
+    if _is_gpu(device):
+        return f"evicted KV: {memory}"
+    return (
+        f"evicted KV: {memory}, which is memory like the pool's: on a CPU kv_cache_memory is worth "
+        "more, and kv_offload keeps KV on a disk"
+    )
 
 
 def _of_layers(groups: KVGroups | None) -> str:

@@ -60,6 +60,8 @@ class EngineDriver:
                 self.step()
             else:
                 self._look_over()
+                while self._commands.empty() and self.engine.engine.save():
+                    pass
                 self.carry_out(self._commands.get())
         self.close()
 

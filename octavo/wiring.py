@@ -7,6 +7,7 @@ from dataclasses import replace
 from octavo.config import EngineConfig
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission, StaticAdmission
 from octavo.core.block_manager import BlockManager
+from octavo.core.block_store import BlockStore
 from octavo.core.clock import Clock
 from octavo.core.drafting import DraftProposer
 from octavo.core.engine import Engine
@@ -25,6 +26,7 @@ def build_engine(
     executor: Executor,
     clock: Clock | None = None,
     proposer: DraftProposer | None = None,
+    store: BlockStore | None = None,
 ) -> Engine:
     """Scheduler, block manager and prefix cache over an executor."""
     size = config.cache.block_size
@@ -32,7 +34,7 @@ def build_engine(
     cache: PrefixCache = NoPrefixCache()
     if config.cache.enable_prefix_caching:
         cache = RadixPrefixCache(size, windows)
-    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows)
+    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows, store)
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
     return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)

@@ -74,7 +74,6 @@ def test_what_is_no_size(text):
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"enable_expert_parallel": True},
-        {"swap_space": 4},
     ],
 )
 def test_what_is_not_there_is_refused_by_name(setting):
@@ -148,6 +147,24 @@ def test_layers_with_windows_get_tables_of_their_own():
 )
 def test_one_table_does_where_nothing_would_be_freed_or_who_drafts_knows_of_one(args):
     assert resolve(EngineArgs(**args), capacity_with(SOME)).cache.groups is None
+
+
+@pytest.mark.parametrize("offload", [{"kv_offload": "kv:1GiB"}, {"swap_space": 1}])
+def test_windows_that_free_blocks_are_not_stored(offload):
+    with pytest.raises(ConfigError, match=f"{next(iter(offload))}: layers.*enable_window_tables"):
+        resolve(EngineArgs(**offload), capacity_with(SOME))
+    config = resolve(EngineArgs(**offload, enable_window_tables=False), capacity_with(SOME))
+    assert config.cache.offload is not None
+
+
+def test_what_offload_takes_of_memory():
+    def places(**args) -> int:
+        offload = resolve(EngineArgs(**args), CPU).cache.offload
+        assert offload is not None and offload.block_bytes == 16 * CPU.kv_bytes_per_token
+        return offload.num_places
+
+    assert places(kv_offload="kv:1GiB") == 8192 // 16
+    assert places(kv_offload="kv:1GiB", swap_space=0.5) == 2**29 // (16 * CPU.kv_bytes_per_token)
 
 
 def test_drafts_from_text_leave_windows_their_tables():

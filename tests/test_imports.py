@@ -42,7 +42,12 @@ ALLOWED = {
     "runtime.memory_ledger": set(),
     "runtime.streams": set(),
     "executor": {"core", "runtime"},
-    "config": {"core", "models.kv_groups", "runtime.capacity", "speculation.config"},
+    "config": {
+        *("core", "models.kv_groups", "offload.settings", "runtime.capacity"),
+        "speculation.config",
+    },
+    "offload": {"core", "cost", "model_files"},
+    "offload.settings": set(),
     "speculation.config": {"core"},
     "speculation": {
         *("core", "fields", "hub", "kernels", "layers", "model_files", "model_source", "models"),

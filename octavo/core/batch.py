@@ -145,8 +145,9 @@ class Batch:
     """The work of one step: any mix of prompt chunks and single tokens.
 
     ``block_copies`` are (source, destination) block ids, to be copied before anything else of the
-    step runs. Block tables are read from ``item.request.block_tables`` during
-    ``Executor.submit``, and not after it.
+    step runs, in their order; ids beyond the pool are those of a shelf (``core/block_store.py``).
+    There are batches of copies alone, without items. Block tables are read from
+    ``item.request.block_tables`` during ``Executor.submit``, and not after it.
     """
 
     step_id: int

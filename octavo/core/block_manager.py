@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from octavo.core.block_store import BlockStore, NoBlockStore
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
@@ -24,10 +25,15 @@ from octavo.errors import EngineError
 
 
 class SharedPrefix(NamedTuple):
-    """The KV of a request's first tokens, where others have computed it already."""
+    """The KV of a request's first tokens, where others have computed it already.
+
+    ``is_awaited``: more of it will soon be there, and is worth to be waited for.
+    """
 
     num_tokens: int
     tables: Sequence[list[int]]  # of each group of layers; all as long
+    stored: Sequence[bytes] = ()  # keys of the blocks after those, which the store has
+    is_awaited: bool = False
 
 
 class BlockManager:
@@ -37,6 +43,7 @@ class BlockManager:
 
     Args:
         windows: of each group of layers with tables of its own, the positions that it sees.
+        store: where blocks go that are forgotten here; of one table only.
     """
 
     def __init__(
@@ -45,7 +52,9 @@ class BlockManager:
         block_size: int,
         prefix_cache: PrefixCache | None = None,
         windows: Windows = ONE_TABLE,
+        store: BlockStore | None = None,
     ):
+        assert store is None or tuple(windows) == ONE_TABLE
         assert num_blocks > 0 and block_size > 0
         assert list(windows) == sorted(windows, key=lambda window: window is not None), windows
         self.num_blocks = num_blocks
@@ -55,6 +64,7 @@ class BlockManager:
         self.has_windows = windows[-1] is not None
         self.nothing_shared = SharedPrefix(0, [[] for _ in windows])
         self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
+        self.store: BlockStore = NoBlockStore() if store is None else store
         self.ref_counts = [0] * num_blocks
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -106,12 +116,18 @@ class BlockManager:
     # -- sharing -----------------------------------------------------------------------------
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
-        """Cached blocks for the first tokens of a request, ``limit`` tokens at most."""
+        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and those that
+        the store has after them."""
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
-        if not cached:
-            return self.nothing_shared
-        tables = [[*table] for table in zip(*cached, strict=True)]
-        return self._shared(len(cached) * self.block_size, tables)
+        shared = self.nothing_shared
+        if cached:
+            tables = [[*table] for table in zip(*cached, strict=True)]
+            shared = self._shared(len(cached) * self.block_size, tables)
+        stored = self.store.ask(request, len(cached), limit)
+        if not stored.keys and not stored.is_awaited:
+            return shared
+        num_tokens = shared.num_tokens + len(stored.keys) * self.block_size
+        return SharedPrefix(num_tokens, shared.tables, *stored)
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
@@ -148,6 +164,9 @@ class BlockManager:
                                              ^ writing starts here; where that is inside a
                                                shared block, the block is copied first
 
+        The first of the new blocks are those of ``shared.stored``: copies bring what they hold, and
+        they are published when the step with these copies has ended well.
+
         Layers with a window get blocks for the next ``step_tokens`` only, if that is given: they
         leave some behind before they need more.
         """
@@ -168,9 +187,14 @@ class BlockManager:
                 self._acquire(block_id)
         request.block_ids, *request.further_tables = map(list, shared.tables)
         request.num_computed_tokens = shared.num_tokens
-        request.num_published_blocks = shared.num_tokens // self.block_size
+        request.num_published_blocks = shared.num_tokens // self.block_size - len(shared.stored)
+        request.awaited_keys = ()
+        sources = [self.store.take(key) for key in shared.stored]  # before others take their place
+        first_stored = len(request.block_ids)
         allocated = self._extend(request, num_tokens, of_windows)
         assert allocated
+        new_ids = request.block_ids[first_stored : first_stored + len(sources)]
+        self._copies += zip(sources, new_ids, strict=True)
         return True
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
@@ -222,6 +246,13 @@ class BlockManager:
         for table in request.block_tables:
             self._release(reversed(table[needed:]))
             del table[needed:]
+
+    def save_if_cached(self, block_id: int) -> tuple[tuple[int, int], ...]:
+        """The copy of a block to the store, if there is anything in it that the store has not got.
+        To be done before the next step, like those of ``take_copies``."""
+        if block_id in self.prefix_cache:
+            self._save(block_id)
+        return self.take_copies()
 
     @property
     def has_due_copies(self) -> bool:
@@ -293,11 +324,18 @@ class BlockManager:
         for _ in range(count):
             block_id, _ = next_to_go(last=False)
             if block_id in cache:
+                self._save(block_id)
                 cache.forget(block_id)
                 self.num_cached_blocks -= 1
             ref_counts[block_id] = 1
             taken.append(block_id)
         return taken
+
+    def _save(self, block_id: int) -> None:
+        """Have a published block copied to the store before it is written over, if there is one."""
+        target = self.store.offer(block_id, self.prefix_cache.key_of)
+        if target is not None:
+            self._copies.append((block_id, target))
 
     def _acquire(self, block_id: int) -> None:
         if self.ref_counts[block_id] == 0:
@@ -336,6 +374,7 @@ class BlockManager:
             for block_id in chain(*request.block_tables):
                 if block_id != GONE:
                     held[block_id] += 1
+        yield from self.store.violations()
         if held != self.ref_counts:
             yield "reference counts and block tables disagree"
         if {block for block, count in enumerate(held) if count == 0} != set(self.free_blocks):

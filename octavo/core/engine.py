@@ -14,6 +14,7 @@ from octavo.core.audit import IdleAudit
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput
 from octavo.core.clock import Clock, WallClock
 from octavo.core.executor import Executor, FailedStep, StepHandle
+from octavo.core.idle_saving import IdleSaving
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import RequestUpdate, Scheduler
 from octavo.core.stats import StepStats
@@ -21,6 +22,11 @@ from octavo.core.step_meter import StepMeter
 from octavo.errors import EngineError
 
 _log = logging.getLogger("octavo")
+
+# While all requests wait for the store, this long at a time: who has something else to do is heard.
+_STORE_SECONDS = 0.005
+# At the end, for what is not in the store yet.
+_LAST_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class Engine:
         # Damage to the block pool that was seen: a bug of ours, and never expected.
         self.num_invariant_violations = 0
         self._idle_audit = IdleAudit(scheduler.block_manager)
+        self._store = scheduler.block_manager.store
+        self._idle_saving = IdleSaving(scheduler.block_manager)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -103,7 +111,7 @@ class Engine:
             request.finish_reason = FinishReason.ERROR
 
     def step(self) -> EngineStep | None:
-        """Run one step; None if there is nothing to do.
+        """Run one step; None if there is nothing to do, or if all wait for the store.
 
         With an executor of depth d, d batches are in flight while results are awaited.
         """
@@ -117,11 +125,13 @@ class Engine:
             return False  # a step beside it would be company
         batch = self._next_batch()
         if not batch.items:
-            if self.scheduler.requests and not self._submitted:
+            self._pass_over(batch)
+            may_wait = not self.scheduler.requests or self._submitted
+            if not may_wait and not self._store.wait(_STORE_SECONDS):
                 raise EngineError("the scheduler is stuck: nothing can run, and nothing is running")
-            self._report_again(batch)  # of a step that is not run nobody hears
             return False
         self._idle_audit.restart()
+        self._idle_saving.restart()
         now = self.clock.now()
         for item in batch.items:
             stats = item.request.stats
@@ -133,7 +143,7 @@ class Engine:
         except Exception as error:
             handle = FailedStep(error)
         except BaseException:  # an interruption: its requests are in flight, and wait for its end
-            self._halves.appendleft(batch)
+            self._halves.appendleft(self._without_saves(batch))
             raise
         self._submitted.append(_Submitted(batch, handle, now))
         return True
@@ -143,7 +153,7 @@ class Engine:
             batch = self._halves.popleft()
             if batch.items:
                 return batch
-            self._report_again(batch)
+            self._pass_over(batch)
         batch = self.scheduler.schedule()
         if not self._loners:
             return batch
@@ -152,12 +162,18 @@ class Engine:
         self._halves.extend(further)
         return first
 
+    def _pass_over(self, batch: Batch) -> None:
+        """Of a step that is not run nobody hears, and its copies are not made."""
+        self._store.settle(batch.block_copies, are_done=False)
+        self._report_again(batch)
+
     def finish_step(self) -> EngineStep:
         """Wait for the oldest submitted batch and take in its results."""
         batch, handle, begun_at, is_whole = self._submitted.popleft()
         try:
             output = handle.result()
         except Exception as error:
+            self._store.settle(batch.block_copies, are_done=False)
             if batch.num_seqs != 1 or batch.block_copies or not is_whole:
                 self._cut(batch)
                 nothing = replace(batch, items=())  # what it computed counts when it is run again
@@ -165,6 +181,7 @@ class Engine:
             output, seconds = self._blame(batch, error), 0.0
         else:
             seconds = self._note_time(batch, begun_at)
+            self._store.settle(batch.block_copies, are_done=True)
         updates = self.scheduler.update(batch, output)
         self._check_counts()
         now = self.clock.now()
@@ -195,6 +212,10 @@ class Engine:
             self.abort(request_id)
         while self._submitted or self._halves:
             self.step()
+        deadline = self.clock.now() + _LAST_SECONDS
+        while self.save() and self.clock.now() < deadline:
+            pass
+        self._store.close()
         self.executor.close()
 
     def _cut(self, batch: Batch) -> None:
@@ -250,7 +271,36 @@ class Engine:
         """The executor may not have come to hear of those that left before this step."""
         return self.scheduler.report_again(batch.finished_ids + batch.preempted_ids)
 
-    # -- audit -------------------------------------------------------------------------------
+    def _without_saves(self, batch: Batch) -> Batch:
+        """A batch that may have been run in part: what it was to save may be written over."""
+        num_blocks = self.scheduler.block_manager.num_blocks
+        saves = [copy for copy in batch.block_copies if copy[1] >= num_blocks]
+        self._store.settle(saves, are_done=False)
+        others = tuple(copy for copy in batch.block_copies if copy[1] < num_blocks)
+        return replace(batch, block_copies=others)
+
+    # -- while nothing runs ------------------------------------------------------------------
+
+    def save(self) -> bool:
+        """Bring a few blocks to a store that outlives the pool. Whether there are more.
+
+        For a driver that has nothing else to do, and at the end: it takes some milliseconds.
+        """
+        if self.has_unfinished_requests or self._idle_saving.is_done:
+            return False
+        copies = self._idle_saving.next_copies()
+        if not copies:
+            if self._idle_saving.is_done:
+                return False
+            return self._store.has_room or self._store.wait(_STORE_SECONDS)
+        try:
+            self.executor.submit(Batch(self.scheduler.num_steps, (), (), (), copies)).result()
+        except Exception:
+            _log.exception("cached blocks could not be copied to the store")
+            self._store.settle(copies, are_done=False)
+            return False
+        self._store.settle(copies, are_done=True)
+        return True
 
     def audit(self) -> bool:
         """Look over a part of the block pool while nothing runs. Whether there is more of it.
@@ -322,6 +372,7 @@ class Engine:
             draft_seconds=proposer.seconds if proposer is not None else 0.0,
             num_invariant_violations=self.num_invariant_violations,
             draft_accepted_by_position=tuple(drafts.accepted_by_position),
+            **self._store.figures,
             **({} if self.meter is None else self.meter.figures),
         )
 
@@ -329,8 +380,8 @@ class Engine:
 def _apart(batch: Batch) -> list[Batch]:
     """A batch as one for each prompt that runs alone, and one for the rest.
 
-    Copies of blocks are between samples of one prompt, so each goes with who waits for it. Who has
-    left is said with the first.
+    Copies of blocks are between samples of one prompt, or from the store, so each goes with who
+    waits for it. Copies to the store come first, and who has left is said with the first.
     """
     parts: dict[str, list[ScheduledRequest]] = {}
     for item in batch.items:
@@ -345,8 +396,12 @@ def _apart(batch: Batch) -> list[Batch]:
         }
         copies = tuple(copy for copy in batch.block_copies if copy[1] in blocks)
         batches.append(Batch(batch.step_id, tuple(items), block_copies=copies))
+    of_others = {copy for part in batches[1:] for copy in part.block_copies}
     batches[0] = replace(
-        batches[0], finished_ids=batch.finished_ids, preempted_ids=batch.preempted_ids
+        batches[0],
+        finished_ids=batch.finished_ids,
+        preempted_ids=batch.preempted_ids,
+        block_copies=tuple(copy for copy in batch.block_copies if copy not in of_others),
     )
     return batches
 

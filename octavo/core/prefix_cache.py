@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from octavo.core.block_store import next_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
 
 
@@ -54,14 +55,19 @@ class PrefixCache(Protocol):
 
     def __contains__(self, block_id: int) -> bool: ...
 
+    def key_of(self, block_id: int) -> bytes:
+        """The key of a known block, as of ``block_store.keys_of``."""
+        ...
+
 
 class _Node:
-    __slots__ = ("block_ids", "children", "parent", "tokens")
+    __slots__ = ("block_ids", "children", "key", "parent", "tokens")
 
     def __init__(self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None):
         self.block_ids = block_ids  # of each group
         self.tokens = tokens
         self.parent = parent
+        self.key = b""  # when it has been asked for; of a root, always
         # Keyed by the token ids themselves: a dict compares keys for equality after hashing, so
         # a hash collision can cost time and can never serve the KV of other tokens.
         self.children: dict[tuple[int, ...], _Node] = {}
@@ -122,7 +128,7 @@ class RadixPrefixCache:
         salt: str,
     ) -> list[int]:
         if parent_block is None:
-            parent = self._roots.setdefault(salt, _Node([], (), None))
+            parent = self._roots.get(salt) or self._new_root(salt)
         else:
             parent = self._nodes[parent_block]
         node = parent.children.get(tokens)
@@ -135,6 +141,23 @@ class RadixPrefixCache:
                 known[group] = block_id
                 self._nodes[block_id] = node
         return known
+
+    def _new_root(self, salt: str) -> _Node:
+        root = self._roots[salt] = _Node([], (), None)
+        root.key = root_key(salt)
+        return root
+
+    def key_of(self, block_id: int) -> bytes:
+        node: _Node | None = self._nodes[block_id]
+        path: list[_Node] = []
+        while node is not None and not node.key:
+            path.append(node)
+            node = node.parent
+        assert node is not None
+        for child in reversed(path):
+            child.key = next_key(node.key, child.tokens)
+            node = child
+        return node.key
 
     def forget(self, block_id: int) -> None:
         node = self._nodes.pop(block_id)
@@ -182,6 +205,9 @@ class NoPrefixCache:
         return block_ids
 
     def forget(self, block_id: int) -> None:
+        raise AssertionError("nothing was published")
+
+    def key_of(self, block_id: int) -> bytes:
         raise AssertionError("nothing was published")
 
     def __contains__(self, block_id: int) -> bool:

@@ -87,6 +87,10 @@ class Request:
     queue_key: tuple[int, int] = field(init=False, default=(0, 0))
     # Set by the scheduler: known tokens when it was last admitted. More by now is progress.
     num_tokens_at_admission: int = field(init=False, default=0)
+    # Of its first full blocks, as far as anybody has asked (core/block_store.py); and those of them
+    # that it waits for, or has waited for since it was queued.
+    block_keys: list[bytes] = field(init=False, default_factory=list, repr=False)
+    awaited_keys: tuple[bytes, ...] = field(init=False, default=(), repr=False)
     # Prompt positions whose log-probabilities were already reported.
     num_prompt_logprobs: int = field(init=False, default=0)
     finish_reason: FinishReason | None = field(init=False, default=None)

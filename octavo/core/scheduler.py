@@ -392,6 +392,8 @@ class Scheduler:
             if _awaits_fork(request):
                 continue
             shared = self._shared_prefix(request)
+            if shared.is_awaited:
+                continue
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:
                 return
@@ -427,9 +429,9 @@ class Scheduler:
         source = request.fork_of
         if source is not None and source.status is RequestStatus.RUNNING:
             num_forked = min(source.num_computed_tokens, request.num_prompt_tokens - 1)
-            if num_forked > cached.num_tokens:
+            if num_forked >= cached.num_tokens:  # of as many, those that need no copies
                 forked = self.block_manager.fork(source, num_forked)
-                return max(cached, forked, key=lambda shared: shared.num_tokens)
+                return max(forked, cached, key=lambda shared: shared.num_tokens)
         return cached
 
     def _enqueue(self, request: Request) -> None:

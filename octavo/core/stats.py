@@ -146,6 +146,18 @@ class StepStats:
     num_invariant_violations: int  # of the block pool, which is to have none
     # Drafts that were right as far as the first token, the second, and so on.
     draft_accepted_by_position: tuple[int, ...] = ()
+    # Totals of a store (core/block_store.py), None without one: of blocks that were copied to memory
+    # of its own, written to a disk from there, copied back, and dropped; of what could not be
+    # written, or not be read as it was; of tokens whose KV was copied back, by where it had been.
+    kv_blocks_stored: int | None = None
+    kv_blocks_written: int | None = None
+    kv_blocks_restored: int | None = None
+    kv_blocks_dropped: int | None = None
+    kv_store_errors: int | None = None
+    kv_bytes_stored: int | None = None
+    kv_bytes_restored: int | None = None
+    prefix_tokens_from_memory: int | None = None
+    prefix_tokens_from_disk: int | None = None
     # What a meter says (core/step_meter.py), None without one. ``roofline_share`` is of this step:
     # of its time, the least that the device needs for it. The others are totals: that least time,
     # the time that was foreseen, and how many steps were bound by what.

@@ -138,7 +138,7 @@ class FaultyExecutor(ExecutorAround):
                 _misbehave(kind)
         if self._raises():
             raise RuntimeError("a step that raises, as was asked for")
-        if self._damages():
+        if batch.items and self._damages():
             damaged[batch.items[0].request.request_id] = DAMAGED
         return _FaultyStep(self._executor.submit(batch), damaged, self._raises)
 

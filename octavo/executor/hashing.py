@@ -14,9 +14,11 @@ error. A window is of two positions at least: a step goes on from the state of t
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
@@ -228,6 +230,8 @@ class HashExecutor:
     Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
     one that is when later steps have been planned, and a sampled token is fed to the next step
     here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
+
+    A ``shelf`` has what blocks hold as bytes, so that any store can keep them.
     """
 
     def __init__(
@@ -239,6 +243,7 @@ class HashExecutor:
         depth: int = 1,
         feeds: Callable[[Request], bool] = lambda request: True,
         windows: Windows = ONE_TABLE,
+        num_shelf_blocks: int = 0,
     ):
         assert all(window is None or window > 1 for window in windows), windows
         self.depth = depth
@@ -251,6 +256,8 @@ class HashExecutor:
         self._windows = windows
         self._num_items = 0
         self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
+        self._packing = struct.Struct(f"<{len(_Slot._fields) * block_size}q")
+        self.shelf = [bytearray(self._packing.size) for _ in range(num_shelf_blocks)]
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
 
@@ -278,11 +285,8 @@ class HashExecutor:
         block_copies: Iterable[tuple[int, int]],
         gone: Iterable[str],
     ) -> StepOutput:
-        size = self._block_size
         for source, target in block_copies:
-            self._slots[target * size : (target + 1) * size] = self._slots[
-                source * size : (source + 1) * size
-            ]
+            self._copy(source, target)
         for request_id in gone:
             self._sampled.pop(request_id, None)
         output = StepOutput({})
@@ -291,6 +295,19 @@ class HashExecutor:
                 self._sampled[work.request_id] = (work.end + len(sampled) - 1, sampled[-1])
                 output.token_ids[work.request_id] = sampled
         return output
+
+    def _copy(self, source: int, target: int) -> None:
+        """Copy a block. Those after the pool's are of the shelf."""
+        size, first = self._block_size, self._num_blocks
+        if source < first:
+            slots = self._slots[source * size : (source + 1) * size]
+        else:
+            values = iter(self._packing.unpack(self.shelf[source - first]))
+            slots = [_Slot(*each) for each in zip(values, values, values, strict=True)]
+        if target < first:
+            self._slots[target * size : (target + 1) * size] = slots
+        else:
+            self.shelf[target - first][:] = self._packing.pack(*chain.from_iterable(slots))
 
     def _compute(self, work: _Work) -> list[int]:
         """Run an item; the tokens that it samples."""

@@ -223,6 +223,7 @@ class FusedBackend:
             device,
             limits.kv_groups,
             copy_units=self._kit.copy_units,
+            num_shelf_blocks=limits.num_shelf_blocks,
         )
 
 

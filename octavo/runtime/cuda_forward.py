@@ -409,6 +409,13 @@ class QueuedBlocks:
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         self._stream.launch(lambda: self.cache.copy_blocks(copies))
 
+    @property
+    def shelf(self) -> np.ndarray:
+        return self.cache.shelf
+
+    def wait(self) -> None:
+        self._stream.mark().wait()
+
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         table = list(block_ids)
         self._stream.launch(lambda: self.cache.move(table, sources, target))

@@ -32,7 +32,17 @@ class Blocks(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    @property
+    def shelf(self) -> np.ndarray:
+        """Blocks in host memory, which can be copied to and from under the ids that follow those of
+        the pool: uint8 [shelf blocks, bytes of a block], as it is and not as a copy."""
+        ...
+
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None: ...
+
+    def wait(self) -> None:
+        """Until copies that were asked for have been made, if nothing was run after them."""
+        ...
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """Move what a sequence has in some slots, in ascending order, to the slots from ``target``

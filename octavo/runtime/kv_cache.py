@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ class KVCache:
 
     A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
     ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
+    ``num_shelf_blocks``: in host memory, with the ids after those of the pool.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class KVCache:
         device: torch.device,
         groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
+        num_shelf_blocks: int = 0,
     ):
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
@@ -54,6 +58,7 @@ class KVCache:
             for codec in codecs
             for parts in [codec.parts(head_dim)]
         ]
+        self._shelf = _Shelf(self._parts, num_shelf_blocks)
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +89,24 @@ class KVCache:
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
         """As :meth:`NativeKVCache.copy_blocks`."""
-        self._copy_units(self._parts, list(copies))
+        end = self.num_blocks
+        for leaves_pool, pairs in groupby(copies, lambda copy: max(copy) >= end):
+            if not leaves_pool:
+                self._copy_units(self._parts, list(pairs))
+                continue
+            for source, target in pairs:
+                if target >= end:
+                    self._shelf.put(target - end, source)
+                else:
+                    self._shelf.get(source - end, target)
+
+    @property
+    def shelf(self) -> np.ndarray:
+        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
+        return self._shelf.rows.numpy()
+
+    def wait(self) -> None:
+        """As :meth:`octavo.runtime.forward.Blocks.wait`."""
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """As :meth:`octavo.runtime.forward.Blocks.move`."""
@@ -98,6 +120,35 @@ class KVCache:
     @property
     def _parts(self) -> list[Tensor]:
         return [memory for _, parts in self._stores for memory in parts]
+
+
+class _Shelf:
+    """Blocks in host memory, pinned for copies from and to a GPU, each a row of bytes: what the
+    block has in each of ``parts``, one after the other."""
+
+    def __init__(self, parts: Sequence[Tensor], num_blocks: int):
+        self._parts = parts
+        self._sizes = [part[:, :1].nbytes for part in parts]
+        shape = num_blocks, sum(self._sizes)
+        if parts[0].is_cuda:
+            self.rows = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+        else:
+            self.rows = _zeros(shape, torch.uint8, torch.device("cpu"))
+
+    def put(self, row: int, block_id: int) -> None:
+        for part, piece in zip(self._parts, self._pieces(row), strict=True):
+            content = part[:, block_id].contiguous().flatten().view(torch.uint8)
+            piece.copy_(content, non_blocking=True)
+
+    def get(self, row: int, block_id: int) -> None:
+        for part, piece in zip(self._parts, self._pieces(row), strict=True):
+            memory = part[:, block_id]
+            # As a copy it begins where values of any type may begin.
+            content = piece.to(part.device, non_blocking=True, copy=True)
+            memory.copy_(content.view(part.dtype).view(memory.shape))
+
+    def _pieces(self, row: int) -> tuple[Tensor, ...]:
+        return self.rows[row].split(self._sizes)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -28,6 +28,7 @@ class NativeKVCache:
     Args:
         kv_format: OCT_KV_*.
         groups: of the layers; None: all have one table.
+        num_shelf_blocks: after those of the pool; no kernel knows of them.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class NativeKVCache:
         head_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
+        num_shelf_blocks: int = 0,
     ):
         assert block_size % KV_CHUNK == 0, block_size
         self.num_blocks = num_blocks
@@ -51,8 +53,8 @@ class NativeKVCache:
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         self.block_bytes = num_layers * layer_bytes
-        data = untouched_zeros(num_blocks * self.block_bytes)
-        self._data = data.reshape(num_blocks, num_layers, layer_bytes)
+        data = untouched_zeros((num_blocks + num_shelf_blocks) * self.block_bytes)
+        self._data = data.reshape(-1, num_layers, layer_bytes)
         self._memory = abi.KVMemory(
             kv_format=kv_format,
             num_kv_heads=num_kv_heads,
@@ -67,7 +69,13 @@ class NativeKVCache:
 
     @property
     def num_bytes(self) -> int:
-        return self._data.nbytes
+        """Of the pool."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def shelf(self) -> np.ndarray:
+        """As :meth:`octavo.runtime.forward.Blocks.shelf`."""
+        return self._data[self.num_blocks :].reshape(-1, self.block_bytes)
 
     @property
     def bytes_per_token(self) -> float:
@@ -95,6 +103,9 @@ class NativeKVCache:
         """
         for source, target in copies:
             self._data[target] = self._data[source]
+
+    def wait(self) -> None:
+        """As :meth:`octavo.runtime.forward.Blocks.wait`."""
 
     def move(self, block_ids: Sequence[int], sources: Sequence[int], target: int) -> None:
         """As :meth:`octavo.runtime.forward.Blocks.move`."""

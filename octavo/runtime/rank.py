@@ -31,6 +31,8 @@ from octavo.runtime.runner import Runner
 from octavo.runtime.verification import Acceptance
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo.models.checkpoint import Checkpoint
     from octavo.models.registry import CausalLM
 
@@ -176,6 +178,11 @@ class Rank:
     def num_blocks(self) -> int:
         """Blocks of the KV pool, once it is started."""
         return self._started.forward.kv_cache.num_blocks
+
+    @property
+    def shelf(self) -> np.ndarray:
+        """Of what is copied to host memory, once it is started: as ``Blocks.shelf``."""
+        return self._started.forward.kv_cache.shelf
 
     @property
     def depth(self) -> int:

@@ -57,6 +57,9 @@ class Runner:
         somebody has to look into when it has been computed is over when this returns."""
         if batch.block_copies:
             self.forward.kv_cache.copy_blocks(batch.block_copies)
+        if not batch.items:
+            self.forward.kv_cache.wait()
+            return FinishedStep(StepOutput({}))
         rows = self.forward.submit(batch, self.acceptance.weighs(batch))
         if self._looks_into(batch):
             return FinishedStep(self._end(batch, rows.result(), looks_into=True))

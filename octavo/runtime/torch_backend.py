@@ -102,6 +102,7 @@ class TorchBackend:
             CODECS[kv_dtype_of(self._spec, is_native=False)],
             self._device,
             limits.kv_groups,
+            num_shelf_blocks=limits.num_shelf_blocks,
         )
         return EagerForward(
             self._model,

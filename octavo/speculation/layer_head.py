@@ -5,7 +5,8 @@ p + 1; it says what the token p + 2 is, and its own hidden state stands in for t
 that nobody has computed yet. So it is run over every position that the target computes, right after
 each step, and what it keeps of a position lies in a block of the same number as the target's.
 Blocks that requests share were computed by this engine, so there is nothing to look up: where the
-token that follows a shared block is another, one position is a little wrong, and a guess may be.
+token that follows a shared block is another, one position is a little wrong, and a guess may be. So
+are those after a block that came back from a disk, which has only the target's.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ def kv_bytes_per_token(layer: ModelConfig) -> int:
 class LayerKV:
     """Keys and values of one layer, in blocks that have the numbers of the target's."""
 
-    def __init__(self, layer: ModelConfig, native: NativeTarget, num_blocks: int):
+    def __init__(self, layer: ModelConfig, native: NativeTarget, limits: RankLimits):
         format, (kept,) = KV_FORMATS[_KV_DTYPE], layer.kv_layers
         self.cache = NativeKVCache(
             native.library,
             1,
-            num_blocks,
+            limits.num_blocks,
             native.block_size,
             kept.num_kv_heads,
             kept.key_dim,
             format,
+            num_shelf_blocks=limits.num_shelf_blocks,
         )
         self.layout = self.cache.layout()
 
@@ -95,7 +97,7 @@ class LayerProposer:
         self.max_tokens = shape.max_tokens
         self._shape = shape
         self.seconds = 0.0
-        self._kv = LayerKV(layer, native, limits.num_blocks)
+        self._kv = LayerKV(layer, native, limits)
         self._program = HeadProgram(
             head, native, limits.max_num_batched_tokens, self._kv.layout, native.block_size
         )

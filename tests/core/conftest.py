@@ -11,6 +11,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.shelf import Shelf
 from octavo.executor.hashing import GuessingProposer, HashExecutor
 
 
@@ -30,15 +31,29 @@ def make_engine(
     passes: int = 0,
     feeds=lambda request: True,
     windows: Windows = ONE_TABLE,
+    num_places: int = 0,
+    make_depot=None,
+    rule=None,
     **config,
 ) -> Engine:
-    """An engine over the hash model."""
+    """An engine over the hash model; with a shelf of so many places, and a depot behind it."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
-    blocks = BlockManager(num_blocks, block_size, cache, windows)
+    executor = HashExecutor(
+        num_blocks,
+        block_size,
+        depth=depth,
+        feeds=feeds,
+        windows=windows,
+        num_shelf_blocks=num_places,
+    )
+    shelf = None
+    if num_places:
+        depot = make_depot(executor.shelf) if make_depot is not None else None
+        shelf = Shelf(num_blocks, num_places, block_size, 100, depot, rule)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, shelf)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
-    executor = HashExecutor(num_blocks, block_size, depth=depth, feeds=feeds, windows=windows)
     return Engine(scheduler, executor)
 
 

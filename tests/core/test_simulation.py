@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import random
 import time
+from functools import partial
 
 import pytest
+from depots import SlowDepot
 
 from octavo.core.admission import StaticAdmission
 from octavo.core.batch import DAMAGED
@@ -42,15 +44,31 @@ def needs_host(share: int):
     return lambda request: not share or int(request.request_id[1:]) % share != 0
 
 
+def store_of(rng: random.Random) -> dict[str, object]:
+    """A shelf, small or large, mostly with a depot behind it, that is good or bad."""
+    how = {name: rng.choice([0.0, 0.1]) for name in ("fails", "forgets", "refuses")}
+    depot = partial(SlowDepot, rng=rng, delay=rng.choice([0, 3, 30]), **how)
+    num_places = rng.choice([2, 12, 60])
+    return {"num_places": num_places, "make_depot": depot if rng.random() < 0.8 else None}
+
+
 class Press:
     """One simulated engine with its clients.
 
     Args:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
+        offloads: what is evicted is stored, where it can be damaged, lost, or late.
     """
 
     def __init__(
-        self, seed: int, make_engine, make_request, windows=ONE_TABLE, depth: int | None = None
+        self,
+        seed: int,
+        make_engine,
+        make_request,
+        windows=ONE_TABLE,
+        depth: int | None = None,
+        *,
+        offloads: bool = False,
     ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
@@ -72,7 +90,7 @@ class Press:
             runs_ahead=depth > 1 and rng.random() < 0.8,
             # One request in so many needs the host between its tokens; 0: none does.
             feeds=needs_host(rng.choice([0, 0, 3])),
-            prefix_caching=rng.random() < 0.8,
+            prefix_caching=rng.random() < 0.8 or offloads,
             admission=StaticAdmission() if rng.random() < 0.1 else None,
             max_num_batched_tokens=(
                 rng.choice([1, 2, 5, 16, 64]) if chunked else self.max_model_len
@@ -84,6 +102,7 @@ class Press:
             max_queued_requests=rng.choice([None, 4, 50]),
             max_rounds=rng.choice([1, 1, 4]),
             windows=windows,
+            **(store_of(random.Random(seed)) if offloads else {}),
         )
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
@@ -188,6 +207,8 @@ class Press:
         rng = self.rng
         arrival, abort = rng.choice([0.02, 0.1, 0.4]), rng.choice([0.0, 0.01, 0.05])
         for _ in range(300):
+            if not self.live and rng.random() < 0.5:
+                self.engine.save()
             if rng.random() < arrival and len(self.live) < 60:
                 self.arrive()
             if rng.random() < abort:
@@ -225,6 +246,34 @@ def test_seeds(seed, make_engine, make_request):
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_seeds_with_windows(seed, windows, make_engine, make_request):
     Press(seed, make_engine, make_request, windows).run()
+
+
+@pytest.mark.parametrize("seed", range(200, 240))
+def test_seeds_with_a_store(seed, make_engine, make_request):
+    Press(seed, make_engine, make_request, offloads=True).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [40_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+def test_many_steps_with_a_store(make_engine, make_request, least):
+    num_steps = num_restored = from_disk = num_errors = num_dropped = seed = 0
+    started = time.monotonic()
+    while num_steps < least:
+        seed += 1
+        press = Press(2_000_000 + seed, make_engine, make_request, offloads=True)
+        num_steps += press.run()
+        stats = press.engine.stats()
+        num_restored += stats.kv_blocks_restored
+        from_disk += stats.prefix_tokens_from_disk
+        num_errors += stats.kv_store_errors
+        num_dropped += stats.kv_blocks_dropped
+    elapsed = time.monotonic() - started
+    print(
+        f"\n{num_steps:,} steps of {seed} workloads in {elapsed:.1f} s: {num_restored:,} blocks "
+        f"restored, {from_disk:,} tokens from disk, {num_errors:,} errors, {num_dropped:,} dropped"
+    )
+    assert num_restored > least / 50 and from_disk > least / 100
+    assert num_errors > least / 10_000 and num_dropped > least / 1000
 
 
 @pytest.mark.slow

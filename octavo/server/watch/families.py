@@ -187,6 +187,35 @@ FAMILIES = (
         figure="prefix_tokens_hit",
     ),
     _counter(
+        "prefix_cache_restored_tokens",
+        "Tokens whose KV had left the pool and was copied back, by where it had been.",
+        "place",
+        figure={"memory": "prefix_tokens_from_memory", "disk": "prefix_tokens_from_disk"},
+    ),
+    _counter(
+        "kv_offload_blocks",
+        "KV blocks that were copied out of the pool, written to the disk, copied back, or given up "
+        "for lack of room or time.",
+        "what",
+        figure={
+            "stored": "kv_blocks_stored",
+            "written": "kv_blocks_written",
+            "restored": "kv_blocks_restored",
+            "dropped": "kv_blocks_dropped",
+        },
+    ),
+    _counter(
+        "kv_offload_bytes",
+        "Bytes of KV that were copied out of the pool, and back.",
+        "what",
+        figure={"stored": "kv_bytes_stored", "restored": "kv_bytes_restored"},
+    ),
+    _counter(
+        "kv_offload_errors",
+        "KV blocks that could not be written, or not be read as they were written.",
+        figure="kv_store_errors",
+    ),
+    _counter(
         "num_preemptions",
         "Times that a sample lost its blocks to others.",
         vllm="=",

@@ -105,9 +105,13 @@ TOTALS = {
     "draft_tokens_accepted": "spec_decode_num_accepted_tokens",
     "floor_seconds": "step_floor_seconds",
     "predicted_seconds": "step_predicted_seconds",
+    "kv_store_errors": "kv_offload_errors",
 }
 # Not there before there is something to show.
-OF_A_METER = {"step_roofline_ratio", "step_floor_seconds", "step_predicted_seconds"}
+NOT_ALWAYS = {
+    *("step_roofline_ratio", "step_floor_seconds", "step_predicted_seconds"),
+    "kv_offload_errors",
+}
 growth = st.tuples(*[st.integers(0, 1000)] * len(TOTALS))
 
 
@@ -125,7 +129,7 @@ class Account:
     def expected(self) -> dict[tuple, float]:
         expected = {}
         for family in FAMILIES:
-            if family.labels or (family.name in OF_A_METER and not self.values["step_seconds"]):
+            if family.labels or (family.name in NOT_ALWAYS and not self.values["step_seconds"]):
                 continue
             for name in filter(None, (f"octavo:{family.name}", family.vllm_name)):
                 if family.kind == "counter":

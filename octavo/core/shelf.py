@@ -1,0 +1,310 @@
+"""The shelf: blocks of host memory by content, before a depot that may be far larger.
+
+Every place of the shelf is in one of these states::
+
+    idle     nobody uses it; what it holds, if anything, can be taken. Given away oldest first
+    coming   a copy of an unfinished step, or the depot, is filling it: not to be taken yet
+    in use   a copy reads it, or the depot writes what it holds
+
+A place holds what a copy was to bring only when the copy's step has ended well, and what the depot
+was to bring only when the depot says that it is whole: nothing is ever taken on trust.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from octavo.core.block_store import NOTHING_STORED, Stored, StoreStats, keys_of
+from octavo.core.request import Request
+
+
+class Ended(NamedTuple):
+    """Something that a depot has done with a place, or failed to do."""
+
+    place: int
+    is_read: bool
+    is_good: bool
+
+
+class Depot(Protocol):
+    """What lies behind a shelf. It reads and writes the shelf's places on its own time."""
+
+    @property
+    def num_errors(self) -> int: ...
+
+    @property
+    def room(self) -> int:
+        """Blocks that it would take to be written now."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether something takes so long that nobody should wait for it."""
+        ...
+
+    @property
+    def read_seconds(self) -> float:
+        """What reading a block takes, lately."""
+        ...
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def write(self, key: bytes, place: int) -> bool:
+        """Keep what a place holds. False: too much is waiting to be written already."""
+        ...
+
+    def read(self, key: bytes, place: int) -> None:
+        """Fill a place."""
+        ...
+
+    def ended(self) -> Sequence[Ended]:
+        """What has ended since the last call."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until something has ended. False: nothing is under way."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is under way, if that is soon done."""
+        ...
+
+
+class RestoreRule(Protocol):
+    """Whether to read, or to compute again."""
+
+    def is_worth(self, start: int, num_tokens: int, seconds: float) -> bool:
+        """Whether computing so many tokens from position ``start`` on takes longer than that."""
+        ...
+
+
+class Always:
+    """The rule of those who do not know what computing takes."""
+
+    def is_worth(self, start: int, num_tokens: int, seconds: float) -> bool:
+        return True
+
+
+class Shelf:
+    """A ``BlockStore`` of so many places; the block of place p has the id ``first_id + p``.
+
+    Args:
+        depot: None: what has to make room is gone.
+    """
+
+    def __init__(
+        self,
+        first_id: int,
+        num_places: int,
+        block_size: int,
+        block_bytes: int = 0,
+        depot: Depot | None = None,
+        rule: RestoreRule | None = None,
+    ):
+        self.stats = StoreStats(block_bytes)
+        self._has_depot = depot is not None
+        self._first_id = first_id
+        self._block_size = block_size
+        self._depot: Depot = depot or _NoDepot()
+        self._rule: RestoreRule = rule or Always()
+        self._keys: list[bytes | None] = [None] * num_places  # of what is there, or coming
+        self._num_users = [0] * num_places
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_places))
+        self._held: dict[bytes, int] = {}
+        self._coming: dict[bytes, int] = {}
+        self._were_read: set[bytes] = set()  # from the depot, and not taken since
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return self.stats.figures
+
+    # -- what leaves the pool ----------------------------------------------------------------
+
+    @property
+    def saves_ahead(self) -> bool:
+        return self._has_depot and not self._depot.is_stuck
+
+    @property
+    def has_room(self) -> bool:
+        self._take_in()
+        return bool(self._idle) and len(self._coming) < self._depot.room
+
+    def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
+        self._take_in()
+        key = key_of(block_id)
+        if key in self._held:
+            self._touch(key)
+            return None
+        if key in self._coming or key in self._depot:
+            return None
+        if not self._idle:
+            self.stats.num_dropped += 1
+            return None
+        return self._first_id + self._reserve(key)
+
+    def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
+        for source, target in copies:
+            if target >= self._first_id:
+                self._end_save(target - self._first_id, is_done=are_done)
+            elif source >= self._first_id:
+                self.stats.num_restored += are_done
+                self._let_go(source - self._first_id)
+
+    def _end_save(self, place: int, *, is_done: bool) -> None:
+        key = self._arrive(place, is_good=is_done)
+        if is_done:
+            self.stats.num_stored += 1
+            if self._has_depot:
+                if self._depot.write(key, place):
+                    return  # until the depot is done with it
+                self.stats.num_dropped += 1
+        self._let_go(place)
+
+    # -- what comes back ---------------------------------------------------------------------
+
+    def ask(self, request: Request, num_known: int, limit: int) -> Stored:
+        self._take_in()
+        if not self._held and not self._coming and not self._has_depot:
+            return NOTHING_STORED
+        keys = keys_of(request, limit // self._block_size, self._block_size)[num_known:]
+        ready = tuple(takewhile(self._held.__contains__, keys))
+        if not request.awaited_keys:
+            known = list(takewhile(self._is_known, keys))
+            start = (num_known + len(ready)) * self._block_size
+            if len(known) > len(ready) and self._is_worth(start, known[len(ready) :]):
+                request.awaited_keys = self._fetch(known)
+        if not self._depot.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
+            return Stored((), is_awaited=True)
+        return Stored(ready)
+
+    def _is_known(self, key: bytes) -> bool:
+        return self._is_near(key) or key in self._depot
+
+    def _is_near(self, key: bytes) -> bool:
+        return key in self._held or key in self._coming
+
+    def _is_worth(self, start: int, keys: Sequence[bytes]) -> bool:
+        num_reads = sum(not self._is_near(key) for key in keys)
+        seconds = num_reads * self._depot.read_seconds
+        return not self._depot.is_stuck and self._rule.is_worth(
+            start, len(keys) * self._block_size, seconds
+        )
+
+    def _fetch(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Have blocks read that follow each other, as far as there is room; all that are coming."""
+        held = [key for key in keys if key in self._held]
+        for key in reversed(held):
+            self._touch(key)  # lest they make room
+        room = max(0, len(self._idle) - len(held))
+        missing = [key for key in keys if not self._is_near(key)][:room]
+        for key in reversed(missing):  # the first of them is then the one used last
+            self._depot.read(key, self._reserve(key))
+        return tuple(key for key in keys if key in self._coming)
+
+    def take(self, key: bytes) -> int:
+        place = self._held[key]
+        self._num_users[place] += 1
+        self._idle.pop(place, None)
+        if key in self._were_read:
+            self._were_read.discard(key)
+            self.stats.tokens_from_disk += self._block_size
+        else:
+            self.stats.tokens_from_memory += self._block_size
+        return self._first_id + place
+
+    # -- what the depot has done -------------------------------------------------------------
+
+    def wait(self, seconds: float) -> bool:
+        return self._depot.wait(seconds)
+
+    def close(self) -> None:
+        self._depot.close()
+        self._take_in()
+
+    def _take_in(self) -> None:
+        for place, is_read, is_good in self._depot.ended():
+            if is_read:
+                key = self._arrive(place, is_good=is_good)
+                if is_good:
+                    self._were_read.add(key)
+            else:
+                self.stats.num_written += is_good
+            self._let_go(place)
+        self.stats.num_errors = self._depot.num_errors
+
+    # -- places ------------------------------------------------------------------------------
+
+    def _reserve(self, key: bytes) -> int:
+        """The oldest idle place, for what is to come."""
+        place, _ = self._idle.popitem(last=False)
+        if (old := self._keys[place]) is not None:
+            del self._held[old]
+            self._were_read.discard(old)
+        self._keys[place] = key
+        self._num_users[place] = 1
+        self._coming[key] = place
+        return place
+
+    def _arrive(self, place: int, *, is_good: bool) -> bytes:
+        """What was coming is there, or will not come."""
+        key = self._keys[place]
+        assert key is not None
+        del self._coming[key]
+        if is_good:
+            self._held[key] = place
+        else:
+            self._keys[place] = None
+        return key
+
+    def _let_go(self, place: int) -> None:
+        self._num_users[place] -= 1
+        if self._num_users[place] == 0:
+            self._idle[place] = None
+            if self._keys[place] is None:
+                self._idle.move_to_end(place, last=False)
+
+    def _touch(self, key: bytes) -> None:
+        if (place := self._held[key]) in self._idle:
+            self._idle.move_to_end(place)
+
+    # -- audit -------------------------------------------------------------------------------
+
+    def violations(self) -> list[str]:
+        found = []
+        idle = {place for place, count in enumerate(self._num_users) if count == 0}
+        if idle != set(self._idle) or min(self._num_users, default=0) < 0:
+            found.append("a place of the shelf is used and idle, or lost")
+        named = {key: place for place, key in enumerate(self._keys) if key is not None}
+        if named != {**self._held, **self._coming}:
+            found.append("keys and places of the shelf disagree")
+        return found
+
+
+class _NoDepot:
+    """There is nothing behind the shelf."""
+
+    num_errors = 0
+    room = 0
+    is_stuck = False
+    read_seconds = 0.0
+
+    def __contains__(self, key: bytes) -> bool:
+        return False
+
+    def write(self, key: bytes, place: int) -> bool:
+        return False
+
+    def read(self, key: bytes, place: int) -> None:
+        raise AssertionError("nothing was written")
+
+    def ended(self) -> Sequence[Ended]:
+        return ()
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

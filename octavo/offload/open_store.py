@@ -1,0 +1,41 @@
+"""From settings to a store behind an engine's block pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from octavo.core.shelf import RestoreRule, Shelf
+from octavo.offload.disk_depot import DiskDepot
+from octavo.offload.folder import BlockFolder, FolderBusyError
+from octavo.offload.settings import OffloadConfig
+
+_log = logging.getLogger("octavo")
+
+
+def open_store(
+    config: OffloadConfig,
+    rows: Sequence[memoryview],
+    num_blocks: int,
+    block_size: int,
+    identity: Callable[[], bytes],
+    rule: Callable[[], RestoreRule],
+) -> Shelf | None:
+    """A shelf over ``rows`` of host memory, with a folder behind it if there is to be one.
+
+    None if another engine has the folder, and nothing else was asked for: this one goes on without,
+    and says so. ConfigError if the folder cannot be used.
+
+    Args:
+        num_blocks: of the pool, after which the shelf's come.
+        identity, rule: asked for where there is a folder.
+    """
+    sizes = num_blocks, len(rows), block_size, len(rows[0])
+    if config.folder is None:
+        return Shelf(*sizes)
+    try:
+        folder = BlockFolder(config.folder, config.max_bytes)
+    except FolderBusyError as busy:
+        _log.warning("%s; this engine goes on without it", busy)
+        return Shelf(*sizes) if config.keeps_memory else None
+    return Shelf(*sizes, DiskDepot(folder, rows, identity()), rule())

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.offload import folder as folder_module
+from octavo.offload.folder import BlockFolder, DamagedBlockError, FolderBusyError
+
+SIZE = 5000  # of a block: two units of a disk
+UNITS = 2 * 4096
+
+
+def name(index: int) -> str:
+    return sha256(str(index).encode()).hexdigest()
+
+
+def content(index: int) -> memoryview:
+    return memoryview(bytearray(random.Random(index).randbytes(SIZE)))
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def open_folder(path):
+    """Opens it as often as is asked, each time as the only one."""
+    opened: list[BlockFolder] = []
+
+    def create(max_bytes: int = 100 * UNITS) -> BlockFolder:
+        while opened:
+            opened.pop().close()
+        opened.append(BlockFolder(path, max_bytes))
+        return opened[0]
+
+    yield create
+    for each in opened:
+        each.close()
+
+
+def read(folder: BlockFolder, index: int) -> bytes:
+    found = memoryview(bytearray(SIZE))
+    folder.read(name(index), found)
+    return bytes(found)
+
+
+def files(path: Path) -> list[Path]:
+    return [each for each in path.rglob("*") if each.is_file() and each.name != "octavo-kv"]
+
+
+def bytes_on_disk(path: Path) -> int:
+    return sum(-(-each.stat().st_size // 4096) * 4096 for each in files(path))
+
+
+def test_what_is_written_is_read_again_by_the_next_engine(open_folder):
+    folder = open_folder()
+    for index in range(3):
+        folder.write(name(index), content(index))
+    for opened in (folder, open_folder()):
+        assert len(opened) == 3 and name(7) not in opened
+        assert [read(opened, index) for index in range(3)] == [content(i) for i in range(3)]
+
+
+def test_it_never_takes_more_than_it_may(open_folder, path):
+    folder = open_folder(4 * UNITS)
+    for index in range(10):
+        folder.write(name(index), content(index))
+        assert bytes_on_disk(path) == folder.num_bytes <= 4 * UNITS
+    assert [name(index) in folder for index in range(10)] == [False] * 6 + [True] * 4
+    assert len(open_folder(2 * UNITS)) == 2 and bytes_on_disk(path) == 2 * UNITS
+
+
+def test_what_was_used_last_stays_over_a_restart_too(open_folder, path):
+    folder = open_folder(3 * UNITS)
+    for index in range(3):
+        folder.write(name(index), content(index))
+        os.utime(path / name(index)[:2] / name(index)[2:], (index, index))
+    read(folder, 0)
+    folder = open_folder(3 * UNITS)
+    folder.write(name(3), content(3))
+    assert [name(index) in folder for index in range(4)] == [True, False, True, True]
+
+
+def test_a_block_that_is_larger_than_all_is_not_written(open_folder, path):
+    open_folder(UNITS - 1).write(name(0), content(0))
+    assert files(path) == []
+
+
+def test_nobody_else_can_read_it(open_folder, path):
+    path.mkdir(mode=0o755)
+    open_folder().write(name(0), content(0))
+    for each in [path, *path.rglob("*")]:
+        assert stat.S_IMODE(each.stat().st_mode) == (0o700 if each.is_dir() else 0o600), each
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_bit_is_found(open_folder, path, seed):
+    folder, rng = open_folder(), random.Random(seed)
+    folder.write(name(0), content(0))
+    (file,) = files(path)
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    with pytest.raises(DamagedBlockError):
+        read(folder, 0)
+    assert name(0) not in folder and files(path) == [] and folder.num_bytes == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 17, SIZE, SIZE + 15, SIZE + 17, 2 * SIZE])
+def test_a_file_of_another_size_is_found(open_folder, path, size):
+    folder = open_folder()
+    folder.write(name(0), content(0))
+    (file,) = files(path)
+    with open(file, "r+b") as opened:
+        opened.truncate(size)
+    with pytest.raises(DamagedBlockError):
+        read(folder, 0)
+
+
+def test_a_block_in_the_place_of_another_is_found(open_folder, path):
+    folder = open_folder()
+    folder.write(name(0), content(0))
+    (file,) = files(path)
+    folder.write(name(1), content(1))
+    (path / name(1)[:2] / name(1)[2:]).write_bytes(file.read_bytes())
+    with pytest.raises(DamagedBlockError):
+        read(folder, 1)
+
+
+def test_what_somebody_removed_is_not_there(open_folder, path):
+    folder = open_folder()
+    folder.write(name(0), content(0))
+    files(path)[0].unlink()
+    with pytest.raises(FileNotFoundError):
+        read(folder, 0)
+    assert name(0) not in folder
+
+
+@pytest.mark.parametrize("fails_at", range(5))
+def test_a_full_disk_leaves_no_half_of_a_block(open_folder, path, monkeypatch, fails_at):
+    """Whichever write it is that fails; some take only a part of what they are given."""
+    folder, num_writes, write = open_folder(), 0, os.write
+    folder.write(name(0), content(0))
+
+    def write_some(descriptor: int, data: memoryview) -> int:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes > fails_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:1500])
+
+    monkeypatch.setattr(folder_module.os, "write", write_some)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write(name(1), content(1))
+    monkeypatch.undo()
+    assert len(files(path)) == 1 and name(1) not in folder and folder.num_bytes == UNITS
+    assert read(folder, 0) == content(0)
+    folder.write(name(1), content(1))
+    assert read(folder, 1) == content(1)
+
+
+def test_one_engine_has_it_and_the_next_is_told(open_folder, path):
+    open_folder()
+    with pytest.raises(FolderBusyError, match="another engine has it"):
+        BlockFolder(path, UNITS)
+
+
+def test_what_is_not_ours_is_left_alone(path):
+    path.mkdir(mode=0o755)
+    (path / "letter.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="other files in it"):
+        BlockFolder(path, UNITS)
+    assert (path / "letter.txt").read_text() == "mine"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+def test_a_file_is_no_folder(path):
+    path.write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        BlockFolder(path, UNITS)
+
+
+_WRITER = """
+import random, sys
+from hashlib import sha256
+from pathlib import Path
+from octavo.offload.folder import BlockFolder
+folder = BlockFolder(Path(sys.argv[1]), 40 * 8192)
+print("ready", flush=True)
+for index in range(10**9):
+    content = bytearray(random.Random(index).randbytes(5000))
+    folder.write(sha256(str(index).encode()).hexdigest(), memoryview(content))
+"""
+
+
+def test_a_killed_engine_leaves_a_folder_that_opens_and_is_right(path):
+    rng, indices = random.Random(0), {name(index): index for index in range(20_000)}
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    num_blocks = 0
+    for _ in range(4):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+            time.sleep(rng.uniform(0.0, 0.1))
+            writer.send_signal(signal.SIGKILL)
+        folder = BlockFolder(path, 40 * UNITS)
+        try:
+            assert bytes_on_disk(path) == folder.num_bytes <= 40 * UNITS
+            for each in list(folder._sizes):
+                assert read(folder, indices[each]) == content(indices[each])
+                num_blocks += 1
+        finally:
+            folder.close()
+    assert num_blocks > 0
