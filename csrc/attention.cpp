@@ -2,10 +2,16 @@
 //
 //     prepare         all new queries, keys and values      shared out by runs       kv_write.cpp
 //     -- barrier --
+//     attend shared   keys that sequences have in common,   by ticket          shared_prefix.cpp
+//     -- barrier --   if there are such
 //     attend          the items                             by ticket         attention_plan.cpp
 //     -- barrier --   and
 //     merge           the splits of each tile of queries,   by ticket
 //                     if items were cut by splits
+//
+// What is shared leaves the softmax of each query after each split; an item of one sequence begins by
+// putting these together, and goes on with the keys of its own, so that all is added up in the order
+// in which it would be without sharing.
 //
 // Where a sequence ends in a tree, the tokens of an item go through the first tiles together, and
 // through those from the tree on one by one, each with chunks of its own (draft_tree.h).
@@ -21,6 +27,7 @@
 #include "kernels.h"
 #include "kv_select.h"
 #include "kv_write.h"
+#include "shared_prefix.h"
 
 namespace octavo {
 namespace {
@@ -33,32 +40,41 @@ class Attention {
   using Factor = typename Kv::Keys::Factor;  // of queries
 
  public:
-  Attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker)
+  Attention(const oct_attention_args& args, const oct_sequences& seqs,
+            const SharedPrefixes& prefixes, const Worker& worker)
       : args_(args),
         seqs_(seqs),
         worker_(worker),
         scoring_{args.head_dim, args.window, args.softcap * kLog2E},
         group_(args.num_heads / args.num_kv_heads),
-        plan_(args, seqs, worker),
-        state_floats_(Softmax::floats(plan_.max_rows(), args.head_dim)) {}
+        plan_(args, seqs, prefixes, worker),
+        state_floats_(Softmax::floats(plan_.max_rows(), args.head_dim)),
+        shared_floats_(Softmax::floats(plan_.max_shared_rows(), args.head_dim)) {}
 
   void run() {
     const int64_t row_bytes = sizeof(Factor) * query_factors<typename Kv::Keys>(args_.head_dim);
     const int64_t rows = int64_t{seqs_.num_tokens} * args_.num_heads;
-    queries_ = static_cast<Factor*>(plan_.single_tokens() ? worker_.scratch(4, group_ * row_bytes)
-                                                          : worker_.shared(0, rows * row_bytes));
+    queries_ = static_cast<Factor*>(plan_.prepares_ahead() ? worker_.shared(0, rows * row_bytes)
+                                                           : worker_.scratch(4, group_ * row_bytes));
     if (plan_.cut_by_splits()) {
       parts_ = static_cast<float*>(
           worker_.shared(1, sizeof(float) * state_floats_ * plan_.num_items()));
     }
     total_ = static_cast<float*>(worker_.scratch(1, sizeof(float) * 2 * state_floats_));
     split_ = total_ + state_floats_;
-    positions_ = static_cast<int*>(worker_.scratch(2, sizeof(int) * plan_.max_rows()));
+    const int most_rows = std::max(plan_.max_rows(), plan_.max_shared_rows());
+    positions_ = static_cast<int*>(worker_.scratch(2, sizeof(int) * most_rows));
     last_values_ = static_cast<uint8_t*>(
         worker_.scratch(3, kv_value_bytes(args_.kv_format, args_.head_dim)));
 
-    if (!plan_.single_tokens()) {
-      prepare<Kv>(args_, seqs_, worker_, queries_);
+    if (plan_.prepares_ahead()) {
+      prepare<Kv>(args_, seqs_, plan_.first_rows(), worker_, queries_);
+      if (!worker_.barrier()) return;
+    }
+    if (plan_.num_shared_items() > 0) {
+      const int items = plan_.num_shared_items();
+      shared_ = static_cast<float*>(worker_.shared(2, sizeof(float) * shared_floats_ * items));
+      for (int i = worker_.ticket(); i < items; i = worker_.ticket()) attend_shared(i);
       if (!worker_.barrier()) return;
     }
     int next = worker_.ticket();
@@ -73,7 +89,8 @@ class Attention {
   int num_rows(const Item& item) const { return item.num_tokens * group_; }
 
   // Chunks that are not seen have the address of one that is: they may be fetched, if not attended.
-  void look_up(const Item& item, int index, KeyTile& tile) const {
+  template <class AnyItem>
+  void look_up(const AnyItem& item, int index, KeyTile& tile) const {
     const KvHead kv(args_, seqs_, item.seq, item.head);
     tile.first_key = index * kTile;
     tile.begin = std::max(item.first_key - tile.first_key, 0) / kChunk;
@@ -111,12 +128,13 @@ class Attention {
   // ---- Attend
 
   const Factor* queries_of(const Item& item) const {
-    if (plan_.single_tokens()) {
-      const bool sees_new_key = item.last_key == item.position;
-      prepare_token<Kv>(args_, seqs_, item.seq, item.head, sees_new_key, queries_);
-      return queries_;
-    }
-    const int64_t row = (int64_t{item.head} * seqs_.num_tokens + item.first_token) * group_;
+    if (plan_.prepares_ahead()) return prepared(item.head, item.first_row);
+    const bool sees_new_key = item.last_key == item.position;
+    prepare_token<Kv>(args_, seqs_, item.seq, item.head, sees_new_key, queries_);
+    return queries_;
+  }
+  const Factor* prepared(int head, int first_row) const {
+    const int64_t row = (int64_t{head} * seqs_.num_tokens + first_row) * group_;
     return queries_ + row * query_factors<typename Kv::Keys>(args_.head_dim);
   }
 
@@ -135,6 +153,8 @@ class Attention {
     Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
     total.reset();
+    if (item.run >= 0) go_on_from(item.run, item, total, split);
+    const int first_split = item.run >= 0 ? 0 : first / kSplitTiles;
 
     KeyTile tiles[2];
     look_up(item, first, tiles[first % 2]);
@@ -147,16 +167,16 @@ class Attention {
         following = worker_.ticket();
         if (!look_up_first(following, next)) tile.next = &tile;
       }
-      const bool in_first_split = t / (kSplit / kTile) == first / (kSplit / kTile);
+      const bool in_first_split = t / kSplitTiles == first_split;
       Softmax& into = in_first_split ? total : split;
-      if (!in_first_split && t % (kSplit / kTile) == 0) split.reset();
+      if (!in_first_split && t % kSplitTiles == 0) split.reset();
       if (t < paths.first_tile()) {
         hide_unwritten(item, tile);
         attend_tile<Kv>(scoring_, tile, positions_, queries, into);
       } else {
         attend_paths(item, paths, tile, queries, into);
       }
-      if (!in_first_split && (t == last || (t + 1) % (kSplit / kTile) == 0)) merge(total, split);
+      if (!in_first_split && (t == last || (t + 1) % kSplitTiles == 0)) merge(total, split);
     }
     if (!plan_.cut_by_splits()) finish(item, total);
     return following;
@@ -175,12 +195,58 @@ class Attention {
     }
   }
 
+  // ---- What sequences share
+
+  Softmax states_of(int shared_item) const {
+    return Softmax(shared_ + shared_item * shared_floats_, plan_.max_shared_rows(), args_.head_dim);
+  }
+
+  // Queries of several sequences see a split of keys, or what these share of it.
+  void attend_shared(int index) const {
+    const SharedItem item = plan_.shared_item(index);
+    const int first = item.first_key / kTile, last = item.last_key / kTile;
+    const int rows = item.num_rows * group_;
+    std::fill_n(positions_, rows, item.last_key);  // or behind that: they see it all
+    Softmax states = states_of(index);
+    states.reset();
+    const Softmax into = states.part(0, rows);
+    KeyTile tiles[2];
+    look_up(item, first, tiles[first % 2]);
+    for (int t = first; t <= last; t++) {
+      KeyTile &tile = tiles[t % 2], &next = tiles[(t + 1) % 2];
+      tile.next = t < last ? &next : &tile;
+      if (t < last) look_up(item, t + 1, next);
+      attend_tile<Kv>(scoring_, tile, positions_, prepared(item.head, item.first_row), into);
+    }
+  }
+
+  // What the queries of an item have seen up to the end of a run: in `total` that of whole splits,
+  // or of the first one, and in `split` that of another one in which the run ends.
+  void go_on_from(int index, const Item& item, const Softmax& total, const Softmax& split) const {
+    const PrefixRun& run = plan_.run(index);
+    if (run.before >= 0) go_on_from(run.before, item, total, split);
+    for (int key = run.first_key; key < run.end_key; key += kSplit) {
+      for (int i = 0; i < item.num_tokens; i++) {
+        const SharedState at =
+            plan_.shared_state(index, item.head, key / kSplit, item.first_row + i);
+        const Softmax seen = states_of(at.item).part(at.row * group_, group_);
+        if (key == 0) {
+          total.part(i * group_, group_).copy(seen);
+        } else if (key + kSplit <= run.end_key) {
+          merge(total.part(i * group_, group_), seen);
+        } else {
+          split.part(i * group_, group_).copy(seen);
+        }
+      }
+    }
+  }
+
   // ---- Put together
 
   float* part(int index) const { return parts_ + index * state_floats_; }
 
   // Add what was seen in a further split.
-  void merge(Softmax& total, const Softmax& split) const {
+  void merge(const Softmax& total, const Softmax& split) const {
     const int dim = args_.head_dim;
     for (int r = 0; r < total.rows; r++) {
       const float top = std::max(total.top[r], split.top[r]);
@@ -235,9 +301,10 @@ class Attention {
   const Scoring scoring_;
   const int group_;
   const Plan plan_;
-  const int64_t state_floats_;
+  const int64_t state_floats_, shared_floats_;
   Factor* queries_ = nullptr;  // [Hk][T][G][D] of all workers, or [G][D] of one
   float* parts_ = nullptr;                  // an item's Softmax each, of all workers
+  float* shared_ = nullptr;                 // a shared item's each
   float* total_ = nullptr;
   float* split_ = nullptr;
   int* positions_ = nullptr;
@@ -360,9 +427,10 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
   return seqs.parents ? check_trees(seqs) : OCT_OK;
 }
 
-void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker) {
+void attention(const oct_attention_args& args, const oct_sequences& seqs,
+               const SharedPrefixes& prefixes, const Worker& worker) {
   with_kv_format(args.kv_format, [&](auto kv) {
-    Attention<decltype(kv)>(args, seqs, worker).run();
+    Attention<decltype(kv)>(args, seqs, prefixes, worker).run();
   });
 }
 
@@ -381,5 +449,7 @@ int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_
   using namespace octavo;
   const int32_t code = check_attention(*args, *seqs);
   if (code != OCT_OK) return code;
-  return run(pool, [&](const Worker& worker) { attention(*args, *seqs, worker); });
+  SharedPrefixes prefixes;
+  if (!prefixes.find(*seqs, args->group)) return fail(OCT_ERR_MEMORY, "no memory for prefixes");
+  return run(pool, [&](const Worker& worker) { attention(*args, *seqs, prefixes, worker); });
 }

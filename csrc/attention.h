@@ -44,6 +44,7 @@ constexpr int kChunk = 16;   // tokens
 constexpr int kTile = 64;    // keys
 constexpr int kSplit = 256;  // keys
 constexpr int kTileChunks = kTile / kChunk;
+constexpr int kSplitTiles = kSplit / kTile;
 constexpr int kMaxHeadDim = 256;
 constexpr float kLog2E = 1.44269504f;  // e^x = 2^(x * this): scores count in powers of two
 

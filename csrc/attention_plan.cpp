@@ -13,13 +13,27 @@ constexpr int kTileRows = 96;
 constexpr int kFewRows = 24;        // less is not worth it even if workers have nothing to do
 constexpr int kItemsPerWorker = 4;  // so that all end at about the same time
 
+// Whether all that sequences see of keys in runs is in a window.
+bool sees_runs(const oct_sequences& seqs, const SharedPrefixes& prefixes, int window) {
+  if (window == 0) return true;
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    if (prefixes.last_run(s) >= 0 && seqs.kv_len[s] > window) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker)
+Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs,
+           const SharedPrefixes& prefixes, const Worker& worker)
     : args_(args),
       seqs_(seqs),
-      sequences_(static_cast<Sequence*>(
-          worker.scratch(0, sizeof(Sequence) * (static_cast<size_t>(seqs.num_seqs) + 1)))) {
+      prefixes_(prefixes.num_runs() > 0 && sees_runs(seqs, prefixes, args.window) ? &prefixes
+                                                                                  : nullptr) {
+  const size_t size = static_cast<size_t>(seqs.num_seqs) + 1;
+  sequences_ = static_cast<Sequence*>(worker.scratch(0, (sizeof *sequences_ + sizeof *shared_) * size));
+  shared_ = reinterpret_cast<Shared*>(sequences_ + size);
+  if (prefixes_) share(worker.size);
   tile_tokens_ = choose_tile_tokens(worker.size);
   for (int s = 0; s < seqs.num_seqs; s++) {
     if (num_new(seqs, s) > 1) add(s);
@@ -51,10 +65,15 @@ Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs, const Work
 
 void Plan::add(int seq) {
   const int length = num_new(seqs_, seq), end = seqs_.kv_len[seq];
-  const int first_split = first_seen(args_.window, end - length) / kSplit;
+  const int first_split = first_key(seq, end - length) / kSplit;
   const int num_splits = (end - 1) / kSplit - first_split + 1;
   const int num_tiles = (length + tile_tokens_ - 1) / tile_tokens_;
   sequences_[num_sequences_++] = {seq, num_tiles, first_split, num_splits, 0, 0};
+}
+
+// The first key of its own that a query of a sequence sees.
+int Plan::first_key(int seq, int position) const {
+  return std::max(first_seen(args_.window, position), prefixes_ ? prefixes_->end_key(seq) : 0);
 }
 
 // Fewer tokens to a tile where that gives everybody something to do.
@@ -97,8 +116,10 @@ Item Plan::make_item(const Sequence& of, int tile, int head) const {
       highest = std::max(highest, position);
     }
   }
-  item.first_key = first_seen(args_.window, lowest);
+  item.first_key = first_key(of.seq, lowest);
   item.last_key = highest;
+  item.first_row = first_rows()[of.seq] + first;
+  item.run = prefixes_ ? prefixes_->last_run(of.seq) : -1;
   return item;
 }
 
@@ -115,6 +136,7 @@ Item Plan::item(int index) const {
   Item item = make_item(of, index / heads % of.num_tiles, index % heads);
   if (cut_by_splits_) {
     const int first = (of.first_split + index / heads / of.num_tiles) * kSplit;
+    if (first > item.first_key) item.run = -1;
     item.first_key = std::max(item.first_key, first);
     item.last_key = std::min(item.last_key, first + kSplit - 1);
   }
@@ -125,6 +147,62 @@ int Plan::item_of_split(int tile, int split) const {
   const Sequence& of = find([=](const Sequence& s) { return s.first_tile <= tile; });
   const int tiles = of.num_tiles * args_.num_kv_heads;
   return of.first_item + (split - of.first_split) * tiles + tile - of.first_tile;
+}
+
+// ---- Shared items: split by split, tiles of queries innermost, as they see the same keys.
+
+// As `choose_tile_tokens`, for all runs alike.
+void Plan::share(int num_workers) {
+  const int group = args_.num_heads / args_.num_kv_heads;
+  int tokens = std::max(1, kTileRows / group);
+  num_shared_items_ = count_shared_items(tokens);
+  while (tokens > 1 && tokens * group > kFewRows &&
+         num_shared_items_ < kItemsPerWorker * num_workers) {
+    tokens = (tokens + 1) / 2;
+    num_shared_items_ = count_shared_items(tokens);
+  }
+}
+
+int Plan::count_shared_items(int tile_tokens) {
+  const int group = args_.num_heads / args_.num_kv_heads;
+  int items = 0;
+  max_shared_rows_ = 0;
+  for (int i = 0; i < prefixes_->num_runs(); i++) {
+    const PrefixRun& run = prefixes_->run(i);
+    Shared& cut = shared_[i];
+    cut.num_tiles = (run.num_rows + tile_tokens - 1) / tile_tokens;
+    cut.tile_tokens = (run.num_rows + cut.num_tiles - 1) / cut.num_tiles;
+    cut.first_item = items;
+    const int num_splits = (run.end_key - 1) / kSplit - run.first_key / kSplit + 1;
+    items += num_splits * args_.num_kv_heads * cut.num_tiles;
+    max_shared_rows_ = std::max(max_shared_rows_, cut.tile_tokens * group);
+  }
+  return items;
+}
+
+SharedItem Plan::shared_item(int index) const {
+  const auto is_before = [=](const Shared& cut) { return cut.first_item <= index; };
+  const Shared& cut =
+      *(std::partition_point(shared_, shared_ + prefixes_->num_runs(), is_before) - 1);
+  const PrefixRun& run = prefixes_->run(static_cast<int>(&cut - shared_));
+  index -= cut.first_item;
+  const int tile = index % cut.num_tiles * cut.tile_tokens;
+  index /= cut.num_tiles;
+  const int first_key = run.first_key + index / args_.num_kv_heads * kSplit;
+  return {prefixes_->sequence_of(run),
+          index % args_.num_kv_heads,
+          run.first_row + tile,
+          std::min(cut.tile_tokens, run.num_rows - tile),
+          first_key,
+          std::min(first_key + kSplit, run.end_key) - 1};
+}
+
+SharedState Plan::shared_state(int run, int head, int split, int row) const {
+  const PrefixRun& of = prefixes_->run(run);
+  const Shared& cut = shared_[run];
+  const int index = (split - of.first_key / kSplit) * args_.num_kv_heads + head;
+  row -= of.first_row;
+  return {cut.first_item + index * cut.num_tiles + row / cut.tile_tokens, row % cut.tile_tokens};
 }
 
 }  // namespace octavo

@@ -4,12 +4,19 @@
 //
 // Items have splits of their own when there would be too few of them for all workers: for one long
 // sequence, say. Nothing of this makes a difference to the results.
+//
+// Where sequences share a prefix, there are items of a first kind, whose queries are of several:
+//
+//     shared item  =  run of sequences  x  key head  x  split of keys  x  tile of queries
+//
+// The items of a sequence then go on from there, with the first key that is only its own.
 #pragma once
 
 #include <cstdint>
 
 #include "octavo.h"
 #include "pool.h"
+#include "shared_prefix.h"
 
 namespace octavo {
 
@@ -19,22 +26,45 @@ struct Item {
   int first_token, num_tokens;  // rows of the step
   int position;                 // of the first; in a tree others may have lower ones
   int first_key, last_key;      // that some query sees; in one split, if items are cut by splits
+  int first_row;                // of the queries, where they are prepared in the order of places
+  int run;                      // that the item goes on from, -1: none
 
   bool sees_nothing() const { return first_key > last_key; }
+};
+
+// Several queries of the sequences of a run, all heads that share a key head, and a split of keys.
+struct SharedItem {
+  int seq, head;  // the keys are this sequence's, and as well those of the others
+  int first_row, num_rows;  // tokens, in the order of places
+  int first_key, last_key;  // all are seen
+};
+
+// Where a token's state after a split is, that a run has seen: in the states of a shared item.
+struct SharedState {
+  int item, row;  // the first of its rows is `row` times the heads of a group
 };
 
 // The same for all workers, and worked out by each.
 class Plan {
  public:
   // Lives in scratch memory of the worker, slot 0.
-  Plan(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
+  Plan(const oct_attention_args& args, const oct_sequences& seqs, const SharedPrefixes& prefixes,
+       const Worker& worker);
 
   int num_items() const { return num_items_; }
   int num_tiles() const { return num_tiles_; }  // of queries, for each key head
   int max_rows() const { return max_rows_; }    // queries of an item: tokens times heads
   bool cut_by_splits() const { return cut_by_splits_; }
-  // No sequence has more than one new token: a step of decodes.
-  bool single_tokens() const { return single_tokens_; }
+  // Not where no sequence has more than one new token, and none shares: then items are on their own.
+  bool prepares_ahead() const { return !single_tokens_ || prefixes_; }
+  // Where the queries of each sequence go.
+  const int32_t* first_rows() const { return prefixes_ ? prefixes_->first_rows() : seqs_.q_start; }
+  // None of a layer whose window hides a part of what is shared.
+  int num_shared_items() const { return num_shared_items_; }
+  int max_shared_rows() const { return max_shared_rows_; }  // queries: tokens times heads
+  SharedItem shared_item(int index) const;
+  const PrefixRun& run(int index) const { return prefixes_->run(index); }
+  SharedState shared_state(int run, int head, int split, int row) const;
 
   // Long sequences first, so that small pieces are left for the end; in one, split by split, the
   // last tiles first, heads innermost.
@@ -51,7 +81,16 @@ class Plan {
     int first_item, first_tile;
   };
 
+  // How the queries of a run are cut.
+  struct Shared {
+    int num_tiles, tile_tokens;
+    int first_item;
+  };
+
+  void share(int num_workers);
+  int count_shared_items(int tile_tokens);
   int choose_tile_tokens(int num_workers) const;
+  int first_key(int seq, int position) const;
   void add(int seq);
   template <class Before>
   const Sequence& find(Before before) const;
@@ -59,11 +98,14 @@ class Plan {
 
   const oct_attention_args& args_;
   const oct_sequences& seqs_;
+  const SharedPrefixes* prefixes_;  // NULL if there are none
   Sequence* sequences_;
+  Shared* shared_;  // by run
   int num_sequences_ = 0;
   int tile_tokens_ = 1;
   bool cut_by_splits_ = false, single_tokens_ = true;
   int num_items_ = 0, num_tiles_ = 0, max_rows_ = 0;
+  int num_shared_items_ = 0, max_shared_rows_ = 0;
 };
 
 }  // namespace octavo

@@ -58,6 +58,11 @@ struct Softmax {
     part.rows = count;
     return part;
   }
+  void copy(const Softmax& other) const {
+    std::copy_n(other.top, rows, top);
+    std::copy_n(other.sum, rows * 16, sum);
+    std::copy_n(other.acc, rows * head_dim, acc);
+  }
   void reset() {
     for (float* p = top; p < sum; p++) *p = -std::numeric_limits<float>::max();
     std::memset(sum, 0, sizeof(float) * rows * (16 + head_dim));

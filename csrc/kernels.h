@@ -9,6 +9,8 @@
 
 namespace octavo {
 
+class SharedPrefixes;  // shared_prefix.h
+
 // Returns an error code if the arguments make no sense.
 int32_t check_linear(const oct_linear_args& args);
 void linear(const oct_linear_args& args, const Worker& worker);
@@ -19,7 +21,8 @@ void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker)
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
 // Whether the blocks are there that a sequence needs up to position `end`.
 int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);
-void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
+void attention(const oct_attention_args& args, const oct_sequences& seqs,
+               const SharedPrefixes& prefixes, const Worker& worker);
 
 // Whether a row's logits depend on the tokens before it; on anything but the model.
 bool has_penalties(const oct_sample& params);

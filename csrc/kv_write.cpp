@@ -158,8 +158,8 @@ float query_factor(const oct_attention_args& args) {
 }
 
 template <class Kv>
-void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
-             typename Kv::Keys::Factor* queries) {
+void prepare(const oct_attention_args& args, const oct_sequences& seqs, const int32_t* first_rows,
+             const Worker& worker, typename Kv::Keys::Factor* queries) {
   int total = 0;
   for (int s = 0; s < seqs.num_seqs; s++) {
     const int length = seqs.q_start[s + 1] - seqs.q_start[s];
@@ -170,16 +170,17 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Wo
       int64_t{args.num_heads / args.num_kv_heads} * query_factors<typename Kv::Keys>(args.head_dim);
   int index = 0;
   for (int s = 0; s < seqs.num_seqs && index < mine.end; s++) {
-    int token = seqs.q_start[s];
+    int token = seqs.q_start[s], row = first_rows[s];
     const int end = seqs.kv_len[s];
     for (int slot = end - (seqs.q_start[s + 1] - token); slot < end;) {
       const int count = std::min(kChunk - slot % kChunk, end - slot);
       for (int head = 0; head < args.num_kv_heads; head++, index++) {
         if (index < mine.begin || index >= mine.end) continue;
         prepare_run<Kv>(args, seqs, {s, head, token, slot, count}, true,
-                        queries + (int64_t{head} * seqs.num_tokens + token) * token_factors);
+                        queries + (int64_t{head} * seqs.num_tokens + row) * token_factors);
       }
       token += count;
+      row += count;
       slot += count;
     }
   }
@@ -193,8 +194,8 @@ void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, in
 }
 
 #define INSTANTIATE(Kv)                                                                          \
-  template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const Worker&,      \
-                            Kv::Keys::Factor*);                                                  \
+  template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const int32_t*,     \
+                            const Worker&, Kv::Keys::Factor*);                                   \
   template void prepare_token<Kv>(const oct_attention_args&, const oct_sequences&, int, int, bool, \
                                   Kv::Keys::Factor*);
 INSTANTIATE(F32Kv)

@@ -7,11 +7,11 @@
 namespace octavo {
 
 // Norm, rotate and scale all queries of the step: out[Hk][T][G][D] in the factors of the format, G
-// query heads to a key head. Norm and rotate the keys; store keys and values. By all workers, each
-// its share.
+// query heads to a key head; those of sequence s are first_rows[s] and the next ones of the T. Norm
+// and rotate the keys; store keys and values. By all workers, each its share.
 template <class Kv>
-void prepare(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker,
-             typename Kv::Keys::Factor* queries);
+void prepare(const oct_attention_args& args, const oct_sequences& seqs, const int32_t* first_rows,
+             const Worker& worker, typename Kv::Keys::Factor* queries);
 
 // The same for the only new token of a sequence and one key head, by one worker: queries to [G][D];
 // its key and value only if they are to be stored.

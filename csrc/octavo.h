@@ -200,6 +200,9 @@ int64_t oct_kv_chunk_bytes(int32_t kv_format, int32_t head_dim); /* or an error 
  * Layers may be of groups with tables of their own: those of group g begin g * group_stride entries
  * further on. Of a table, entries are read of blocks that some row sees, or stores something in.
  *
+ * With share_prefixes, keys and values in blocks that tables begin with alike are read once for all the
+ * sequences that have them. That changes no bit of the results.
+ *
  * A row stands at the position of its slot, and sees all before it. Or the last rows of a sequence are
  * a tree of drafted tokens: then parents[t] is the row that row t follows, an earlier one of the
  * tree, or the last one before the tree. Row t stands at the position after that, and sees itself,
@@ -213,6 +216,7 @@ typedef struct oct_sequences {
   int32_t block_size; /* a multiple of 16 */
   const int32_t* parents; /* [T], -1 for rows of no tree; NULL: there is none */
   int64_t group_stride;
+  int32_t share_prefixes; /* 0 or 1 */
 } oct_sequences;
 
 typedef struct oct_attention_args {
@@ -240,6 +244,9 @@ typedef struct oct_attention_args {
 
 /* Norm and rotate q and k, store k and v in their slots, attend: in one go. */
 int32_t oct_attention(oct_pool* pool, const oct_attention_args* args, const oct_sequences* seqs);
+/* Keys that layers of a group do not read in a step, by share_prefixes, as they have been read for
+ * another sequence: a number of them, each Hk times D; or an error. */
+int64_t oct_shared_keys(const oct_sequences* seqs, int32_t group);
 /* Keys and values as float32 [kv_len, Hk, D] each, of one sequence, slot by slot: for tests. */
 int32_t oct_kv_read(const oct_attention_args* args, const oct_sequences* seqs, int32_t seq,
                     float* keys, float* values);

@@ -13,6 +13,7 @@
 
 #include "kernels.h"
 #include "rows.h"
+#include "shared_prefix.h"
 
 namespace octavo {
 namespace {
@@ -96,8 +97,32 @@ void run_head(const oct_linear_args& node, const oct_program& program, const oct
   }
 }
 
+// What the sequences of a step share, in each group of layers.
+class StepPrefixes {
+ public:
+  // False if there is no memory.
+  bool find(const oct_program& program, const oct_batch& batch) {
+    int32_t num_groups = 0;
+    for (int32_t i = 0; i < program.num_nodes; i++) {
+      if (program.nodes[i].op != OCT_OP_ATTENTION) continue;
+      const auto& args = *static_cast<const oct_attention_args*>(program.nodes[i].args);
+      num_groups = std::max(num_groups, args.group + 1);
+    }
+    groups_.reset(new (std::nothrow) SharedPrefixes[num_groups]);
+    if (!groups_) return false;
+    for (int32_t g = 0; g < num_groups && !batch.head_only; g++) {
+      if (!groups_[g].find(batch.seqs, g)) return false;
+    }
+    return true;
+  }
+  const SharedPrefixes& of(const oct_attention_args& args) const { return groups_[args.group]; }
+
+ private:
+  std::unique_ptr<SharedPrefixes[]> groups_;
+};
+
 void run_node(const oct_node& node, const oct_program& program, const oct_batch& batch,
-              const Worker& worker) {
+              const StepPrefixes& prefixes, const Worker& worker) {
   switch (node.op) {
     case OCT_OP_EMBED:
       return embed(*static_cast<const oct_embed_args*>(node.args), batch, worker);
@@ -106,8 +131,10 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
       args.rows = batch.seqs.num_tokens;
       return linear(args, worker);
     }
-    case OCT_OP_ATTENTION:
-      return attention(*static_cast<const oct_attention_args*>(node.args), batch.seqs, worker);
+    case OCT_OP_ATTENTION: {
+      const auto& args = *static_cast<const oct_attention_args*>(node.args);
+      return attention(args, batch.seqs, prefixes.of(args), worker);
+    }
     case OCT_OP_ROWS:
       return rows(*static_cast<const oct_rows_args*>(node.args), batch, worker);
     case OCT_OP_CHECK:
@@ -281,11 +308,14 @@ int32_t oct_step(oct_pool* pool, const oct_program* program, const oct_batch* ba
   const int32_t code = check_step(*program, *batch, begin);
   if (code != OCT_OK) return code;
   Rounds rounds(*batch);
-  if (!rounds.has_memory()) return fail(OCT_ERR_MEMORY, "no memory for the rounds of a step");
+  StepPrefixes prefixes;
+  if (!rounds.has_memory() || !prefixes.find(*program, *batch)) {
+    return fail(OCT_ERR_MEMORY, "no memory for the rounds of a step, or for what sequences share");
+  }
   return run(reinterpret_cast<Pool*>(pool), [&](const Worker& worker) {
     do {
       for (int32_t i = begin; i < program->num_nodes; i++) {
-        run_node(program->nodes[i], *program, rounds.current(), worker);
+        run_node(program->nodes[i], *program, rounds.current(), prefixes, worker);
         if (!worker.barrier()) return;
       }
     } while (rounds.next(worker));

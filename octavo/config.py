@@ -122,6 +122,11 @@ class EngineArgs:
         "may take: DIR:SIZE, such as kv:10GiB",
     )
     enable_prefix_caching: bool = option(True, "reuse the KV of common prefixes")
+    shared_prefix_decode: bool = option(
+        True,
+        "native kernels read the KV of a common prefix once a step for all requests that have it; "
+        "answers stay the same, to the bit",
+    )
     enable_window_tables: bool = option(
         True, "layers with sliding windows have block tables of their own, and free what left them"
     )

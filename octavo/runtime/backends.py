@@ -247,6 +247,7 @@ class NativeBackend:
             limits.max_num_batched_tokens,
             streams,
             1 if limits.kv_groups is None else limits.kv_groups.num_groups,
+            self._spec.shared_prefix_decode,
         )
 
 

@@ -37,6 +37,7 @@ class RankSpec:
         enforce_eager: steps are never captured in graphs, where they could be.
         async_scheduling: two steps may be under way, where a device computes beside the host.
         batch_invariant: what is computed of a token has the same bits in any company.
+        shared_prefix_decode: native kernels read what block tables begin with alike once a step.
         pool: threads of another rank, which never runs when this one does; None makes its own.
     """
 
@@ -56,6 +57,7 @@ class RankSpec:
     enforce_eager: bool = False
     async_scheduling: bool = True
     batch_invariant: bool = False
+    shared_prefix_decode: bool = True
     pool: Pool | None = None
 
 

@@ -43,11 +43,13 @@ class NativeForward(InTurn):
         max_tokens: int,
         streams: Mapping[int, Value] = MappingProxyType({}),
         num_groups: int = 1,
+        share_prefixes: bool = True,
     ):
         self.kv_cache = kv_cache
         self.program = program
         self._limits = max_num_seqs, max_model_len, max_tokens
         self._num_groups = num_groups  # of layers with block tables of their own
+        self._share_prefixes = share_prefixes
         self._streams = streams  # the values that the program keeps, by their depth
         max_blocks = -(-max_model_len // kv_cache.block_size)
         self._tables = BlockTables(max_num_seqs, max_blocks, num_groups)
@@ -81,6 +83,7 @@ class NativeForward(InTurn):
             q_start=_address(self._query_start),
             kv_len=_address(self._kv_len),
             block_size=self.kv_cache.block_size,
+            share_prefixes=self._share_prefixes,
         )
         return abi.Batch(
             seqs=sequences,
@@ -103,7 +106,13 @@ class NativeForward(InTurn):
             program = self.program.exit_after(num_layers)
         except CannotFuse as error:
             raise ConfigError(f"no exit after layer {num_layers}: {error}") from error
-        return NativeForward(program, self.kv_cache, *self._limits, num_groups=self._num_groups)
+        return NativeForward(
+            program,
+            self.kv_cache,
+            *self._limits,
+            num_groups=self._num_groups,
+            share_prefixes=self._share_prefixes,
+        )
 
     def probe(self, runner: Observed) -> NativeProbe:
         return NativeProbe(runner, self.program, self.kv_cache)

@@ -144,6 +144,12 @@ def test_prefix(engine, tmp_path, capsys):
     assert "lower prefix_len" in capsys.readouterr().err
 
 
+def test_prefix_at_once(engine, tmp_path, capsys):
+    argv = ["bench", "prefix", *engine, "--at-once", "--prefix-len", "32", "--question-len", "4"]
+    assert cli.main([*argv, "--questions", "3", "--output-len", "6", "--repeat", "1"]) == 0
+    assert "shared / separate" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["sweep", "ablation", "prefix"])
 def test_help_has_examples_and_loads_nothing(command, capsys):
     import subprocess

@@ -9,11 +9,12 @@ import weakref
 import pytest
 
 from octavo.core import lookahead
-from octavo.core.batch import Batch, ScheduledRequest
+from octavo.core.batch import Batch, Draft, ScheduledRequest
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.token_mask import create_mask
 from octavo.executor.faulty import FaultyForward, FaultyScheduler, every
+from octavo.executor.hashing import GuessingProposer
 from octavo.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -93,6 +94,37 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
+
+
+def make_questions(document: list[int]) -> list[Request]:
+    return [
+        Request(
+            f"r{index}",
+            document[: 150 if index % 3 else 70] + [index, 5, 6],
+            SamplingParams(max_tokens=20, temperature=index % 2, logprobs=2, ignore_eos=True),
+            0.0,
+            seed=index,
+        )
+        for index in range(9)
+    ]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_what_prompts_share_is_read_once(bench, run_all, kv_cache_dtype):
+    """By requests that decode side by side, with drafts and without; and none of them notices."""
+    rng = random.Random(8)
+    document = [rng.randrange(2, bench.config.vocab_size) for _ in range(150)]
+    settings = {"kernels": "native", "max_model_len": 256, "kv_cache_dtype": kv_cache_dtype}
+    engine = bench.engine(**settings, prefix_caching=False)
+    alone, _ = run_all(engine, make_questions(document), together=False)
+    guess = GuessingProposer(lambda prompt, length: Draft.chain([7, 8]) if length % 3 else None)
+    for proposer in (None, guess):
+        engine = bench.engine(128, **settings, proposer=proposer)
+        run_all(engine, [Request("first", document, SamplingParams(max_tokens=1), 0.0)])
+        answers, steps = run_all(engine, make_questions(document))
+        assert answers == alone
+        assert engine.scheduler.prefix_tokens_hit == 6 * 144 + 3 * 64
+        assert sum(step.batch.num_seqs == 9 for step in steps) > 5
 
 
 def test_what_the_logits_say_of_tokens_changes_none_of_them(bench, run_all):

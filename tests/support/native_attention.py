@@ -144,6 +144,7 @@ class Step:
         cache: Cache,
         chunks: list[tuple[int, int, int]],
         parents: list[int] | None = None,
+        share_prefixes: bool = False,
     ):
         layer, sequences = cache.layer, cache.sequences
         heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
@@ -202,6 +203,7 @@ class Step:
             block_table=self.table.ctypes.data,
             table_stride=self.table.shape[1],
             block_size=layer.block_size,
+            share_prefixes=share_prefixes,
         )
         if parents is not None:
             self.parents = np.array(parents, np.int32)
@@ -213,9 +215,10 @@ def attend(
     chunks: list[tuple[int, int, int]],
     pool=None,
     parents: list[int] | None = None,
+    share_prefixes: bool = False,
 ) -> list[np.ndarray]:
     """Run a step; the output of each chunk."""
-    step = Step(cache, chunks, parents)
+    step = Step(cache, chunks, parents, share_prefixes)
     native = cache.native
     pool = native.pool if pool is None else pool
     native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))

@@ -1,9 +1,10 @@
-"""``octavo bench prefix``: time to first token where prompts begin alike."""
+"""``octavo bench prefix``: where prompts begin alike, time to first token, or decoding all at once."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli import UsageError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.bench.offline.prefix import PrefixPlan, PrefixResult
+    from octavo.bench.offline.prefix_decode import PrefixDecodeResult
     from octavo.bench.offline.session import OfflineSession
 
 EXAMPLES = """\
@@ -23,10 +25,15 @@ examples:
   octavo bench prefix
   octavo bench prefix --prefix-len 2048 --questions 16
   octavo bench prefix --text README.md --prefix-len 512 --json
+  octavo bench prefix --at-once --prefix-len 4096 --questions 32 --output-len 64
 
 Many questions about one document, one after the other: the first finds nothing in the prefix cache
 (cold), the others find the document (warm). An engine without the cache answers the same, turn by
 turn.
+
+With --at-once all questions are asked together, and what is measured is how fast their answers are
+decoded; an engine that does not share the reading of the document's KV (--no-shared-prefix-decode)
+answers the same, turn by turn.
 """
 
 _LENGTHS = {
@@ -48,50 +55,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{what} (default: %(default)s)",
         )
+    parser.add_argument(
+        "--at-once", action="store_true", help="ask all questions together, and measure decoding"
+    )
     parser.add_argument("--text", metavar="FILE", help="the document (default: random tokens)")
     common.add_plot_flag(parser)
     common.add_output_flags(parser)
-    common.add_engine_arguments(parser, skip={"enable_prefix_caching"})
+    common.add_engine_arguments(parser, skip={"enable_prefix_caching", "shared_prefix_decode"})
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     common.check_plots(args)
     settings = common.engine_args(args)
+    kind = _AT_ONCE if args.at_once else _IN_TURN
     text = read_text(args.text, "--text") if args.text else None
     with (
-        common.open_session(settings) as with_cache,
-        common.open_session(replace(settings, enable_prefix_caching=False)) as without_cache,
+        common.open_session(settings) as session,
+        common.open_session(replace(settings, **kind.without)) as without_it,
     ):
-        from octavo.bench.offline.prefix import measure_prefix
         from octavo.bench.record import Recorder
 
-        plan = _plan(args, with_cache, text)
+        plan = _plan(args, session, text)
         recorder = Recorder(common.asked_for(args), settings.threads)
-        recorder.engine = with_cache.info
-        with recorder, common.progress_over("asking", plan.repeat * plan.questions) as advance:
-            result = measure_prefix(with_cache, without_cache, plan, advance)
+        recorder.engine = session.info
+        with recorder, common.progress_over("asking", kind.num_parts(plan)) as advance:
+            result = kind.measure(session, without_it, plan, advance)
     recorder.samples = {"documents": [sample.as_json() for sample in result.samples]}
     document = {**result.as_json(), "run": recorder.as_json()}
     common.report(
         args,
         document,
-        lambda console: _print(console, args, result),
-        lambda: _figure(args, result),
+        lambda console: kind.print(console, args, result),
+        lambda: kind.figure(args, result),
     )
     return 0
-
-
-def _figure(args: argparse.Namespace, result: PrefixResult) -> Figure:
-    from octavo.plots.benchmarks import time_bars
-
-    times = {
-        "first question": result.cold_ttft.scaled(1e3),
-        "later questions": result.warm_ttft.scaled(1e3),
-        "without the cache": result.no_cache_ttft.scaled(1e3),
-    }
-    title = f"{args.model}: time to first token, {result.plan.prefix_len} tokens in common"
-    return time_bars(times, title=title, unit="ms")
 
 
 def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -> PrefixPlan:
@@ -114,12 +112,28 @@ def _plan(args: argparse.Namespace, session: OfflineSession, text: str | None) -
         raise UsageError(str(error)) from error
 
 
-def _print(console: Console, args: argparse.Namespace, result: PrefixResult) -> None:
-    plan = result.plan
-    title = (
-        f"{args.model}: {plan.questions} questions of {plan.question_len} tokens, on each of "
-        f"{plan.repeat} documents of {plan.prefix_len}"
-    )
+# -- one question after the other -----------------------------------------------------------------
+
+
+def _measure_in_turn(*args: Any) -> PrefixResult:
+    from octavo.bench.offline.prefix import measure_prefix
+
+    return measure_prefix(*args)
+
+
+def _figure_in_turn(args: argparse.Namespace, result: PrefixResult) -> Figure:
+    from octavo.plots.benchmarks import time_bars
+
+    times = {
+        "first question": result.cold_ttft.scaled(1e3),
+        "later questions": result.warm_ttft.scaled(1e3),
+        "without the cache": result.no_cache_ttft.scaled(1e3),
+    }
+    title = f"{args.model}: time to first token, {result.plan.prefix_len} tokens in common"
+    return time_bars(times, title=title, unit="ms")
+
+
+def _print_in_turn(console: Console, args: argparse.Namespace, result: PrefixResult) -> None:
     figures: list[tuple[str, Any]] = [
         ("TTFT, first question (cold)", result.cold_ttft),
         ("TTFT, later questions (warm)", result.warm_ttft),
@@ -137,4 +151,82 @@ def _print(console: Console, args: argparse.Namespace, result: PrefixResult) -> 
     rows.append(["prompt tokens found in the cache", f"{result.hit_rate:.1%}", ""])
     rows.append(["  of the warm questions", f"{result.warm_hit_rate:.1%}", ""])
     rows.append(["same answers with and without", "yes" if result.same_answers else "no", ""])
-    common.print_figures(console, title, ["", "median", "min–max"], rows)
+    common.print_figures(console, _title(args, result.plan), ["", "median", "min–max"], rows)
+
+
+# -- all questions together -----------------------------------------------------------------------
+
+
+def _measure_at_once(*args: Any) -> PrefixDecodeResult:
+    from octavo.bench.offline.prefix_decode import measure_prefix_decode
+
+    return measure_prefix_decode(*args)
+
+
+def _figure_at_once(args: argparse.Namespace, result: PrefixDecodeResult) -> Figure:
+    from octavo.plots.benchmarks import time_bars
+
+    times = {
+        "the document's KV read once": result.step_seconds.scaled(1e3),
+        "for each request": result.separate_step_seconds.scaled(1e3),
+    }
+    plan = result.plan
+    title = f"{args.model}: step of {plan.questions} requests, {plan.prefix_len} tokens in common"
+    return time_bars(times, title=title, unit="ms")
+
+
+def _print_at_once(
+    console: Console, args: argparse.Namespace, result: PrefixDecodeResult
+) -> None:
+    rows = [
+        [name, f"{each.median:,.0f} tok/s", f"{each.min:,.0f}–{each.max:,.0f}"]
+        for name, each in (
+            ("decoding, the document's KV read once a step", result.decode_tps),
+            ("  for each request (--no-shared-prefix-decode)", result.separate_decode_tps),
+        )
+    ]
+    gain = result.speedup
+    rows += [
+        ["shared / separate", f"{gain.median:.2f}×", f"{gain.min:.2f}–{gain.max:.2f}"],
+        ["KV of a step, read once", f"{result.kv_bytes / 1e6:,.0f} MB", ""],
+        ["  for each request", f"{result.separate_kv_bytes / 1e6:,.0f} MB", ""],
+        ["same answers both ways", "yes" if result.same_answers else "no", ""],
+    ]
+    common.print_figures(console, _title(args, result.plan), ["", "median", "min–max"], rows)
+
+
+def _title(args: argparse.Namespace, plan: PrefixPlan) -> str:
+    return (
+        f"{args.model}: {plan.questions} questions of {plan.question_len} tokens, on each of "
+        f"{plan.repeat} documents of {plan.prefix_len}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is measured: with an engine, and with one of other settings, turn by turn.
+
+    ``num_parts``: of which progress is shown.
+    """
+
+    without: Mapping[str, Any]
+    num_parts: Callable[[PrefixPlan], int]
+    measure: Callable[..., Any]
+    print: Callable[[Console, argparse.Namespace, Any], None]
+    figure: Callable[[argparse.Namespace, Any], Figure]
+
+
+_IN_TURN = _Kind(
+    {"enable_prefix_caching": False},
+    lambda plan: plan.repeat * plan.questions,
+    _measure_in_turn,
+    _print_in_turn,
+    _figure_in_turn,
+)
+_AT_ONCE = _Kind(
+    {"shared_prefix_decode": False},
+    lambda plan: plan.repeat,
+    _measure_at_once,
+    _print_at_once,
+    _figure_at_once,
+)

@@ -166,6 +166,7 @@ class Sequences(Structure):
         ("block_size", c_int32),
         ("parents", c_void_p),
         ("group_stride", c_int64),
+        ("share_prefixes", c_int32),
     )
 
 
@@ -399,6 +400,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_linear": (c_int32, (_pool, POINTER(LinearArgs))),
     "oct_kv_chunk_bytes": (c_int64, (c_int32, c_int32)),
     "oct_attention": (c_int32, (_pool, POINTER(AttentionArgs), POINTER(Sequences))),
+    "oct_shared_keys": (c_int64, (POINTER(Sequences), c_int32)),
     "oct_kv_read": (
         c_int32,
         (POINTER(AttentionArgs), POINTER(Sequences), c_int32, c_void_p, c_void_p),

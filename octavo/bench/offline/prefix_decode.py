@@ -1,0 +1,177 @@
+"""Many questions about one document, asked all at once: what it saves to read the document's KV once
+a step for all of them.
+
+The document is computed first. Then all questions are asked together, and what counts are the steps
+in which each of them decodes a token. An engine that reads the KV anew for every request, as others
+do, answers the same, turn by turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.bench.offline.prefix import PrefixPlan
+from octavo.bench.offline.session import OfflineSession, StepTiming
+from octavo.core.batch import Batch
+from octavo.errors import BenchmarkError
+from octavo.measure.statistics import Spread
+from octavo.sim.costs import shared_keys
+from octavo.workload.requests import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """The steps of one engine in which all questions decode.
+
+    ``kv_bytes``: of a step in the middle, the keys and values that requests see, in all layers;
+    ``shared_kv_bytes``: those of them that a step may leave out, as it has read them for another.
+    """
+
+    num_steps: int
+    num_tokens: int
+    elapsed_s: float
+    kv_bytes: float
+    shared_kv_bytes: float
+    token_ids: list[list[int]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.elapsed_s
+
+    @property
+    def step_s(self) -> float:
+        return self.elapsed_s / self.num_steps
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDecodeSample:
+    """One document."""
+
+    together: DecodeRun
+    apart: DecodeRun
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_steps": self.together.num_steps,
+            "step_ms": self.together.step_s * 1e3,
+            "separate_step_ms": self.apart.step_s * 1e3,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDecodeResult:
+    """``speedup``: decoded tokens a second over those without sharing, each of one document."""
+
+    plan: PrefixPlan
+    samples: list[PrefixDecodeSample]
+
+    def spread(self, figure: Callable[[PrefixDecodeSample], float]) -> Spread:
+        return Spread.of([figure(sample) for sample in self.samples])
+
+    @property
+    def decode_tps(self) -> Spread:
+        return self.spread(lambda sample: sample.together.tokens_per_s)
+
+    @property
+    def separate_decode_tps(self) -> Spread:
+        return self.spread(lambda sample: sample.apart.tokens_per_s)
+
+    @property
+    def step_seconds(self) -> Spread:
+        return self.spread(lambda sample: sample.together.step_s)
+
+    @property
+    def separate_step_seconds(self) -> Spread:
+        return self.spread(lambda sample: sample.apart.step_s)
+
+    @property
+    def speedup(self) -> Spread:
+        return self.spread(lambda s: s.together.tokens_per_s / s.apart.tokens_per_s)
+
+    @property
+    def kv_bytes(self) -> float:
+        """That a step reads."""
+        run = self.samples[0].together
+        return run.kv_bytes - run.shared_kv_bytes
+
+    @property
+    def separate_kv_bytes(self) -> float:
+        return self.samples[0].apart.kv_bytes
+
+    @property
+    def same_answers(self) -> bool:
+        return all(each.together.token_ids == each.apart.token_ids for each in self.samples)
+
+    def as_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "prefix_len": plan.prefix_len,
+            "question_len": plan.question_len,
+            "questions": plan.questions,
+            "output_len": plan.output_len,
+            "decode_tps": self.decode_tps.as_json(),
+            "separate_decode_tps": self.separate_decode_tps.as_json(),
+            "speedup": self.speedup.as_json(),
+            "step_ms": self.step_seconds.scaled(1e3).as_json(),
+            "separate_step_ms": self.separate_step_seconds.scaled(1e3).as_json(),
+            "kv_bytes_per_step": self.kv_bytes,
+            "separate_kv_bytes_per_step": self.separate_kv_bytes,
+            "same_answers": self.same_answers,
+        }
+
+
+def measure_prefix_decode(
+    together: OfflineSession,
+    apart: OfflineSession,
+    plan: PrefixPlan,
+    advance: Callable[[], None] = lambda: None,
+) -> PrefixDecodeResult:
+    """Ask both engines about each document, turn by turn. ``advance`` is called after each.
+
+    Raises:
+        BenchmarkError: a request failed, or there was no step in which all questions decode.
+            RequestError: the prompts do not fit the engine.
+    """
+    samples = []
+    for repetition in range(plan.repeat):
+        questions = plan.requests(repetition, together.vocab_size)
+        samples.append(
+            PrefixDecodeSample(_ask_all(together, questions), _ask_all(apart, questions))
+        )
+        advance()
+    return PrefixDecodeResult(plan, samples)
+
+
+def _ask_all(session: OfflineSession, questions: list[WorkloadRequest]) -> DecodeRun:
+    session.run(questions[:1])  # so that the others find the document
+    batches: list[tuple[int, int]] = []
+
+    def observe(batch: Batch) -> None:
+        if _is_of_all(batch, questions) and not any(each.request.is_finished for each in batch.items):
+            keys = sum(item.end for item in batch.items)
+            block_size = session.loaded.config.cache.block_size
+            batches.append((keys, shared_keys(batch.items, block_size)))
+
+    timing = session.run(questions, observe)
+    steps = [step for step in timing.steps if _is_of_all(step, questions)]
+    if not batches:
+        raise BenchmarkError(
+            f"there is no step in which all {len(questions)} questions decode: raise output_len or "
+            "max_num_seqs, or ask fewer"
+        )
+    keys, shared = batches[len(batches) // 2]
+    token_bytes = session.probe.kv_bytes_per_token
+    return DecodeRun(
+        len(steps),
+        sum(step.num_new_tokens for step in steps),
+        sum(step.wall_s for step in steps),
+        keys * token_bytes,
+        shared * token_bytes,
+        timing.output_token_ids,
+    )
+
+
+def _is_of_all(step: Batch | StepTiming, questions: list[WorkloadRequest]) -> bool:
+    return step.is_pure_decode and step.num_seqs == len(questions)
