@@ -10,6 +10,7 @@
 
 #include "octavo.h"
 #include "pool.h"
+#include "sight.h"
 
 namespace octavo {
 
@@ -19,8 +20,9 @@ struct Item {
   int first_token, num_tokens;  // rows of the step
   int position;                 // of the first; in a tree others may have lower ones
   int first_key, last_key;      // that some query sees; in one split, if items are cut by splits
+  Seen sinks;                   // the same of keys that are apart (sight.h)
 
-  bool sees_nothing() const { return first_key > last_key; }
+  bool sees_nothing() const { return first_key > last_key && sinks.is_empty(); }
 };
 
 // The same for all workers, and worked out by each.
@@ -42,12 +44,14 @@ class Plan {
   // All keys of a tile of queries, and which item sees those of a split.
   Item tile(int index) const;
   int item_of_split(int tile, int split) const;
+  int item_of_sinks(int tile, int split) const;
 
  private:
   struct Sequence {
     int seq;
     int num_tiles;
-    int first_split, num_splits;  // one if items are not cut by splits
+    int first_split, num_splits;  // behind the sinks; one if items are not cut by splits
+    int sink_splits;              // before those; none if items are not cut
     int first_item, first_tile;
   };
 
@@ -55,6 +59,7 @@ class Plan {
   void add(int seq);
   template <class Before>
   const Sequence& find(Before before) const;
+  int nth_item(const Sequence& of, int tile, int split) const;
   Item make_item(const Sequence& of, int tile, int head) const;
 
   const oct_attention_args& args_;

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
-from octavo.core.limits import QueueLimits, total_tokens_of
+from octavo.core.limits import QueueLimits, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
 from octavo.core.request import FinishReason, Request, RequestStatus
+from octavo.core.sight import Sight, SightRules
 from octavo.core.stats import DraftStats
 from octavo.errors import ConfigError, InvalidRequestError
 
@@ -44,6 +45,7 @@ class SchedulerConfig:
         max_priority: levels above and below 0. Beyond them a priority counts as the last level, so
             that nobody is overtaken by those who come more than 2 x max_priority x ageing_steps
             steps later.
+        sights: what requests see of their own tokens.
     """
 
     max_num_batched_tokens: int = 2048
@@ -57,9 +59,10 @@ class SchedulerConfig:
     runs_ahead: bool = False
     ageing_steps: int = 128
     max_priority: int = 64
+    sights: SightRules = field(default_factory=SightRules)
 
     def __post_init__(self) -> None:
-        for field in (
+        for name in (
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_model_len",
@@ -67,8 +70,9 @@ class SchedulerConfig:
             "ageing_steps",
             "max_priority",
         ):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.sights.check(self.max_model_len)
         if self.target_step_seconds < 0:
             raise ConfigError(
                 f"target_step_seconds must be at least 0, not {self.target_step_seconds}"
@@ -137,6 +141,7 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
+        request.sight = self._sight_of(request)
         request.max_total_tokens = self._total_tokens_of(request)
         config, num_tokens = self.config, len(request.token_ids)
         self.queue_limits.check(1, num_tokens)
@@ -151,6 +156,21 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._enqueue(request)
 
+    def _sight_of(self, request: Request) -> Sight | None:
+        """What a request asks to see of its tokens; raises if the pool cannot hold that."""
+        config, blocks = self.config, self.block_manager
+        sight = config.sights.of(request.params, config.max_model_len)
+        if sight is not None:
+            if not config.enable_chunked_prefill:
+                raise InvalidRequestError(
+                    "needs chunked prefill: after a preemption, all that was generated is a prompt",
+                    "window",
+                )
+            check_sight(
+                sight, blocks.num_blocks, blocks.block_size, config.max_num_batched_tokens
+            )
+        return sight
+
     def _total_tokens_of(self, request: Request) -> int:
         """Tokens at which the request ends by length; raises if that can never be reached."""
         blocks = self.block_manager
@@ -159,6 +179,7 @@ class Scheduler:
             request.params.max_tokens,
             self.config.max_model_len,
             blocks.longest_sequence(self.config.max_num_batched_tokens, self.config.max_model_len),
+            request.sight,
         )
 
     def finish(
@@ -346,14 +367,17 @@ class Scheduler:
         produced a token since its admission is spared, so every preemption is paid for with
         progress; None then means to wait for it. The last in order can only preempt itself.
 
-        Where windows are, a prompt may need blocks before it has produced anything: if all that
-        come after it would be spared, none is, but those in flight.
+        Where windows are, or requests that have a sight, a prompt may need blocks before it has
+        produced anything: if all that come after would be spared, none is, but those in flight.
         """
         behind = [other for other in self.running if other.queue_key > request.queue_key]
         if not behind:
             return None if request.num_tokens_in_flight else request
         victims = [other for other in behind if self.may_preempt(other)]
-        if not victims and self.block_manager.has_windows:
+        if not victims and (
+            self.block_manager.has_windows
+            or any(other.sight is not None for other in (request, *behind))
+        ):
             # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
             # have to wait for those who are, too.
             victims = [other for other in behind if not other.num_tokens_in_flight]

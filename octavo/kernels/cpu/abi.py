@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 10
+OCT_ABI_VERSION = 11
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -148,6 +148,16 @@ class LinearArgs(Structure):
     )
 
 
+class Sight(Structure):
+    _fields_ = (
+        ("sinks", c_int32),
+        ("window", c_int32),
+        ("stride", c_int32),
+        ("turn", c_int32),
+        ("left_out", c_int64),
+    )
+
+
 class Sequences(Structure):
     _fields_ = (
         ("num_seqs", c_int32),
@@ -159,6 +169,7 @@ class Sequences(Structure):
         ("block_size", c_int32),
         ("parents", c_void_p),
         ("group_stride", c_int64),
+        ("sights", c_void_p),
     )
 
 
@@ -309,6 +320,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_segment": Segment,
     "oct_head": Head,
     "oct_linear_args": LinearArgs,
+    "oct_sight": Sight,
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,
