@@ -345,7 +345,8 @@ int32_t check_sight(const oct_attention_args& args, const oct_sequences& seqs, i
   const bool is_one = of.sinks >= 0 && of.window > 0 && of.stride > 0 && of.stride <= of.window &&
                       of.turn >= kept && of.turn % kSplit == 0 && of.left_out >= 0 &&
                       of.left_out % kSplit == 0;
-  if (!is_one || args.window > 0 || seqs.parents) {
+  const bool has_tree = first_drafted(seqs, s) < seqs.q_start[s + 1];
+  if (!is_one || args.window > 0 || has_tree) {
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d cannot have %d sinks and a window of %d, "
                 "with turns of %d and %lld tokens left out", s, of.sinks, of.window, of.turn,
                 static_cast<long long>(of.left_out));

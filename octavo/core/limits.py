@@ -56,13 +56,17 @@ def context_tokens(max_model_len: int, num_slots: int) -> int:
     return min(max_model_len, num_slots + 1)
 
 
-def check_sight(sight: Sight, num_blocks: int, block_size: int, step_tokens: int) -> None:
-    """Raise InvalidRequestError if a pool has no room for what a request would see."""
-    needed = sight.most_blocks(block_size, step_tokens)
+def check_sight(
+    sight: Sight, num_tokens: int, num_blocks: int, block_size: int, step_tokens: int
+) -> None:
+    """Raise InvalidRequestError if a pool has no room for what a request of so many tokens sees,
+    and a step."""
+    needed = min(sight.most_blocks(block_size, step_tokens), -(-num_tokens // block_size))
     if needed > num_blocks:
         raise InvalidRequestError(
-            f"{sight.sinks} sinks and the last {sight.window} tokens take {needed} blocks of the "
-            f"KV pool, which has {num_blocks}: lower it, or raise num_blocks or kv_cache_memory",
+            f"{sight.sinks} sinks, the last {sight.window} tokens and a step of {step_tokens} take "
+            f"{needed} blocks of the KV pool, which has {num_blocks}: lower it, or raise "
+            "num_blocks or kv_cache_memory",
             "window",
         )
 

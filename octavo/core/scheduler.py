@@ -20,7 +20,7 @@ from octavo.core.limits import QueueLimits, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
 from octavo.core.request import FinishReason, Request, RequestStatus
-from octavo.core.sight import Sight, SightRules
+from octavo.core.sight import SightRules
 from octavo.core.stats import DraftStats
 from octavo.errors import ConfigError, InvalidRequestError
 
@@ -141,7 +141,7 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
-        request.sight = self._sight_of(request)
+        request.sight = self.config.sights.of(request.params, self.config.max_model_len)
         request.max_total_tokens = self._total_tokens_of(request)
         config, num_tokens = self.config, len(request.token_ids)
         self.queue_limits.check(1, num_tokens)
@@ -156,31 +156,30 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._enqueue(request)
 
-    def _sight_of(self, request: Request) -> Sight | None:
-        """What a request asks to see of its tokens; raises if the pool cannot hold that."""
+    def _total_tokens_of(self, request: Request) -> int:
+        """Tokens at which the request ends by length; raises if that can never be reached."""
         config, blocks = self.config, self.block_manager
-        sight = config.sights.of(request.params, config.max_model_len)
-        if sight is not None:
+        num_tokens = total_tokens_of(
+            request.num_prompt_tokens,
+            request.params.max_tokens,
+            config.max_model_len,
+            blocks.longest_sequence(config.max_num_batched_tokens, config.max_model_len),
+            request.sight,
+        )
+        if request.sight is not None:
             if not config.enable_chunked_prefill:
                 raise InvalidRequestError(
                     "needs chunked prefill: after a preemption, all that was generated is a prompt",
                     "window",
                 )
             check_sight(
-                sight, blocks.num_blocks, blocks.block_size, config.max_num_batched_tokens
+                request.sight,
+                num_tokens,
+                blocks.num_blocks,
+                blocks.block_size,
+                config.max_num_batched_tokens,
             )
-        return sight
-
-    def _total_tokens_of(self, request: Request) -> int:
-        """Tokens at which the request ends by length; raises if that can never be reached."""
-        blocks = self.block_manager
-        return total_tokens_of(
-            request.num_prompt_tokens,
-            request.params.max_tokens,
-            self.config.max_model_len,
-            blocks.longest_sequence(self.config.max_num_batched_tokens, self.config.max_model_len),
-            request.sight,
-        )
+        return num_tokens
 
     def finish(
         self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None

@@ -54,8 +54,19 @@ class Attention(Module):
         v = self.v_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ctx), self.k_norm(k, ctx)
-        q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
+
+        def rotated(positions: Any) -> Any:
+            return ctx.ops.rope(q, k, positions, cos_sin, self.interleaved_rope)
+
+        rotated_q, rotated_k = rotated(ctx.positions)
         attended = ctx.attention.attend(
-            self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
+            self.layer_index,
+            rotated_q,
+            rotated_k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            rotated=lambda positions: rotated(positions)[0],
         )
         return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)

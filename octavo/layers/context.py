@@ -30,10 +30,12 @@ class StepAttention(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        rotated: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Keep k and v [T, Hk, D], and attend q [T, H, D] to what a layer has kept: [T, H, D].
 
-        A query sees its own position and those before it: all, or ``window`` of them in all.
+        A query sees its own position and those before it: all, or ``window`` of them in all. Or
+        what its request asks for: then ``rotated`` gives q as it is at other positions.
         """
         ...
 

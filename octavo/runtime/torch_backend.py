@@ -110,6 +110,7 @@ class TorchBackend:
             self._device,
             limits.max_num_seqs,
             limits.max_model_len,
+            limits.max_num_batched_tokens,
             depths,
             limits.kv_groups,
         )
