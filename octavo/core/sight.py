@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from octavo.errors import ConfigError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from octavo.core.sampling_params import SamplingParams
 
 DEFAULT_SINKS = 4  # of the paper
 
@@ -96,12 +93,23 @@ class Sight:
         return num_tokens if num_tokens <= self.turn else self.turn + self.window
 
 
+class AsksForSight(Protocol):
+    """The parameters of a request, or the fields of a body; None is as the engine has it."""
+
+    @property
+    def attention_sinks(self) -> int | None: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def n_keep(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SightRules:
     """What requests see that say nothing of it, and what they may ask for.
 
     Args:
-        attention_sinks, window: of those that ask for none; a window of 0 sees all.
+        attention_sinks, window: of those that ask for none; with a window of 0 they see all.
         context_shift: a context that is full is shifted, behind ``n_keep`` tokens.
         why_not: what keeps this model, or what runs it, from any of it; empty for nothing.
     """
@@ -119,15 +127,19 @@ class SightRules:
         except InvalidRequestError as error:
             raise ConfigError(str(error)) from error
 
-    def of(self, params: SamplingParams, max_model_len: int) -> Sight | None:
+    def of(self, asked: AsksForSight, max_model_len: int) -> Sight | None:
         """What a request sees; None is all of its tokens.
 
         Raises:
             InvalidRequestError: it asks for what it cannot have.
         """
-        sinks = self.attention_sinks if params.attention_sinks is None else params.attention_sinks
-        window = self.window if params.window is None else params.window
-        n_keep = self.n_keep if params.n_keep is None else params.n_keep
+        sinks = self.attention_sinks if asked.attention_sinks is None else asked.attention_sinks
+        window = self.window if asked.window is None else asked.window
+        n_keep = self.n_keep if asked.n_keep is None else asked.n_keep
+        if asked.attention_sinks is not None and not window:
+            raise InvalidRequestError("is of a window, and there is none", "attention_sinks")
+        if asked.n_keep is not None and (window or not self.context_shift):
+            raise InvalidRequestError("is of a context shift, and none is made here", "n_keep")
         return self._sight(sinks, window, n_keep, max_model_len)
 
     def _sight(self, sinks: int, window: int, n_keep: int, max_model_len: int) -> Sight | None:

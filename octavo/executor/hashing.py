@@ -382,9 +382,7 @@ class HashExecutor:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _audited_state(
-        self, tables: _Tables, num_tokens: int, sight: Sight | None = None
-    ) -> int:
+    def _audited_state(self, tables: _Tables, num_tokens: int, sight: Sight | None = None) -> int:
         """The state after a sequence, from its KV alone: slot by slot through its block tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):

@@ -274,7 +274,9 @@ class AttentionPlan:
         behind = first[:, None] // KEY_TILE + index - sinks[:, None]
         return np.where(is_sink, index, behind) * KEY_TILE, is_sink
 
-    def _num_sink_tiles(self, last: np.ndarray, items: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def _num_sink_tiles(
+        self, last: np.ndarray, items: np.ndarray | slice = slice(None)
+    ) -> np.ndarray:
         return self._last_sink(items, last)[:, 0] // KEY_TILE + 1
 
     def _last_sink(self, items: np.ndarray | slice, last: np.ndarray) -> np.ndarray:

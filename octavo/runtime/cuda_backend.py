@@ -67,6 +67,7 @@ class FusedBackend:
     name = "fused"
     isa = None
     has_window_tables = True
+    has_sinks = False
     pool = None
 
     def __init__(

@@ -37,7 +37,6 @@ from octavo.core.batch import Batch
 from octavo.core.request import Request
 from octavo.core.sight import SPLIT, Sight
 
-
 _ENDLESS = 1 << 62  # a turn that never ends
 
 

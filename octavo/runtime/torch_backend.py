@@ -45,6 +45,7 @@ class TorchBackend:
     isa = None
     pool = None
     has_window_tables = True
+    has_sinks = True
 
     def __init__(
         self,

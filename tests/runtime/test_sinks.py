@@ -1,4 +1,4 @@
-"""Sinks and windows of requests: against a cache that is shifted by hand, and against themselves."""
+"""Sinks and windows of requests: against a cache shifted by hand, and against themselves."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ KERNELS = [
 ]
 CONTEXT = 96
 LENGTH = 700  # of a prompt: longer than several turns
+FREE = SightRules()  # requests see all, or what they ask for
 SHIFT = SightRules(context_shift=True, n_keep=5)
 
 
@@ -93,7 +94,7 @@ def prompt_of(bench, length: int = LENGTH) -> list[int]:
     return [rng.randrange(2, bench.config.vocab_size) for _ in range(length)]
 
 
-def engine_of(bench, kernels: str, rules: SightRules = SightRules(), **settings):
+def engine_of(bench, kernels: str, rules: SightRules = FREE, **settings):
     settings = {"kv_cache_dtype": "f32", "num_blocks": 32, **settings}
     settings = {"max_model_len": CONTEXT, "max_num_batched_tokens": 100, **settings}
     return bench.engine(kernels=kernels, sights=rules, **settings)
@@ -105,7 +106,7 @@ def asked(sinks: int, window: int, **params) -> SamplingParams:
     )
 
 
-def logprobs_of(bench, run_all, kernels, params, prompt, rules=SightRules(), **settings):
+def logprobs_of(bench, run_all, kernels, params, prompt, rules=FREE, **settings):
     engine = engine_of(bench, kernels, rules, **settings)
     params = params.with_changes(prompt_logprobs=0)
     answers, _ = run_all(engine, [Request("r", prompt, params, 0.0)])

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
 
 _CHARS_OF_LOGPROB = 64
@@ -313,6 +314,8 @@ class EngineFacts:
     runs_as: dict[str, Any] = field(default_factory=dict)
     # Of each block table that a request has, the positions that its layers see; None: all.
     windows: tuple[int | None, ...] = (None,)
+    # What requests see of their own tokens.
+    sights: SightRules = field(default_factory=SightRules)
 
     @property
     def num_slots(self) -> int:

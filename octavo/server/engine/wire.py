@@ -39,6 +39,7 @@ from typing import Any
 from octavo import errors
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
+from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
 from octavo.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
@@ -152,6 +153,7 @@ def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
         eos_token_ids=tuple(facts.eos_token_ids),
         choices=tuple(facts.choices),
         windows=tuple(facts.windows),
+        sights=SightRules(**values.get("sights", {})),
     )
 
 

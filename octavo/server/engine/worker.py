@@ -354,6 +354,7 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
         num_blocks=config.cache.num_blocks,
         block_size=config.cache.block_size,
         windows=tuple(config.cache.windows),
+        sights=config.scheduler.sights,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         target_step_seconds=config.scheduler.target_step_seconds,
         eos_token_ids=loaded.text_engine.eos_token_ids,
