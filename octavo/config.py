@@ -234,16 +234,14 @@ class EngineArgs:
                 raise ConfigError(f"{name} is of a {beside}, and none is asked for")
         if self.window is None and not self.context_shift:
             return
-        for what, is_asked in (
-            ("window and context_shift", self.window is not None and self.context_shift),
-            (
-                "a window, or context_shift, without chunked prefill",
-                not self.enable_chunked_prefill,
-            ),
-            ("a window, or context_shift, beside speculation", self.speculation() is not None),
+        asked = "context_shift" if self.window is None else "window"
+        for other, is_there in (
+            ("context_shift", self.window is not None and self.context_shift),
+            ("prompts that are not cut into chunks", not self.enable_chunked_prefill),
+            ("speculation", self.speculation() is not None),
         ):
-            if is_asked:
-                raise ConfigError(f"{what}: these do not go together, leave out one of them")
+            if is_there:
+                raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
     def _refuse_what_is_not_there(self) -> None:
         """A setting that would have no effect is an error, never ignored."""

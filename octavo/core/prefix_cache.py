@@ -6,8 +6,8 @@
 
 One node is one full block of KV, and a path from the root spells the tokens before it: KV depends
 on all of them, so only whole prefixes can be shared. Blocks are freed tail first, so the least
-recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. (But for
-those that a request with a ``Sight`` left behind: what follows them waits until they are back.)
+recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. What a
+request with a ``Sight`` left behind is none: the blocks that follow wait until it is back.
 
 Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
 group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the

@@ -202,7 +202,7 @@ class AttentionPlan:
             assert window is None, "a request's own window is for layers that see all"
             first = self._sights.first_seen(self._request, self._position)
             num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0)
-            num_tiles += self._num_sink_tiles(last)
+            num_tiles += self._num_sink_tiles(np.arange(len(last)), last)
         made = []
         for items in _split(num_tiles):
             group = self._group(items, first[items], last[items], window, num_kv_heads)
@@ -267,19 +267,17 @@ class AttentionPlan:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The tiles of keys that items go through, as many for each: [items, tiles], where they
         begin and whether they are of sinks."""
-        sinks = np.zeros_like(first) if self._sights is None else self._num_sink_tiles(last, items)
+        sinks = np.zeros_like(first) if self._sights is None else self._num_sink_tiles(items, last)
         num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0) + sinks
         index = np.arange(int(num_tiles.max()))
         is_sink = index < sinks[:, None]
         behind = first[:, None] // KEY_TILE + index - sinks[:, None]
         return np.where(is_sink, index, behind) * KEY_TILE, is_sink
 
-    def _num_sink_tiles(
-        self, last: np.ndarray, items: np.ndarray | slice = slice(None)
-    ) -> np.ndarray:
+    def _num_sink_tiles(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
         return self._last_sink(items, last)[:, 0] // KEY_TILE + 1
 
-    def _last_sink(self, items: np.ndarray | slice, last: np.ndarray) -> np.ndarray:
+    def _last_sink(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
         """The last sink that items see, -1 for none: [items, 1]."""
         assert self._sights is not None
         return np.minimum(self._sights.sinks[self._request[items]] - 1, last)[:, None]
