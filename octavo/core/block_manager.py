@@ -18,7 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
-from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
+from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.core.sight import Sight
 from octavo.errors import EngineError
@@ -115,6 +115,15 @@ class BlockManager:
             return self.nothing_shared
         tables = [[*table] for table in zip(*cached, strict=True)]
         return self._shared(len(cached) * self.block_size, tables, request.sight)
+
+    def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
+        """Why ``match`` found no more of a request's first tokens."""
+        sight, num_tokens = request.sight, len(request.token_ids)
+        if sight is not None and num_found + self.block_size > sight.num_tokens < limit:
+            return MissReason.SIGHT
+        limit = min(limit, num_tokens if sight is None else sight.num_tokens)
+        cache, salt = self.prefix_cache, request.cache_salt
+        return cache.why_no_more(request.token_ids, num_found, limit, salt)
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it

@@ -19,6 +19,7 @@ from octavo.core.drafting import DraftProposer
 from octavo.core.limits import QueueLimits, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
+from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
 from octavo.core.sight import SightRules
 from octavo.core.stats import DraftStats
@@ -428,6 +429,7 @@ class Scheduler:
             request.num_tokens_at_admission = num_tokens
             if request.num_preemptions == 0:
                 request.stats.num_cached_tokens = num_shared
+                request.stats.miss_reason = self._miss_reason(request, num_shared).value
                 self.prefix_tokens_queried += num_tokens
                 self.prefix_tokens_hit += num_shared
             item = self._next_item(request, budget)
@@ -441,10 +443,7 @@ class Scheduler:
         From the prefix cache, or from the request it forks from, whichever has more. The last
         known token is always computed, because its logits are needed.
         """
-        if request.params.prompt_logprobs is not None and (
-            request.num_prompt_logprobs < request.num_prompt_tokens - 1
-        ):
-            # Every prompt position has to be computed to be reported.
+        if _reports_prompt(request):
             return self.block_manager.nothing_shared
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)
         source = request.fork_of
@@ -454,6 +453,13 @@ class Scheduler:
                 forked = self.block_manager.fork(source, num_forked)
                 return max(cached, forked, key=lambda shared: shared.num_tokens)
         return cached
+
+    def _miss_reason(self, request: Request, num_shared: int) -> MissReason:
+        """Why no more of its tokens were shared."""
+        if _reports_prompt(request):
+            return MissReason.PROMPT_LOGPROBS
+        limit = len(request.token_ids) - 1
+        return self.block_manager.why_no_more(request, num_shared, limit)
 
     def _enqueue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda other: other.queue_key)
@@ -540,6 +546,13 @@ class Scheduler:
                 break
         request.stats.num_output_tokens = num_output
         return token_ids if num_taken == len(token_ids) else token_ids[:num_taken]
+
+
+def _reports_prompt(request: Request) -> bool:
+    """Whether every position of a prompt has to be computed, as something is said of it."""
+    return request.params.prompt_logprobs is not None and (
+        request.num_prompt_logprobs < request.num_prompt_tokens - 1
+    )
 
 
 def _awaits_fork(request: Request) -> bool:

@@ -106,6 +106,7 @@ class GenerationStats:
     num_output_tokens: int = 0  # of all samples
     num_longest_tokens: int = 0  # of the longest sample
     num_cached_tokens: int = 0
+    miss_reason: str = ""  # why they are no more (``core.prefix_cache.MissReason``)
     num_preemptions: int = 0
     num_draft_tokens: int = 0  # guessed ahead, and verified
     num_accepted_tokens: int = 0  # of them, that were right

@@ -126,6 +126,7 @@ def record_from_list(figures: list[Any]) -> StepStats:
 # What the engine knows of a request; tokens are counted where they arrive.
 _STATS_OF_ENGINE = (
     "num_cached_tokens",
+    "miss_reason",
     "num_preemptions",
     "num_draft_tokens",
     "num_accepted_tokens",

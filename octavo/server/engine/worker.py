@@ -240,6 +240,7 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
         GenerationStats(
             num_prompt_tokens=len(group.prompt_token_ids),
             num_cached_tokens=metrics.num_cached_tokens,
+            miss_reason=metrics.miss_reason,
             num_preemptions=metrics.num_preemptions,
             num_draft_tokens=metrics.drafts.num_tokens,
             num_accepted_tokens=metrics.drafts.num_accepted,
