@@ -18,6 +18,9 @@
 //
 // In a step of decodes, each item's worker prepares what the item needs, without the first barrier:
 // nobody else reads the new key and value.
+//
+// Where a sequence keeps sinks, an item goes through those first, and then through the keys behind
+// them, with queries that are rotated anew for each (sight.h).
 #include <algorithm>
 #include <cstdint>
 
@@ -45,7 +48,7 @@ class Attention {
       : args_(args),
         seqs_(seqs),
         worker_(worker),
-        scoring_{args.head_dim, args.window, args.softcap * kLog2E},
+        scoring_{args.head_dim, args.softcap * kLog2E},
         group_(args.num_heads / args.num_kv_heads),
         plan_(args, seqs, prefixes, worker),
         state_floats_(Softmax::floats(plan_.max_rows(), args.head_dim)),
@@ -63,9 +66,15 @@ class Attention {
     total_ = static_cast<float*>(worker_.scratch(1, sizeof(float) * 2 * state_floats_));
     split_ = total_ + state_floats_;
     const int most_rows = std::max(plan_.max_rows(), plan_.max_shared_rows());
-    positions_ = static_cast<int*>(worker_.scratch(2, sizeof(int) * most_rows));
+    seen_ = static_cast<Seen*>(worker_.scratch(2, sizeof(Seen) * most_rows));
     last_values_ = static_cast<uint8_t*>(
         worker_.scratch(3, kv_value_bytes(args_.kv_format, args_.head_dim)));
+    if (seqs_.sights) {
+      angles_ = static_cast<int*>(worker_.scratch(7, sizeof(int) * plan_.max_rows()));
+      rotated_ = plan_.prepares_ahead() ? static_cast<Factor*>(worker_.scratch(
+                                              4, plan_.max_rows() * row_bytes))
+                                        : queries_;
+    }
 
     if (plan_.prepares_ahead()) {
       prepare<Kv>(args_, seqs_, plan_.first_rows(), worker_, queries_);
@@ -91,10 +100,14 @@ class Attention {
   // Chunks that are not seen have the address of one that is: they may be fetched, if not attended.
   template <class AnyItem>
   void look_up(const AnyItem& item, int index, KeyTile& tile) const {
+    look_up(item, Seen{item.first_key, item.last_key}, index, tile);
+  }
+  template <class AnyItem>
+  void look_up(const AnyItem& item, const Seen& keys, int index, KeyTile& tile) const {
     const KvHead kv(args_, seqs_, item.seq, item.head);
     tile.first_key = index * kTile;
-    tile.begin = std::max(item.first_key - tile.first_key, 0) / kChunk;
-    tile.end = std::min(item.last_key - tile.first_key, kTile - 1) / kChunk + 1;
+    tile.begin = std::max(keys.first - tile.first_key, 0) / kChunk;
+    tile.end = std::min(keys.last - tile.first_key, kTile - 1) / kChunk + 1;
     for (int c = 0; c < kTileChunks; c++) {
       const int seen = std::min(std::max(c, tile.begin), tile.end - 1);
       tile.keys[c] = kv.chunk(index * kTileChunks + seen);
@@ -116,11 +129,11 @@ class Attention {
     }
   }
 
-  // The first tile of an item, if there is such an item and it sees something.
+  // The first tile of an item, if there is such an item and it sees something (sinks apart).
   bool look_up_first(int index, KeyTile& tile) const {
     if (index >= plan_.num_items()) return false;
     const Item item = plan_.item(index);
-    if (item.sees_nothing()) return false;
+    if (item.first_key > item.last_key) return false;
     look_up(item, item.first_key / kTile, tile);
     return true;
   }
@@ -129,7 +142,7 @@ class Attention {
 
   const Factor* queries_of(const Item& item) const {
     if (plan_.prepares_ahead()) return prepared(item.head, item.first_row);
-    const bool sees_new_key = item.last_key == item.position;
+    const bool sees_new_key = item.last_key == item.position || item.sinks.last == item.position;
     prepare_token<Kv>(args_, seqs_, item.seq, item.head, sees_new_key, queries_);
     return queries_;
   }
@@ -143,16 +156,22 @@ class Attention {
   int attend(int index) {
     const Item item = plan_.item(index);
     if (item.sees_nothing()) return worker_.ticket();
+    Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
+    total.reset();
+    const Sight sight(args_, seqs_, item.seq);
+    if (sight.has_sinks()) {
+      attend_apart(item, sight, total);
+      if (!plan_.cut_by_splits()) finish(item, total);
+      return worker_.ticket();
+    }
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     int following = 0;
     for (int r = 0; r < num_rows(item); r++) {
-      positions_[r] = position_of(seqs_, item.seq, item.first_token + r / group_);
+      seen_[r] = sight.behind_sinks(position_of(seqs_, item.seq, item.first_token + r / group_));
     }
     const Factor* queries = queries_of(item);
     PathChunks<Kv> paths(args_, seqs_, item, worker_);
-    Softmax total(plan_.cut_by_splits() ? part(index) : total_, num_rows(item), args_.head_dim);
     Softmax split(split_, num_rows(item), args_.head_dim);
-    total.reset();
     if (item.run >= 0) go_on_from(item.run, item, total, split);
     const int first_split = item.run >= 0 ? 0 : first / kSplitTiles;
 
@@ -172,7 +191,7 @@ class Attention {
       if (!in_first_split && t % kSplitTiles == 0) split.reset();
       if (t < paths.first_tile()) {
         hide_unwritten(item, tile);
-        attend_tile<Kv>(scoring_, tile, positions_, queries, into);
+        attend_tile<Kv>(scoring_, tile, seen_, queries, into);
       } else {
         attend_paths(item, paths, tile, queries, into);
       }
@@ -189,7 +208,7 @@ class Attention {
     for (int i = 0; i < item.num_tokens; i++) {
       const int row = i * group_;
       paths.show(item.first_token + i);
-      attend_tile<Kv>(scoring_, tile, positions_ + row,
+      attend_tile<Kv>(scoring_, tile, seen_ + row,
                       queries + row * query_factors<typename Kv::Keys>(args_.head_dim),
                       softmax.part(row, group_));
     }
@@ -206,7 +225,7 @@ class Attention {
     const SharedItem item = plan_.shared_item(index);
     const int first = item.first_key / kTile, last = item.last_key / kTile;
     const int rows = item.num_rows * group_;
-    std::fill_n(positions_, rows, item.last_key);  // or behind that: they see it all
+    std::fill_n(seen_, rows, Seen{0, item.last_key});  // or behind that: they see it all
     Softmax states = states_of(index);
     states.reset();
     const Softmax into = states.part(0, rows);
@@ -216,7 +235,7 @@ class Attention {
       KeyTile &tile = tiles[t % 2], &next = tiles[(t + 1) % 2];
       tile.next = t < last ? &next : &tile;
       if (t < last) look_up(item, t + 1, next);
-      attend_tile<Kv>(scoring_, tile, positions_, prepared(item.head, item.first_row), into);
+      attend_tile<Kv>(scoring_, tile, seen_, prepared(item.head, item.first_row), into);
     }
   }
 
@@ -241,7 +260,70 @@ class Attention {
     }
   }
 
+  // ---- Attend sinks, and the keys behind them
+
+  // Split by split, each with queries of its own; the first goes into `total`, which is empty.
+  void attend_apart(const Item& item, const Sight& sight, const Softmax& total) {
+    if (!plan_.prepares_ahead()) queries_of(item);  // for the new key, which it stores
+    bool is_first = true;
+    const auto attend = [&](const Seen& keys, int split) {
+      prepare_queries<Kv>(args_, item, angles_, rotated_);
+      if (is_first) {
+        attend_split(item, keys, split, total);
+      } else {
+        Softmax further(split_, total.rows, args_.head_dim);
+        further.reset();
+        attend_split(item, keys, split, further);
+        merge(total, further);
+      }
+      is_first = false;
+    };
+    const Seen keys = {item.first_key, item.last_key};
+    for (int s = first_split(item.sinks); s < end_split(item.sinks); s++) {
+      for_each_token(item, [&](int slot, int& angle, Seen& seen) {
+        angle = sight.angle_for_sinks(slot);
+        seen = sight.of_sinks(slot);
+      });
+      attend(item.sinks, s);
+    }
+    for (int s = first_split(keys); s < end_split(keys); s++) {
+      for_each_token(item, [&](int slot, int& angle, Seen& seen) {
+        angle = sight.angle_for_split(slot, s);
+        seen = sight.behind_sinks(slot);
+      });
+      attend(keys, s);
+    }
+  }
+
+  // Say of each token by which angle its queries are rotated, and what they see.
+  template <class Say>
+  void for_each_token(const Item& item, const Say& say) const {
+    for (int i = 0; i < item.num_tokens; i++) {
+      Seen* seen = seen_ + i * group_;
+      say(slot_of(seqs_, item.seq, item.first_token + i), angles_[i], *seen);
+      std::fill_n(seen + 1, group_ - 1, *seen);
+    }
+  }
+
+  // Those of some keys that are in one split.
+  void attend_split(const Item& item, const Seen& keys, int split, const Softmax& into) const {
+    constexpr int kTiles = kSplit / kTile;
+    const int last = std::min(keys.last / kTile, (split + 1) * kTiles - 1);
+    KeyTile tile;
+    tile.next = &tile;
+    for (int t = std::max(keys.first / kTile, split * kTiles); t <= last; t++) {
+      look_up(item, keys, t, tile);
+      hide_unwritten(item, tile);
+      attend_tile<Kv>(scoring_, tile, seen_, rotated_, into);
+    }
+  }
+
   // ---- Put together
+
+  static int first_split(const Seen& keys) { return keys.first / kSplit; }
+  static int end_split(const Seen& keys) {
+    return keys.is_empty() ? first_split(keys) : keys.last / kSplit + 1;
+  }
 
   float* part(int index) const { return parts_ + index * state_floats_; }
 
@@ -263,13 +345,22 @@ class Attention {
 
   void merge_splits(int tile) {
     const Item all = plan_.tile(tile);
-    const auto seen_in = [&](int split) {
-      return Softmax(part(plan_.item_of_split(tile, split)), num_rows(all), args_.head_dim);
+    const Seen keys = {all.first_key, all.last_key};
+    float* total = nullptr;
+    const auto softmax = [&](float* memory) {
+      return Softmax(memory, num_rows(all), args_.head_dim);
     };
-    int split = all.first_key / kSplit;
-    Softmax total = seen_in(split);
-    while (++split <= all.last_key / kSplit) merge(total, seen_in(split));
-    finish(all, total);
+    const auto add = [&](float* split) {
+      if (total) merge(softmax(total), softmax(split));
+      if (!total) total = split;
+    };
+    for (int s = first_split(all.sinks); s < end_split(all.sinks); s++) {
+      add(part(plan_.item_of_sinks(tile, s)));
+    }
+    for (int s = first_split(keys); s < end_split(keys); s++) {
+      add(part(plan_.item_of_split(tile, s)));
+    }
+    finish(all, softmax(total));
   }
 
   // Divide by the sum, in which a head's sink has its part.
@@ -307,9 +398,27 @@ class Attention {
   float* shared_ = nullptr;                 // a shared item's each
   float* total_ = nullptr;
   float* split_ = nullptr;
-  int* positions_ = nullptr;
+  Seen* seen_ = nullptr;       // by each row of an item
+  int* angles_ = nullptr;      // of its tokens, where there are sinks
+  Factor* rotated_ = nullptr;  // its queries by these
   uint8_t* last_values_ = nullptr;
 };
+
+int32_t check_sight(const oct_attention_args& args, const oct_sequences& seqs, int s) {
+  const oct_sight& of = seqs.sights[s];
+  if (of.window == 0) return OCT_OK;
+  const int64_t kept = int64_t{of.sinks} + of.window;
+  const bool is_one = of.sinks >= 0 && of.window > 0 && of.stride > 0 && of.stride <= of.window &&
+                      of.turn >= kept && of.turn % kSplit == 0 && of.left_out >= 0 &&
+                      of.left_out % kSplit == 0;
+  const bool has_tree = first_drafted(seqs, s) < seqs.q_start[s + 1];
+  if (!is_one || args.window > 0 || has_tree) {
+    return fail(OCT_ERR_ARGUMENT, "attention: sequence %d cannot have %d sinks and a window of %d, "
+                "with turns of %d and %lld tokens left out", s, of.sinks, of.window, of.turn,
+                static_cast<long long>(of.left_out));
+  }
+  return OCT_OK;
+}
 
 int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs, int s) {
   const int length = num_new(seqs, s), end = seqs.kv_len[s];
@@ -321,7 +430,8 @@ int32_t check_sequence(const oct_attention_args& args, const oct_sequences& seqs
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d has %d new tokens, but %d in all", s,
                 length, end);
   }
-  return check_blocks(args, seqs, s, end);
+  const int32_t code = seqs.sights ? check_sight(args, seqs, s) : OCT_OK;
+  return code == OCT_OK ? check_blocks(args, seqs, s, end) : code;
 }
 
 // Whether only the last rows of each sequence have parents, and these are among them or the row
@@ -351,13 +461,16 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
   const int length = num_new(seqs, s);
   if (length == 0) return OCT_OK;
   const int32_t* blocks = block_table(args, seqs, s);
-  const int first = first_seen(args.window, end - length) / seqs.block_size;
-  const int last = (end - 1) / seqs.block_size;
+  const Sight sight(args, seqs, s);
   int32_t lowest = 0, highest = 0;
-  for (int i = first; i <= last; i++) {
-    lowest = std::min(lowest, blocks[i]);
-    highest = std::max(highest, blocks[i]);
-  }
+  const auto look = [&](const Seen& keys) {
+    for (int i = keys.first / seqs.block_size; i <= keys.last / seqs.block_size; i++) {
+      lowest = std::min(lowest, blocks[i]);
+      highest = std::max(highest, blocks[i]);
+    }
+  };
+  if (!sight.of_sinks(end - 1).is_empty()) look(sight.of_sinks(end - 1));
+  look({std::min(sight.behind_sinks(end - length).first, end - length), end - 1});
   if (lowest < 0 || highest >= args.num_blocks) {
     return fail(OCT_ERR_ARGUMENT, "attention: sequence %d needs block %d, which does not exist: "
                 "there are %d", s, lowest < 0 ? lowest : highest, args.num_blocks);

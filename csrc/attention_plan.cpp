@@ -13,8 +13,16 @@ constexpr int kTileRows = 96;
 constexpr int kFewRows = 24;        // less is not worth it even if workers have nothing to do
 constexpr int kItemsPerWorker = 4;  // so that all end at about the same time
 
-// Whether all that sequences see of keys in runs is in a window.
+constexpr Seen kNothing = {0, -1};
+
+// Those keys that are in one split.
+Seen within(const Seen& keys, int split) {
+  return {std::max(keys.first, split * kSplit), std::min(keys.last, (split + 1) * kSplit - 1)};
+}
+
+// Whether sequences see all keys in runs: none has sinks apart, or a window that hides some.
 bool sees_runs(const oct_sequences& seqs, const SharedPrefixes& prefixes, int window) {
+  if (seqs.sights) return false;
   if (window == 0) return true;
   for (int s = 0; s < seqs.num_seqs; s++) {
     if (prefixes.last_run(s) >= 0 && seqs.kv_len[s] > window) return false;
@@ -46,8 +54,9 @@ Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs,
   int most_tokens = 0;
   for (int i = 0; i < num_sequences_; i++) {
     const Sequence& of = sequences_[i];
-    all_splits += int64_t{of.num_splits} * of.num_tiles * args.num_kv_heads;
-    most_splits = std::max<int64_t>(most_splits, of.num_splits);
+    const int splits = of.sink_splits + of.num_splits;
+    all_splits += int64_t{splits} * of.num_tiles * args.num_kv_heads;
+    most_splits = std::max<int64_t>(most_splits, splits);
     most_tokens = std::max(most_tokens, std::min(num_new(seqs, of.seq), tile_tokens_));
   }
   cut_by_splits_ =
@@ -55,25 +64,27 @@ Plan::Plan(const oct_attention_args& args, const oct_sequences& seqs,
   max_rows_ = most_tokens * (args.num_heads / args.num_kv_heads);
   for (int i = 0; i < num_sequences_; i++) {
     Sequence& of = sequences_[i];
-    if (!cut_by_splits_) of.num_splits = 1;
+    if (!cut_by_splits_) of.num_splits = 1, of.sink_splits = 0;
     of.first_item = num_items_;
     of.first_tile = num_tiles_;
     num_tiles_ += of.num_tiles * args.num_kv_heads;
-    num_items_ += of.num_tiles * args.num_kv_heads * of.num_splits;
+    num_items_ += of.num_tiles * args.num_kv_heads * (of.sink_splits + of.num_splits);
   }
 }
 
 void Plan::add(int seq) {
   const int length = num_new(seqs_, seq), end = seqs_.kv_len[seq];
-  const int first_split = first_key(seq, end - length) / kSplit;
-  const int num_splits = (end - 1) / kSplit - first_split + 1;
+  const Sight sight(args_, seqs_, seq);
+  const int first_split = first_key(seq, sight, end - length) / kSplit;
+  const int num_splits = std::max((end - 1) / kSplit - first_split + 1, 0);
+  const int sink_splits = (std::min(sight.num_sinks(), end) + kSplit - 1) / kSplit;
   const int num_tiles = (length + tile_tokens_ - 1) / tile_tokens_;
-  sequences_[num_sequences_++] = {seq, num_tiles, first_split, num_splits, 0, 0};
+  sequences_[num_sequences_++] = {seq, num_tiles, first_split, num_splits, sink_splits, 0, 0};
 }
 
-// The first key of its own that a query of a sequence sees.
-int Plan::first_key(int seq, int position) const {
-  return std::max(first_seen(args_.window, position), prefixes_ ? prefixes_->end_key(seq) : 0);
+// The first key of its own, behind sinks, that a query of a sequence sees.
+int Plan::first_key(int seq, const Sight& sight, int position) const {
+  return std::max(sight.behind_sinks(position).first, prefixes_ ? prefixes_->end_key(seq) : 0);
 }
 
 // Fewer tokens to a tile where that gives everybody something to do.
@@ -116,8 +127,10 @@ Item Plan::make_item(const Sequence& of, int tile, int head) const {
       highest = std::max(highest, position);
     }
   }
-  item.first_key = first_key(of.seq, lowest);
+  const Sight sight(args_, seqs_, of.seq);
+  item.first_key = first_key(of.seq, sight, lowest);
   item.last_key = highest;
+  item.sinks = sight.of_sinks(highest);
   item.first_row = first_rows()[of.seq] + first;
   item.run = prefixes_ ? prefixes_->last_run(of.seq) : -1;
   return item;
@@ -134,19 +147,32 @@ Item Plan::item(int index) const {
   const int heads = args_.num_kv_heads;
   index -= of.first_item;
   Item item = make_item(of, index / heads % of.num_tiles, index % heads);
-  if (cut_by_splits_) {
-    const int first = (of.first_split + index / heads / of.num_tiles) * kSplit;
-    if (first > item.first_key) item.run = -1;
-    item.first_key = std::max(item.first_key, first);
-    item.last_key = std::min(item.last_key, first + kSplit - 1);
+  if (!cut_by_splits_) return item;
+  const int split = index / heads / of.num_tiles;
+  if (split < of.sink_splits) {
+    item.sinks = within(item.sinks, split);
+    item.first_key = kNothing.first, item.last_key = kNothing.last;
+  } else {
+    const Seen keys = within({item.first_key, item.last_key},
+                             split - of.sink_splits + of.first_split);
+    if (keys.first > item.first_key) item.run = -1;
+    item.first_key = keys.first, item.last_key = keys.last;
+    item.sinks = kNothing;
   }
   return item;
 }
 
+int Plan::nth_item(const Sequence& of, int tile, int split) const {
+  return of.first_item + split * of.num_tiles * args_.num_kv_heads + tile - of.first_tile;
+}
+
 int Plan::item_of_split(int tile, int split) const {
   const Sequence& of = find([=](const Sequence& s) { return s.first_tile <= tile; });
-  const int tiles = of.num_tiles * args_.num_kv_heads;
-  return of.first_item + (split - of.first_split) * tiles + tile - of.first_tile;
+  return nth_item(of, tile, of.sink_splits + split - of.first_split);
+}
+
+int Plan::item_of_sinks(int tile, int split) const {
+  return nth_item(find([=](const Sequence& s) { return s.first_tile <= tile; }), tile, split);
 }
 
 // ---- Shared items: split by split, tiles of queries innermost, as they see the same keys.

@@ -17,6 +17,7 @@
 #include "octavo.h"
 #include "pool.h"
 #include "shared_prefix.h"
+#include "sight.h"
 
 namespace octavo {
 
@@ -28,8 +29,9 @@ struct Item {
   int first_key, last_key;      // that some query sees; in one split, if items are cut by splits
   int first_row;                // of the queries, where they are prepared in the order of places
   int run;                      // that the item goes on from, -1: none
+  Seen sinks;                   // the same of keys that are apart (sight.h)
 
-  bool sees_nothing() const { return first_key > last_key; }
+  bool sees_nothing() const { return first_key > last_key && sinks.is_empty(); }
 };
 
 // Several queries of the sequences of a run, all heads that share a key head, and a split of keys.
@@ -72,12 +74,14 @@ class Plan {
   // All keys of a tile of queries, and which item sees those of a split.
   Item tile(int index) const;
   int item_of_split(int tile, int split) const;
+  int item_of_sinks(int tile, int split) const;
 
  private:
   struct Sequence {
     int seq;
     int num_tiles;
-    int first_split, num_splits;  // one if items are not cut by splits
+    int first_split, num_splits;  // behind the sinks; one if items are not cut by splits
+    int sink_splits;              // before those; none if items are not cut
     int first_item, first_tile;
   };
 
@@ -90,10 +94,11 @@ class Plan {
   void share(int num_workers);
   int count_shared_items(int tile_tokens);
   int choose_tile_tokens(int num_workers) const;
-  int first_key(int seq, int position) const;
+  int first_key(int seq, const Sight& sight, int position) const;
   void add(int seq);
   template <class Before>
   const Sequence& find(Before before) const;
+  int nth_item(const Sequence& of, int tile, int split) const;
   Item make_item(const Sequence& of, int tile, int head) const;
 
   const oct_attention_args& args_;

@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "kv_select.h"
+#include "sight.h"
 #include "simd.h"
 
 namespace octavo {
@@ -81,8 +82,7 @@ struct KeyTile {
 // What is the same for all rows of a call.
 struct Scoring {
   int head_dim;
-  int window;       // or 0
-  float softcap;    // or 0; in powers of two, and scores come in units of it
+  float softcap;  // or 0; in powers of two, and scores come in units of it
 };
 
 // 2^x of x <= 0, with a relative error of 2e-7: exactly 1 of 0, exactly 0 below -126, NaN of NaN.
@@ -254,9 +254,9 @@ alignas(64) inline constexpr KeyNumbers kKeyNumbers;
 
 // Scores of a row, capped and masked, in chunks begin to end of a tile. Returns the largest.
 inline float mask_scores(const Scoring& scoring, const KeyTile& tile, int begin, int end,
-                         int position, float* scores) {
-  const int first = first_seen(scoring.window, position) - tile.first_key;
-  const int last = position - tile.first_key;
+                         const Seen& seen, float* scores) {
+  const int first = seen.first - tile.first_key;
+  const int last = seen.last - tile.first_key;
   const bool partly = first > begin * kChunk || last < end * kChunk - 1;
   const simd::F32 none = simd::set1(-std::numeric_limits<float>::infinity());
   simd::F32 top = none;
@@ -278,12 +278,11 @@ inline float mask_scores(const Scoring& scoring, const KeyTile& tile, int begin,
 // have to be multiplied for that. A NaN among the scores makes the row's sum NaN.
 template <class Kv>
 void weigh(const Scoring& scoring, const KeyTile& tile, int begin, int end, int num_rows,
-           const int* positions, float* scores, float* top, float* sum, float* shrink,
+           const Seen* seen, float* scores, float* top, float* sum, float* shrink,
            typename Kv::Values::Factor* weights) {
   alignas(64) float larger[16] = {};
   for (int r = 0; r < num_rows; r++) {
-    const float x =
-        mask_scores(scoring, tile, begin, end, positions[r], scores + r * kTile);
+    const float x = mask_scores(scoring, tile, begin, end, seen[r], scores + r * kTile);
     larger[r] = x > top[r] ? x : top[r];
   }
   const simd::F32 before = simd::load_first(top, num_rows);
@@ -328,17 +327,17 @@ OCT_INLINE void in_steps(int begin, int end, const Multiply& multiply) {
   }
 }
 
-// Rows first .. first + R of an item and a tile. `positions` are those of all rows of the item.
+// Rows first .. first + R of an item and a tile. `seen` is what each row of the item sees.
 template <class Kv, int R>
-void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const int* positions,
+void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const Seen* seen,
                  const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
   const int dim = scoring.head_dim;
-  positions += first;
-  // Positions ascend, but for those in trees; and these lie behind all tiles that tokens share.
-  const int lowest =
-      scoring.window > 0 ? *std::min_element(positions, positions + R) : positions[0];
-  const int first_key = first_seen(scoring.window, lowest) - tile.first_key;
-  const int last_key = positions[R - 1] - tile.first_key;
+  seen += first;
+  // Rows ascend, but for those in trees; and these lie behind all tiles that tokens share.
+  int lowest = seen[0].first;
+  for (int r = 1; r < R; r++) lowest = std::min(lowest, seen[r].first);
+  const int first_key = lowest - tile.first_key;
+  const int last_key = seen[R - 1].last - tile.first_key;
   const int begin = first_key > tile.begin * kChunk ? first_key / kChunk : tile.begin;
   const int end = last_key < tile.end * kChunk ? last_key / kChunk + 1 : tile.end;
   if (last_key < 0 || begin >= end) return;
@@ -355,7 +354,7 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
     };
     in_steps<max_vectors<Kv>(R)>(begin, end, multiply);
   }
-  weigh<Kv>(scoring, tile, begin, end, R, positions, scores, softmax.top + first,
+  weigh<Kv>(scoring, tile, begin, end, R, seen, scores, softmax.top + first,
             softmax.sum + int64_t{first} * 16, shrink, weights);
   float* acc = softmax.acc + int64_t{first} * dim;
   const auto multiply = [&](auto count, int vector) {
@@ -367,7 +366,7 @@ void attend_rows(const Scoring& scoring, const KeyTile& tile, int first, const i
 
 // All rows of an item and a tile, in blocks of about the same size.
 template <class Kv>
-void attend_tile(const Scoring& scoring, const KeyTile& tile, const int* positions,
+void attend_tile(const Scoring& scoring, const KeyTile& tile, const Seen* seen,
                  const typename Kv::Keys::Factor* queries, const Softmax& softmax) {
   constexpr int kRows = Kv::kMaxRows;
   const int rows = softmax.rows, blocks = (rows + kRows - 1) / kRows;
@@ -375,7 +374,7 @@ void attend_tile(const Scoring& scoring, const KeyTile& tile, const int* positio
     const int first = rows * b / blocks, count = rows * (b + 1) / blocks - first;
     const auto attend = [&](auto block) {
       if constexpr (block.value <= kRows) {
-        attend_rows<Kv, block.value>(scoring, tile, first, positions, queries, softmax);
+        attend_rows<Kv, block.value>(scoring, tile, first, seen, queries, softmax);
       }
     };
     switch (count) {

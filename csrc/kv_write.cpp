@@ -53,7 +53,7 @@ void rotate_neighbours(const float* cos, const float* sin, int half, float* x) {
 }
 
 // A head of a query or a key as attention sees it, `norm` NULL for none.
-void prepare_head(const oct_attention_args& args, const float* x, const float* norm, int position,
+void prepare_head(const oct_attention_args& args, const float* x, const float* norm, int angle,
                   float* out) {
   const int dim = args.head_dim;
   if (norm) {
@@ -63,7 +63,7 @@ void prepare_head(const oct_attention_args& args, const float* x, const float* n
   }
   if (args.rotary_dim == 0) return;
   const int half = args.rotary_dim / 2;
-  const float* cos = args.cos_sin + int64_t{position} * args.rotary_dim;
+  const float* cos = args.cos_sin + int64_t{angle} * args.rotary_dim;
   if (args.rope_interleaved) {
     rotate_neighbours(cos, cos + half, half, out);
   } else {
@@ -99,18 +99,30 @@ void fetch(const float* x, int n) {
   for (int i = 0; i < n; i += 16) simd::prefetch(x + i);
 }
 
+// The query heads of a token that share a key head, to [G][D].
+template <class Kv>
+void prepare_group(const oct_attention_args& args, const float* q, int angle,
+                   typename Kv::Keys::Factor* queries) {
+  const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
+  const F32 factor = simd::set1(query_factor(args));
+  alignas(64) float query[kMaxHeadDim];
+  for (int g = 0; g < group; g++) {
+    prepare_head(args, q + g * dim, args.q_norm, angle, query);
+    Kv::store_query(query, factor, dim, queries + g * query_factors<typename Kv::Keys>(dim));
+  }
+}
+
 // Queries to [tokens][G][D]; keys and values only if they are to be stored.
 template <class Kv>
 void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, const Run& run,
                  bool store, typename Kv::Keys::Factor* queries) {
   const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
   alignas(64) float keys[kChunk * kMaxHeadDim], values[kChunk * kMaxHeadDim];
-  alignas(64) float query[kMaxHeadDim];
-  const F32 factor = simd::set1(query_factor(args));
+  const Sight sight(args, seqs, run.seq);
   const float* q = args.q + run.token * args.ldq + int64_t{run.head} * group * dim;
   const float* k = args.k + run.token * args.ldk + int64_t{run.head} * dim;
   const float* v = args.v + run.token * args.ldv + int64_t{run.head} * dim;
-  const int row = query_factors<typename Kv::Keys>(dim);
+  const int token_factors = group * query_factors<typename Kv::Keys>(dim);
   for (int i = 0; i < run.count; i++) {
     constexpr int kAhead = 2;  // tokens
     if (i + kAhead < run.count) {
@@ -118,16 +130,13 @@ void prepare_run(const oct_attention_args& args, const oct_sequences& seqs, cons
       fetch(k + (i + kAhead) * args.ldk, dim);
       fetch(v + (i + kAhead) * args.ldv, dim);
     }
-    const int position = position_of(seqs, run.seq, run.token + i);
+    const int angle = sight.angle_of_key(position_of(seqs, run.seq, run.token + i));
     if (store) {
-      prepare_head(args, k + i * args.ldk, args.k_norm, position, keys + i * dim);
+      prepare_head(args, k + i * args.ldk, args.k_norm, angle, keys + i * dim);
       std::copy_n(v + i * args.ldv, dim, values + i * dim);
       mark_if_damaged(dim, keys + i * dim, values + i * dim);
     }
-    for (int g = 0; g < group; g++, queries += row) {
-      prepare_head(args, q + i * args.ldq + g * dim, args.q_norm, position, query);
-      Kv::store_query(query, factor, dim, queries);
-    }
+    prepare_group<Kv>(args, q + i * args.ldq, angle, queries + i * token_factors);
   }
   if (!store) return;
   uint8_t* chunk = KvHead(args, seqs, run.seq, run.head).chunk(run.slot / kChunk);
@@ -193,11 +202,24 @@ void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, in
   prepare_run<Kv>(args, seqs, run, store, queries);
 }
 
+template <class Kv>
+void prepare_queries(const oct_attention_args& args, const Item& item, const int* angles,
+                     typename Kv::Keys::Factor* queries) {
+  const int dim = args.head_dim, group = args.num_heads / args.num_kv_heads;
+  const float* q = args.q + item.first_token * args.ldq + int64_t{item.head} * group * dim;
+  const int token_factors = group * query_factors<typename Kv::Keys>(dim);
+  for (int i = 0; i < item.num_tokens; i++) {
+    prepare_group<Kv>(args, q + i * args.ldq, angles[i], queries + i * token_factors);
+  }
+}
+
 #define INSTANTIATE(Kv)                                                                          \
   template void prepare<Kv>(const oct_attention_args&, const oct_sequences&, const int32_t*,     \
                             const Worker&, Kv::Keys::Factor*);                                   \
   template void prepare_token<Kv>(const oct_attention_args&, const oct_sequences&, int, int, bool, \
-                                  Kv::Keys::Factor*);
+                                  Kv::Keys::Factor*);                                            \
+  template void prepare_queries<Kv>(const oct_attention_args&, const Item&, const int*,          \
+                                    Kv::Keys::Factor*);
 INSTANTIATE(F32Kv)
 INSTANTIATE(Bf16Kv)
 INSTANTIATE(Int8Kv)

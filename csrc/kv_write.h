@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_plan.h"
 #include "pool.h"
 
 namespace octavo {
@@ -18,6 +19,11 @@ void prepare(const oct_attention_args& args, const oct_sequences& seqs, const in
 template <class Kv>
 void prepare_token(const oct_attention_args& args, const oct_sequences& seqs, int seq, int head,
                    bool store, typename Kv::Keys::Factor* queries);
+
+// The queries of an item alone, to [tokens][G][D], each rotated by an angle that is given.
+template <class Kv>
+void prepare_queries(const oct_attention_args& args, const Item& item, const int* angles,
+                     typename Kv::Keys::Factor* queries);
 
 // What queries are multiplied by, beside the norm: scores come out in powers of two, or, where they
 // are capped, in units of the cap.

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.sight import DEFAULT_SINKS, SightRules
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
 from octavo.offload.settings import OffloadConfig, shelf_blocks
@@ -130,6 +132,20 @@ class EngineArgs:
     enable_window_tables: bool = option(
         True, "layers with sliding windows have block tables of their own, and free what left them"
     )
+    window: int | None = option(
+        None,
+        "requests see so many of their last tokens, and generate any number; with attention sinks, "
+        "since without the first tokens models break down",
+    )
+    attention_sinks: int | None = option(
+        None, "first tokens that requests see beside their window (default: 4)"
+    )
+    context_shift: bool = option(
+        False,
+        "requests may outgrow max_model_len: whenever it is full, the older half of their tokens "
+        "is dropped, as by llama.cpp",
+    )
+    n_keep: int | None = option(None, "first tokens that a context shift keeps (default: 0)")
     enable_chunked_prefill: bool = option(True, "spread long prompts over steps")
     itl_target_ms: float | None = option(
         None,
@@ -195,6 +211,9 @@ class EngineArgs:
             ("threads", 1),
             ("max_queued_requests", 1),
             ("max_queued_tokens", 1),
+            ("window", 1),
+            ("attention_sinks", 0),
+            ("n_keep", 0),
         ):
             value = getattr(self, name)
             if value is None and name != "block_size":
@@ -212,6 +231,7 @@ class EngineArgs:
         if self.kv_offload is not None:
             parse_folder(self.kv_offload)
         self.speculation()  # raises if it is wrong
+        self._check_sights()
         self._refuse_what_is_not_there()
 
     def speculation(self) -> SpeculativeConfig | None:
@@ -229,6 +249,32 @@ class EngineArgs:
         if said is None and not shorter:
             return None
         return SpeculativeConfig.of({**(said or {}), **shorter})
+
+    def sights(self, why_not: str = "") -> SightRules:
+        """What requests see of their own tokens; ``why_not`` is what keeps them from it."""
+        sinks = DEFAULT_SINKS if self.attention_sinks is None else self.attention_sinks
+        return SightRules(
+            sinks, self.window or 0, self.context_shift, self.n_keep or 0, why_not=why_not
+        )
+
+    def _check_sights(self) -> None:
+        for name, without in (
+            ("attention_sinks", self.window is None),
+            ("n_keep", not self.context_shift),
+        ):
+            if getattr(self, name) is not None and without:
+                beside = "window" if name == "attention_sinks" else "context_shift"
+                raise ConfigError(f"{name} is of a {beside}, and none is asked for")
+        if self.window is None and not self.context_shift:
+            return
+        asked = "context_shift" if self.window is None else "window"
+        for other, is_there in (
+            ("context_shift", self.window is not None and self.context_shift),
+            ("prompts that are not cut into chunks", not self.enable_chunked_prefill),
+            ("speculation", self.speculation() is not None),
+        ):
+            if is_there:
+                raise ConfigError(f"{asked} and {other} do not go together: leave out one of them")
 
     def _refuse_what_is_not_there(self) -> None:
         """A setting that would have no effect is an error, never ignored."""
@@ -338,6 +384,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         slot_bytes = groups.bytes_of_slot(slot_bytes)
     block_bytes = args.block_size * slot_bytes
     blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
+    sights = args.sights(capacity.no_sinks)
+    sights.check(wanted_len)
+    if (sight := sights.of(SamplingParams(), wanted_len)) is not None:
+        blocks_per_seq = max(blocks_per_seq, sight.most_blocks(args.block_size, step_tokens))
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
     elif args.kv_cache_memory is not None:
@@ -399,6 +449,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             max_queued_tokens=args.max_queued_tokens,
             target_step_seconds=(args.itl_target_ms or 0.0) / 1e3,
             max_rounds=capacity.max_rounds,
+            sights=sights,
         ),
         choices=tuple(choices),
         speculation=args.speculation(),

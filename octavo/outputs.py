@@ -48,6 +48,7 @@ class RequestMetrics:
     prefill_tps: float | None = None
     decode_tps: float | None = None
     num_cached_tokens: int = 0
+    miss_reason: str = ""  # why they are no more (``core.prefix_cache.MissReason``)
     num_preemptions: int = 0
     drafts: DraftStats = field(default_factory=DraftStats)
 

@@ -305,6 +305,7 @@ def metrics_of(group: SampleGroup) -> RequestMetrics:
         prefill_tps=first.prefill_tps,
         decode_tps=decode_tps,
         num_cached_tokens=first.num_cached_tokens,
+        miss_reason=first.miss_reason,
         num_preemptions=sum(one.num_preemptions for one in stats),
         drafts=drafts,
     )

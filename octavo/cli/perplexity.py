@@ -39,6 +39,7 @@ examples:
   octavo perplexity gemma3-270m --text README.md --ctx 256 --score all --json
   octavo perplexity --text wiki.test.raw --max-tokens 20000 --kernels reference --save-base f32.base
   octavo perplexity --text wiki.test.raw --kl-base f32.base --kv-cache-dtype int8
+  octavo perplexity --text wiki.test.raw --ctx 32768 --window 1020 --attention-sinks 4
 """
 
 
@@ -49,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ctx",
         type=common.positive,
         metavar="N",
-        help="tokens of a window, which is the engine's max_model_len (default: 512)",
+        help="tokens of a window, which is the engine's max_model_len, but with --window or "
+        "--context-shift (default: 512)",
     )
     parser.add_argument(
         "--score",

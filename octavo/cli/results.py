@@ -116,6 +116,7 @@ def _metrics_json(metrics: RequestMetrics, speculation: str | None) -> dict[str,
         "prefill_tps": metrics.prefill_tps,
         "decode_tps": metrics.decode_tps,
         "num_cached_tokens": metrics.num_cached_tokens,
+        "miss_reason": metrics.miss_reason,
         "speculation": None if speculation is None else _drafts_json(speculation, metrics.drafts),
     }
 

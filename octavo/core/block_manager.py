@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from octavo.core.block_store import BlockStore, NoBlockStore
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
-from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
+from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
+from octavo.core.sight import Sight
 from octavo.errors import EngineError
 
 
@@ -117,35 +118,57 @@ class BlockManager:
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
         """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and those that
-        the store has after them."""
+        the store has after them, if the request sees all of its tokens."""
+        if request.sight is not None:
+            limit = min(limit, request.sight.num_tokens)
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
         shared = self.nothing_shared
         if cached:
             tables = [[*table] for table in zip(*cached, strict=True)]
-            shared = self._shared(len(cached) * self.block_size, tables)
+            shared = self._shared(len(cached) * self.block_size, tables, request.sight)
+        if request.sight is not None:
+            return shared
         stored = self.store.ask(request, len(cached), limit)
         if not stored.keys and not stored.is_awaited:
             return shared
         num_tokens = shared.num_tokens + len(stored.keys) * self.block_size
         return SharedPrefix(num_tokens, shared.tables, *stored)
 
+    def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
+        """Why ``match`` found no more of a request's first tokens."""
+        sight, num_tokens = request.sight, len(request.token_ids)
+        if sight is not None and num_found + self.block_size > sight.num_tokens < limit:
+            return MissReason.SIGHT
+        limit = min(limit, num_tokens if sight is None else sight.num_tokens)
+        cache, salt = self.prefix_cache, request.cache_salt
+        return cache.why_no_more(request.token_ids, num_found, limit, salt)
+
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
         has left some of them behind."""
         end = self.blocks_for(num_tokens)
-        shared = self._shared(num_tokens, [table[:end] for table in source.block_tables])
-        for window, table in zip(self.windows, shared.tables, strict=True):
-            if GONE in table[first_kept(window, num_tokens, self.block_size) :]:
+        tables = [table[:end] for table in source.block_tables]
+        shared = self._shared(num_tokens, tables, source.sight)
+        for gone, table in zip(self._left_behind(num_tokens, source.sight), tables, strict=True):
+            if table.count(GONE) > len(gone):
                 return self.nothing_shared
         return shared
 
-    def _shared(self, num_tokens: int, tables: list[list[int]]) -> SharedPrefix:
+    def _shared(
+        self, num_tokens: int, tables: list[list[int]], sight: Sight | None
+    ) -> SharedPrefix:
         """Without the blocks that no query after these tokens sees."""
-        for window, table in zip(self.windows, tables, strict=True):
-            if window is not None:
-                kept = first_kept(window, num_tokens, self.block_size)
-                table[:kept] = [GONE] * kept
+        for gone, table in zip(self._left_behind(num_tokens, sight), tables, strict=True):
+            table[gone.start : gone.stop] = [GONE] * len(gone)
         return SharedPrefix(num_tokens, tables)
+
+    def _left_behind(self, num_tokens: int, sight: Sight | None) -> Iterator[range]:
+        """The blocks of each table that no query after so many tokens sees."""
+        for window in self.windows:
+            if sight is not None:
+                yield sight.left_behind(num_tokens, self.block_size)
+            else:
+                yield range(first_kept(window, num_tokens, self.block_size))
 
     def admit(
         self,
@@ -168,7 +191,7 @@ class BlockManager:
         they are published when the step with these copies has ended well.
 
         Layers with a window get blocks for the next ``step_tokens`` only, if that is given: they
-        leave some behind before they need more.
+        leave some behind before they need more. So do all of a request that has a sight.
         """
         assert not request.block_ids and request.num_computed_tokens == 0
         of_windows = num_tokens
@@ -177,7 +200,7 @@ class BlockManager:
         copied = shared.num_tokens % self.block_size != 0
         needed, idle = headroom, 0
         for window, table in zip(self.windows, shared.tables, strict=True):
-            end = self.blocks_for(num_tokens if window is None else of_windows)
+            end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
             needed += end - len(table) + copied
             idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
         if needed > len(self.free_blocks) - idle:
@@ -221,7 +244,7 @@ class BlockManager:
         growing: list[tuple[list[int], int, bool]] = []
         needed = 0
         for window, table in zip(self.windows, request.block_tables, strict=True):
-            count = max(0, ends[window is not None] - len(table))
+            count = max(0, ends[not _keeps_all(window, request)] - len(table))
             copied = first_written < len(table) and self.ref_counts[table[first_written]] > 1
             growing.append((table, count, copied))
             needed += count + copied
@@ -276,9 +299,12 @@ class BlockManager:
         if num_full == first:  # as after nearly every token of an answer
             return
         tables, token_ids = request.block_tables, request.token_ids
+        end = num_full
+        if request.sight is not None:  # what it does not see all of, nobody else would compute
+            end = min(end, request.sight.num_tokens // size)
         publish, salt = self.prefix_cache.publish, request.cache_salt
-        parent = tables[0][first - 1] if first else None
-        for index in range(first, num_full):
+        parent = tables[0][first - 1] if first and first < end else None
+        for index in range(first, end):
             tokens = tuple(token_ids[index * size : (index + 1) * size])
             own = [table[index] for table in tables]
             known = publish(parent, tokens, own, salt)
@@ -286,7 +312,7 @@ class BlockManager:
             if known != own:
                 self._adopt(tables, index, known)
         request.num_published_blocks = num_full
-        if self.has_windows:
+        if self.has_windows or request.sight is not None:
             self._leave_behind(request)
 
     def _adopt(self, tables: Iterable[list[int]], index: int, known: Sequence[int]) -> None:
@@ -300,12 +326,13 @@ class BlockManager:
     def _leave_behind(self, request: Request) -> None:
         """Give back what no query from the first uncomputed token on sees: those of steps in flight
         are none of earlier tokens."""
-        for window, table in zip(self.windows, request.block_tables, strict=True):
-            kept = first_kept(window, request.num_computed_tokens, self.block_size)
-            while kept > 0 and table[kept - 1] != GONE:
-                kept -= 1
-                self._release([table[kept]])
-                table[kept] = GONE
+        behind = self._left_behind(request.num_computed_tokens, request.sight)
+        for gone, table in zip(behind, request.block_tables, strict=True):
+            for index in reversed(gone):
+                if table[index] == GONE:
+                    break
+                self._release([table[index]])
+                table[index] = GONE
 
     def free(self, request: Request) -> None:
         """Give back all blocks of a request, tail first, so that leaves are evicted first."""
@@ -385,10 +412,16 @@ class BlockManager:
 
     def _violations_of(self, request: Request) -> Iterator[str]:
         name, size = request.request_id, self.block_size
-        for window, table in zip(self.windows, request.block_tables, strict=False):
+        behind = self._left_behind(request.num_computed_tokens, request.sight)
+        for window, gone, table in zip(self.windows, behind, request.block_tables, strict=False):
             if request.num_computed_tokens > len(table) * size:
                 yield f"{name} has computed more tokens than it has slots"
             if request.num_published_blocks > len(table):
                 yield f"{name} has published more blocks than it has"
-            if GONE in table[first_kept(window, request.num_computed_tokens, size) :]:
-                yield f"{name} has let go of what a window of {window} still sees"
+            if GONE in table[: gone.start] or GONE in table[gone.stop :]:
+                yield f"{name} has let go of what {request.sight or window} still sees"
+
+
+def _keeps_all(window: int | None, request: Request) -> bool:
+    """Whether a table never leaves anything behind."""
+    return window is None and request.sight is None

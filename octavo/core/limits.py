@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sight import Sight
 from octavo.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 
 
@@ -55,10 +56,31 @@ def context_tokens(max_model_len: int, num_slots: int) -> int:
     return min(max_model_len, num_slots + 1)
 
 
+def check_sight(
+    sight: Sight, num_tokens: int, num_blocks: int, block_size: int, step_tokens: int
+) -> None:
+    """Raise InvalidRequestError if a pool has no room for what a request of so many tokens sees,
+    and a step."""
+    needed = min(sight.most_blocks(block_size, step_tokens), -(-num_tokens // block_size))
+    if needed > num_blocks:
+        raise InvalidRequestError(
+            f"{sight.sinks} sinks, the last {sight.window} tokens and a step of {step_tokens} take "
+            f"{needed} blocks of the KV pool, which has {num_blocks}: lower it, or raise "
+            "num_blocks or kv_cache_memory",
+            "window",
+        )
+
+
 def total_tokens_of(
-    num_prompt: int, max_tokens: int | None, max_model_len: int, num_slots: int
+    num_prompt: int,
+    max_tokens: int | None,
+    max_model_len: int,
+    num_slots: int,
+    sight: Sight | None = None,
 ) -> int:
     """Tokens at which a request ends by length.
+
+    One that does not see all of its tokens may have any number, if it says how many.
 
     Raises:
         InvalidRequestError: the prompt is empty.
@@ -66,6 +88,8 @@ def total_tokens_of(
     """
     if num_prompt == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
+    if sight is not None and max_tokens is not None:
+        return num_prompt + max_tokens
     limit = context_tokens(max_model_len, num_slots)
     what, remedy = "context", "raise max_model_len if the model allows it"
     if limit < max_model_len:

@@ -99,6 +99,7 @@ class Lookahead:
         """Whether somebody may guess at the next tokens of a request."""
         return (
             self.proposer is not None
+            and request.sight is None  # drafters read tables from their beginning
             and request.params.max_draft_tokens != 0
             and self.proposer.wants(request)
         )

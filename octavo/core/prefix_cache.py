@@ -6,7 +6,8 @@
 
 One node is one full block of KV, and a path from the root spells the tokens before it: KV depends
 on all of them, so only whole prefixes can be shared. Blocks are freed tail first, so the least
-recently used block of the free list is always a leaf: plain LRU needs no timestamps and no splits.
+recently used block of the free list is a leaf: plain LRU needs no timestamps and no splits. What a
+request with a ``Sight`` left behind is none: the blocks that follow wait until it is back.
 
 Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
 group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
@@ -15,11 +16,30 @@ last ones. A prefix is then known as far as each group has what its window sees 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol
 
 from octavo.core.block_store import next_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
+
+
+# Blocks that were evicted and are remembered as such, by a number each.
+_REMEMBERED = 1 << 16
+
+
+class MissReason(Enum):
+    """Why no more of a prompt was found. A salt of others is for the operator alone to know."""
+
+    BLOCK_BORDER = "block_border"  # the rest is no whole block, or the last token
+    NEVER_SEEN = "never_seen"
+    EVICTED = "evicted"
+    OTHER_SALT = "other_salt"  # others have begun a prompt like that
+    LEFT_BEHIND = "left_behind"  # it is known, but not what a window would see of it
+    SIGHT = "sight"  # the request does not see all of its tokens from there on
+    PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
+    OFF = "off"
 
 
 class PrefixCache(Protocol):
@@ -31,6 +51,12 @@ class PrefixCache(Protocol):
 
         Changes nothing. The answer is good until the next ``publish`` or ``forget``.
         """
+        ...
+
+    def why_no_more(
+        self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
+    ) -> MissReason:
+        """Why ``match`` found no more than so many tokens."""
         ...
 
     def publish(
@@ -49,8 +75,7 @@ class PrefixCache(Protocol):
         ...
 
     def forget(self, block_id: int) -> None:
-        """Drop a block, which no longer holds what it held. Of a group that sees all it must be a
-        leaf."""
+        """Drop a block, which no longer holds what it held."""
         ...
 
     def __contains__(self, block_id: int) -> bool: ...
@@ -61,9 +86,12 @@ class PrefixCache(Protocol):
 
 
 class _Node:
-    __slots__ = ("block_ids", "children", "key", "parent", "tokens")
+    __slots__ = ("block_ids", "children", "key", "number", "parent", "tokens")
 
-    def __init__(self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None):
+    def __init__(
+        self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None, number: int
+    ):
+        self.number = number  # of its path from the root; others may have the same
         self.block_ids = block_ids  # of each group
         self.tokens = tokens
         self.parent = parent
@@ -86,6 +114,8 @@ class RadixPrefixCache:
         self._windows = tuple(windows)
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
+        self._evicted: OrderedDict[int, None] = OrderedDict()  # numbers of nodes that are no more
+        self._num_begun: dict[tuple[int, ...], int] = {}  # roots with such a first block
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._nodes
@@ -96,13 +126,31 @@ class RadixPrefixCache:
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
         node = self._roots.get(salt)
         matched: list[list[int]] = []
-        size = self.block_size
+        size, sees_all = self.block_size, self._windows[0] is None
         for start in range(0, min(limit, len(token_ids)) - size + 1, size):
             node = node and node.children.get(tuple(token_ids[start : start + size]))
-            if node is None:
+            if node is None or (sees_all and node.block_ids[0] == GONE):
                 break
             matched.append(node.block_ids)
         return matched[: self._num_served(matched)]
+
+    def why_no_more(
+        self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
+    ) -> MissReason:
+        size, node, number = self.block_size, self._roots.get(salt), hash(salt)
+        for start in range(0, min(limit, len(token_ids)) - size + 1, size):
+            tokens = tuple(token_ids[start : start + size])
+            number = hash((number, tokens))
+            node = node and node.children.get(tokens)
+            if node is None:
+                if number in self._evicted:
+                    return MissReason.EVICTED
+                is_begun = start == 0 and tokens in self._num_begun
+                return MissReason.OTHER_SALT if is_begun else MissReason.NEVER_SEEN
+            if start >= num_found and node.block_ids[0] == GONE and self._windows[0] is None:
+                return MissReason.EVICTED
+        is_all = num_found + size > min(limit, len(token_ids))
+        return MissReason.BLOCK_BORDER if is_all else MissReason.LEFT_BEHIND
 
     def _num_served(self, matched: Sequence[Sequence[int]]) -> int:
         """Of blocks that follow each other, as many as every group has, as far as it sees them."""
@@ -133,7 +181,7 @@ class RadixPrefixCache:
             parent = self._nodes[parent_block]
         node = parent.children.get(tokens)
         if node is None:  # as nearly always
-            node = parent.children[tokens] = _Node([GONE] * len(block_ids), tokens, parent)
+            node = self._add(parent, tokens, len(block_ids))
         known = node.block_ids
         for group, block_id in enumerate(block_ids):
             if known[group] == GONE:
@@ -143,7 +191,7 @@ class RadixPrefixCache:
         return known
 
     def _new_root(self, salt: str) -> _Node:
-        root = self._roots[salt] = _Node([], (), None)
+        root = self._roots[salt] = _Node([], (), None, hash(salt))
         root.key = root_key(salt)
         return root
 
@@ -159,13 +207,17 @@ class RadixPrefixCache:
             node = child
         return node.key
 
+    def _add(self, parent: _Node, tokens: tuple[int, ...], num_groups: int) -> _Node:
+        number = hash((parent.number, tokens))
+        node = parent.children[tokens] = _Node([GONE] * num_groups, tokens, parent, number)
+        self._evicted.pop(number, None)
+        if parent.parent is None:
+            self._num_begun[tokens] = self._num_begun.get(tokens, 0) + 1
+        return node
+
     def forget(self, block_id: int) -> None:
         node = self._nodes.pop(block_id)
-        group = node.block_ids.index(block_id)
-        assert self._windows[group] is not None or all(
-            child.block_ids[group] == GONE for child in node.children.values()
-        ), "blocks are freed tail first, so the oldest is a leaf"
-        node.block_ids[group] = GONE
+        node.block_ids[node.block_ids.index(block_id)] = GONE
         self._drop_empty(node)
 
     def _drop_empty(self, node: _Node) -> None:
@@ -174,10 +226,22 @@ class RadixPrefixCache:
             if node.children or any(block_id != GONE for block_id in node.block_ids):
                 return
             del node.parent.children[node.tokens]
+            self._remember(node)
             node = node.parent
         if not node.children:
             # A salt that is not used any more leaves nothing behind.
             self._roots = {salt: root for salt, root in self._roots.items() if root is not node}
+
+    def _remember(self, node: _Node) -> None:
+        """That there was such a node."""
+        self._evicted[node.number] = None
+        if len(self._evicted) > _REMEMBERED:
+            self._evicted.popitem(last=False)
+        assert node.parent is not None
+        if node.parent.parent is None:
+            self._num_begun[node.tokens] -= 1
+            if not self._num_begun[node.tokens]:
+                del self._num_begun[node.tokens]
 
     def content(self, block_id: int) -> list[int]:
         """All tokens from the start of the prompt to the end of the block. For audits."""
@@ -194,6 +258,11 @@ class NoPrefixCache:
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
         return ()
+
+    def why_no_more(
+        self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
+    ) -> MissReason:
+        return MissReason.OFF
 
     def publish(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sight import Sight
 from octavo.core.stats import RequestStats
 from octavo.core.token_mask import Bits, TokenMask
 
@@ -81,6 +82,8 @@ class Request:
     num_preemptions: int = field(init=False, default=0)
     # Set by the engine: whether the executor goes on from its tokens before they are known here.
     is_fed: bool = field(init=False, default=False)
+    # Set by the scheduler: what its queries see, None for all of its tokens.
+    sight: Sight | None = field(init=False, default=None)
     # Set by the scheduler: the number of tokens at which the generation ends by length.
     max_total_tokens: int = field(init=False, default=0)
     # Set by the scheduler: the order of admission, smaller first.

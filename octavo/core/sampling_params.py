@@ -86,6 +86,10 @@ class SamplingParams:
         detokenize: False leaves ``text`` empty.
         skip_special_tokens: special tokens do not become text.
         speculative: whether tokens may be guessed ahead, and how many; it changes no answer.
+        attention_sinks, window: of its own tokens, a query sees so many of the first and of the
+            last, and the generation may go on past the context (``core/sight.py``). A window of 0
+            sees all; None is as the engine has it.
+        n_keep: the first tokens that a context shift keeps, where the engine makes any.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -116,6 +120,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     speculative: SpeculativeParams | Mapping[str, Any] | None = None
+    attention_sinks: int | None = None
+    window: int | None = None
+    n_keep: int | None = None
 
     def __post_init__(self) -> None:
         # Lists are welcome where the ecosystem passes lists; stored as tuples, so that a params
@@ -163,6 +170,9 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        for name in ("attention_sinks", "window", "n_keep"):
+            if (value := getattr(self, name)) is not None:
+                _integer(name, value, 0, 2**31 - 1)
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True", "stop")
 

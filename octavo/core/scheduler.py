@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.core.admission import AdmissionPolicy, ContinuousAdmission
 from octavo.core.batch import Batch, ScheduledRequest, StepOutput, TokenLogprobs
 from octavo.core.block_manager import BlockManager, SharedPrefix
 from octavo.core.drafting import DraftProposer
-from octavo.core.limits import QueueLimits, total_tokens_of
+from octavo.core.limits import QueueLimits, check_sight, total_tokens_of
 from octavo.core.lookahead import Lookahead
 from octavo.core.pacing import Pacer
+from octavo.core.prefix_cache import MissReason
 from octavo.core.request import FinishReason, Request, RequestStatus
+from octavo.core.sight import SightRules
 from octavo.core.stats import DraftStats
 from octavo.errors import ConfigError, InvalidRequestError
 
@@ -44,6 +46,7 @@ class SchedulerConfig:
         max_priority: levels above and below 0. Beyond them a priority counts as the last level, so
             that nobody is overtaken by those who come more than 2 x max_priority x ageing_steps
             steps later.
+        sights: what requests see of their own tokens.
     """
 
     max_num_batched_tokens: int = 2048
@@ -57,9 +60,10 @@ class SchedulerConfig:
     runs_ahead: bool = False
     ageing_steps: int = 128
     max_priority: int = 64
+    sights: SightRules = field(default_factory=SightRules)
 
     def __post_init__(self) -> None:
-        for field in (
+        for name in (
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_model_len",
@@ -67,8 +71,9 @@ class SchedulerConfig:
             "ageing_steps",
             "max_priority",
         ):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field} must be at least 1, not {getattr(self, field)}")
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        self.sights.check(self.max_model_len)
         if self.target_step_seconds < 0:
             raise ConfigError(
                 f"target_step_seconds must be at least 0, not {self.target_step_seconds}"
@@ -137,6 +142,7 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise InvalidRequestError(f"{request.request_id!r} is in use", "request_id")
+        request.sight = self.config.sights.of(request.params, self.config.max_model_len)
         request.max_total_tokens = self._total_tokens_of(request)
         config, num_tokens = self.config, len(request.token_ids)
         self.queue_limits.check(1, num_tokens)
@@ -153,13 +159,28 @@ class Scheduler:
 
     def _total_tokens_of(self, request: Request) -> int:
         """Tokens at which the request ends by length; raises if that can never be reached."""
-        blocks = self.block_manager
-        return total_tokens_of(
+        config, blocks = self.config, self.block_manager
+        num_tokens = total_tokens_of(
             request.num_prompt_tokens,
             request.params.max_tokens,
-            self.config.max_model_len,
-            blocks.longest_sequence(self.config.max_num_batched_tokens, self.config.max_model_len),
+            config.max_model_len,
+            blocks.longest_sequence(config.max_num_batched_tokens, config.max_model_len),
+            request.sight,
         )
+        if request.sight is not None:
+            if not config.enable_chunked_prefill:
+                raise InvalidRequestError(
+                    "needs chunked prefill: after a preemption, all that was generated is a prompt",
+                    "window",
+                )
+            check_sight(
+                request.sight,
+                num_tokens,
+                blocks.num_blocks,
+                blocks.block_size,
+                config.max_num_batched_tokens,
+            )
+        return num_tokens
 
     def finish(
         self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None
@@ -346,14 +367,17 @@ class Scheduler:
         produced a token since its admission is spared, so every preemption is paid for with
         progress; None then means to wait for it. The last in order can only preempt itself.
 
-        Where windows are, a prompt may need blocks before it has produced anything: if all that
-        come after it would be spared, none is, but those in flight.
+        Where windows are, or requests that have a sight, a prompt may need blocks before it has
+        produced anything: if all that come after would be spared, none is, but those in flight.
         """
         behind = [other for other in self.running if other.queue_key > request.queue_key]
         if not behind:
             return None if request.num_tokens_in_flight else request
         victims = [other for other in behind if self.may_preempt(other)]
-        if not victims and self.block_manager.has_windows:
+        if not victims and (
+            self.block_manager.has_windows
+            or any(other.sight is not None for other in (request, *behind))
+        ):
             # What windows need comes chunk by chunk, so whoever is in the middle of a prompt may
             # have to wait for those who are, too.
             victims = [other for other in behind if not other.num_tokens_in_flight]
@@ -407,6 +431,7 @@ class Scheduler:
             request.num_tokens_at_admission = num_tokens
             if request.num_preemptions == 0:
                 request.stats.num_cached_tokens = num_shared
+                request.stats.miss_reason = self._miss_reason(request, num_shared).value
                 self.prefix_tokens_queried += num_tokens
                 self.prefix_tokens_hit += num_shared
             item = self._next_item(request, budget)
@@ -420,10 +445,7 @@ class Scheduler:
         From the prefix cache, or from the request it forks from, whichever has more. The last
         known token is always computed, because its logits are needed.
         """
-        if request.params.prompt_logprobs is not None and (
-            request.num_prompt_logprobs < request.num_prompt_tokens - 1
-        ):
-            # Every prompt position has to be computed to be reported.
+        if _reports_prompt(request):
             return self.block_manager.nothing_shared
         cached = self.block_manager.match(request, limit=len(request.token_ids) - 1)
         source = request.fork_of
@@ -433,6 +455,13 @@ class Scheduler:
                 forked = self.block_manager.fork(source, num_forked)
                 return max(forked, cached, key=lambda shared: shared.num_tokens)
         return cached
+
+    def _miss_reason(self, request: Request, num_shared: int) -> MissReason:
+        """Why no more of its tokens were shared."""
+        if _reports_prompt(request):
+            return MissReason.PROMPT_LOGPROBS
+        limit = len(request.token_ids) - 1
+        return self.block_manager.why_no_more(request, num_shared, limit)
 
     def _enqueue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda other: other.queue_key)
@@ -519,6 +548,13 @@ class Scheduler:
                 break
         request.stats.num_output_tokens = num_output
         return token_ids if num_taken == len(token_ids) else token_ids[:num_taken]
+
+
+def _reports_prompt(request: Request) -> bool:
+    """Whether every position of a prompt has to be computed, as something is said of it."""
+    return request.params.prompt_logprobs is not None and (
+        request.num_prompt_logprobs < request.num_prompt_tokens - 1
+    )
 
 
 def _awaits_fork(request: Request) -> bool:

@@ -9,6 +9,9 @@ With windows there is a fold over the KV that each group of layers sees, and all
 *state* that the next token follows from. KV in a window also depends on the state before it, as a
 layer's does on all that the layers below have seen. To read a slot that has left its window is an
 error. A window is of two positions at least: a step goes on from the state of the one before it.
+
+A request with a ``Sight`` has in all groups what that sees; as far as it sees all, its KV is that
+of others.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from octavo.core.drafting import Opening
 from octavo.core.executor import NoModel, StepHandle
 from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
+from octavo.core.sight import Sight
 
 # Guesses at what follows a prompt from a position on.
 Propose = Callable[[Sequence[int], int], Draft | None]
@@ -51,7 +55,21 @@ _Slots: TypeAlias = tuple[_Slot, ...]  # of one position, a slot of each group
 _Read: TypeAlias = Callable[[int, int], int]  # the KV that a group has of a position
 
 
-def _next(windows: Windows, token_id: int, position: int, before: _Slots, read: _Read) -> _Slots:
+def _seen_before(window: int | None, sight: Sight | None, position: int) -> list[int] | None:
+    """The positions before it that a query sees in a group; None for all."""
+    if sight is not None and position >= sight.num_tokens:
+        return [*range(sight.sinks), *range(sight.first_seen(position), position)]
+    return None if window is None else [*range(max(0, position - window + 1), position)]
+
+
+def _next(
+    windows: Windows,
+    token_id: int,
+    position: int,
+    before: _Slots,
+    read: _Read,
+    sight: Sight | None = None,
+) -> _Slots:
     """The slots of a position that follows those of ``before``."""
     kvs: list[int] = []
     folds: list[int] = []
@@ -59,11 +77,11 @@ def _next(windows: Windows, token_id: int, position: int, before: _Slots, read: 
         kv = _mix(token_id, position)
         if group:
             kv = _mix(kv, group)
-        if window is None:
+        seen = _seen_before(window, sight, position)
+        if seen is None:
             fold = before[group].fold
         else:
             kv = _mix(kv, before[group].state)
-            seen = range(max(0, position - window + 1), position)
             fold = reduce(_mix, [read(group, other) for other in seen], 0)
         kvs.append(kv)
         folds.append(_mix(fold, kv))
@@ -81,6 +99,7 @@ def expected_tokens(
     num_tokens: int,
     vocab_size: int,
     windows: Windows = ONE_TABLE,
+    sight: Sight | None = None,
 ) -> list[int]:
     """What the hash model answers to a prompt, computed without blocks."""
     tokens = list(prompt_token_ids)
@@ -90,7 +109,7 @@ def expected_tokens(
         if position >= len(prompt_token_ids):
             tokens.append(last[0].state % vocab_size)
         read = partial(_read_list, slots)
-        last = _next(windows, tokens[position], position, last, read)
+        last = _next(windows, tokens[position], position, last, read, sight)
         slots.append(last)
     return tokens[len(prompt_token_ids) :]
 
@@ -192,6 +211,7 @@ class _Work:
     end: int
     num_sampled: int
     draft: Draft | None
+    sight: Sight | None
 
     @classmethod
     def of(cls, item: ScheduledRequest) -> _Work:
@@ -204,6 +224,7 @@ class _Work:
             item.end,
             item.num_sampled,
             item.draft,
+            request.sight,
         )
 
 
@@ -317,14 +338,14 @@ class HashExecutor:
             if position != work.end - 1 or len(token_ids) < work.end - work.start - 1:
                 raise RuntimeError(f"{work.request_id} goes on from a token that never came")
             token_ids = [*token_ids, token_id]
-        state = self._forward(tables, token_ids, work.start)
+        state = self._forward(tables, token_ids, work.start, work.sight)
         if work.num_sampled == 0:
             return []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
         sampled = [state % self._vocab_size]
         for position in range(work.end, work.end + self._num_rounds(work) - 1):
-            state = self._forward(tables, sampled[-1:], position)
+            state = self._forward(tables, sampled[-1:], position, work.sight)
             sampled.append(state % self._vocab_size)
         return sampled
 
@@ -361,27 +382,29 @@ class HashExecutor:
         for place, index in enumerate(path):
             self._write(tables, base + place, self._read_slots(tables, base + index))
 
-    def _forward(self, tables: _Tables, token_ids: Sequence[int], start: int) -> int:
+    def _forward(
+        self, tables: _Tables, token_ids: Sequence[int], start: int, sight: Sight | None
+    ) -> int:
         """Write the KV of tokens from position ``start`` on; the state after the last of them."""
         slots = self._read_slots(tables, start - 1) if start else _first(self._windows)
         read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
-            slots = _next(self._windows, token_id, position, slots, read)
+            slots = _next(self._windows, token_id, position, slots, read, sight)
             self._write(tables, position, slots)
         if self._is_audit():
-            return self._audited_state(tables, start + len(token_ids))
+            return self._audited_state(tables, start + len(token_ids), sight)
         return slots[0].state
 
     def _is_audit(self) -> bool:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _audited_state(self, tables: _Tables, num_tokens: int) -> int:
+    def _audited_state(self, tables: _Tables, num_tokens: int, sight: Sight | None = None) -> int:
         """The state after a sequence, from its KV alone: slot by slot through its block tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):
-            first = 0 if window is None else max(0, num_tokens - window)
-            seen = range(first, num_tokens)
+            before = _seen_before(window, sight, num_tokens - 1)
+            seen = range(num_tokens) if before is None else [*before, num_tokens - 1]
             folds.append(reduce(_mix, [self._read_kv(tables, group, each) for each in seen], 0))
         return reduce(_mix, folds)
 

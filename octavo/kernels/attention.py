@@ -18,20 +18,25 @@ No slot is read that a query of the item does not see: positions beyond are repl
 visible one before they are looked up, and then masked. So what a stale or foreign block contains,
 NaN for instance, cannot leak.
 
+Where requests keep sinks and a window (``sinks.py``), an item goes through the tiles of the sinks
+first, and each tile has queries that are rotated as its keys want.
+
 Drafted tokens that are a tree are items of their own, which see the slots of their ancestors at the
 positions of these: products and sums are those that the path alone would have, to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.core.sight import Sight
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.sinks import StepSights
 
 QUERY_TILE = 8
 KEY_TILE = 64
@@ -50,6 +55,7 @@ def plan_attention(
     max_seq_len: int,
     block_size: int,
     parents: Tensor | None = None,
+    sights: Sequence[tuple[Sight, int] | None] | None = None,
 ) -> AttentionPlan:
     """What :func:`paged_attention` needs to know of a step, computed once for all layers.
 
@@ -60,6 +66,9 @@ def plan_attention(
     A slot is that of a position, unless the last rows of a request are a tree of drafted tokens.
     These have in ``parents`` int32 [T] the row that they follow, an earlier one of the tree or the
     one before it, and stand at the next position; other rows have -1.
+
+    ``sights`` are what requests see, with the tokens behind their sinks that have no slots; None
+    sees all. Queries are then wanted in three rotations, see ``AttentionPlan.angles``.
     """
     device = block_tables.device
     tables, start, lengths = (
@@ -74,6 +83,7 @@ def plan_attention(
         block_size,
         device,
         None if parents is None else _Trees(parents.cpu().numpy(), start, lengths),
+        None if sights is None else StepSights.of(sights),
     )
 
 
@@ -83,7 +93,8 @@ class _Group:
 
     num_items: int
     num_tiles: int
-    query_rows: Tensor  # [items * QUERY_TILE] row of q; an item's missing ones repeat its last
+    # [items, 1 or tiles, QUERY_TILE] row of q; an item's missing ones repeat its last
+    query_rows: Tensor
     tokens: Tensor  # [n] row of the output, for each query that is not such a repetition
     rows: Tensor  # [n] the same queries as places in items * QUERY_TILE
     cache_rows: Tensor  # [items, tiles, Hk * KEY_TILE] row of a cache seen as [slots * Hk, D]
@@ -139,12 +150,24 @@ class AttentionPlan:
         block_size: int,
         device: torch.device,
         trees: _Trees | None = None,
+        sights: StepSights | None = None,
     ):
+        self.num_rows = int(query_start[-1])
         self.max_query_len = max_query_len
         self.max_seq_len = max_seq_len
         self._tables = block_tables
         self._block_size = block_size
         self._device = device
+        self._sights = sights
+        # How many positions the rotations of the step's queries and keys are of; and where queries
+        # stand beside their own positions, int64 [T] each, if keys see them in different places.
+        self.num_angles = max_seq_len
+        self.angles: tuple[Tensor, ...] = ()
+        if sights is not None:
+            self.num_angles = sights.num_angles(seq_lens)
+            of_row = np.repeat(np.arange(len(seq_lens)), np.diff(query_start))
+            slots = np.arange(self.num_rows) + (seq_lens - query_start[1:])[of_row]
+            self.angles = tuple(map(self._tensor, sights.angles(of_row, slots)))
         self._groups: dict[tuple[int | None, int], tuple[_Group, ...]] = {}
 
         query_lens = np.diff(query_start)
@@ -175,6 +198,11 @@ class AttentionPlan:
         if window is not None:
             first = np.maximum(self._position - window + 1, 0)
         num_tiles = last // KEY_TILE - first // KEY_TILE + 1
+        if self._sights is not None:
+            assert window is None, "a request's own window is for layers that see all"
+            first = self._sights.first_seen(self._request, self._position)
+            num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0)
+            num_tiles += self._num_sink_tiles(np.arange(len(last)), last)
         made = []
         for items in _split(num_tiles):
             group = self._group(items, first[items], last[items], window, num_kv_heads)
@@ -198,9 +226,19 @@ class AttentionPlan:
         query_position = (self._position[items, None] + step)[:, :, None]
         is_query = place < count[:, None]
 
-        num_tiles = int((last // KEY_TILE - first // KEY_TILE).max()) + 1
-        key = (first // KEY_TILE * KEY_TILE)[:, None] + np.arange(num_tiles * KEY_TILE)
+        tiles, is_sink = self._tiles(items, first, last)
+        num_tiles = tiles.shape[1]
+        key = (tiles[:, :, None] + np.arange(KEY_TILE)).reshape(len(items), -1)
         seen = np.clip(key, first[:, None], last[:, None])
+        token = self._token[items, None] + step
+        rows = token[:, None, :]
+        if self._sights is not None:
+            of_item = self._request[items, None, None]
+            sinks = np.repeat(is_sink, KEY_TILE, axis=1)
+            seen = np.where(sinks, np.minimum(key, self._last_sink(items, last)), seen)
+            rows = rows + self.num_rows * self._sights.rotations(
+                of_item, query_position.swapaxes(1, 2), tiles[:, :, None], is_sink[:, :, None]
+            )
         place = self._places(items, seen)
         slot = self._tables[request, place // self._block_size] * self._block_size
         slot = (slot + place % self._block_size).reshape(len(items), num_tiles, 1, KEY_TILE)
@@ -209,17 +247,40 @@ class AttentionPlan:
         hidden = key[:, None, :] > query_position
         if window is not None:
             hidden |= query_position - key[:, None, :] >= window
+        if self._sights is not None:
+            behind = key[:, None, :] < self._sights.first_seen(of_item, query_position)
+            is_no_sink = key[:, None, :] >= self._sights.sinks[of_item]
+            hidden |= np.where(sinks[:, None, :], is_no_sink, behind)
         hidden = hidden.reshape(len(items), QUERY_TILE, num_tiles, KEY_TILE).swapaxes(1, 2)
-        token = self._token[items, None] + step
         return _Group(
             num_items=len(items),
             num_tiles=num_tiles,
-            query_rows=self._tensor(token.ravel()),
+            query_rows=self._tensor(rows),
             tokens=self._tensor(token[is_query]),
             rows=self._tensor(np.flatnonzero(is_query)),
             cache_rows=self._tensor(cache_rows.reshape(len(items), num_tiles, -1)),
             hidden=self._tensor(np.ascontiguousarray(hidden)[:, :, None, :, None, :]),
         )
+
+    def _tiles(
+        self, items: np.ndarray, first: np.ndarray, last: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tiles of keys that items go through, as many for each: [items, tiles], where they
+        begin and whether they are of sinks."""
+        sinks = np.zeros_like(first) if self._sights is None else self._num_sink_tiles(items, last)
+        num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0) + sinks
+        index = np.arange(int(num_tiles.max()))
+        is_sink = index < sinks[:, None]
+        behind = first[:, None] // KEY_TILE + index - sinks[:, None]
+        return np.where(is_sink, index, behind) * KEY_TILE, is_sink
+
+    def _num_sink_tiles(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return self._last_sink(items, last)[:, 0] // KEY_TILE + 1
+
+    def _last_sink(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """The last sink that items see, -1 for none: [items, 1]."""
+        assert self._sights is not None
+        return np.minimum(self._sights.sinks[self._request[items]] - 1, last)[:, None]
 
     def _places(self, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Where positions [items, n] that items see are in the slots of their sequences."""
@@ -258,7 +319,8 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, D] over the caches: [T, H, D].
+    """Attention of q [T, H, D] over the caches: [T, H, D]. Where the plan has ``angles``, q has the
+    rows of all rotations, one after the other.
 
     A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
     Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
@@ -267,7 +329,7 @@ def paged_attention(
     num_kv_heads = k_cache.num_heads
     if sinks is not None:
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q[: plan.num_rows], memory_format=torch.contiguous_format)
     for group in plan.groups(window, num_kv_heads):
         scores = _scores(q, k_cache, group, scale)
         if softcap is not None:
@@ -285,13 +347,14 @@ def _scores(q: Tensor, k_cache: KVStore, group: _Group, scale: float) -> Tensor:
     """[items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
     num_kv_heads, head_dim = k_cache.num_heads, q.shape[-1]
     heads_per_key = q.shape[1] // num_kv_heads
-    queries = q.index_select(0, group.query_rows).to(_product_dtype(q)) * scale
-    queries = queries.view(group.num_items, QUERY_TILE, num_kv_heads, heads_per_key, head_dim)
-    queries = queries.transpose(1, 2).reshape(group.num_items, 1, -1, head_dim)
+    queries = q.index_select(0, group.query_rows.view(-1)).to(_product_dtype(q)) * scale
+    queries = queries.view(*group.query_rows.shape, num_kv_heads, heads_per_key, head_dim)
+    queries = queries.transpose(2, 3).flatten(2, 4)
     parts = []
     for start, stop in group.tile_ranges():
         keys = _gather(k_cache, group, start, stop).to(queries.dtype).transpose(1, 2)
-        repeated = queries.expand(-1, stop - start, -1, -1)
+        repeated = queries[:, start:stop] if queries.shape[1] > 1 else queries
+        repeated = repeated.expand(-1, stop - start, -1, -1)
         repeated = repeated.reshape(-1, QUERY_TILE * heads_per_key, head_dim)
         part = torch.bmm(repeated, keys).float()
         parts.append(

@@ -60,17 +60,23 @@ class Attention(Module):
         q = self._heads(self.q_proj(x, ctx), self.q_norm, self.num_heads, ctx)
         k = self._heads(self.k_proj(x, ctx), self.k_norm, self.num_kv_heads, ctx)
         v = self._heads(self.v_proj(x, ctx), None, self.num_kv_heads, ctx)
-        if cos_sin is not None:
-            q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
+
+        def rotated(positions: Any) -> Any:
+            if cos_sin is None:
+                return q, k
+            return ctx.ops.rope(q, k, positions, cos_sin, self.interleaved_rope)
+
+        rotated_q, rotated_k = rotated(ctx.positions)
         attended = ctx.attention.attend(
             self.layer_index,
-            q,
-            k,
+            rotated_q,
+            rotated_k,
             v,
             scale=self.scale,
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.value,
+            rotated=lambda positions: rotated(positions)[0],
         )
         return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)
 

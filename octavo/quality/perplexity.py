@@ -86,9 +86,12 @@ def engine_args(model: str, ctx: int, **settings: Any) -> EngineArgs:
     """Settings of an engine for windows of ``ctx`` tokens; the user's own go before.
 
     No window has a prefix of another, but for BOS. There are seats for as many as fill a step, and
-    one that it cuts through: further ones would only hold memory.
+    one that it cuts through: further ones would only hold memory. Where requests see a part of
+    their tokens (``core/sight.py``), windows may be longer than the context.
     """
     fixed: dict[str, Any] = {"max_model_len": ctx, "enable_prefix_caching": False}
+    if settings.get("window") or settings.get("context_shift"):
+        del fixed["max_model_len"]
     for name, value in fixed.items():
         if settings.setdefault(name, value) != value:
             raise ConfigError(f"{name} is {value} for windows of {ctx} tokens, leave it out")

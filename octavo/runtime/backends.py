@@ -66,6 +66,11 @@ class Backend(Protocol):
         only can give back what left it."""
         ...
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether it knows what a request sees (``core/sight.py``), where that is not all."""
+        ...
+
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> Forward:
         """``depths``: of the hidden states that are to be kept. ConfigError if one cannot be."""
         ...
@@ -194,6 +199,7 @@ class NativeBackend:
 
     name = "native"
     has_window_tables = True
+    has_sinks = True
 
     def __init__(
         self,

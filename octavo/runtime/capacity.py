@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # What results call the types of cached keys and values; those that are not here have one name.
 _KV_DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
+_NO_KERNELS_FOR_SINKS = "the kernels of a GPU do not know sinks: set kernels to reference"
+
 # Without a word from the user, a KV pool on the CPU takes at most this, and half of what is free.
 _CPU_KV_BYTES = 4 << 30
 
@@ -82,7 +84,8 @@ class Capacity:
     """What a device and a model allow.
 
     ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
-    have block tables of their own; None: all have to share one.
+    have block tables of their own; None: all have to share one. ``no_sinks`` is what keeps
+    requests from sinks and windows of their own (``core/sight.py``); empty for nothing.
     """
 
     device: str
@@ -94,6 +97,7 @@ class Capacity:
     max_rounds: int = 1  # tokens that a lone request may decode in one step
     ledger: MemoryLedger | None = None
     kv_groups: KVGroups | None = None
+    no_sinks: str = ""
 
 
 def capacity_of(
@@ -103,11 +107,13 @@ def capacity_of(
     is_native: bool,
     kv_memory_bytes: int,
     has_window_tables: bool = True,
+    has_sinks: bool = True,
     ledger: MemoryLedger | None = None,
 ) -> Capacity:
     """The capacity of a rank that runs a model on the native kernels, or on ops of PyTorch.
 
-    ``has_window_tables``: it reads a block table for each group of layers.
+    ``has_window_tables``: it reads a block table for each group of layers. ``has_sinks``: it knows
+    what requests see.
     """
     from octavo.models.footprint import kv_bytes_per_token
 
@@ -122,7 +128,18 @@ def capacity_of(
         max_rounds=MAX_ROUNDS if is_native else 1,
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
+        no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
     )
+
+
+def _why_no_sinks(config: ModelConfig) -> str:
+    """What keeps the layers of a model from seeing sinks and a window."""
+    kinds = {spec.kind for spec in config.kv_layers}
+    if kinds != {"full"}:
+        return f"only layers that see all can, and {config.name} has others ({', '.join(kinds)})"
+    if config.rope.scaling == "dynamic":
+        return f"rotations of {config.name} depend on how long a sequence is (dynamic scaling)"
+    return ""
 
 
 def cpu_kv_bytes(free: int) -> int:

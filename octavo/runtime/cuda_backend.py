@@ -69,6 +69,7 @@ class FusedBackend:
     name = "fused"
     isa = None
     has_window_tables = True
+    has_sinks = False
     pool = None
 
     def __init__(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.kernels.attention import AttentionPlan
@@ -44,8 +45,8 @@ class PagedAttention:
 
     @property
     def num_positions(self) -> int:
-        """Of the longest sequence."""
-        return self.groups[0].plan.max_seq_len
+        """That rotations are needed of."""
+        return self.groups[0].plan.num_angles
 
     def attend(
         self,
@@ -58,8 +59,12 @@ class PagedAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        rotated: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         group = self.groups[self.group_of[layer]]
+        if group.plan.angles:
+            assert rotated is not None, f"layer {layer} knows no rotations for sinks"
+            q = torch.cat([q, *map(rotated, group.plan.angles)])
         keys, values = self.kv_cache.layer(layer)
         self.ops.store_kv(k, v, keys, values, group.slots)
         attended: Tensor = self.ops.paged_attention(
@@ -103,6 +108,7 @@ class EagerAttention:
                     max_seq_len,
                     self._block_size,
                     parents,
+                    inputs.sights,
                 ),
             )
             for tables, slots in zip(inputs.block_tables, inputs.slot_mapping, strict=True)

@@ -18,7 +18,7 @@ from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
-from octavo.runtime.input_batch import InputBatch, StepInputs
+from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
 from octavo.runtime.sampling_row import sampling_row
@@ -65,6 +65,7 @@ class EagerForward(InTurn):
         device: torch.device,
         max_num_seqs: int,
         max_model_len: int,
+        max_tokens: int,
         depths: Collection[int] = (),
         groups: KVGroups | None = None,
     ):
@@ -73,10 +74,10 @@ class EagerForward(InTurn):
         self.kv_cache = kv_cache
         self._ops = ops
         self._device = device
-        self._limits = max_num_seqs, max_model_len
+        self._limits = max_num_seqs, max_model_len, max_tokens
         self._groups = groups or one_table(kv_cache.num_layers)
         self.kernel_seconds = 0.0
-        max_blocks = -(-max_model_len // kv_cache.block_size)
+        max_blocks = blocks_of_row(max_model_len, max_tokens, kv_cache.block_size)
         self._input_batch = InputBatch(
             max_num_seqs, max_blocks, kv_cache.block_size, self._groups.num_groups
         )

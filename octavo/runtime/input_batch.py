@@ -17,6 +17,12 @@ positions, too, except in drafts that are trees::
     slots        9 10 11 12 13             by the block table
 
 Rows of a tree are rows of the step: here, the known token is row 5.
+
+Of a request that has a ``Sight``, the executor knows no more than is seen: what it leaves behind is
+left out of its table, so that a stream that goes on for ever has a table of bounded length::
+
+    position     0 1 2 3 | 4 ... 515 | 516 .. 1019         a window of 504, after 4 sinks
+    slot         0 1 2 3             | 260 ..  763         256 are left out, the others are gone
 """
 
 from __future__ import annotations
@@ -29,6 +35,9 @@ import numpy as np
 
 from octavo.core.batch import Batch
 from octavo.core.request import Request
+from octavo.core.sight import SPLIT, Sight
+
+_ENDLESS = 1 << 62  # a turn that never ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class StepInputs:
     tables."""
 
     token_ids: np.ndarray  # [T] int64
-    positions: np.ndarray  # [T] int64
+    positions: np.ndarray  # [T] int64, of which tables of rotations have rows
     slot_mapping: np.ndarray  # [groups, T] int64, where each token's KV is written
     query_start: np.ndarray  # [S + 1] int32
     seq_lens: np.ndarray  # [S] int32
@@ -45,6 +54,21 @@ class StepInputs:
     block_tables: np.ndarray
     # [T] int32, the row that each row of a tree follows, -1 for others; None if there is no tree.
     parents: np.ndarray | None
+    # Of each request, what it sees; None if all see all that they have.
+    sights: Sequence[StepSight | None] | None = None
+
+
+class StepSight(NamedTuple):
+    """What a request sees in a step, and how many tokens behind its sinks have no slots."""
+
+    sight: Sight
+    left_out: int
+
+
+def blocks_of_row(max_model_len: int, step_tokens: int, block_size: int) -> int:
+    """Blocks of the longest table: of all tokens of a context; or, where a request goes on for
+    ever, of what it sees in a step, of what is not left out yet, and of the step."""
+    return -(-(max_model_len + SPLIT + step_tokens) // block_size) + 4
 
 
 class BlockTables:
@@ -54,26 +78,37 @@ class BlockTables:
     A table changes by a block at a time, so a step only writes what is new.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, num_groups: int = 1):
+    def __init__(
+        self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, num_groups: int = 1
+    ):
+        self.block_size = block_size
         self.array = np.zeros((num_groups, max_num_seqs, max_blocks_per_seq), dtype=np.int32)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[str, int] = {}
         self._written: dict[str, list[list[int]]] = {}
 
-    def row(self, request: Request) -> int:
-        """The row that holds a request's tables, brought up to date."""
+    def row(self, request: Request, left_out: int = 0) -> int:
+        """The row that holds a request's tables, brought up to date, without ``left_out`` tokens
+        behind its sinks."""
         request_id = request.request_id
         row = self._rows.get(request_id)
         if row is None:
             row = self._rows[request_id] = self._free_rows.pop()
             self._written[request_id] = [[] for _ in range(len(self.array))]
         written = self._written[request_id]
-        if written[0] != request.block_ids:
-            written[0] = self._write(0, row, written[0], request.block_ids)
-        for group, table in enumerate(request.further_tables, start=1):
+        if left_out:
+            tables = [self._without(table, request, left_out) for table in request.block_tables]
+        else:
+            tables = [request.block_ids, *request.further_tables]
+        for group, table in enumerate(tables):
             if written[group] != table:
                 written[group] = self._write(group, row, written[group], table)
         return row
+
+    def _without(self, table: list[int], request: Request, left_out: int) -> list[int]:
+        assert request.sight is not None
+        first = -(-request.sight.sinks // self.block_size)
+        return table[:first] + table[first + left_out // self.block_size :]
 
     def _write(self, group: int, row: int, written: list[int], table: list[int]) -> list[int]:
         """Write what is new of a table; a copy of it."""
@@ -98,11 +133,12 @@ class FlatBatch(NamedTuple):
     """The items of a batch one after the other: tokens, and for each item the other lists."""
 
     token_ids: list[int]
-    starts: list[int]
+    starts: list[int]  # slots
     counts: list[int]
     rows: list[int]  # of the block tables
     num_blocks: int  # of the longest
     parents: list[int]  # of all tokens if any of them is of a tree, else empty; see ``StepInputs``
+    sights: list[StepSight | None]  # empty if all see all
 
 
 def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
@@ -116,6 +152,7 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     counts: list[int] = []
     rows: list[int] = []
     parents: list[int] = []
+    sights: list[StepSight | None] = []
     num_blocks = 0
     for item in batch.items:
         request, start, count = item.request, item.start, item.num_tokens
@@ -130,13 +167,20 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
             token_ids.append(request.token_ids[start])
         else:
             token_ids += request.token_ids[start : start + count]
-        starts.append(start)
+        left_out = 0
+        if (sight := request.sight) is not None:
+            left_out = sight.left_out(start, tables.block_size)
+            sights += [None] * (len(starts) - len(sights))
+            sights.append(StepSight(sight, left_out))
+        starts.append(start - left_out)
         counts.append(count)
-        rows.append(tables.row(request))
-        num_blocks = max(num_blocks, len(request.block_ids))
+        rows.append(tables.row(request, left_out))
+        num_blocks = max(num_blocks, len(request.block_ids) - left_out // tables.block_size)
     if parents:
         parents += [-1] * (len(token_ids) - len(parents))
-    return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents)
+    if sights:
+        sights += [None] * (len(starts) - len(sights))
+    return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents, sights)
 
 
 class InputBatch:
@@ -146,11 +190,11 @@ class InputBatch:
         self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, num_groups: int = 1
     ):
         self._block_size = block_size
-        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq, num_groups)
+        self._tables = BlockTables(max_num_seqs, max_blocks_per_seq, block_size, num_groups)
 
     def build(self, batch: Batch) -> StepInputs:
         """The arrays of a batch. They stay valid when the next one is built."""
-        token_ids, starts, counts, rows, num_blocks, parents = flatten(batch, self._tables)
+        token_ids, starts, counts, rows, num_blocks, parents, sights = flatten(batch, self._tables)
         size = self._block_size
         first = np.array(starts, dtype=np.int64)
         lengths = np.array(counts, dtype=np.int64)
@@ -166,13 +210,26 @@ class InputBatch:
         slots = tables[:, seq_of_token, places // size].astype(np.int64) * size + places % size
         return StepInputs(
             token_ids=np.array(token_ids, dtype=np.int64),
-            positions=_positions(places, parents),
+            positions=_positions(_in_turn(places, seq_of_token, sights), parents),
             slot_mapping=slots,
             query_start=query_start,
             seq_lens=(first + lengths).astype(np.int32),
             block_tables=tables,
             parents=np.array(parents, dtype=np.int32) if parents else None,
+            sights=sights or None,
         )
+
+
+def _in_turn(
+    places: np.ndarray, seq_of_token: np.ndarray, sights: Sequence[StepSight | None]
+) -> np.ndarray:
+    """Where tokens are that have these slots: in their turn, where a request goes on for ever."""
+    if not sights:
+        return places
+    left_out = np.array([0 if each is None else each.left_out for each in sights])
+    turn = np.array([_ENDLESS if each is None else each.sight.turn for each in sights])
+    positions: np.ndarray = (places + left_out[seq_of_token]) % turn[seq_of_token]
+    return positions
 
 
 def _positions(places: np.ndarray, parents: Sequence[int]) -> np.ndarray:

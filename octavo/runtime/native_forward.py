@@ -24,7 +24,7 @@ from octavo.kernels.cpu.program import Program
 from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
-from octavo.runtime.input_batch import BlockTables, flatten
+from octavo.runtime.input_batch import BlockTables, StepSight, blocks_of_row, flatten
 from octavo.runtime.native_kv_cache import NativeKVCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
@@ -51,8 +51,8 @@ class NativeForward(InTurn):
         self._num_groups = num_groups  # of layers with block tables of their own
         self._share_prefixes = share_prefixes
         self._streams = streams  # the values that the program keeps, by their depth
-        max_blocks = -(-max_model_len // kv_cache.block_size)
-        self._tables = BlockTables(max_num_seqs, max_blocks, num_groups)
+        max_blocks = blocks_of_row(max_model_len, max_tokens, kv_cache.block_size)
+        self._tables = BlockTables(max_num_seqs, max_blocks, kv_cache.block_size, num_groups)
         self._step_tables = self._tables.array  # those of the running step, kept alive for it
         self._table_address = self._tables.array.ctypes.data
         self._table_stride = max_blocks
@@ -64,6 +64,7 @@ class NativeForward(InTurn):
         self._query_start = _int32s(max_num_seqs + 1)
         self._kv_len = _int32s(max_num_seqs)
         self._parents = _int32s(max_tokens)
+        self._sights = (abi.Sight * max_num_seqs)()
         self._out_rows = _int32s(rows)
         self._logits_at = array("Q", bytes(8 * rows))
         self._tokens = _int32s(rows)
@@ -189,8 +190,9 @@ class NativeForward(InTurn):
         return [row for row in range(num_rows) if not self._row_finite[row]]
 
     def _write_sequences(self, batch: Batch) -> tuple[int, int]:
-        """Tokens, lengths and block tables of a batch; returns T and the longest length."""
-        token_ids, starts, counts, rows, num_blocks, parents = flatten(batch, self._tables)
+        """Tokens, lengths and block tables of a batch; returns T, and for how many positions
+        there have to be rotations."""
+        token_ids, starts, counts, rows, num_blocks, parents, sights = flatten(batch, self._tables)
         kv_len = list(map(add, starts, counts))
         num_seqs, num_tokens = len(rows), len(token_ids)
         self._token_ids[:num_tokens] = array("i", token_ids)
@@ -202,6 +204,11 @@ class NativeForward(InTurn):
         if parents:
             self._parents[:num_tokens] = array("i", parents)
             sequences.parents = _address(self._parents)
+        sequences.sights = None
+        num_angles = max(kv_len)
+        if sights:
+            num_angles = max(map(self._write_sight, range(num_seqs), sights, kv_len))
+            sequences.sights = ctypes.addressof(self._sights)
         if num_seqs == 1:
             sequences.table_stride = self._table_stride
             sequences.group_stride = self._group_stride
@@ -211,7 +218,18 @@ class NativeForward(InTurn):
             sequences.table_stride = num_blocks
             sequences.group_stride = num_seqs * num_blocks
             sequences.block_table = self._step_tables.ctypes.data
-        return num_tokens, max(kv_len)
+        return num_tokens, num_angles
+
+    def _write_sight(self, index: int, of: StepSight | None, num_slots: int) -> int:
+        """What one sequence sees; returns how many positions rotations are needed for."""
+        target = self._sights[index]
+        if of is None:
+            target.window = 0
+            return num_slots
+        sight = of.sight
+        target.sinks, target.window, target.stride = sight.sinks, sight.window, sight.stride
+        target.turn, target.left_out = sight.turn, of.left_out
+        return sight.num_angles(num_slots + of.left_out)
 
     def _write_sampling(self, sampling: SampledRows) -> None:
         """Which rows become tokens, and how."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class RecordedAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: np.ndarray | None = None,
+        rotated: Callable[[Any], Value] | None = None,
     ) -> Value:
         kept = LayerKV(layer)
         self._ops.store_kv(k, v, kept, kept, None)

@@ -50,6 +50,7 @@ class Rank:
         self.kernels, self.isa, self.pool = backend.name, backend.isa, backend.pool
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
+        self._has_sinks = backend.has_sinks
         self.runner: Runner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once there is a KV pool
@@ -104,6 +105,7 @@ class Rank:
                 cpu_kv_bytes(machine.memory().available) if ledger is None else ledger.kv_bytes
             ),
             has_window_tables=self._has_window_tables,
+            has_sinks=self._has_sinks,
             ledger=ledger,
         )
 

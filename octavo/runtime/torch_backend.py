@@ -45,6 +45,7 @@ class TorchBackend:
     isa = None
     pool = None
     has_window_tables = True
+    has_sinks = True
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class TorchBackend:
             self._device,
             limits.max_num_seqs,
             limits.max_model_len,
+            limits.max_num_batched_tokens,
             depths,
             limits.kv_groups,
         )

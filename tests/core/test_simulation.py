@@ -58,6 +58,7 @@ class Press:
     Args:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
         offloads: what is evicted is stored, where it can be damaged, lost, or late.
+        has_sights: many requests see sinks and a window, and may become longer than the context.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Press:
         depth: int | None = None,
         *,
         offloads: bool = False,
+        has_sights: bool = False,
     ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
@@ -80,6 +82,7 @@ class Press:
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
         depth = depth or rng.choice([1, 1, 1, 2, 3])
         self.windows = windows
+        self.has_sights = has_sights
         self.engine = make_engine(
             self.num_blocks,
             block_size,
@@ -135,6 +138,8 @@ class Press:
             rng.randrange(VOCAB) for _ in range(rng.randint(0, 9))
         ]
         params = SamplingParams(max_tokens=rng.randint(1, 24), ignore_eos=True)
+        if self.has_sights and rng.random() < 0.7:
+            params = params.with_changes(**self.sight())
         priority = rng.choice([0, 0, 0, -2, 3])
         salt = rng.choice(["", "", "tenant"])
         leader = None
@@ -156,6 +161,18 @@ class Press:
             self.num_added += 1
             self.live[request.request_id] = request
             leader = leader or request
+
+    def sight(self) -> dict[str, int]:
+        """What a request asks to see."""
+        rng = self.rng
+        sinks = rng.choice([0, 1, 4, 9])
+        most = max(2, self.max_model_len - sinks)
+        window = rng.randint(2, rng.choice([most, min(most, 8)]))
+        return {
+            "attention_sinks": sinks,
+            "window": window,
+            "max_tokens": rng.choice([rng.randint(1, 24), rng.randint(1, 150)]),
+        }
 
     def abort(self) -> None:
         request_id = self.rng.choice([*self.live, "unknown"])
@@ -187,7 +204,11 @@ class Press:
                 # Ended exactly once, with the text that follows from its own prompt alone.
                 del self.live[request.request_id]
                 assert request.output_token_ids == expected_tokens(
-                    request.prompt_token_ids, request.params.max_tokens, VOCAB, self.windows
+                    request.prompt_token_ids,
+                    request.params.max_tokens,
+                    VOCAB,
+                    self.windows,
+                    request.sight,
                 )
 
     def check_what_is_held(self) -> None:
@@ -198,6 +219,9 @@ class Press:
         for request in scheduler.running:
             held = sum(block != GONE for table in request.block_tables for block in table)
             num_tokens = max(len(request.token_ids), request.max_total_tokens)
+            if (sight := request.sight) is not None:
+                most = step_tokens + config.max_rounds
+                assert held <= blocks.num_tables * sight.most_blocks(blocks.block_size, most)
             assert held <= most_blocks(
                 blocks.windows, num_tokens, blocks.block_size, step_tokens + config.max_rounds
             )
@@ -276,6 +300,11 @@ def test_many_steps_with_a_store(make_engine, make_request, least):
     assert num_errors > least / 10_000 and num_dropped > least / 1000
 
 
+@pytest.mark.parametrize("seed", range(200, 230))
+def test_seeds_with_sights(seed, make_engine, make_request):
+    Press(seed, make_engine, make_request, has_sights=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("least", "depth"),
@@ -293,7 +322,14 @@ def test_many_steps(make_engine, make_request, least, depth):
     while num_steps < least:
         seed += 1
         windows = ONE_TABLE if seed % 2 else WINDOWS[seed // 2 % len(WINDOWS)]
-        press = Press(1_000_000 + seed, make_engine, make_request, windows, depth)
+        press = Press(
+            1_000_000 + seed,
+            make_engine,
+            make_request,
+            windows,
+            depth,
+            has_sights=windows is ONE_TABLE and seed % 4 == 1,
+        )
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit

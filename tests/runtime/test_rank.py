@@ -65,6 +65,7 @@ def test_capacity_needs_no_weights(tiny_model, kernels, kv_cache_dtype):
         is_native=kernels == "native",
         kv_memory_bytes=loaded.kv_memory_bytes,
         has_window_tables=rank.backend.has_window_tables,
+        has_sinks=rank.backend.has_sinks,
     )
     assert computed == loaded
 

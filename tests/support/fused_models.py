@@ -219,7 +219,7 @@ def eager_twin(
     ops, cpu = replace(create_ops("cpu", dtype), **changes), torch.device("cpu")
     depths = range(config.num_layers + 1)
     return EagerForward(
-        with_tensors(model), kv_cache_of(config, kv), ops, cpu, MAX_ROWS, MAX_LEN, depths
+        with_tensors(model), kv_cache_of(config, kv), ops, cpu, MAX_ROWS, MAX_LEN, MAX_LEN, depths
     )
 
 

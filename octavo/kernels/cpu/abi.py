@@ -155,6 +155,16 @@ class LinearArgs(Structure):
     )
 
 
+class Sight(Structure):
+    _fields_ = (
+        ("sinks", c_int32),
+        ("window", c_int32),
+        ("stride", c_int32),
+        ("turn", c_int32),
+        ("left_out", c_int64),
+    )
+
+
 class Sequences(Structure):
     _fields_ = (
         ("num_seqs", c_int32),
@@ -167,6 +177,7 @@ class Sequences(Structure):
         ("parents", c_void_p),
         ("group_stride", c_int64),
         ("share_prefixes", c_int32),
+        ("sights", c_void_p),
     )
 
 
@@ -361,6 +372,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_segment": Segment,
     "oct_head": Head,
     "oct_linear_args": LinearArgs,
+    "oct_sight": Sight,
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,

@@ -12,7 +12,10 @@ class Entry(BaseModel):
 
 
 class PromptTokensDetails(Entry):
+    """``miss_reason``, of a single prompt: why no more of it was found in the prefix cache."""
+
     cached_tokens: int
+    miss_reason: str | None = None
 
 
 class CompletionTokensDetails(Entry):

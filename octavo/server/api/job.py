@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.core.batch import NO_TOKEN_LEFT, OVERFLOW
+from octavo.core.prefix_cache import MissReason
 from octavo.core.sampling_params import SamplingParams, check_prompt_logprobs
 from octavo.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.server.api.requests import GenerationFields
@@ -175,13 +176,14 @@ class Job:
         stats = [generation.stats for generation in self.generations]
         num_prompt = sum(each.num_prompt_tokens for each in stats)
         num_output = sum(each.num_output_tokens for each in stats) if counts_output else 0
+        found: dict[str, Any] = {"cached_tokens": sum(each.num_cached_tokens for each in stats)}
+        if len(stats) == 1 and stats[0].miss_reason:
+            found["miss_reason"] = told_miss_reason(stats[0].miss_reason)
         usage = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(each.num_cached_tokens for each in stats)
-            },
+            "prompt_tokens_details": found,
         }
         if num_drafted := sum(each.num_draft_tokens for each in stats):
             num_accepted = sum(each.num_accepted_tokens for each in stats)
@@ -238,6 +240,12 @@ def _best(completions: list[Completion], n: int) -> list[Completion]:
 def _badness(completion: Completion) -> float:
     likelihood = completion.cumulative_logprob
     return float("inf") if likelihood is None else -likelihood
+
+
+def told_miss_reason(reason: str) -> str:
+    """What a client may know: not what others have asked."""
+    unknown, others = MissReason.NEVER_SEEN.value, MissReason.OTHER_SALT.value
+    return unknown if reason == others else reason
 
 
 def _timings(stats: GenerationStats, num_samples: int) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class GenerationFields(Body):
     allowed_token_ids: Annotated[list[int], TokenIds(MAX_ALLOWED_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     speculative: Speculative | None = None
+    attention_sinks: int | None = Field(None, ge=0, le=MAX_INT, description="seen with a window")
+    window: int | None = Field(
+        None, ge=0, le=MAX_INT, description="see the last tokens alone, and generate any number"
+    )
+    n_keep: int | None = Field(None, ge=0, le=MAX_INT, description="kept by a context shift")
 
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=MAX_INT, description="keep so many; -1 is as many as there is room for"

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.core.limits import check_vocabulary, context_tokens
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sight import AsksForSight
 from octavo.errors import InvalidRequestError, PromptTooLongError
 from octavo.server.api.requests import GenerationFields
 from octavo.server.engine.generation import EngineFacts
@@ -33,7 +34,11 @@ _SAME = (
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
+    "attention_sinks",
+    "window",
+    "n_keep",
 )
+NO_WISHES: AsksForSight = SamplingParams()  # of what a request would see
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -94,7 +99,17 @@ def context_of(facts: EngineFacts) -> int:
     return context_tokens(facts.max_model_len, facts.num_slots)
 
 
-def check_length(num_prompt_tokens: int, max_tokens: int | None, facts: EngineFacts) -> int:
+def is_endless(fields: AsksForSight, max_tokens: int | None, facts: EngineFacts) -> bool:
+    """Whether a request may be longer than the context: it does not see all, and says how many."""
+    return max_tokens is not None and facts.sights.of(fields, facts.max_model_len) is not None
+
+
+def check_length(
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    facts: EngineFacts,
+    fields: AsksForSight = NO_WISHES,
+) -> int:
     """``max_tokens``, or as many as there is room for.
 
     Raises:
@@ -103,6 +118,8 @@ def check_length(num_prompt_tokens: int, max_tokens: int | None, facts: EngineFa
     """
     if num_prompt_tokens == 0:
         raise InvalidRequestError("is empty: there is nothing to continue", "prompt")
+    if max_tokens is not None and is_endless(fields, max_tokens, facts):
+        return max_tokens
     context = context_of(facts)
     wanted = 1 if max_tokens is None else max_tokens
     if num_prompt_tokens + wanted > context:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.limits import (
     QueueLimits,
+    check_sight,
     check_vocabulary,
     checked_token_ids,
     total_tokens_of,
@@ -158,12 +159,17 @@ class ProcessEngine:
     def _check_request(self, request: GenerationRequest) -> None:
         """Raise a RequestError if the model could never serve it."""
         facts = self.facts
-        total_tokens_of(
+        sight = facts.sights.of(request.params, facts.max_model_len)
+        num_tokens = total_tokens_of(
             len(request.prompt_token_ids),
             request.params.max_tokens,
             facts.max_model_len,
             facts.num_slots,
+            sight,
         )
+        if sight is not None:
+            step_tokens = facts.max_num_batched_tokens
+            check_sight(sight, num_tokens, facts.num_blocks, facts.block_size, step_tokens)
         checked_token_ids(request.prompt_token_ids, facts.vocab_size, "prompt")
         check_vocabulary(request.params, facts.vocab_size)
 

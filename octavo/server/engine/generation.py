@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
 
 _CHARS_OF_LOGPROB = 64
@@ -105,6 +106,7 @@ class GenerationStats:
     num_output_tokens: int = 0  # of all samples
     num_longest_tokens: int = 0  # of the longest sample
     num_cached_tokens: int = 0
+    miss_reason: str = ""  # why they are no more (``core.prefix_cache.MissReason``)
     num_preemptions: int = 0
     num_draft_tokens: int = 0  # guessed ahead, and verified
     num_accepted_tokens: int = 0  # of them, that were right
@@ -313,6 +315,8 @@ class EngineFacts:
     runs_as: dict[str, Any] = field(default_factory=dict)
     # Of each block table that a request has, the positions that its layers see; None: all.
     windows: tuple[int | None, ...] = (None,)
+    # What requests see of their own tokens.
+    sights: SightRules = field(default_factory=SightRules)
 
     @property
     def num_slots(self) -> int:

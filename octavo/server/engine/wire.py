@@ -39,6 +39,7 @@ from typing import Any
 from octavo import errors
 from octavo.core.batch import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, SpeculativeParams
+from octavo.core.sight import SightRules
 from octavo.core.stats import StepStats
 from octavo.errors import EngineError, OctavoError, PromptTooLongError
 from octavo.server.engine.generation import Delta, EngineFacts, GenerationStats
@@ -125,6 +126,7 @@ def record_from_list(figures: list[Any]) -> StepStats:
 # What the engine knows of a request; tokens are counted where they arrive.
 _STATS_OF_ENGINE = (
     "num_cached_tokens",
+    "miss_reason",
     "num_preemptions",
     "num_draft_tokens",
     "num_accepted_tokens",
@@ -152,6 +154,7 @@ def facts_from_dict(values: dict[str, Any]) -> EngineFacts:
         eos_token_ids=tuple(facts.eos_token_ids),
         choices=tuple(facts.choices),
         windows=tuple(facts.windows),
+        sights=SightRules(**values.get("sights", {})),
     )
 
 

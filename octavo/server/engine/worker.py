@@ -240,6 +240,7 @@ def _stats(group: SampleGroup) -> tuple[Any, ...]:
         GenerationStats(
             num_prompt_tokens=len(group.prompt_token_ids),
             num_cached_tokens=metrics.num_cached_tokens,
+            miss_reason=metrics.miss_reason,
             num_preemptions=metrics.num_preemptions,
             num_draft_tokens=metrics.drafts.num_tokens,
             num_accepted_tokens=metrics.drafts.num_accepted,
@@ -354,6 +355,7 @@ def _facts_of(loaded: LoadedEngine, activations: str) -> EngineFacts:
         num_blocks=config.cache.num_blocks,
         block_size=config.cache.block_size,
         windows=tuple(config.cache.windows),
+        sights=config.scheduler.sights,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         target_step_seconds=config.scheduler.target_step_seconds,
         eos_token_ids=loaded.text_engine.eos_token_ids,

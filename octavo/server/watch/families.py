@@ -216,6 +216,11 @@ FAMILIES = (
         figure="kv_store_errors",
     ),
     _counter(
+        "prefix_cache_misses",
+        "Requests by why no more of their prompts was found; block_border: all that could be.",
+        "reason",
+    ),
+    _counter(
         "num_preemptions",
         "Times that a sample lost its blocks to others.",
         vllm="=",

@@ -109,6 +109,7 @@ def request_fields(generation: Generation, reason: str) -> dict[str, Any]:
         "tenant": request.tenant,
         "prompt_tokens": stats.num_prompt_tokens,
         "cached_tokens": stats.num_cached_tokens,
+        "miss_reason": stats.miss_reason,
         "output_tokens": stats.num_output_tokens,
         "n": request.params.n,
         "ttft_ms": _milliseconds(stats.ttft),

@@ -32,6 +32,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo.core.batch import BAD_LOGITS, DAMAGED
+from octavo.core.prefix_cache import MissReason
 from octavo.core.stats import StepStats
 from octavo.errors import EngineUnavailableError
 from octavo.server.engine.generation import (
@@ -115,6 +116,8 @@ class Metrics(Observer):
                 series()
         for reason in FINISH_REASONS:
             self._counter("request_success", reason)
+        for miss in MissReason:
+            self._counter("prefix_cache_misses", miss.value)
         for reason in REJECTIONS:
             self._counter("admission_rejections", reason)
         self._counter("prompt_tokens_by_source", "external_kv_transfer")
@@ -152,6 +155,8 @@ class Metrics(Observer):
         self._counter("prompt_tokens_cached").inc(num_cached)
         self._counter("prompt_tokens_by_source", "local_cache_hit").inc(num_cached)
         self._counter("prompt_tokens_by_source", "local_compute").inc(num_prompt - num_cached)
+        if stats.miss_reason:
+            self._counter("prefix_cache_misses", stats.miss_reason).inc()
         self._observe("request_prefill_kv_computed_tokens", num_prompt - num_cached)
         self._observe_ttft(stats)
         self._begun[generation.request.request_id] = stats.ttft is not None

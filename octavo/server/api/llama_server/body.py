@@ -124,6 +124,12 @@ class LlamaCompletionRequest(Body):
     ] = Field(None, description="[[token, bias], …] or {token: bias}; a text is all of its tokens")
     n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="most likely tokens")
     stream: bool | None = None
+    n_keep: int | None = Field(
+        None,
+        ge=-1,
+        le=MAX_INT,
+        description="tokens that a context shift keeps, if one is made; -1 is the prompt",
+    )
     cache_prompt: bool | None = Field(None, description="use what is known of the prompt (yes)")
     return_tokens: bool | None = None
     timings_per_token: bool | None = None

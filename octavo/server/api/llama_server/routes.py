@@ -27,7 +27,12 @@ from octavo.server.api.openai.chat_body import ChatCompletionRequest
 from octavo.server.api.openai.logprobs import TokenNames, finite
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of, to_sampling_params
+from octavo.server.api.sampling import (
+    check_length,
+    context_of,
+    is_endless,
+    to_sampling_params,
+)
 from octavo.server.api.service import Service
 from octavo.server.engine.generation import Completion, Delta
 from octavo.server.engine.response_cache import cache_headers
@@ -94,10 +99,13 @@ async def _begin(service: Service, body: LlamaCompletionRequest, request: Reques
     prompts = [
         await run_until_disconnect(request, _token_ids(service, prompt)) for prompt in body.prompt
     ]
-    # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
-    room = min(check_length(len(prompt), None, facts) for prompt in prompts)
-    max_tokens = room if body.max_tokens is None else min(body.max_tokens, room)
-    fields = _generation_fields(service, body)
+    n_keep = min(map(len, prompts)) if body.n_keep == -1 else body.n_keep
+    fields = _generation_fields(service, body, n_keep if facts.sights.context_shift else None)
+    max_tokens = body.max_tokens
+    if max_tokens is None or not is_endless(fields, max_tokens, facts):
+        # Where there is less room than was asked for, the answer is cut ("truncated"), as there.
+        room = min(check_length(len(prompt), None, facts) for prompt in prompts)
+        max_tokens = room if max_tokens is None else min(max_tokens, room)
     params = to_sampling_params(fields, facts, max_tokens=max_tokens, logprobs=body.n_probs or None)
     return await Job(service, request_context(request), ROUTE, fields, prompts, params).begin()
 
@@ -117,7 +125,9 @@ async def _token_ids(service: Service, prompt: Prompt) -> list[int]:
     return token_ids
 
 
-def _generation_fields(service: Service, body: LlamaCompletionRequest) -> GenerationFields:
+def _generation_fields(
+    service: Service, body: LlamaCompletionRequest, n_keep: int | None
+) -> GenerationFields:
     """The same in the words of the other routes; what is wrong with a value was said before."""
     bias: dict[str, float] = {}
     for token, amount in body.logit_bias or ():
@@ -138,6 +148,7 @@ def _generation_fields(service: Service, body: LlamaCompletionRequest) -> Genera
         logit_bias=bias or None,
         stream=body.stream,
         timeout=body.timeout,
+        n_keep=n_keep,
         # Nobody else has this salt, so nothing is known of the prompt.
         cache_salt=secrets.token_hex(16) if body.cache_prompt is False else None,
     )

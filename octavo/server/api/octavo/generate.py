@@ -17,7 +17,7 @@ from octavo.server.api.fields import MAX_INT, MAX_TIMEOUT, Body, Stop, TokenIds
 from octavo.server.api.job import Job
 from octavo.server.api.requests import GenerationFields
 from octavo.server.api.responses import describe
-from octavo.server.api.sampling import check_length, context_of, to_sampling_params
+from octavo.server.api.sampling import check_length, context_of, is_endless, to_sampling_params
 from octavo.server.api.service import Service
 from octavo.server.api.tgi.protocol import TgiError, TgiRequest, TgiResponse
 from octavo.server.api.tgi.routes import (
@@ -59,6 +59,11 @@ class GenerateRequest(Body):
     top_k: int | None = Field(default=None, ge=-1, le=MAX_INT, description="0 and -1 are off")
     seed: int | None = Field(default=None, ge=-MAX_SEED, lt=MAX_SEED, description="below 0 is none")
     stop: Stop | None = None
+    attention_sinks: int | None = Field(None, ge=0, le=MAX_INT, description="seen with a window")
+    window: int | None = Field(
+        None, ge=0, le=MAX_INT, description="see the last tokens alone, and generate any number"
+    )
+    n_keep: int | None = Field(None, ge=0, le=MAX_INT, description="kept by a context shift")
     stream: bool | None = None
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT, description="seconds")
 
@@ -145,11 +150,12 @@ async def _begin(service: Service, body: GenerateRequest, request: Request) -> J
     service.check_model(body.model)
     facts = service.engine.facts
     prompt = body.prompt
-    if isinstance(prompt, str):
-        rendering = service.prompts.text(prompt, limit=context_of(facts))
-        prompt = await run_until_disconnect(request, rendering)
     asked = None if body.max_tokens == -1 else body.max_tokens
-    max_tokens = check_length(len(prompt), asked, facts)
+    if isinstance(prompt, str):
+        limit = None if is_endless(body, asked, facts) else context_of(facts)
+        rendering = service.prompts.text(prompt, limit=limit)
+        prompt = await run_until_disconnect(request, rendering)
+    max_tokens = check_length(len(prompt), asked, facts, body)
     if body.max_tokens is None:
         max_tokens = min(max_tokens, DEFAULT_MAX_TOKENS)
     fields = GenerationFields.model_validate(body.model_dump(exclude={"prompt", "max_tokens"}))

@@ -20,6 +20,7 @@ from octavo.server.api.sampling import (
     check_length,
     check_stream_fields,
     context_of,
+    is_endless,
     to_sampling_params,
     truncate,
 )
@@ -54,6 +55,7 @@ async def _begin(service: Service, body: ChatCompletionRequest, request: Request
         raise InvalidRequestError("needs logprobs to be true", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens
     room = context_of(facts) - (asked or 1)
+    endless = is_endless(body, asked, facts)
     messages, tools = await work_on_body(request, body.for_template)
     prompt = await service.prompts.chat(
         messages,
@@ -65,14 +67,14 @@ async def _begin(service: Service, body: ChatCompletionRequest, request: Request
         add_generation_prompt=_adds_generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
-        limit=room if body.truncate_prompt_tokens is None else None,
+        limit=room if body.truncate_prompt_tokens is None and not endless else None,
         ignored=request_context(request).ignored,
     )
     token_ids = truncate(prompt.token_ids, body, room)
     params = to_sampling_params(
         body,
         facts,
-        max_tokens=check_length(len(token_ids), asked, facts),
+        max_tokens=check_length(len(token_ids), asked, facts, body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )

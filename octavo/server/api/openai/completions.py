@@ -20,6 +20,7 @@ from octavo.server.api.sampling import (
     check_length,
     check_stream_fields,
     context_of,
+    is_endless,
     to_sampling_params,
     truncate,
 )
@@ -91,16 +92,17 @@ async def _to_token_ids(
     service: Service, body: CompletionRequest, prompt: Prompt, facts: EngineFacts, max_tokens: int
 ) -> list[int]:
     room = context_of(facts) - max_tokens
+    endless = is_endless(body, max_tokens, facts)
     if isinstance(prompt, str):
         token_ids = await service.prompts.text(
             prompt,
             add_special_tokens=body.add_special_tokens is not False,
-            limit=room if body.truncate_prompt_tokens is None else None,
+            limit=room if body.truncate_prompt_tokens is None and not endless else None,
         )
     else:
         token_ids = checked_token_ids(prompt, facts.vocab_size, "prompt")
     token_ids = truncate(token_ids, body, room)
-    check_length(len(token_ids), max_tokens, facts)
+    check_length(len(token_ids), max_tokens, facts, body)
     return token_ids
 
 

@@ -1,0 +1,166 @@
+"""What a request's queries see of its own tokens, where that is not all: sinks and a window.
+
+A model that only ever sees the last positions breaks down when the first ones go, as much of its
+attention rests there whatever they say. With a few of the first tokens kept it goes on for ever:
+*attention sinks* (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453)::
+
+    position     0 1 2 3 | 4 ........ 995 | 996 .......... 1999       sinks 4, window 1004
+    as it sees   0 1 2 3                    4 ............ 1007       and places in the cache
+
+Rotations know distances alone. To the sinks a query stands at its place in the cache, which is the
+last one; to the window, at its position. So keys stay as they were written, and nothing drifts.
+
+A window that moves by leaps of more than one token is what llama.cpp calls a *context shift*: when
+the context is full, half of what is behind the first ``n_keep`` tokens is dropped at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.errors import ConfigError, InvalidRequestError
+
+DEFAULT_SINKS = 4  # of the paper
+
+# Kernels add up keys in splits of so many positions (csrc/attention.h). What is left out of a cache
+# is a multiple of them, so that sums are the same wherever a prompt was cut.
+SPLIT = 256
+# Angles of rotations begin anew after a multiple of these, lest tables grow without end.
+_TURN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The first ``sinks`` tokens, and the last ``window`` of the others, the query's own included.
+
+    ``stride``: where the window is full, so many tokens leave it at once.
+    """
+
+    sinks: int
+    window: int
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0:
+            raise InvalidRequestError(f"must be at least 0, not {self.sinks}", "attention_sinks")
+        if self.window < 1 or not 1 <= self.stride <= self.window:
+            raise InvalidRequestError(f"must be at least 1, not {self.window}", "window")
+
+    @property
+    def num_tokens(self) -> int:
+        """That a query sees at most. Those before are computed as if it saw all."""
+        return self.sinks + self.window
+
+    @property
+    def turn(self) -> int:
+        """Positions after which angles begin anew."""
+        return -(-self.num_tokens // _TURN) * _TURN
+
+    def first_seen(self, position: int) -> int:
+        """The first position behind the sinks that the query at ``position`` sees."""
+        beyond = position + 1 - self.num_tokens
+        return self.sinks + (-(-beyond // self.stride) * self.stride if beyond > 0 else 0)
+
+    def place(self, position: int) -> int:
+        """Where the query at ``position`` stands as the sinks see it."""
+        return position - (self.first_seen(position) - self.sinks)
+
+    def left_behind(self, num_tokens: int, block_size: int) -> range:
+        """The blocks of ``num_tokens`` tokens that no query after them sees.
+
+        The last full block is kept, as those of windows are (``kv_tables.first_kept``).
+        """
+        first_kept = min(self.first_seen(num_tokens) // block_size, num_tokens // block_size - 1)
+        first_behind = -(-self.sinks // block_size)
+        return range(first_behind, max(first_behind, first_kept))
+
+    def left_out(self, num_tokens: int, block_size: int) -> int:
+        """Tokens behind the blocks of the sinks that need no place in a table, if all queries come
+        after ``num_tokens``: a multiple of ``SPLIT`` and of ``block_size``."""
+        unit = math.lcm(SPLIT, block_size)
+        return len(self.left_behind(num_tokens, block_size)) * block_size // unit * unit
+
+    def most_blocks(self, block_size: int, step_tokens: int) -> int:
+        """That a request holds at once, if no step adds more than ``step_tokens`` to it."""
+        # What was left behind goes when a block is full, so almost one of it may still be there.
+        behind = max(self.window, block_size) + block_size - 1 + step_tokens
+        return -(-self.sinks // block_size) + -(-behind // block_size) + 1
+
+    def num_angles(self, num_tokens: int) -> int:
+        """Positions of which tables of rotations need rows, for so many tokens of a sequence."""
+        return num_tokens if num_tokens <= self.turn else self.turn + self.window
+
+
+class AsksForSight(Protocol):
+    """The parameters of a request, or the fields of a body; None is as the engine has it."""
+
+    @property
+    def attention_sinks(self) -> int | None: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def n_keep(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SightRules:
+    """What requests see that say nothing of it, and what they may ask for.
+
+    Args:
+        attention_sinks, window: of those that ask for none; with a window of 0 they see all.
+        context_shift: a context that is full is shifted, behind ``n_keep`` tokens.
+        why_not: what keeps this model, or what runs it, from any of it; empty for nothing.
+    """
+
+    attention_sinks: int = DEFAULT_SINKS
+    window: int = 0
+    context_shift: bool = False
+    n_keep: int = 0
+    why_not: str = ""
+
+    def check(self, max_model_len: int) -> None:
+        """ConfigError if requests that ask for nothing could not have what is theirs then."""
+        try:
+            self._sight(self.attention_sinks, self.window, self.n_keep, max_model_len)
+        except InvalidRequestError as error:
+            raise ConfigError(str(error)) from error
+
+    def of(self, asked: AsksForSight, max_model_len: int) -> Sight | None:
+        """What a request sees; None is all of its tokens.
+
+        Raises:
+            InvalidRequestError: it asks for what it cannot have.
+        """
+        sinks = self.attention_sinks if asked.attention_sinks is None else asked.attention_sinks
+        window = self.window if asked.window is None else asked.window
+        n_keep = self.n_keep if asked.n_keep is None else asked.n_keep
+        if asked.attention_sinks is not None and not window:
+            raise InvalidRequestError("is of a window, and there is none", "attention_sinks")
+        if asked.n_keep is not None and (window or not self.context_shift):
+            raise InvalidRequestError("is of a context shift, and none is made here", "n_keep")
+        return self._sight(sinks, window, n_keep, max_model_len)
+
+    def _sight(self, sinks: int, window: int, n_keep: int, max_model_len: int) -> Sight | None:
+        if window:
+            sight, field = Sight(sinks, window), "window"
+        elif self.context_shift:
+            field = "n_keep"
+            if not 0 <= n_keep < max_model_len - 1:
+                raise InvalidRequestError(
+                    f"{n_keep} tokens are to be kept, of a context of {max_model_len}", field
+                )
+            room = max_model_len - n_keep
+            sight = Sight(n_keep, room, max(1, room // 2))
+        else:
+            return None
+        if self.why_not:
+            raise InvalidRequestError(f"cannot be had: {self.why_not}", field)
+        if sight.num_tokens > max_model_len:
+            raise InvalidRequestError(
+                f"{sight.window} and {sight.sinks} attention sinks are more than the "
+                f"{max_model_len} tokens of the context: lower one of them",
+                field,
+            )
+        return sight
