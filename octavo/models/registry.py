@@ -93,8 +93,8 @@ def check_architecture(name: str, where: str) -> str:
     if not is_known(name):
         known = ", ".join(_BY_NAME)
         raise UnsupportedModelError(
-            f"{where}: octavo runs {known}, but not {name}; where transformers is installed and has "
-            f"it, it is run by that ({ADD_TRANSFORMERS})"
+            f"{where}: octavo runs {known}, but not {name}; where transformers is installed and "
+            f"has it, it is run by that ({ADD_TRANSFORMERS})"
         )
     return name
 

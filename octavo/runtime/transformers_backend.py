@@ -31,6 +31,7 @@ class TransformersBackend:
     isa = None
     pool = None
     has_window_tables = True
+    has_sinks = False
 
     def __init__(self, spec: RankSpec, model: TransformersModel, model_config: ModelConfig):
         _check(spec)
@@ -76,6 +77,7 @@ class TransformersBackend:
             device,
             limits.max_num_seqs,
             limits.max_model_len,
+            limits.max_num_batched_tokens,
             groups=limits.kv_groups,
         )
 

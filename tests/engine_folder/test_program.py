@@ -179,7 +179,21 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             assert value  # each program counts for itself
         elif name == "head":
             found[name] = value.contents.softcap if value else None
-        elif name in ("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x", "logits"):
+        elif name in (
+            "in",
+            "add",
+            "x_out",
+            "y",
+            "residual",
+            "a",
+            "b",
+            "q",
+            "k",
+            "v",
+            "out",
+            "x",
+            "logits",
+        ):
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:

@@ -149,7 +149,9 @@ def _ask_all(session: OfflineSession, questions: list[WorkloadRequest]) -> Decod
     batches: list[tuple[int, int]] = []
 
     def observe(batch: Batch) -> None:
-        if _is_of_all(batch, questions) and not any(each.request.is_finished for each in batch.items):
+        if _is_of_all(batch, questions) and not any(
+            each.request.is_finished for each in batch.items
+        ):
             keys = sum(item.end for item in batch.items)
             block_size = session.loaded.config.cache.block_size
             batches.append((keys, shared_keys(batch.items, block_size)))

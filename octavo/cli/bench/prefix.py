@@ -175,9 +175,7 @@ def _figure_at_once(args: argparse.Namespace, result: PrefixDecodeResult) -> Fig
     return time_bars(times, title=title, unit="ms")
 
 
-def _print_at_once(
-    console: Console, args: argparse.Namespace, result: PrefixDecodeResult
-) -> None:
+def _print_at_once(console: Console, args: argparse.Namespace, result: PrefixDecodeResult) -> None:
     rows = [
         [name, f"{each.median:,.0f} tok/s", f"{each.min:,.0f}–{each.max:,.0f}"]
         for name, each in (

@@ -158,7 +158,9 @@ def families(draw) -> list[Member]:
     return members
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(members=families(), kv=st.sampled_from(["bf16", "int8"]))
 def test_same_bits_in_any_family(native, members, kv):
     layer = Layer(kv=kv, heads=2, kv_heads=1, dim=16, rotary=16, block_size=16)
