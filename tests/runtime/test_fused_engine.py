@@ -14,7 +14,10 @@ from octavo.executor.faulty import FaultyScheduler, every
 from octavo.runtime import cuda_kit
 from octavo.speculation.ngram import NgramProposer
 
-SOME = ("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "three seats", "unchunked")
+SOME = (
+    *("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "tiny pool, a shelf"),
+    *("three seats", "unchunked"),
+)
 
 PROMPTS = ["one", "and another one", "abc abc", "x", "the last of them"]
 
@@ -55,6 +58,8 @@ def test_answers_are_those_of_the_reference_ops(bench, run_all, reference, strea
     assert_same(answers, reference)
     assert engine.executor.depth == 2 and streams[0].num_replays > 10
     assert engine.scheduler.num_preemptions > 0 or "tiny pool" not in name
+    if "shelf" in name:
+        assert (engine.stats().kv_blocks_restored or 0) > 5
 
 
 def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, streams):
