@@ -35,7 +35,7 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
     if "shelf" in name:
-        assert (engine.stats().kv_blocks_restored or 0) > 5
+        assert (engine.stats().kv_blocks_restored or 0) > 0
 
 
 @pytest.mark.parametrize("caching", [False, True])
