@@ -127,7 +127,9 @@ class BlockManager:
         if not stored.keys and not stored.is_awaited:
             return shared
         num_tokens = shared.num_tokens + len(stored.keys) * self.block_size
-        return SharedPrefix(num_tokens, shared.tables, *stored)
+        return shared._replace(
+            num_tokens=num_tokens, stored=stored.keys, is_awaited=stored.is_awaited
+        )
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it

@@ -65,7 +65,7 @@ class Bench:
                 scheduler_config.max_model_len,
                 scheduler_config.max_num_batched_tokens,
                 groups,
-                num_places,
+                num_shelf_blocks=num_places,
             )
         )
         shelf = Shelf(num_blocks, num_places, block_size) if num_places else None
@@ -74,7 +74,7 @@ class Bench:
         cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
         scheduler = Scheduler(
             replace(scheduler_config, runs_ahead=executor.feeds_tokens),
-            BlockManager(num_blocks, block_size, cache, windows, shelf),
+            BlockManager(num_blocks, block_size, cache, windows, store=shelf),
             StaticAdmission() if static else None,
             proposer,
         )
