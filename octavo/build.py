@@ -193,44 +193,20 @@ def _open_store(
     cache = config.cache
     if cache.offload is None:
         return None
+    from octavo.offload.identity import identity_of
     from octavo.offload.open_store import open_store
+    from octavo.offload.restore_rule import foreseen_rule
 
     def identity() -> bytes:
-        from octavo.offload.identity import identity_of
-
         kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
         kept = cache.dtype, cache.block_size
         return identity_of(path, f"{__version__} {kernels} {kept} {model}")
 
+    def rule() -> RestoreRule:
+        return foreseen_rule(model, rank.probe(), config.scheduler)
+
     rows = [memoryview(row) for row in rank.shelf]
-    return open_store(
-        cache.offload,
-        rows,
-        cache.num_blocks,
-        cache.block_size,
-        identity,
-        lambda: _restore_rule(config, rank, model),
-    )
-
-
-def _restore_rule(config: EngineConfig, rank: Rank, model: ModelConfig) -> RestoreRule:
-    """When to read KV rather than to compute it again: by what this machine is known to reach, and
-    always where that is not known."""
-    from octavo.core.shelf import Always
-    from octavo.cost.first_token import ForeseenRates
-    from octavo.cost.live import live_rank_model
-    from octavo.cost.step_cost import StepModel
-    from octavo.cost.this_machine import this_machine
-    from octavo.offload.restore_rule import SoonerRead
-
-    probe, limits = rank.probe(), config.scheduler
-    try:
-        shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token)
-        steps = StepModel.of(shape, this_machine())
-    except ConfigError as error:
-        _log.info("stored KV is always read, never computed again: %s", error)
-        return Always()
-    return SoonerRead(ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len))
+    return open_store(cache.offload, rows, cache.num_blocks, cache.block_size, identity, rule)
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:

@@ -34,7 +34,7 @@ def build_engine(
     cache: PrefixCache = NoPrefixCache()
     if config.cache.enable_prefix_caching:
         cache = RadixPrefixCache(size, windows)
-    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows, store)
+    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows, store=store)
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
     return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)

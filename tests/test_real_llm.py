@@ -60,3 +60,36 @@ def test_windows_give_blocks_back_and_the_answer_stays(gemma3_gguf):
     one_table, of_windows = answer(False), answer(True)
     assert of_windows[0] == one_table[0]
     assert of_windows[1] < 0.5 * one_table[1]
+
+
+def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(smollm2_gguf, tmp_path):
+    """With its own tokens and probabilities, and without being computed again."""
+    text = Path(octavo.__file__).with_name("config.py").read_text()
+    args = EngineArgs(
+        "smollm2-135m", max_model_len=512, num_blocks=40, kv_offload=f"{tmp_path / 'kv'}:100MiB"
+    )
+    answers: list[tuple[int, list[int], list[float], float]] = []
+
+    def serve(loaded, name: str, begin: int) -> None:
+        prompt = loaded.text_engine.tokenizer.encode(text[begin:])[:500]
+        request = Request(name, prompt, GREEDY, 0.0)
+        engine, computed, logprobs = loaded.text_engine.engine, 0, []
+        engine.add(request)
+        while engine.has_unfinished_requests:
+            if (step := engine.step()) is not None:
+                computed += step.batch.num_tokens
+                logprobs += [each.logprob for u in step.updates for each in u.logprobs]
+        from_disk = engine.stats().prefix_tokens_from_disk
+        answers.append((computed, request.output_token_ids, logprobs, from_disk))
+
+    loaded = load_engine(args)
+    for name, begin in (("cold", 0), ("other", 5000), ("evicted", 0)):
+        serve(loaded, name, begin)
+    loaded.text_engine.engine.close()
+    loaded = load_engine(args)
+    serve(loaded, "restarted", 0)
+    loaded.text_engine.engine.close()
+    cold, _, evicted, restarted = answers
+    assert evicted[1:3] == restarted[1:3] == cold[1:3]
+    assert cold[0] - evicted[0] == cold[0] - restarted[0] == 31 * 16
+    assert restarted[3] == 31 * 16

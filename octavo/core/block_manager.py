@@ -132,7 +132,9 @@ class BlockManager:
         if not stored.keys and not stored.is_awaited:
             return shared
         num_tokens = shared.num_tokens + len(stored.keys) * self.block_size
-        return SharedPrefix(num_tokens, shared.tables, *stored)
+        return shared._replace(
+            num_tokens=num_tokens, stored=stored.keys, is_awaited=stored.is_awaited
+        )
 
     def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
         """Why ``match`` found no more of a request's first tokens."""

@@ -147,9 +147,9 @@ class StepStats:
     num_invariant_violations: int  # of the block pool, which is to have none
     # Drafts that were right as far as the first token, the second, and so on.
     draft_accepted_by_position: tuple[int, ...] = ()
-    # Totals of a store (core/block_store.py), None without one: of blocks that were copied to memory
-    # of its own, written to a disk from there, copied back, and dropped; of what could not be
-    # written, or not be read as it was; of tokens whose KV was copied back, by where it had been.
+    # Totals of a store (core/block_store.py), None without one: blocks that were copied to memory
+    # of its own, written to a disk from there, copied back, and given up; those that could not be
+    # written, or not be read as they were; tokens whose KV was copied back, by where it had been.
     kv_blocks_stored: int | None = None
     kv_blocks_written: int | None = None
     kv_blocks_restored: int | None = None

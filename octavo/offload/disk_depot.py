@@ -10,9 +10,10 @@ import hashlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from octavo.core.shelf import Ended
 from octavo.offload.folder import DamagedBlockError
@@ -40,7 +41,9 @@ class Folder(Protocol):
 
 
 class DiskDepot:
-    """A ``Depot``. What it was asked for ends in the order of ``ended``, and always does.
+    """A ``Depot``. What it is asked for ends, well or not, in an order of its own.
+
+    Its thread ends with it, if nobody closes it before.
 
     Args:
         rows: the places of the shelf.
@@ -48,47 +51,98 @@ class DiskDepot:
     """
 
     def __init__(self, folder: Folder, rows: Sequence[memoryview], identity: bytes):
+        self._folder, self._identity = folder, identity
+        self._most_writes = max(1, int(_MOST_WRITES * len(rows)))
+        self._work = _Work(folder, rows)
+        self._thread = threading.Thread(
+            target=self._work.run, name="octavo-kv-offload", daemon=True
+        )
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, self._work.stop, 0.0)
+
+    @property
+    def num_errors(self) -> int:
+        return self._work.num_errors
+
+    @property
+    def read_seconds(self) -> float:
+        return self._work.read_seconds
+
+    @property
+    def room(self) -> int:
+        return 0 if self._work.is_paused else self._most_writes - self._work.num_writes
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._work.is_stuck
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._name(key) in self._folder
+
+    def write(self, key: bytes, place: int) -> bool:
+        if self.room <= 0:
+            return False
+        self._work.add(_Task(self._name(key), place, is_read=False))
+        return True
+
+    def read(self, key: bytes, place: int) -> None:
+        self._work.add(_Task(self._name(key), place, is_read=True))
+
+    def ended(self) -> Sequence[Ended]:
+        return self._work.ended()
+
+    def wait(self, seconds: float) -> bool:
+        return self._work.wait(seconds)
+
+    def close(self) -> None:
+        """Write what is waiting, as long as that does not take long."""
+        if self._finalizer.detach() is not None:
+            self._work.stop(_CLOSE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)  # then others may have the folder
+
+    def _name(self, key: bytes) -> str:
+        return hashlib.sha256(self._identity + key).hexdigest()
+
+
+class _Task(NamedTuple):
+    name: str
+    place: int
+    is_read: bool
+
+
+class _Work:
+    """What a thread has to do, and has done. The thread knows nobody else."""
+
+    def __init__(self, folder: Folder, rows: Sequence[memoryview]):
         self.num_errors = 0
         self.read_seconds = _FIRST_SECONDS + len(rows[0]) / _FIRST_RATE
-        self._folder, self._rows, self._identity = folder, rows, identity
-        self._most_writes = max(1, int(_MOST_WRITES * len(rows)))
+        self._folder, self._rows = folder, rows
+        self._paused_until = 0.0
         self._news = threading.Condition()  # guards all that follows
-        self._reads: deque[tuple[str, int]] = deque()
-        self._writes: deque[tuple[str, int]] = deque()
+        self._reads: deque[_Task] = deque()
+        self._writes: deque[_Task] = deque()
         self._ended: deque[Ended] = deque()
         self._busy_since: float | None = None
-        self._paused_until = 0.0
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="octavo-kv-offload", daemon=True)
-        self._thread.start()
+        self._is_stopping = False
 
-    # -- in the engine's thread ----------------------------------------------------------------
+    # -- from the engine's thread ----------------------------------------------------------------
+
+    @property
+    def num_writes(self) -> int:
+        return len(self._writes)
+
+    @property
+    def is_paused(self) -> bool:
+        return time.monotonic() < self._paused_until
 
     @property
     def is_stuck(self) -> bool:
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
-    @property
-    def room(self) -> int:
-        if time.monotonic() < self._paused_until:
-            return 0
-        return self._most_writes - len(self._writes)
-
-    def __contains__(self, key: bytes) -> bool:
-        return self._name(key) in self._folder
-
-    def write(self, key: bytes, place: int) -> bool:
+    def add(self, task: _Task) -> None:
         with self._news:
-            if self.room <= 0:
-                return False
-            self._writes.append((self._name(key), place))
-            self._news.notify_all()
-        return True
-
-    def read(self, key: bytes, place: int) -> None:
-        with self._news:
-            self._reads.append((self._name(key), place))
+            (self._reads if task.is_read else self._writes).append(task)
             self._news.notify_all()
 
     def ended(self) -> Sequence[Ended]:
@@ -106,50 +160,42 @@ class DiskDepot:
             self._news.wait_for(lambda: self._ended, seconds)
             return True
 
-    def close(self) -> None:
-        """Write what is waiting, as long as that does not take long."""
+    def stop(self, seconds: float) -> None:
+        """Let the thread end when it has written what is waiting, if that takes no longer."""
         with self._news:
             self._reads.clear()
-            self._news.wait_for(lambda: not self._is_at_work(), _CLOSE_SECONDS)
+            self._news.wait_for(lambda: not self._is_at_work(), seconds)
             self._writes.clear()
-            self._is_closing = True
+            self._is_stopping = True
             self._news.notify_all()
-        self._thread.join(_CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self._folder.close()
 
     def _is_at_work(self) -> bool:
         return bool(self._reads or self._writes or self._busy_since is not None)
 
-    def _name(self, key: bytes) -> str:
-        return hashlib.sha256(self._identity + key).hexdigest()
+    # -- in the thread ---------------------------------------------------------------------------
 
-    # -- in its own thread ---------------------------------------------------------------------
-
-    def _work(self) -> None:
+    def run(self) -> None:
         while (task := self._next_task()) is not None:
-            name, place, is_read = task
-            is_good = self._read(name, place) if is_read else self._write(name, place)
+            is_good = self._read(task) if task.is_read else self._write(task)
             with self._news:
                 self._busy_since = None
-                self._ended.append(Ended(place, is_read, is_good))
+                self._ended.append(Ended(task.place, task.is_read, is_good))
                 self._news.notify_all()
+        self._folder.close()
 
-    def _next_task(self) -> tuple[str, int, bool] | None:
-        """The next one, with whether it is a read; None: there will be no more."""
+    def _next_task(self) -> _Task | None:
+        """None: there will be no more."""
         with self._news:
-            self._news.wait_for(lambda: self._reads or self._writes or self._is_closing)
+            self._news.wait_for(lambda: self._reads or self._writes or self._is_stopping)
             if not self._reads and not self._writes:
                 return None
             self._busy_since = time.monotonic()
-            if self._reads:
-                return *self._reads.popleft(), True
-            return *self._writes.popleft(), False
+            return (self._reads or self._writes).popleft()
 
-    def _read(self, name: str, place: int) -> bool:
+    def _read(self, task: _Task) -> bool:
         begin = time.perf_counter()
         try:
-            self._folder.read(name, self._rows[place])
+            self._folder.read(task.name, self._rows[task.place])
         except FileNotFoundError:
             return False  # it had to make room meanwhile
         except (OSError, DamagedBlockError) as error:
@@ -160,9 +206,9 @@ class DiskDepot:
         self.read_seconds = _KEPT * self.read_seconds + (1 - _KEPT) * taken
         return True
 
-    def _write(self, name: str, place: int) -> bool:
+    def _write(self, task: _Task) -> bool:
         try:
-            self._folder.write(name, self._rows[place])
+            self._folder.write(task.name, self._rows[task.place])
         except OSError as error:
             self.num_errors += 1
             self._paused_until = time.monotonic() + _PAUSE_SECONDS

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from octavo.cost.first_token import StepRates, num_pairs
+import logging
+
+from octavo.core.executor import Probe
+from octavo.core.scheduler import SchedulerConfig
+from octavo.core.shelf import Always, RestoreRule
+from octavo.cost.first_token import ForeseenRates, StepRates, num_pairs
+from octavo.cost.live import ModelShape, live_rank_model
+from octavo.cost.step_cost import StepModel
+from octavo.cost.this_machine import this_machine
+from octavo.errors import ConfigError
+
+_log = logging.getLogger("octavo")
 
 
 class SoonerRead:
@@ -16,3 +27,15 @@ class SoonerRead:
         pairs = num_pairs(start + num_tokens) - num_pairs(start)
         computing = num_tokens * self._rates.prompt_token + pairs * self._rates.prompt_pair
         return seconds < computing
+
+
+def foreseen_rule(model: ModelShape, probe: Probe, limits: SchedulerConfig) -> RestoreRule:
+    """The rule for a model on this machine, whose ceilings are measured if they are not known yet;
+    to read always, where they cannot be."""
+    try:
+        shape = live_rank_model(model, probe.matrices(), probe.kv_bytes_per_token)
+        steps = StepModel.of(shape, this_machine())
+    except ConfigError as error:
+        _log.info("stored KV is always read, never computed again: %s", error)
+        return Always()
+    return SoonerRead(ForeseenRates(steps, limits.max_num_batched_tokens, limits.max_model_len))

@@ -235,7 +235,7 @@ class NativeBackend:
             kept.key_dim,
             kv_format,
             limits.kv_groups,
-            limits.num_shelf_blocks,
+            num_shelf_blocks=limits.num_shelf_blocks,
         )
         try:
             streams = self._model.plan.streams(depths)

@@ -278,7 +278,7 @@ def test_seeds_with_a_store(seed, make_engine, make_request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("least", [40_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least", [10_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_many_steps_with_a_store(make_engine, make_request, least):
     num_steps = num_restored = from_disk = num_errors = num_dropped = seed = 0
     started = time.monotonic()
@@ -297,7 +297,7 @@ def test_many_steps_with_a_store(make_engine, make_request, least):
         f"restored, {from_disk:,} tokens from disk, {num_errors:,} errors, {num_dropped:,} dropped"
     )
     assert num_restored > least / 50 and from_disk > least / 100
-    assert num_errors > least / 10_000 and num_dropped > least / 1000
+    assert num_errors > 0 and num_dropped > least / 1000
 
 
 @pytest.mark.parametrize("seed", range(200, 230))

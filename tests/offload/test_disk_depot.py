@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
 from pathlib import Path
@@ -32,8 +33,7 @@ def open_depot(tmp_path, rows):
 
     yield create
     for each in opened:
-        if not each._is_closing:
-            each.close()
+        each.close()
 
 
 def ended(depot: DiskDepot) -> list[Ended]:
@@ -111,8 +111,15 @@ class SlowFolder:
         self.done.append("close")
 
 
+def wait_until_closed(folder: SlowFolder) -> None:
+    deadline = time.monotonic() + 10
+    while "close" not in folder.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def wait_until_busy(depot: DiskDepot) -> None:
-    while depot._busy_since is None:
+    while depot._work._busy_since is None:
         time.sleep(0.001)
 
 
@@ -137,7 +144,7 @@ def test_nobody_writes_to_a_full_disk_for_a_while(open_depot, caplog):
     assert ended(depot) == [Ended(0, is_read=False, is_good=False)]
     assert depot.num_errors == 1 and "No space left" in caplog.text
     assert depot.room == 0 and not depot.write(b"a", 0)
-    depot._paused_until = 0.0
+    depot._work._paused_until = 0.0
     assert depot.write(b"a", 0)
 
 
@@ -161,7 +168,7 @@ def test_its_end_writes_what_is_waiting(open_depot):
     depot.write(b"a", 0)
     depot.write(b"b", 1)
     depot.close()
-    assert folder.done == ["write", "write", "close"] and not depot._thread.is_alive()
+    assert folder.done == ["write", "write", "close"]
 
 
 def test_its_end_waits_for_no_disk(open_depot, monkeypatch):
@@ -173,7 +180,17 @@ def test_its_end_waits_for_no_disk(open_depot, monkeypatch):
     depot.close()
     assert time.monotonic() - begin < 1.0 and folder.done == []
     folder.may_go_on.set()
-    depot._thread.join()
+    wait_until_closed(folder)
+
+
+def test_one_that_is_forgotten_lets_go_of_its_folder(rows):
+    folder = SlowFolder()
+    folder.may_go_on.set()
+    depot = DiskDepot(folder, rows, b"")
+    depot.write(b"a", 0)
+    del depot
+    gc.collect()
+    wait_until_closed(folder)
 
 
 def test_what_reading_takes_is_learned(open_depot, tmp_path):

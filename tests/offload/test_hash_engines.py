@@ -81,7 +81,7 @@ def serve(engine: Engine, prompts: list[list[int]], rng: random.Random, count: i
         prompt = rng.choice(prompts) + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
         params = SamplingParams(max_tokens=rng.randint(1, 8), ignore_eos=True)
         engine.add(Request(f"r{index}", prompt, params, 0.0))
-        depot._paused_until = 0.0  # a full disk is tried again at once
+        depot._work._paused_until = 0.0  # a full disk is tried again at once
         while engine.has_unfinished_requests and (rng.random() < 0.8 or index == count - 1):
             step = engine.step()
             ended = [u.request for u in step.updates if u.request.is_finished] if step else []

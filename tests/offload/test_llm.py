@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo import build as build_module
 from octavo.core.shelf import Always
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
+from octavo.offload import restore_rule
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
 PROMPT = "a prompt of some forty bytes or perhaps more"
@@ -22,7 +22,7 @@ BACKENDS = ["native", "reference", "fused"]
 @pytest.fixture(autouse=True)
 def _always_reads(monkeypatch):
     """A model this small is sooner computed; and nothing is to be measured for it."""
-    monkeypatch.setattr(build_module, "_restore_rule", lambda *_: Always())
+    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: Always())
 
 
 def skip_without(kernels: str) -> None:

@@ -16,6 +16,7 @@ from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.shelf import Shelf
 from octavo.executor.local import LocalExecutor
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_model
@@ -43,6 +44,7 @@ class Bench:
         kv_cache_dtype: str = "auto",
         proposer: DraftProposer | None = None,
         groups: KVGroups | None = None,
+        num_places: int = 0,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -63,14 +65,16 @@ class Bench:
                 scheduler_config.max_model_len,
                 scheduler_config.max_num_batched_tokens,
                 groups,
+                num_shelf_blocks=num_places,
             )
         )
+        shelf = Shelf(num_blocks, num_places, block_size) if num_places else None
         executor = LocalExecutor(rank)
         windows = ONE_TABLE if groups is None else groups.windows
         cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
         scheduler = Scheduler(
             replace(scheduler_config, runs_ahead=executor.feeds_tokens),
-            BlockManager(num_blocks, block_size, cache, windows),
+            BlockManager(num_blocks, block_size, cache, windows, store=shelf),
             StaticAdmission() if static else None,
             proposer,
         )

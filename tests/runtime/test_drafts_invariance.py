@@ -113,6 +113,7 @@ VARIANTS = {
     "small budget": {"right": 0.9, "max_num_batched_tokens": 9},
     "no prefix cache": {"right": 0.9, "prefix_caching": False},
     "tiny pool": {"right": 0.9, "num_blocks": 8},
+    "tiny pool, a shelf": {"right": 0.9, "num_blocks": 8, "num_places": 30},
     "long blocks": {"right": 0.9, "block_size": 32, "num_blocks": 32},
 }
 

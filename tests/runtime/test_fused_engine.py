@@ -10,11 +10,16 @@ from queued_stream import QueuedStream
 from octavo import LLM
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.shelf import Always
 from octavo.executor.faulty import FaultyScheduler, every
+from octavo.offload import restore_rule
 from octavo.runtime import cuda_kit
 from octavo.speculation.ngram import NgramProposer
 
-SOME = ("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "three seats", "unchunked")
+SOME = (
+    *("block size 32", "budget 7", "tiny pool", "tiny pool, no cache", "tiny pool, a shelf"),
+    *("three seats", "unchunked"),
+)
 
 PROMPTS = ["one", "and another one", "abc abc", "x", "the last of them"]
 
@@ -55,6 +60,8 @@ def test_answers_are_those_of_the_reference_ops(bench, run_all, reference, strea
     assert_same(answers, reference)
     assert engine.executor.depth == 2 and streams[0].num_replays > 10
     assert engine.scheduler.num_preemptions > 0 or "tiny pool" not in name
+    if "shelf" in name:
+        assert (engine.stats().kv_blocks_restored or 0) > 0
 
 
 def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, streams):
@@ -63,6 +70,23 @@ def test_preemption_every_third_step_changes_nothing(bench, run_all, reference, 
     answers, _ = run_all(engine, make_requests(bench.config.vocab_size))
     assert_same(answers, reference)
     assert engine.scheduler.num_preemptions > 5
+
+
+def test_what_is_stored_on_a_disk_is_what_was_computed(tiny_model, streams, tmp_path, monkeypatch):
+    """Copies to the host are over before anybody writes down what they brought."""
+    monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: Always())
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompts = [prompt * 9 for prompt in PROMPTS]
+    settings = {"max_model_len": 192, "num_blocks": 16, "kv_offload": f"{tmp_path / 'kv'}:1MiB"}
+
+    def serve() -> tuple[list[list[int]], int]:
+        with LLM(str(tiny_model), kernels="fused", **settings) as llm:
+            outputs = llm.generate(prompts, params)
+            cached = sum(output.num_cached_tokens for output in outputs)
+            return [output.outputs[0].token_ids for output in outputs], cached
+
+    (cold, num_shared), (warm, num_cached) = serve(), serve()
+    assert warm == cold and num_cached > num_shared + 100 and len(streams) == 2
 
 
 def test_stop_strings_end_what_ran_ahead(tiny_model, streams):

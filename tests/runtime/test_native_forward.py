@@ -28,6 +28,7 @@ VARIANTS = {
     "no prefix cache": {"prefix_caching": False},
     "tiny pool": {"num_blocks": 10},
     "tiny pool, no cache": {"num_blocks": 10, "prefix_caching": False},
+    "tiny pool, a shelf": {"num_blocks": 10, "num_places": 30},
     "three seats": {"max_num_seqs": 3},
     "static": {"static": True, "max_num_seqs": 4},
     "unchunked": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
@@ -94,6 +95,8 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     assert max(step.batch.num_seqs for step in steps) > 1 or "budget 1" in name
     if "tiny pool" in name:
         assert engine.scheduler.num_preemptions > 0
+    if "shelf" in name:
+        assert (engine.stats().kv_blocks_restored or 0) > 0
 
 
 def make_questions(document: list[int]) -> list[Request]:
