@@ -121,6 +121,13 @@ def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
         yield (phase.weight,)
 
 
+def share_of(phase: fusion.Phase) -> tuple[int, int] | None:
+    """How many of how many experts a token uses."""
+    if not isinstance(phase, fusion.Experts):
+        return None
+    return phase.routing.top_k, phase.routing.num_experts
+
+
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:
     """The plan of a model that is loaded, and the weights that it uses by name.
 

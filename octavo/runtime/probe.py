@@ -36,6 +36,9 @@ class RunnerProbe:
     def kv_bytes_per_token(self) -> float:
         return self._cache.bytes_per_token
 
+    def expert_tokens(self) -> tuple[int, ...]:
+        return ()
+
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         self._runner.logits_observer = observer
 
@@ -61,10 +64,15 @@ class NativeProbe(RunnerProbe):
                 )
                 + columns_bytes(weight.k, bool(weight.columns)),
                 ARITHMETIC[weight.format],
+                share,
             )
-            for op, weight in self._program.weights()
+            for op, weight, share in self._program.weights()
             if op != abi.OCT_OP_EMBED
         ]
+
+    def expert_tokens(self) -> tuple[int, ...]:
+        loads = self._program.expert_loads
+        return tuple(sum(loads).tolist()) if loads else ()
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
         return products(self._library, self._program.pool, arithmetic)

@@ -140,6 +140,9 @@ ARGUMENTS = {
     abi.OCT_OP_HEAD: abi.LinearArgs,
     abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
+ADDRESSES = (
+    *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x", "logits"),
+)
 
 
 def describe(program: Program, config: ModelConfig) -> dict[str, Any]:
@@ -179,7 +182,21 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             assert value  # each program counts for itself
         elif name == "head":
             found[name] = value.contents.softcap if value else None
-        elif name in ("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x", "logits"):
+        elif name in (
+            "in",
+            "add",
+            "x_out",
+            "y",
+            "residual",
+            "a",
+            "b",
+            "q",
+            "k",
+            "v",
+            "out",
+            "x",
+            "logits",
+        ):
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:

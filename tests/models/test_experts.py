@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_transformers import EXPERT_CASES, make_model
 
+from octavo import LLM, SamplingParams
 from octavo.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
@@ -35,9 +36,18 @@ ARCHITECTURES = {
 
 class Case(NamedTuple):
     name: str
+    model: torch.nn.Module
     folder: Path
     prompts: list[list[int]]
     logits: list[torch.Tensor]
+
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """What transformers answers."""
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        with torch.no_grad():
+            answer = self.model.generate(ids, max_new_tokens=num_tokens, **options)
+        return answer[0, len(prompt) :].tolist()
 
 
 @pytest.fixture(scope="module", params=EXPERT_CASES)
@@ -54,7 +64,7 @@ def case(request, tiny_model, tmp_path_factory):
     prompts = [torch.randint(3, 250, (n,), generator=generator).tolist() for n in lengths]
     with torch.no_grad():
         logits = [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
-    return Case(request.param, folder, prompts, logits)
+    return Case(request.param, model, folder, prompts, logits)
 
 
 def largest_difference(ours, theirs):
@@ -69,6 +79,27 @@ def test_logits_agree(case, driver):
 def test_native_logits_agree(case, native_driver):
     logits = native_driver(case.folder).logits(case.prompts)
     assert largest_difference(logits, case.logits) < NATIVE_TOLERANCE
+
+
+@pytest.mark.parametrize("kernels", ["native", "fused", "reference"])
+def test_an_engine_answers_the_same(case, kernels):
+    """With chunks of prompts among single tokens, blocks for two of three requests, and so some
+    preemption."""
+    if case.name not in ("qwen2-moe", "gpt-oss"):
+        pytest.skip("two families are enough for what all have in common")
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    sizes = {"num_blocks": 17, "max_num_batched_tokens": 32, "max_model_len": 128}
+    prompts = case.prompts[:3]
+    with LLM(str(case.folder), kernels=kernels, kv_cache_dtype="f32", **sizes) as llm:
+        answers = llm.generate(prompts, params, use_tqdm=False)
+        tokens = llm._text_engine.engine.executor.probe().expert_tokens()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.outputs[0].token_ids == case.greedy(prompt, 48)
+    if kernels == "native":
+        config = open_checkpoint(case.folder).config()
+        computed = sum(len(prompt) + 47 for prompt in prompts)
+        assert len(tokens) == config.experts.routing.num_experts
+        assert sum(tokens) >= computed * config.num_layers * config.experts.routing.top_k
 
 
 def as_f32(matrix):

@@ -121,21 +121,24 @@ class Program:
         self.seconds += time.perf_counter() - begin
         self.library.check(code)
 
-    def weights(self) -> Iterator[tuple[int, abi.Weight]]:
-        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it."""
+    def weights(self) -> Iterator[tuple[int, abi.Weight, tuple[int, int] | None]]:
+        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it, and of an
+        expert's, how many of how many a token uses."""
         for index in range(self.num_phases):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
-                yield node.op, ctypes.cast(node.args, _EMBED).contents.table
+                yield node.op, ctypes.cast(node.args, _EMBED).contents.table, None
             elif node.op in (abi.OCT_OP_LINEAR, abi.OCT_OP_HEAD):
                 linear = ctypes.cast(node.args, _LINEAR).contents
                 for segment in linear.segments[: linear.num_segments]:
-                    yield node.op, segment.weight
+                    yield node.op, segment.weight, None
             elif node.op == abi.OCT_OP_EXPERTS:
                 arguments = ctypes.cast(node.args, _EXPERTS).contents
-                for expert in arguments.experts[: arguments.routing.num_experts]:
+                routing = arguments.routing
+                share = routing.top_k, routing.num_experts
+                for expert in arguments.experts[: routing.num_experts]:
                     for weight in (expert.gate, expert.up, expert.down):
-                        yield node.op, weight
+                        yield node.op, weight, share
 
     def buffer(self, value: Value) -> np.ndarray:
         """The activations of a value, float32 [max_tokens, width], as the last step left them; or
