@@ -57,6 +57,7 @@ _FILE_TYPES = {
     GGMLType.IQ4_NL: 25,
     GGMLType.IQ4_XS: 30,
     GGMLType.BF16: 32,
+    GGMLType.MXFP4: 38,
 }
 
 
