@@ -104,7 +104,9 @@ def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
     """What a phase multiplies with, or reads rows of."""
     if isinstance(phase, fusion.Linear):
         yield from (segment.weight for segment in phase.segments)
-    elif isinstance(phase, fusion.Embed | fusion.Head):
+    elif isinstance(phase, fusion.Embed):
+        yield from filter(None, (phase.weight, phase.positions))
+    elif isinstance(phase, fusion.Head):
         yield phase.weight
 
 
