@@ -117,7 +117,9 @@ def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
         for expert in phase.experts:
             yield expert.gate, expert.up
             yield (expert.down,)
-    elif isinstance(phase, fusion.Embed | fusion.Head):
+    elif isinstance(phase, fusion.Embed):
+        yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
+    elif isinstance(phase, fusion.Head):
         yield (phase.weight,)
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from octavo.core.executor import LogitsObserver
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
@@ -72,7 +74,7 @@ class NativeProbe(RunnerProbe):
 
     def expert_tokens(self) -> tuple[int, ...]:
         loads = self._program.expert_loads
-        return tuple(sum(loads).tolist()) if loads else ()
+        return tuple(np.sum(loads, axis=0).tolist()) if loads else ()
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
         return products(self._library, self._program.pool, arithmetic)

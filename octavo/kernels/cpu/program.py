@@ -34,6 +34,12 @@ _ROWS = {
     "silu": abi.OCT_ROWS_SILU_MUL,
     "gelu_tanh": abi.OCT_ROWS_GELU_TANH_MUL,
     "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
+    "layernorm": abi.OCT_ROWS_LAYERNORM,
+    "scale": abi.OCT_ROWS_SCALE,
+    "silu_alone": abi.OCT_ROWS_SILU,
+    "gelu_tanh_alone": abi.OCT_ROWS_GELU_TANH,
+    "gelu_erf_alone": abi.OCT_ROWS_GELU_ERF,
+    "relu_alone": abi.OCT_ROWS_RELU,
     "sigmoid": abi.OCT_ROWS_SIGMOID_MUL,
 }
 _SCORING = {"softmax": abi.OCT_SCORE_SOFTMAX, "sigmoid": abi.OCT_SCORE_SIGMOID}
@@ -127,7 +133,10 @@ class Program:
         for index in range(self.num_phases):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
-                yield node.op, ctypes.cast(node.args, _EMBED).contents.table, None
+                embed = ctypes.cast(node.args, _EMBED).contents
+                yield node.op, embed.table, None
+                if embed.positions.data:
+                    yield node.op, embed.positions, None
             elif node.op in (abi.OCT_OP_LINEAR, abi.OCT_OP_HEAD):
                 linear = ctypes.cast(node.args, _LINEAR).contents
                 for segment in linear.segments[: linear.num_segments]:
@@ -158,9 +167,7 @@ class Program:
     def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
         match phase:
             case fusion.Embed():
-                return abi.OCT_OP_EMBED, abi.EmbedArgs(
-                    table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
-                )
+                return abi.OCT_OP_EMBED, self._embed(phase)
             case fusion.Linear():
                 return abi.OCT_OP_LINEAR, self._linear(phase)
             case fusion.Attention():
@@ -175,6 +182,15 @@ class Program:
                 return abi.OCT_OP_HEAD, self._head(phase)
             case fusion.Experts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
+
+    def _embed(self, phase: fusion.Embed) -> abi.EmbedArgs:
+        arguments = abi.EmbedArgs(
+            table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
+        )
+        if phase.positions is not None:
+            arguments.positions = self._packed(phase.positions)
+            arguments.position_offset = phase.position_offset
+        return arguments
 
     def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
@@ -196,6 +212,7 @@ class Program:
         arguments.epilogue = _EPILOGUES[phase.activation]
         if phase.residual is not None:
             arguments.epilogue = abi.OCT_EPI_RESIDUAL
+            arguments.scale = phase.scale or 0.0
             arguments.residual = self._at(phase.residual)
         return arguments
 
@@ -204,6 +221,7 @@ class Program:
         arguments.segments[0].weight = self._packed(phase.weight)
         arguments.num_segments = 1
         arguments.epilogue = abi.OCT_EPI_HEAD
+        arguments.scale = phase.scale or 0.0
         head = abi.Head(softcap=phase.softcap or 0.0)
         self._kept.append(head)
         arguments.head = ctypes.pointer(head)
@@ -304,6 +322,8 @@ class Program:
             per_token=phase.a.width // width,
             a=self._at(phase.a),
             out=self._at(phase.out),
+            bias=self._constant(phase.bias),
+            factor=phase.factor,
         )
         if phase.norm is not None:
             arguments.b, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps
