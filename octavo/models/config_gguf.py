@@ -62,7 +62,7 @@ def _shared(
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values of different sizes")
-    rope = _rope(fields, family.gguf_interleaved, head_dim, "rope_freqs.weight" in tensors)
+    rope = _rope(fields, family.gguf_interleaved, head_dim, tensors)
     window = fields.integer("attention.sliding_window", None, minimum=0) or None
     return ModelConfig(
         architecture=family.architecture,
@@ -120,7 +120,9 @@ def _vocab_size(fields: Fields, vocabulary: Fields, tensors: Mapping[str, Any]) 
     return rows
 
 
-def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bool) -> RopeConfig:
+def _rope(
+    fields: Fields, interleaved: bool, head_dim: int, tensors: Mapping[str, Any]
+) -> RopeConfig:
     max_position = fields.integer("context_length", minimum=2)
     scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
@@ -135,8 +137,10 @@ def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bo
             "rope.scaling.original_context_length", max_position, minimum=2
         ),
         max_position=max_position,
-        has_freq_factors=has_freq_factors,
+        has_freq_factors="rope_freqs.weight" in tensors,
     )
+    if "rope_factors_long.weight" in tensors:
+        return _longrope(rope, fields)
     if scaling == "none":
         return rope
     if scaling == "linear":
@@ -159,6 +163,17 @@ def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bo
     raise UnsupportedModelError(
         f"{fields.path}: rope scaling {scaling!r:.80} is not supported in GGUF files, but none, "
         "linear and yarn are"
+    )
+
+
+def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
+    """No key says so: there are two tensors of divisors."""
+    return replace(
+        rope,
+        scaling="longrope",
+        factor=rope.max_position / rope.original_max_position,
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0),
+        has_freq_factors=True,
     )
 
 

@@ -140,6 +140,9 @@ ARGUMENTS = {
     abi.OCT_OP_HEAD: abi.LinearArgs,
     abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
+ADDRESSES = (
+    *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x", "logits"),
+)
 
 
 def describe(program: Program, config: ModelConfig) -> dict[str, Any]:
