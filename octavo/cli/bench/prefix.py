@@ -1,4 +1,4 @@
-"""``octavo bench prefix``: where prompts begin alike, time to first token, or decoding all at once."""
+"""``octavo bench prefix``: where prompts begin alike, time to first token, or decoding."""
 
 from __future__ import annotations
 
@@ -175,9 +175,7 @@ def _figure_at_once(args: argparse.Namespace, result: PrefixDecodeResult) -> Fig
     return time_bars(times, title=title, unit="ms")
 
 
-def _print_at_once(
-    console: Console, args: argparse.Namespace, result: PrefixDecodeResult
-) -> None:
+def _print_at_once(console: Console, args: argparse.Namespace, result: PrefixDecodeResult) -> None:
     rows = [
         [name, f"{each.median:,.0f} tok/s", f"{each.min:,.0f}–{each.max:,.0f}"]
         for name, each in (
