@@ -81,7 +81,7 @@ TREE = [
 
 @pytest.mark.parametrize("kv", FORMATS)
 def test_same_bits_in_every_format(native, make_pool, kv):
-    layer = Layer(kv=kv, heads=5, kv_heads=1, dim=48, rotary=48)
+    layer = Layer(kv=kv, heads=3, kv_heads=1, dim=32, rotary=32)
     cache = make_cache(native, layer, TREE)
     assert shared_keys(cache, TREE) > 0
     for pool in (native.pool, make_pool(1), make_pool(5)):
