@@ -37,6 +37,8 @@ namespace {
 
 using simd::F32;
 
+constexpr int kMergedAtOnce = 16;  // splits: a vector
+
 // One worker's part in a call.
 template <class Kv>
 class Attention {
@@ -195,7 +197,7 @@ class Attention {
       } else {
         attend_paths(item, paths, tile, queries, into);
       }
-      if (!in_first_split && (t == last || (t + 1) % kSplitTiles == 0)) merge(total, split);
+      if (!in_first_split && (t == last || (t + 1) % kSplitTiles == 0)) merge(total, &split, 1);
     }
     if (!plan_.cut_by_splits()) finish(item, total);
     return following;
@@ -244,18 +246,18 @@ class Attention {
   void go_on_from(int index, const Item& item, const Softmax& total, const Softmax& split) const {
     const PrefixRun& run = plan_.run(index);
     if (run.before >= 0) go_on_from(run.before, item, total, split);
-    for (int key = run.first_key; key < run.end_key; key += kSplit) {
-      for (int i = 0; i < item.num_tokens; i++) {
-        const SharedState at =
-            plan_.shared_state(index, item.head, key / kSplit, item.first_row + i);
-        const Softmax seen = states_of(at.item).part(at.row * group_, group_);
-        if (key == 0) {
-          total.part(i * group_, group_).copy(seen);
-        } else if (key + kSplit <= run.end_key) {
-          merge(total.part(i * group_, group_), seen);
-        } else {
-          split.part(i * group_, group_).copy(seen);
-        }
+    const int whole_splits = run.end_key / kSplit;
+    for (int i = 0; i < item.num_tokens; i++) {
+      const auto seen_in = [&](int split) {
+        const SharedState at = plan_.shared_state(index, item.head, split, item.first_row + i);
+        return states_of(at.item).part(at.row * group_, group_);
+      };
+      const Softmax mine = total.part(i * group_, group_);
+      int first = run.first_key / kSplit;
+      if (first == 0) mine.copy(seen_in(first++));
+      merge_all(mine, first, whole_splits, seen_in);
+      if (whole_splits > 0 && run.end_key % kSplit != 0) {
+        split.part(i * group_, group_).copy(seen_in(whole_splits));
       }
     }
   }
@@ -274,7 +276,7 @@ class Attention {
         Softmax further(split_, total.rows, args_.head_dim);
         further.reset();
         attend_split(item, keys, split, further);
-        merge(total, further);
+        merge(total, &further, 1);
       }
       is_first = false;
     };
@@ -327,40 +329,55 @@ class Attention {
 
   float* part(int index) const { return parts_ + index * state_floats_; }
 
-  // Add what was seen in a further split.
-  void merge(const Softmax& total, const Softmax& split) const {
-    const int dim = args_.head_dim;
+  // Add what was seen in further splits, in their order: `kMergedAtOnce` at most.
+  void merge(const Softmax& total, const Softmax* splits, int count) const {
+    alignas(64) float keep[kMergedAtOnce] = {}, take[kMergedAtOnce] = {};
     for (int r = 0; r < total.rows; r++) {
-      const float top = std::max(total.top[r], split.top[r]);
-      const F32 keep = exp2(simd::set1(total.top[r] - top));
-      const F32 take = exp2(simd::set1(split.top[r] - top));
-      const auto add = [&](float* a, const float* b) {
-        simd::store(a, simd::fma(simd::load(b), take, simd::mul(simd::load(a), keep)));
+      for (int s = 0; s < count; s++) {
+        const float top = std::max(total.top[r], splits[s].top[r]);
+        keep[s] = total.top[r] - top;
+        take[s] = splits[s].top[r] - top;
+        total.top[r] = top;
+      }
+      simd::store(keep, exp2(simd::load(keep)));
+      simd::store(take, exp2(simd::load(take)));
+      const auto add = [&](float* Softmax::* part, int64_t at) {
+        F32 sum = simd::load(total.*part + at);
+        for (int s = 0; s < count; s++) {
+          const F32 kept = simd::mul(sum, simd::set1(keep[s]));
+          sum = simd::fma(simd::load(splits[s].*part + at), simd::set1(take[s]), kept);
+        }
+        simd::store(total.*part + at, sum);
       };
-      total.top[r] = top;
-      add(total.sum + 16 * r, split.sum + 16 * r);
-      for (int d = 0; d < dim; d += 16) add(total.acc + r * dim + d, split.acc + r * dim + d);
+      add(&Softmax::sum, 16 * r);
+      for (int d = 0; d < args_.head_dim; d += 16) add(&Softmax::acc, r * args_.head_dim + d);
+    }
+  }
+
+  // Of splits, by their numbers.
+  template <class SeenIn>
+  void merge_all(const Softmax& total, int first, int end, const SeenIn& seen_in) const {
+    Softmax splits[kMergedAtOnce];
+    for (; first < end; first += kMergedAtOnce) {
+      const int count = std::min(end - first, kMergedAtOnce);
+      for (int i = 0; i < count; i++) splits[i] = seen_in(first + i);
+      merge(total, splits, count);
     }
   }
 
   void merge_splits(int tile) {
     const Item all = plan_.tile(tile);
     const Seen keys = {all.first_key, all.last_key};
-    float* total = nullptr;
-    const auto softmax = [&](float* memory) {
-      return Softmax(memory, num_rows(all), args_.head_dim);
+    const int sinks = first_split(all.sinks), num_sinks = end_split(all.sinks) - sinks;
+    const int own = first_split(keys), num_splits = num_sinks + end_split(keys) - own;
+    const auto seen_in = [&](int i) {
+      const int item = i < num_sinks ? plan_.item_of_sinks(tile, sinks + i)
+                                     : plan_.item_of_split(tile, own + i - num_sinks);
+      return Softmax(part(item), num_rows(all), args_.head_dim);
     };
-    const auto add = [&](float* split) {
-      if (total) merge(softmax(total), softmax(split));
-      if (!total) total = split;
-    };
-    for (int s = first_split(all.sinks); s < end_split(all.sinks); s++) {
-      add(part(plan_.item_of_sinks(tile, s)));
-    }
-    for (int s = first_split(keys); s < end_split(keys); s++) {
-      add(part(plan_.item_of_split(tile, s)));
-    }
-    finish(all, softmax(total));
+    const Softmax total = seen_in(0);
+    merge_all(total, 1, num_splits, seen_in);
+    finish(all, total);
   }
 
   // Divide by the sum, in which a head's sink has its part.

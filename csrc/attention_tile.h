@@ -42,6 +42,7 @@ struct Softmax {
   static int64_t floats(int rows, int head_dim) {
     return padded(rows) + int64_t{rows} * (16 + head_dim);
   }
+  Softmax() = default;
   Softmax(float* memory, int num_rows, int dim)
       : top(memory),
         sum(top + padded(num_rows)),

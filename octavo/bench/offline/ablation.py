@@ -20,6 +20,7 @@ from octavo.bench.offline.ablation_workloads import (
     LONE_ANSWER,
     LONG_CONTEXT,
     LONG_PROMPT_MEANWHILE,
+    SHARED_DOCUMENT,
     SHARED_PREFIX,
     UNEVEN_ANSWERS,
     Work,
@@ -155,6 +156,15 @@ ABLATIONS = (
         SHARED_PREFIX,
         TTFT,
         off={"enable_prefix_caching": False},
+    ),
+    Ablation(
+        "shared-prefix-decode",
+        "the KV of a common prefix is read once a step for all; without: for each",
+        SHARED_DOCUMENT,
+        TPOT,
+        off={"shared_prefix_decode": False},
+        promises_answers=_is_native,
+        needs=_needs_native,
     ),
     Ablation(
         "native-kernels",

@@ -197,6 +197,10 @@ def _shared_prefix(room: Room, seed: int) -> list[WorkloadRequest]:
     return room.requests(room.count(6), 32, 4, seed, prefix_len=512)
 
 
+def _shared_document(room: Room, seed: int) -> list[WorkloadRequest]:
+    return room.requests(room.count(16), 32, 32, seed, prefix_len=1536)
+
+
 LONE = Workload("one request", _lone)
 LONE_ANSWER = Workload("one long answer", _lone_answer)
 FEW = Workload("few short requests", _few)
@@ -205,3 +209,4 @@ LONG_CONTEXT = Workload("a batch with long prompts", _long_context)
 UNEVEN_ANSWERS = Workload("answers of uneven lengths", _uneven_answers)
 LONG_PROMPT_MEANWHILE = Workload("a long prompt among answers", _long_prompt_meanwhile, 5)
 SHARED_PREFIX = Workload("questions on one document", _shared_prefix, 1)
+SHARED_DOCUMENT = Workload("many questions on one document at once", _shared_document)

@@ -1,5 +1,5 @@
-"""Many questions about one document, asked all at once: what it saves to read the document's KV once
-a step for all of them.
+"""Many questions about one document, asked all at once: what it saves to read the document's KV
+once a step for all of them.
 
 The document is computed first. Then all questions are asked together, and what counts are the steps
 in which each of them decodes a token. An engine that reads the KV anew for every request, as others
@@ -149,9 +149,7 @@ def _ask_all(session: OfflineSession, questions: list[WorkloadRequest]) -> Decod
     batches: list[tuple[int, int]] = []
 
     def observe(batch: Batch) -> None:
-        if _is_of_all(batch, questions) and not any(
-            each.request.is_finished for each in batch.items
-        ):
+        if _is_of_all(batch, questions) and all(each.request.block_ids for each in batch.items):
             keys = sum(item.end for item in batch.items)
             block_size = session.loaded.config.cache.block_size
             batches.append((keys, shared_keys(batch.items, block_size)))

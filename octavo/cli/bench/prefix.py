@@ -1,4 +1,4 @@
-"""``octavo bench prefix``: where prompts begin alike, time to first token, or decoding all at once."""
+"""``octavo bench prefix``: where prompts begin alike, time to first token, or decoding."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def by_name(name):
 def test_every_ablation_is_measured_or_says_why_not(study, settings, name):
     ablation = by_name(name)
     reason = study.why_not(ablation)
-    if name in ("native-kernels", "rounds", "kv-int8"):
+    if name in ("native-kernels", "rounds", "kv-int8", "shared-prefix-decode"):
         assert "native" in reason
         return
     if name in ("cuda-graphs", "async-scheduling"):
@@ -84,11 +84,15 @@ def test_with_native_kernels(tiny_model):
     with OfflineSession(ablation_settings(args)) as session:
         study = AblationStudy(session, repeat=1)
         found = {}
-        for name in ("kv-cache", "native-kernels", "rounds", "kv-int8", "threads"):
+        for name in (
+            *("kv-cache", "native-kernels", "rounds", "kv-int8", "threads"),
+            "shared-prefix-decode",
+        ):
             assert study.why_not(by_name(name)) is None
             found[name] = study.measure(by_name(name))
     assert found["kv-cache"].same_answers == "yes"
     assert found["threads"].same_answers == "yes"
+    assert found["shared-prefix-decode"].same_answers == "yes"
     assert found["native-kernels"].same_answers == "not promised"
     # Several tokens of one call come at once: they make fewer gaps than tokens.
     rounds = found["rounds"]
@@ -104,6 +108,7 @@ def test_each_ablation_takes_away_what_it_names(study):
     assert off["native-kernels"].kernels == "reference"
     assert off["threads"].threads == 1
     assert not off["prefix-cache"].enable_prefix_caching
+    assert not off["shared-prefix-decode"].shared_prefix_decode
     with OfflineSession(off["chunked-prefill"]) as session:
         limits = session.loaded.config.scheduler
         assert not limits.enable_chunked_prefill
