@@ -23,7 +23,6 @@ from typing import Protocol
 
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
 
-
 # Blocks that were evicted and are remembered as such, by a number each.
 _REMEMBERED = 1 << 16
 
