@@ -18,8 +18,8 @@ No slot is read that a query of the item does not see: positions beyond are repl
 visible one before they are looked up, and then masked. So what a stale or foreign block contains,
 NaN for instance, cannot leak.
 
-Where requests keep sinks and a window (``key_tiles.py``), an item goes through the tiles of the sinks
-first, and each tile has queries that are rotated as its keys want.
+Where requests keep sinks and a window (``key_tiles.py``), an item goes through the tiles of the
+sinks first, and each tile has queries that are rotated as its keys want.
 
 Drafted tokens that are a tree are items of their own, which see the slots of their ancestors at the
 positions of these: products and sums are those that the path alone would have, to the bit.

@@ -30,8 +30,8 @@ class KeyTiles(NamedTuple):
 
 
 class Visibility(Protocol):
-    """What queries see. ``request`` [items] are those of items, ``first`` and ``last`` [items] their
-    outermost queries."""
+    """What queries see. ``request`` [items] are those of items, and ``first`` and ``last`` [items]
+    their outermost queries."""
 
     def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Of each item: [items]."""

@@ -79,8 +79,8 @@ def test_a_request_is_one_readable_line(stderr):
     line = re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO     (.*)\n", stderr.getvalue())
     assert line is not None
     assert line[1] == (
-        "cmpl-1 (client-7) /v1/completions key-1: prompt 13 (8 cached, then evicted), output 5, TTFT 23.4 ms, "
-        "TPOT 20.0 ms, E2E 103 ms, queue 3.0 ms, 50.0 tokens/s, stop"
+        "cmpl-1 (client-7) /v1/completions key-1: prompt 13 (8 cached, then evicted), output 5, "
+        "TTFT 23.4 ms, TPOT 20.0 ms, E2E 103 ms, queue 3.0 ms, 50.0 tokens/s, stop"
     )
 
 
