@@ -289,7 +289,9 @@ def paged_attention(
     num_kv_heads = k_cache.num_heads
     if sinks is not None:
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
-    out = torch.empty_like(q[: plan.num_rows], memory_format=torch.contiguous_format)
+    out = torch.empty_like(
+        q[: plan.num_rows] if plan.angles else q, memory_format=torch.contiguous_format
+    )
     for group in plan.groups(window, num_kv_heads):
         scores = _scores(q, k_cache, group, scale)
         if softcap is not None:
