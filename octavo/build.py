@@ -159,9 +159,9 @@ def _rank_spec(args: EngineArgs, model: ModelConfig, path: Path, packed_folder: 
         batch_invariant=args.batch_invariant,
         shared_prefix_decode=args.shared_prefix_decode,
         max_num_seqs=default_num_seqs(args, device),
-        max_model_len=args.max_model_len,
+        max_model_len=args.asked_model_len,
         max_num_batched_tokens=default_step_tokens(
-            args, device, args.max_model_len or model.max_position
+            args, device, args.asked_model_len or model.max_position
         ),
     )
 

@@ -101,8 +101,10 @@ class EngineArgs:
         "checkpoint was made for that, int8 is 8 bits anyway, int16 rounds none",
         ("auto", "int8", "mixed", "int16"),
     )
-    max_model_len: int | None = option(
-        None, "prompt and output tokens of one request; default: the model's, if memory allows"
+    max_model_len: int | str | None = option(
+        None,
+        "prompt and output tokens of one request; default: the model's, if the usual memory "
+        "allows; auto: the longest that fits in all that is free",
     )
     max_num_seqs: int | None = option(None, "requests that run at once; 64 on CPU, 256 on CUDA")
     max_num_batched_tokens: int | None = option(
@@ -218,6 +220,8 @@ class EngineArgs:
             value = getattr(self, name)
             if value is None and name != "block_size":
                 continue
+            if (name, value) == ("max_model_len", "auto"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
@@ -233,6 +237,11 @@ class EngineArgs:
         self.speculation()  # raises if it is wrong
         self._check_sights()
         self._refuse_what_is_not_there()
+
+    @property
+    def asked_model_len(self) -> int | None:
+        """``max_model_len``, if it is a number."""
+        return self.max_model_len if isinstance(self.max_model_len, int) else None
 
     def speculation(self) -> SpeculativeConfig | None:
         """How tokens are guessed ahead, None where they are not."""
@@ -367,7 +376,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     """
     choices: list[str] = []
     max_num_seqs = default_num_seqs(args, capacity.device)
-    wanted_len = args.max_model_len or capacity.model_max_len
+    wanted_len = args.asked_model_len or capacity.model_max_len
     if wanted_len > capacity.model_max_len:
         raise ConfigError(
             f"max_model_len {wanted_len} exceeds the {capacity.model_max_len} positions of the "
@@ -401,7 +410,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             capacity.ledger.check_first_block(block_bytes)
         # More than this could never be used at once.
         useful = blocks_per_seq * max_num_seqs
-        num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
+        memory = capacity.kv_memory_bytes
+        if args.max_model_len == "auto":  # as much as one request needs, if it is there
+            memory = max(memory, min(blocks_per_seq * block_bytes, capacity.kv_memory_most))
+        num_blocks = max(1, min(useful, memory // block_bytes))
         choices.append(
             f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
@@ -410,7 +422,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     pool_tokens = longest_sequence(windows, num_blocks, args.block_size, step_tokens, wanted_len)
     max_model_len = wanted_len
     if pool_tokens < wanted_len:
-        if args.max_model_len is not None:
+        if args.asked_model_len is not None:
             raise ConfigError(
                 f"max_model_len {wanted_len} needs {blocks_per_seq} blocks "
                 f"({blocks_per_seq * block_bytes / GIB:.2f} GiB of KV), and the pool has "
@@ -421,6 +433,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(
             f"max_model_len: {pool_tokens} of the model's {wanted_len}, as the KV pool allows"
         )
+    elif args.max_model_len == "auto":
+        choices.append(f"max_model_len: {wanted_len}, all that the model has")
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
     offload = _offload(args, groups, block_bytes)

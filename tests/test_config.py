@@ -177,3 +177,54 @@ def test_windows_alone_serve_a_context_longer_than_the_pool():
     small = capacity_with(groups, memory=16 * 100 * 20)
     config = resolve(EngineArgs(max_num_batched_tokens=64), small)
     assert config.cache.num_blocks == 20 and config.scheduler.max_model_len == 1024
+
+
+def test_an_automatic_context_takes_the_memory_that_one_request_needs():
+    capacity = Capacity("cpu", "float32", 4096, 10, 16 * 10 * 16, "float32", kv_memory_most=10**9)
+    usual = resolve(EngineArgs(max_num_seqs=8), capacity)
+    assert usual.scheduler.max_model_len == 16 * 16
+    longest = resolve(EngineArgs(max_num_seqs=8, max_model_len="auto"), capacity)
+    assert longest.scheduler.max_model_len == 4096
+    assert longest.cache.num_blocks == 4096 // 16  # and no more than that
+    assert any("max_model_len" in line for line in longest.choices)
+
+
+def test_an_automatic_context_is_what_fits():
+    capacity = Capacity("cpu", "float32", 4096, 10, 160, "float32", kv_memory_most=16 * 10 * 50)
+    config = resolve(EngineArgs(max_model_len="auto"), capacity)
+    assert config.scheduler.max_model_len == 800
+    assert any("800 of the model's 4096" in line for line in config.choices)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention_sinks": 4}, "of a window"),
+        ({"n_keep": 4}, "of a context_shift"),
+        ({"window": 8, "context_shift": True}, "do not go together"),
+        ({"window": 8, "enable_chunked_prefill": False}, "do not go together"),
+        ({"window": 8, "spec_method": "ngram"}, "do not go together"),
+        ({"window": 0}, "at least 1"),
+        ({"max_model_len": "long"}, "an integer of at least 2"),
+    ],
+)
+def test_sights_that_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**settings)
+
+
+def test_sights_are_checked_against_the_context_and_the_model():
+    config = resolve(EngineArgs(window=1000), CPU)
+    assert config.scheduler.sights.window == 1000
+    assert config.scheduler.sights.attention_sinks == 4
+    with pytest.raises(ConfigError, match="more than the 1024 tokens of the context"):
+        resolve(EngineArgs(window=1021), CPU)
+    without = dataclasses.replace(CPU, no_sinks="no rotations")
+    with pytest.raises(ConfigError, match="no rotations"):
+        resolve(EngineArgs(window=8), without)
+    assert resolve(EngineArgs(), without).scheduler.sights.window == 0
+
+
+def test_a_pool_has_room_for_what_a_step_adds_to_a_window():
+    config = resolve(EngineArgs(window=1020, max_num_seqs=1), CPU)
+    assert config.cache.num_blocks * 16 >= 1024 + 512

@@ -99,6 +99,8 @@ def _settings(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {"choices": field.metadata["choices"]}
     if field.name in ("kv_cache_memory", "response_cache"):
         return {"type": _bytes, "metavar": "BYTES"}
+    if field.name == "max_model_len":
+        return {"type": _length, "metavar": "N"}
     if field.name == "max_predicted_ttft":
         return {"metavar": "MS"}
     if typing.get_origin(hint) is tuple:
@@ -121,3 +123,12 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _length(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens, nor auto") from error

@@ -129,6 +129,12 @@ class ScheduledRequest:
     draft: Draft | None = None
 
     @property
+    def num_seen(self) -> int:
+        """Tokens before ``start`` that the first of these sees."""
+        sight = self.request.sight
+        return self.start if sight is None else min(self.start, sight.num_tokens - 1)
+
+    @property
     def samples(self) -> bool:
         """Whether the step reaches the last known token, so that a next one is sampled."""
         return self.num_sampled > 0

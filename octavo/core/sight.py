@@ -79,7 +79,7 @@ class Sight:
     def left_out(self, num_tokens: int, block_size: int) -> int:
         """Tokens behind the blocks of the sinks that need no place in a table, if all queries come
         after ``num_tokens``: a multiple of ``SPLIT`` and of ``block_size``."""
-        unit = math.lcm(SPLIT, block_size)
+        unit = unit_left_out(block_size)
         return len(self.left_behind(num_tokens, block_size)) * block_size // unit * unit
 
     def most_blocks(self, block_size: int, step_tokens: int) -> int:
@@ -91,6 +91,11 @@ class Sight:
     def num_angles(self, num_tokens: int) -> int:
         """Positions of which tables of rotations need rows, for so many tokens of a sequence."""
         return num_tokens if num_tokens <= self.turn else self.turn + self.window
+
+
+def unit_left_out(block_size: int) -> int:
+    """Tokens that are left out of a table at once."""
+    return math.lcm(SPLIT, block_size)
 
 
 class AsksForSight(Protocol):

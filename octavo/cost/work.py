@@ -17,14 +17,17 @@ from octavo.cost.rank_model import AttentionOp, Experts, MatrixOp, RankModel
 
 
 class Chunk(Protocol):
-    """Tokens ``[start, start + num_tokens)`` of a sequence, as `octavo.core.batch` has them.
+    """Some tokens of a sequence, one after the other, as `octavo.core.batch` has them.
 
     ``num_sampled`` is 0 where the token after them is not wanted. A ``draft`` is their last tokens,
     to be verified: every row from the one before it on is sampled.
     """
 
     @property
-    def start(self) -> int: ...
+    def num_seen(self) -> int:
+        """Tokens before its first one that this sees: all, but for a request with a sight."""
+        ...
+
     @property
     def num_tokens(self) -> int: ...
     @property
@@ -40,6 +43,10 @@ class Span(NamedTuple):
     num_tokens: int
     num_sampled: int = 1
     draft: Sized | None = None
+
+    @property
+    def num_seen(self) -> int:
+        return self.start
 
     @property
     def samples(self) -> bool:
@@ -138,7 +145,7 @@ def passes(chunks: Iterable[Chunk], num_rounds: int = 1, shared_keys: int = 0) -
     first.shared_keys = shared_keys
     yield first
     if num_rounds > 1:
-        ends = [chunk.start + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
+        ends = [chunk.num_seen + chunk.num_tokens for chunk in chunks if chunk.num_sampled]
         for later in range(num_rounds - 1):
             yield Rows(len(ends), len(ends), [end + later for end in ends])
 
@@ -154,13 +161,13 @@ def _first_pass(chunks: Iterable[Chunk]) -> Rows:
         num_tokens += count
         if count == 1:
             num_sampled += chunk.num_sampled > 0
-            singles.append(chunk.start)
+            singles.append(chunk.num_seen)
             continue
         sampled, draft = 0, chunk.draft
         if chunk.num_sampled:
             sampled = 1 if draft is None else 1 + len(draft)
         num_sampled += sampled
-        (drafts if count == sampled else prompts).append((chunk.start, count))
+        (drafts if count == sampled else prompts).append((chunk.num_seen, count))
     return Rows(num_tokens, num_sampled, singles, drafts, prompts)
 
 

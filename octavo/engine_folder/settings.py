@@ -48,9 +48,10 @@ def settings_of(manifest: Manifest, args: EngineArgs) -> EngineArgs:
             raise _contradiction(manifest, name, asked, built)
     folder = _folder_settings(manifest, args.model)
     for name in LIMITS:
-        if name in folder and given.get(name) is not None and given[name] > folder[name]:
-            raise _contradiction(manifest, name, given[name], f"at most {folder[name]}")
-        if name in folder and given.get(name) is None:
+        asked = given.get(name)
+        if name in folder and isinstance(asked, int) and asked > folder[name]:
+            raise _contradiction(manifest, name, asked, f"at most {folder[name]}")
+        if name in folder and not isinstance(asked, int):
             given.pop(name, None)
     for name in given:
         folder.pop(_SAME.get(name, name), None)

@@ -18,8 +18,8 @@ No slot is read that a query of the item does not see: positions beyond are repl
 visible one before they are looked up, and then masked. So what a stale or foreign block contains,
 NaN for instance, cannot leak.
 
-Where requests keep sinks and a window (``sinks.py``), an item goes through the tiles of the sinks
-first, and each tile has queries that are rotated as its keys want.
+Where requests keep sinks and a window (``key_tiles.py``), an item goes through the tiles of the
+sinks first, and each tile has queries that are rotated as its keys want.
 
 Drafted tokens that are a tree are items of their own, which see the slots of their ancestors at the
 positions of these: products and sums are those that the path alone would have, to the bit.
@@ -35,11 +35,10 @@ import torch
 from torch import Tensor
 
 from octavo.core.sight import Sight
+from octavo.kernels.key_tiles import KEY_TILE, StepSights, Visibility, Windowed
 from octavo.kernels.kv_stores import KVStore
-from octavo.kernels.sinks import StepSights
 
 QUERY_TILE = 8
-KEY_TILE = 64
 
 # Items go through together up to this many tiles of keys (all heads of a tile count as one).
 _TILES_AT_ONCE = 128
@@ -194,93 +193,54 @@ class AttentionPlan:
             yield from self._groups[key]
             return
         last = self._position + self._num_queries - 1
-        first = np.zeros_like(last)
-        if window is not None:
-            first = np.maximum(self._position - window + 1, 0)
-        num_tiles = last // KEY_TILE - first // KEY_TILE + 1
-        if self._sights is not None:
-            assert window is None, "a request's own window is for layers that see all"
-            first = self._sights.first_seen(self._request, self._position)
-            num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0)
-            num_tiles += self._num_sink_tiles(np.arange(len(last)), last)
+        visible = self._visibility(window)
+        num_tiles = visible.num_tiles(self._request, self._position, last)
         made = []
         for items in _split(num_tiles):
-            group = self._group(items, first[items], last[items], window, num_kv_heads)
+            group = self._group(items, last[items], visible, num_kv_heads)
             made.append(group)
             yield group
         if num_tiles.sum() * num_kv_heads * KEY_TILE <= _KEPT_INDICES:
             self._groups[key] = tuple(made)
 
+    def _visibility(self, window: int | None) -> Visibility:
+        """What queries see in a layer."""
+        if self._sights is None:
+            return Windowed(window)
+        assert window is None, "a request's own window is for layers that see all"
+        return self._sights
+
     def _group(
-        self,
-        items: np.ndarray,
-        first: np.ndarray,
-        last: np.ndarray,
-        window: int | None,
-        num_kv_heads: int,
+        self, items: np.ndarray, last: np.ndarray, visible: Visibility, num_kv_heads: int
     ) -> _Group:
-        """``first`` and ``last`` [items] are the outermost positions that an item sees."""
-        request, count = self._request[items, None], self._num_queries[items]
+        """``last`` [items] are the positions of items' last queries."""
+        request, count = self._request[items], self._num_queries[items]
         place = np.arange(QUERY_TILE)
         step = np.minimum(place, count[:, None] - 1)
-        query_position = (self._position[items, None] + step)[:, :, None]
+        query = (self._position[items, None] + step)[:, None, :]
         is_query = place < count[:, None]
 
-        tiles, is_sink = self._tiles(items, first, last)
-        num_tiles = tiles.shape[1]
-        key = (tiles[:, :, None] + np.arange(KEY_TILE)).reshape(len(items), -1)
-        seen = np.clip(key, first[:, None], last[:, None])
-        token = self._token[items, None] + step
-        rows = token[:, None, :]
-        if self._sights is not None:
-            of_item = self._request[items, None, None]
-            sinks = np.repeat(is_sink, KEY_TILE, axis=1)
-            seen = np.where(sinks, np.minimum(key, self._last_sink(items, last)), seen)
-            rows = rows + self.num_rows * self._sights.rotations(
-                of_item, query_position.swapaxes(1, 2), tiles[:, :, None], is_sink[:, :, None]
-            )
-        place = self._places(items, seen)
-        slot = self._tables[request, place // self._block_size] * self._block_size
+        tiles = visible.tiles(request, self._position[items], last)
+        num_tiles = tiles.first_key.shape[1]
+        key = tiles.first_key[:, :, None] + np.arange(KEY_TILE)
+        seen = np.clip(key, tiles.low[:, :, None], tiles.high[:, :, None])
+        place = self._places(items, seen.reshape(len(items), -1))
+        slot = self._tables[request[:, None], place // self._block_size] * self._block_size
         slot = (slot + place % self._block_size).reshape(len(items), num_tiles, 1, KEY_TILE)
         cache_rows = slot * num_kv_heads + np.arange(num_kv_heads)[:, None]
 
-        hidden = key[:, None, :] > query_position
-        if window is not None:
-            hidden |= query_position - key[:, None, :] >= window
-        if self._sights is not None:
-            behind = key[:, None, :] < self._sights.first_seen(of_item, query_position)
-            is_no_sink = key[:, None, :] >= self._sights.sinks[of_item]
-            hidden |= np.where(sinks[:, None, :], is_no_sink, behind)
-        hidden = hidden.reshape(len(items), QUERY_TILE, num_tiles, KEY_TILE).swapaxes(1, 2)
+        hidden = visible.hidden(request, tiles, query[..., None], key[:, :, None, :])
+        token = self._token[items, None] + step
+        rotations = visible.rotations(request, tiles, query)
         return _Group(
             num_items=len(items),
             num_tiles=num_tiles,
-            query_rows=self._tensor(rows),
+            query_rows=self._tensor(token[:, None, :] + self.num_rows * rotations),
             tokens=self._tensor(token[is_query]),
             rows=self._tensor(np.flatnonzero(is_query)),
             cache_rows=self._tensor(cache_rows.reshape(len(items), num_tiles, -1)),
             hidden=self._tensor(np.ascontiguousarray(hidden)[:, :, None, :, None, :]),
         )
-
-    def _tiles(
-        self, items: np.ndarray, first: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The tiles of keys that items go through, as many for each: [items, tiles], where they
-        begin and whether they are of sinks."""
-        sinks = np.zeros_like(first) if self._sights is None else self._num_sink_tiles(items, last)
-        num_tiles = np.maximum(last // KEY_TILE - first // KEY_TILE + 1, 0) + sinks
-        index = np.arange(int(num_tiles.max()))
-        is_sink = index < sinks[:, None]
-        behind = first[:, None] // KEY_TILE + index - sinks[:, None]
-        return np.where(is_sink, index, behind) * KEY_TILE, is_sink
-
-    def _num_sink_tiles(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
-        return self._last_sink(items, last)[:, 0] // KEY_TILE + 1
-
-    def _last_sink(self, items: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """The last sink that items see, -1 for none: [items, 1]."""
-        assert self._sights is not None
-        return np.minimum(self._sights.sinks[self._request[items]] - 1, last)[:, None]
 
     def _places(self, items: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Where positions [items, n] that items see are in the slots of their sequences."""
@@ -329,7 +289,9 @@ def paged_attention(
     num_kv_heads = k_cache.num_heads
     if sinks is not None:
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
-    out = torch.empty_like(q[: plan.num_rows], memory_format=torch.contiguous_format)
+    out = torch.empty_like(
+        q[: plan.num_rows] if plan.angles else q, memory_format=torch.contiguous_format
+    )
     for group in plan.groups(window, num_kv_heads):
         scores = _scores(q, k_cache, group, scale)
         if softcap is not None:

@@ -29,8 +29,10 @@ from octavo.layers.module import Module
 from octavo.layers.parameter import Parameter
 from octavo.layers.rope_config import RopeConfig
 
-# Tables grow by whole pieces, so that decoding does not extend them at every step.
+# Tables grow by whole pieces, so that decoding does not extend them at every step; and by a share
+# of what they are, as each time all of it is copied.
 _GROWTH = 1024
+_GROWTH_SHARE = 8
 
 
 class RotaryEmbedding(Module):
@@ -61,7 +63,8 @@ class RotaryEmbedding(Module):
         """
         known = len(self._table)
         if known < num_positions:
-            size = -(-num_positions // _GROWTH) * _GROWTH
+            needed = max(num_positions, known + known // _GROWTH_SHARE)
+            size = -(-needed // _GROWTH) * _GROWTH
             self._table = np.concatenate([self._table, self._cos_sin(np.arange(known, size))])
         return self._table
 

@@ -98,6 +98,7 @@ class Capacity:
     ledger: MemoryLedger | None = None
     kv_groups: KVGroups | None = None
     no_sinks: str = ""
+    kv_memory_most: int = 0  # that it may use for a longer context, where that is asked for
 
 
 def capacity_of(
@@ -106,6 +107,7 @@ def capacity_of(
     *,
     is_native: bool,
     kv_memory_bytes: int,
+    kv_memory_most: int = 0,
     has_window_tables: bool = True,
     has_sinks: bool = True,
     ledger: MemoryLedger | None = None,
@@ -124,6 +126,7 @@ def capacity_of(
         model_max_len=config.max_position,
         kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
         kv_memory_bytes=max(0, kv_memory_bytes),
+        kv_memory_most=max(0, kv_memory_most),
         kv_dtype=kv_dtype,
         max_rounds=MAX_ROUNDS if is_native else 1,
         ledger=ledger,
@@ -143,8 +146,14 @@ def _why_no_sinks(config: ModelConfig) -> str:
 
 
 def cpu_kv_bytes(free: int) -> int:
-    """What a KV pool on the CPU may take of the memory that is free beside the weights."""
+    """What a KV pool on the CPU takes of the memory that is free beside the weights."""
     return min(_CPU_KV_BYTES, free // 2)
+
+
+def cpu_kv_most(free: int) -> int:
+    """And what it may take where somebody asks for the longest context that fits: activations, and
+    others on this machine, need some."""
+    return free // 4 * 3
 
 
 def kv_dtype_of(spec: RankSpec, is_native: bool) -> str:

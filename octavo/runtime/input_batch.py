@@ -35,7 +35,7 @@ import numpy as np
 
 from octavo.core.batch import Batch
 from octavo.core.request import Request
-from octavo.core.sight import SPLIT, Sight
+from octavo.core.sight import Sight, unit_left_out
 
 _ENDLESS = 1 << 62  # a turn that never ends
 
@@ -68,7 +68,7 @@ class StepSight(NamedTuple):
 def blocks_of_row(max_model_len: int, step_tokens: int, block_size: int) -> int:
     """Blocks of the longest table: of all tokens of a context; or, where a request goes on for
     ever, of what it sees in a step, of what is not left out yet, and of the step."""
-    return -(-(max_model_len + SPLIT + step_tokens) // block_size) + 4
+    return -(-(max_model_len + unit_left_out(block_size) + step_tokens) // block_size) + 4
 
 
 class BlockTables:

@@ -23,7 +23,14 @@ from octavo.core.request import Request
 from octavo.kernels.cpu.library import report_bus_errors
 from octavo.models.config import ModelConfig
 from octavo.runtime.backends import Backend, choose_backend
-from octavo.runtime.capacity import Capacity, RankLimits, RankSpec, capacity_of, cpu_kv_bytes
+from octavo.runtime.capacity import (
+    Capacity,
+    RankLimits,
+    RankSpec,
+    capacity_of,
+    cpu_kv_bytes,
+    cpu_kv_most,
+)
 from octavo.runtime.forward import Forward
 from octavo.runtime.hidden_states import StepFollower
 from octavo.runtime.memory_ledger import KV, MemoryLedger, open_ledger
@@ -97,13 +104,17 @@ class Rank:
     def capacity(self) -> Capacity:
         """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
         ledger = self._open_ledger()
+        if ledger is None:
+            free = machine.memory().available
+            usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
+        else:
+            usual = most = ledger.kv_bytes
         return capacity_of(
             self.spec,
             self.model_config,
             is_native=self.kernels == "native",
-            kv_memory_bytes=(
-                cpu_kv_bytes(machine.memory().available) if ledger is None else ledger.kv_bytes
-            ),
+            kv_memory_bytes=usual,
+            kv_memory_most=most,
             has_window_tables=self._has_window_tables,
             has_sinks=self._has_sinks,
             ledger=ledger,

@@ -222,11 +222,11 @@ def _share(count: int, others: int, settings: FleetSettings) -> int:
 
 def limits_of(engine: Mapping[str, Any]) -> Limits:
     """Those of the settings of an engine that memory depends on."""
-    kv_memory = engine.get("kv_cache_memory")
+    kv_memory, length = engine.get("kv_cache_memory"), engine.get("max_model_len")
     return Limits(
         max_num_seqs=engine.get("max_num_seqs"),
         max_num_batched_tokens=engine.get("max_num_batched_tokens"),
-        max_model_len=engine.get("max_model_len"),
+        max_model_len=None if length == "auto" else length,  # the model's, if it fits
         block_size=engine.get("block_size"),
         utilization=engine.get("gpu_memory_utilization"),
         kv_cache_memory=None if kv_memory is None else parse_bytes(kv_memory),

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     import transformers
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     transformers.logging.set_verbosity_error()
 
@@ -85,6 +86,26 @@ def test_scaled_frequencies_are_those_of_transformers(parameters):
     assert ours.attention_factor == pytest.approx(attention_factor, rel=1e-12)
 
 
+@pytest.mark.parametrize("parameters", PARAMETERS, ids=lambda p: p["rope_type"])
+def test_rotations_far_beyond_the_trained_length_are_those_of_transformers(parameters):
+    far = 131_072
+    theirs = LlamaConfig(
+        hidden_size=HEAD_DIM,
+        num_attention_heads=1,
+        max_position_embeddings=far,
+        rope_parameters={"rope_theta": 500_000.0, **parameters},
+    )
+    positions = torch.tensor([[0, 1, 1000, 5000, 40_000, far - 1]])
+    cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions)
+    half = HEAD_DIM // 2
+    config = _rope("config.json", {"rope_theta": 500_000.0, **parameters}, HEAD_DIM, far)
+    table = RotaryEmbedding(config).table(far)[positions[0].numpy()]
+    expected = torch.cat([cos[0, :, :half], sin[0, :, :half]], dim=1)
+    # Frequencies that differ in their last bit are so far apart after so many positions.
+    torch.testing.assert_close(torch.from_numpy(table), expected, rtol=0, atol=2e-2)
+    torch.testing.assert_close(torch.from_numpy(table)[:3], expected[:3], rtol=0, atol=2e-4)
+
+
 def test_dynamic_frequencies_grow_with_the_position():
     ours = RopeConfig(
         theta=10_000.0, rotary_dim=64, scaling="dynamic", factor=2.0, original_max_position=100
@@ -120,6 +141,13 @@ def test_table_grows_on_demand_and_keeps_its_bits():
     assert large.shape == (5120, 64)
     assert np.array_equal(large[:1024], small)
     assert np.array_equal(large, RotaryEmbedding(config).table(6000)[:5120])
+
+
+def test_a_table_that_grows_step_by_step_is_seldom_copied():
+    rope = RotaryEmbedding(RopeConfig(theta=1e4, rotary_dim=2))
+    tables = {id(table): table for table in map(rope.table, range(512, 131_072, 512))}
+    assert len(tables) < 40
+    assert len(rope.table(1)) < 131_072 * 9 / 8 + 1024
 
 
 def test_factors_of_the_checkpoint_divide_frequencies():

@@ -123,6 +123,7 @@ class FakeEngine:
         self.limits = QueueLimits()
         self.submit_error: Exception | None = None
         self.error_after: int | None = None
+        self.miss_reason = ""
         self.error: Exception = RuntimeError("asked for")
         self.answer: Callable[[GenerationRequest, int], list[int]] = _backwards
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,6 +175,7 @@ class FakeEngine:
                 cumulative = -0.5 * len(ids) - index if is_last else None
                 deltas.append(Delta(index, text, [ids[step]], logprobs, reason, None, cumulative))
             stats = generation.stats
+            stats.miss_reason = self.miss_reason
             stats.e2e = time.monotonic() - started
             if step == 0:
                 stats.queue_time, stats.ttft, stats.prefill_time = 0.0, stats.e2e, stats.e2e

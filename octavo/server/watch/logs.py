@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from octavo.core.prefix_cache import MissReason
 from octavo.server.engine.generation import Delta, Generation, Observer
 from octavo.server.log_lines import create_formatter, log_event
 from octavo.server.settings import ServerSettings
@@ -130,7 +131,9 @@ def _milliseconds(seconds: float | None) -> float | None:
 def _readable(fields: Mapping[str, Any]) -> str:
     """``request_id route tenant: prompt 12 (8 cached), output 5, TTFT 23 ms, ...: stop``"""
     external_id, request_id = fields["external_id"], fields["request_id"]
-    parts = [f"prompt {fields['prompt_tokens']} ({fields['cached_tokens']} cached)"]
+    cached, miss = fields["cached_tokens"], fields["miss_reason"]
+    why = f", then {miss}" if miss not in ("", MissReason.BLOCK_BORDER.value) else ""
+    parts = [f"prompt {fields['prompt_tokens']} ({cached} cached{why})"]
     parts.append(f"output {fields['output_tokens']}")
     if fields["n"] > 1:
         parts.append(f"n {fields['n']}")

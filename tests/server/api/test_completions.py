@@ -83,6 +83,23 @@ def joined(chunks, index, field="text"):
     return "".join(parts)
 
 
+def test_who_sees_a_window_may_ask_for_more_than_the_context(api, fake_engine):
+    assert api.post(max_tokens=300, window=64)["usage"]["completion_tokens"] == 300
+    (request,) = fake_engine.requests
+    assert (request.params.window, request.params.attention_sinks) == (64, None)
+    assert api.post(400, max_tokens=300)["code"] == "context_length_exceeded"
+    assert api.post(400, max_tokens=300, window=0)["code"] == "context_length_exceeded"
+    assert api.post(400, max_tokens=3, window=1000)["param"] == "window"
+
+
+def test_why_no_more_of_a_prompt_was_cached_is_told_but_not_what_others_asked(api, fake_engine):
+    def told(reason):
+        fake_engine.miss_reason = reason
+        return api.post(max_tokens=2)["usage"]["prompt_tokens_details"].get("miss_reason")
+
+    assert (told(""), told("evicted"), told("other_salt")) == (None, "evicted", "never_seen")
+
+
 def test_the_whole_shape(api):
     answer = api.post(max_tokens=2)
     assert answer.pop("created") > 1_700_000_000

@@ -277,6 +277,25 @@ def speculative(api: Api) -> None:
 
 
 @into(EITHER)
+def window(api: Api) -> None:
+    assert api.ask(window=512).token_ids == api.plain.token_ids
+    assert api.ask(window=2, attention_sinks=0).token_ids != api.plain.token_ids
+    api.refuses("window", window=10**6)
+
+
+@into(EITHER)
+def attention_sinks(api: Api) -> None:
+    few = api.ask(window=2, attention_sinks=0).token_ids
+    assert api.ask(window=2, attention_sinks=5).token_ids != few
+    api.refuses("attention_sinks", attention_sinks=4)  # of no window
+
+
+@into(EITHER)
+def n_keep(api: Api) -> None:
+    api.refuses("n_keep", n_keep=4)  # the server shifts no contexts
+
+
+@into(EITHER)
 def temperature(api: Api) -> None:
     assert api.ask(**HOT).token_ids != api.plain.token_ids
 

@@ -64,6 +64,7 @@ def finished_generation(**more) -> Generation:
     )
     stats = generation.stats
     stats.num_cached_tokens, stats.num_output_tokens = 8, 5
+    stats.miss_reason = "evicted"
     stats.queue_time, stats.ttft, stats.tpot, stats.e2e = 0.003, 0.0234, 0.02, 0.1034
     stats.prefill_time, stats.decode_time = 0.0204, 0.08
     return generation
@@ -78,8 +79,8 @@ def test_a_request_is_one_readable_line(stderr):
     line = re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO     (.*)\n", stderr.getvalue())
     assert line is not None
     assert line[1] == (
-        "cmpl-1 (client-7) /v1/completions key-1: prompt 13 (8 cached), output 5, TTFT 23.4 ms, "
-        "TPOT 20.0 ms, E2E 103 ms, queue 3.0 ms, 50.0 tokens/s, stop"
+        "cmpl-1 (client-7) /v1/completions key-1: prompt 13 (8 cached, then evicted), output 5, "
+        "TTFT 23.4 ms, TPOT 20.0 ms, E2E 103 ms, queue 3.0 ms, 50.0 tokens/s, stop"
     )
 
 
@@ -98,6 +99,7 @@ def test_json_has_the_same_as_fields(stderr):
         "tenant": "key-1",
         "prompt_tokens": 13,
         "cached_tokens": 8,
+        "miss_reason": "evicted",
         "output_tokens": 5,
         "n": 1,
         "ttft_ms": 23.4,

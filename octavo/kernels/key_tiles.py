@@ -1,0 +1,171 @@
+"""Which tiles of keys the items of a step's attention go through, and which keys a query sees.
+
+An item is some queries in a row of one request. Keys and queries are known by their slots: for a
+request that keeps sinks (``core/sight.py``) these are its positions less the tokens left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from octavo.core.sight import Sight
+
+KEY_TILE = 64
+
+# How a query may be rotated: as its key is, as keys of the turn before want, and as sinks do.
+OWN, TURN_BEFORE, FOR_SINKS = range(3)
+
+
+class KeyTiles(NamedTuple):
+    """As many for each item, [items, tiles]; those that an item lacks are hidden from it."""
+
+    first_key: np.ndarray
+    low: np.ndarray  # no query of the item sees a key before this one, or after ``high``
+    high: np.ndarray
+    is_sink: np.ndarray
+
+
+class Visibility(Protocol):
+    """What queries see. ``request`` [items] are those of items, and ``first`` and ``last`` [items]
+    their outermost queries."""
+
+    def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Of each item: [items]."""
+        ...
+
+    def tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> KeyTiles: ...
+
+    def hidden(
+        self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray, key: np.ndarray
+    ) -> np.ndarray:
+        """Whether queries [items, 1, queries, 1] do not see keys [items, tiles, 1, KEY_TILE]."""
+        ...
+
+    def rotations(self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray) -> np.ndarray:
+        """How queries [items, 1, queries] are rotated for tiles: [items, 1 or tiles, queries]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """All see the last ``window`` keys, their own included; all keys if it is None."""
+
+    window: int | None
+
+    def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return _tiles_between(self._first_seen(first), last)
+
+    def tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> KeyTiles:
+        low = self._first_seen(first)
+        index = np.arange(_tiles_between(low, last).max())
+        first_key = (low[:, None] // KEY_TILE + index) * KEY_TILE
+        return KeyTiles(
+            first_key, low[:, None], last[:, None], np.zeros_like(first_key, dtype=bool)
+        )
+
+    def hidden(
+        self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray, key: np.ndarray
+    ) -> np.ndarray:
+        hidden: np.ndarray = key > query
+        if self.window is not None:
+            hidden |= query - key >= self.window
+        return hidden
+
+    def rotations(self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray) -> np.ndarray:
+        return np.full_like(query, OWN)
+
+    def _first_seen(self, slot: np.ndarray) -> np.ndarray:
+        return slot * 0 if self.window is None else np.maximum(slot - self.window + 1, 0)
+
+
+_ALL = Sight(0, 1 << 40)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSights:
+    """Each request has a sight of its own: the reference of what ``csrc/sight.h`` says in C++.
+
+    The fields of the sights of a step's requests, int64 [S], and the tokens behind their sinks that
+    have no slots. One that sees all has no sinks, and a window and a turn that never end: its sums
+    are those that it has without company.
+    """
+
+    sinks: np.ndarray
+    window: np.ndarray
+    stride: np.ndarray
+    turn: np.ndarray
+    left_out: np.ndarray
+
+    @classmethod
+    def of(cls, sights: Sequence[tuple[Sight, int] | None]) -> StepSights:
+        each = [(_ALL, 0) if one is None else one for one in sights]
+        fields = [(s.sinks, s.window, s.stride, s.turn, left_out) for s, left_out in each]
+        return cls(*np.array(fields, dtype=np.int64).T)
+
+    def num_angles(self, num_slots: np.ndarray) -> int:
+        """Positions that rotations are needed for, of requests that have so many slots."""
+        ends = num_slots + self.left_out
+        return int(np.where(ends <= self.turn, ends, self.turn + self.window).max())
+
+    def angles(self, request: np.ndarray, slot: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The positions by which queries are rotated for TURN_BEFORE and FOR_SINKS; any that there
+        is a rotation of, where none is needed."""
+        turn, at = self.turn[request], slot + self.left_out[request]
+        before = at % turn + turn
+        is_needed = (before < turn + self.window[request]) & (at >= turn)
+        for_sinks = slot - (self._first_seen(request, slot) - self.sinks[request])
+        return np.where(is_needed, before, 0), np.where(self.sinks[request] > 0, for_sinks, 0)
+
+    def num_tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        behind = _tiles_between(self._first_seen(request, first), last)
+        return self._sink_tiles(request, last) + np.maximum(behind, 0)
+
+    def tiles(self, request: np.ndarray, first: np.ndarray, last: np.ndarray) -> KeyTiles:
+        num_sinks, low = self._sink_tiles(request, last), self._first_seen(request, first)
+        index = np.arange(self.num_tiles(request, first, last).max())
+        is_sink = index < num_sinks[:, None]
+        behind = low[:, None] // KEY_TILE + index - num_sinks[:, None]
+        return KeyTiles(
+            np.where(is_sink, index, behind) * KEY_TILE,
+            np.where(is_sink, 0, low[:, None]),
+            np.where(is_sink, self._last_sink(request, last)[:, None], last[:, None]),
+            is_sink,
+        )
+
+    def hidden(
+        self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray, key: np.ndarray
+    ) -> np.ndarray:
+        request = request[:, None, None, None]
+        is_behind = key < self._first_seen(request, query)
+        is_no_sink = key >= self.sinks[request]
+        hidden: np.ndarray = np.where(tiles.is_sink[:, :, None, None], is_no_sink, is_behind)
+        return hidden | (key > query)
+
+    def rotations(self, request: np.ndarray, tiles: KeyTiles, query: np.ndarray) -> np.ndarray:
+        request = request[:, None, None]
+        turn, left_out = self.turn[request], self.left_out[request]
+        turns = (query + left_out) // turn - (tiles.first_key[:, :, None] + left_out) // turn
+        return np.where(tiles.is_sink[:, :, None], FOR_SINKS, turns.clip(OWN, TURN_BEFORE))
+
+    def _first_seen(self, request: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        """The first key behind the sinks that a query sees."""
+        sinks, stride, left_out = self.sinks[request], self.stride[request], self.left_out[request]
+        beyond = np.maximum(slot + left_out + 1 - sinks - self.window[request], 0)
+        first: np.ndarray = sinks + -(-beyond // stride) * stride - left_out
+        return first
+
+    def _last_sink(self, request: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """That items see; -1 for none."""
+        return np.minimum(self.sinks[request] - 1, last)
+
+    def _sink_tiles(self, request: np.ndarray, last: np.ndarray) -> np.ndarray:
+        return self._last_sink(request, last) // KEY_TILE + 1
+
+
+def _tiles_between(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    tiles: np.ndarray = last // KEY_TILE - first // KEY_TILE + 1
+    return tiles
