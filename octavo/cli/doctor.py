@@ -20,7 +20,7 @@ EXAMPLES = """\
 examples:
   octavo doctor
   octavo doctor --json | jq .kernels
-  octavo doctor ./my-model                what is missing in it, left over, or not supported
+  octavo doctor ./my-model      # what is missing in it, left over, or not supported
 """
 
 

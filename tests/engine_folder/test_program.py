@@ -60,13 +60,27 @@ CONFIGS = {
     "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "gemma3": {**LLAMA, **GEMMA},
+    # Scales; norms of whole projections; layernorms, and layers without rope; positions, biases.
+    "granite": {
+        **LLAMA,
+        "architectures": ["GraniteForCausalLM"],
+        "residual_multiplier": 0.2,
+        "logits_scaling": 8.0,
+        "embedding_multiplier": 3.0,
+    },
+    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
+    "cohere2": {**LLAMA, "architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
+    "opt": {**LLAMA, "architectures": ["OPTForCausalLM"], "activation_function": "relu"},
 }
 
 
 def config_of(name: str) -> ModelConfig:
-    if name == "divisors":  # which only GGUF files have
+    if name in ("divisors", "longrope"):  # as only GGUF files have them
         config = ModelConfig.from_hf(LLAMA)
-        return replace(config, rope=replace(config.rope, has_freq_factors=True))
+        rope = replace(config.rope, has_freq_factors=True)
+        return replace(
+            config, rope=replace(rope, scaling="longrope") if name == "longrope" else rope
+        )
     return ModelConfig.from_hf(CONFIGS[name])
 
 
@@ -104,7 +118,7 @@ def read_back(plan: Any, model: Any, config: ModelConfig, weights: dict[str, Wei
 
 
 @pytest.mark.parametrize("activations", ["int8", "mixed", "int16"])
-@pytest.mark.parametrize("name", [*CONFIGS, "divisors"])
+@pytest.mark.parametrize("name", [*CONFIGS, "divisors", "longrope"])
 def test_a_program_survives_being_written(name, activations):
     config = config_of(name)
     model = random_model(config)
@@ -190,7 +204,8 @@ def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int
             heads = {"sinks": struct.num_heads, "cos_sin": table}
             return {**dict.fromkeys(("q_norm", "k_norm"), config.head_dim), **heads}
         case abi.RowsArgs():
-            return {"b": struct.width} if struct.kind == abi.OCT_ROWS_NORM else {}
+            of_norm = ("b",) if struct.kind in (abi.OCT_ROWS_NORM, abi.OCT_ROWS_LAYERNORM) else ()
+            return dict.fromkeys((*of_norm, "bias"), struct.width)
     return {}
 
 
