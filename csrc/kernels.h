@@ -16,7 +16,12 @@ void linear(const oct_linear_args& args, const Worker& worker);
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
 // Whether the blocks are there that a sequence needs up to position `end`.
 int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);
+// Whether the sequences of a step are some, with blocks that are there.
+int32_t check_sequences(const oct_attention_args& args, const oct_sequences& seqs);
 void attention(const oct_attention_args& args, const oct_sequences& seqs, const Worker& worker);
+
+int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs);
+void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker);
 
 // Whether a row's logits depend on the tokens before it; on anything but the model.
 bool has_penalties(const oct_sample& params);

@@ -19,6 +19,16 @@ OCT_INLINE void for_lanes(int n, F&& f) {
   if (i < n) f(i, n - i);
 }
 
+template <class F>
+void elementwise(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
+  for (int64_t i = begin; i < end; i += 16) {
+    const int n = static_cast<int>(std::min<int64_t>(16, end - i));
+    store_first(args.out + i, f(load_first(args.a + i, n), load_first(args.b + i, n)), n);
+  }
+}
+
+}  // namespace
+
 void norm_row(const float* x, const float* weight, float eps, int width, float* out) {
   F32 squares = zero();
   for_lanes(width, [&](int i, int n) {
@@ -31,16 +41,6 @@ void norm_row(const float* x, const float* weight, float eps, int width, float* 
     store_first(out + i, mul(v, load_first(weight + i, n)), n);
   });
 }
-
-template <class F>
-void elementwise(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
-  for (int64_t i = begin; i < end; i += 16) {
-    const int n = static_cast<int>(std::min<int64_t>(16, end - i));
-    store_first(args.out + i, f(load_first(args.a + i, n), load_first(args.b + i, n)), n);
-  }
-}
-
-}  // namespace
 
 void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker) {
   const int width = args.table.k;

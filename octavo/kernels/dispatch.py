@@ -40,6 +40,8 @@ class Ops:
     add: Op
     softcap: Op
     lm_head: Op
+    store_latents: Op
+    latent_attention: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))

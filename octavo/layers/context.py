@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops
 
 
@@ -35,6 +36,21 @@ class StepAttention(Protocol):
 
         A query sees its own position and those before it: all, or ``window`` of them in all.
         """
+        ...
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Any,
+        ckv: Any,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: Any,
+        *,
+        scale: float,
+    ) -> Any:
+        """Keep what the ops ``store_latents`` and ``latent_attention`` say of ckv
+        [T, rank + rope], and attend q [T, H, nope + rope]: [T, H, values of a head]."""
         ...
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.fields import Fields
+from octavo.layers.latent_config import LatentConfig
 from octavo.layers.rope_config import RopeConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -33,10 +34,12 @@ class KVSpec:
     """What a layer keeps of each token that it may see again, in numbers whose type is the engine's
     to choose.
 
-    ``window`` is the number of last positions that a layer of that kind sees; None for "full".
+    ``window`` is the number of last positions that a layer of that kind sees; None for others. A
+    "latent" layer keeps two vectors for all heads, and neither keys nor values: one of ``key_dim``
+    that both are made of, and one of ``value_dim`` that is part of every key.
     """
 
-    kind: Literal["full", "window"]
+    kind: Literal["full", "window", "latent"]
     num_kv_heads: int
     key_dim: int  # values of a head
     value_dim: int
@@ -81,6 +84,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    latent: LatentConfig | None = None  # of layers with latent attention: then all
 
     @staticmethod
     def from_hf(
@@ -113,6 +117,9 @@ class ModelConfig:
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:
         """What each layer keeps of tokens."""
+        if self.latent is not None:
+            kept = KVSpec("latent", 1, self.latent.kv_rank, self.latent.rope_dim)
+            return (kept,) * self.num_layers
         return tuple(
             KVSpec(
                 "full" if window is None else "window",

@@ -29,6 +29,7 @@ class KVCache:
 
     A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
     ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
+    ``value_dim`` is the size of a token's second vector, if it is another than that of the first.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class KVCache:
         device: torch.device,
         groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
+        value_dim: int | None = None,
     ):
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
@@ -51,8 +53,8 @@ class KVCache:
         shape = (self._groups.layers_per_block, num_blocks, block_size, num_kv_heads)
         self._stores = [
             (codec, [_zeros((*shape, part.width), part.dtype, device) for part in parts])
-            for codec in codecs
-            for parts in [codec.parts(head_dim)]
+            for codec, dim in zip(codecs, (head_dim, value_dim or head_dim), strict=True)
+            for parts in [codec.parts(dim)]
         ]
 
     @property

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo.kernels import fusion
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import round_activations
 from octavo.kernels.cpu.library import Library, Pool
@@ -45,6 +46,22 @@ class RecordedAttention:
         kept = LayerKV(layer)
         self._ops.store_kv(k, v, kept, kept, None)
         attended: Value = self._ops.paged_attention(q, kept, kept, None, scale, window, softcap)
+        return attended
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Value,
+        ckv: Value,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: Weight,
+        *,
+        scale: float,
+    ) -> Value:
+        kept = LayerKV(layer)
+        self._ops.store_latents(ckv, norm, rotation, kept, kept, None)
+        attended: Value = self._ops.latent_attention(q, kv_b, rotation, kept, kept, None, scale)
         return attended
 
 
@@ -106,6 +123,8 @@ def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
         yield from (segment.weight for segment in phase.segments)
     elif isinstance(phase, fusion.Embed | fusion.Head):
         yield phase.weight
+    elif isinstance(phase, fusion.LatentAttention):
+        yield phase.kv_b
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 10
+OCT_ABI_VERSION = 11
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -95,6 +95,7 @@ OCT_OP_ATTENTION = 2
 OCT_OP_ROWS = 3
 OCT_OP_CHECK = 4
 OCT_OP_HEAD = 5
+OCT_OP_LATENT = 6
 
 
 class Weight(Structure):
@@ -206,6 +207,34 @@ class KVMemory(Structure):
     )
 
 
+class LatentArgs(Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("rank", c_int32),
+        ("rope_dim", c_int32),
+        ("nope_dim", c_int32),
+        ("value_dim", c_int32),
+        ("kv_format", c_int32),
+        ("rope_interleaved", c_int32),
+        ("weight_format", c_int32),
+        ("scale", c_float),
+        ("eps", c_float),
+        ("norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("key_up", c_void_p),
+        ("value_up", c_void_p),
+        ("q", c_void_p),
+        ("ckv", c_void_p),
+        ("ldq", c_int64),
+        ("ldckv", c_int64),
+        ("kv", c_void_p),
+        ("kv_block_bytes", c_int64),
+        ("out", c_void_p),
+        ("num_blocks", c_int32),
+        ("group", c_int32),
+    )
+
+
 class Sample(Structure):
     _fields_ = (
         ("temperature", c_float),
@@ -312,6 +341,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,
+    "oct_latent_args": LatentArgs,
     "oct_sample": Sample,
     "oct_logprobs": Logprobs,
     "oct_embed_args": EmbedArgs,
@@ -352,6 +382,12 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_kv_move": (
         c_int32,
         (POINTER(KVMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
+    ),
+    "oct_latent_row_bytes": (c_int64, (c_int32, c_int32, c_int32)),
+    "oct_latent": (c_int32, (_pool, POINTER(LatentArgs), POINTER(Sequences))),
+    "oct_latent_read": (
+        c_int32,
+        (POINTER(LatentArgs), POINTER(Sequences), c_int32, c_void_p),
     ),
     "oct_sample_rows": (
         c_int32,
