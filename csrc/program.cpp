@@ -117,6 +117,8 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
       return run_head(*static_cast<const oct_linear_args*>(node.args), program, batch, worker);
     case OCT_OP_LATENT:
       return latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs, worker);
+    case OCT_OP_EXPERTS:
+      return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker);
   }
 }
 
@@ -263,6 +265,7 @@ int32_t check_node(const oct_node& node, const oct_program& program, const oct_b
     case OCT_OP_ROWS:
     case OCT_OP_CHECK:
     case OCT_OP_HEAD:
+    case OCT_OP_EXPERTS:
       return OCT_OK;
   }
   return fail(OCT_ERR_ARGUMENT, "a program has the unknown op %d", node.op);

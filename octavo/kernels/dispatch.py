@@ -42,6 +42,8 @@ class Ops:
     lm_head: Op
     store_latents: Op
     latent_attention: Op
+    moe: Op
+    sigmoid_mul: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))

@@ -22,7 +22,7 @@ R rows of logits, V vocabulary, B slots of a KV block. Activations come in and g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,9 @@ from torch import Tensor
 
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from octavo.kernels.experts import clamped_swiglu, router_logits, run_experts
 from octavo.kernels.kv_stores import JoinedStore, KVStore
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -40,10 +42,12 @@ __all__ = [
     "latent_attention",
     "linear",
     "lm_head",
+    "moe",
     "paged_attention",
     "plan_attention",
     "rmsnorm",
     "rope",
+    "sigmoid_mul",
     "silu_mul",
     "softcap",
     "store_kv",
@@ -182,6 +186,24 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
     return 0.5 * gate * (1 + torch.erf(gate * math.sqrt(0.5))) * up
 
 
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x: of the shape of x [T, K], or one number a token, gate [T, 1]."""
+    return x / (1 + torch.exp(-gate))
+
+
+def moe(
+    x: Tensor, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+) -> Tensor:
+    """x [T, K] by ``routing.top_k`` of the ``experts`` a token, weighed and added up: [T, K].
+
+    ``activation``: "silu", "gelu" or "gelu_tanh", as in configs, or ``CLAMPED_SWIGLU``. The router
+    is computed in float32, and so is the sum.
+    """
+    logits = router_logits(x, router, linear)
+    gate = _GATES[activation]
+    return run_experts(x, logits, experts, routing, router.correction, gate, linear)
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap)."""
     return torch.tanh(x / cap) * cap
@@ -202,6 +224,14 @@ def _multiply_heads(x: Tensor, weights: Tensor) -> Tensor:
     tiles = [torch.bmm(weights, tile.permute(1, 2, 0).contiguous()) for tile in x.split(ROW_TILE)]
     out = torch.stack(tiles).permute(0, 3, 1, 2).reshape(-1, num_heads, weights.shape[1])
     return out[:num_rows]
+
+
+_GATES = {
+    "silu": silu_mul,
+    "gelu": lambda gate, up: gelu_mul(gate, up, approximate=False),
+    "gelu_tanh": gelu_mul,
+    CLAMPED_SWIGLU: clamped_swiglu,
+}
 
 
 def _is_bitwise(x: Tensor) -> bool:

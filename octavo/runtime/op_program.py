@@ -121,6 +121,9 @@ def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
     """What a phase multiplies with, or reads rows of."""
     if isinstance(phase, fusion.Linear):
         yield from (segment.weight for segment in phase.segments)
+    elif isinstance(phase, fusion.Experts):
+        for expert in phase.experts:
+            yield from expert.matrices
     elif isinstance(phase, fusion.Embed | fusion.Head):
         yield phase.weight
     elif isinstance(phase, fusion.LatentAttention):
