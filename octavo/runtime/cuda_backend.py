@@ -80,6 +80,8 @@ class FusedBackend:
         self._spec, self._model_config = spec, model_config
         self._kit = kit or kit_of(spec)
         self._plan, weights = plan_step(model)
+        if reason := self._kit.why_not(self._plan.phases):
+            raise CannotFuse(reason)
         self._weights = PackedOnce(self._plan, weights, self._kit)
         if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
