@@ -216,9 +216,9 @@ CODECS: dict[str, tuple[Codec, Codec]] = {
 
 
 def codecs_of(dtype: str, is_latent: bool = False) -> tuple[Codec, Codec]:
-    """Those of the two vectors that a layer keeps of a token and head: its key and its value, or the
-    latent vector and the rotated key beside it. These are not rotated again: the one was normed, and
-    the other has a scale of its own."""
+    """Those of the two vectors that a layer keeps of a token and head: its key and its value, or
+    the latent vector and the rotated key beside it. These are not rotated again: the one was
+    normed, and the other has a scale of its own."""
     keys, values = CODECS[dtype]
     return (values, values) if is_latent else (keys, values)
 

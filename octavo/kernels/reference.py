@@ -135,8 +135,8 @@ def store_latents(
     rotated: KVStore,
     slot_mapping: Tensor,
 ) -> None:
-    """Write the rows of ckv [T, C + R] to slots (int64 [T]) of the caches: C values, normed, are the
-    latent vector of a token, and R, turned by ``rotation``, the key that all heads have beside it.
+    """Write the rows of ckv [T, C + R] to slots (int64 [T]) of the caches: C values, normed, are
+    the latent vector of a token; R, turned by ``rotation``, the key that all heads have beside it.
     """
     rank = norm.weight.shape[0]
     key = _turned(ckv[:, None, rank:], rotation)

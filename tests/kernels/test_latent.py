@@ -1,4 +1,4 @@
-"""Latent attention in the reference ops: against keys and values that are expanded, and with itself."""
+"""Latent attention in the reference ops: against expanded keys and values, and with itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import pytest
 import torch
 from native_latents import Layer, Sequence, expected, expected_rows, make_sequence
 
-from octavo.kernels import reference
+from octavo.kernels import recorder, reference
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.fusion import CannotFuse, LatentAttention, fuse
 from octavo.kernels.kv_stores import KVStore, codecs_of
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape
-from octavo.kernels import recorder
 
 BLOCK_SIZE = 16
 
@@ -48,8 +47,7 @@ class Attended:
             BLOCK_SIZE,
         )
         q, ckv = (
-            torch.from_numpy(x[start : start + count])
-            for x in (self.sequence.q, self.sequence.ckv)
+            torch.from_numpy(x[start : start + count]) for x in (self.sequence.q, self.sequence.ckv)
         )
         reference.store_latents(ckv, self.norm, rotation, *self.stores, slots)
         return reference.latent_attention(

@@ -224,7 +224,7 @@ def expected_rows(layer: Layer, sequence: Sequence) -> np.ndarray:
 
 
 def expected(layer: Layer, sequence: Sequence, rows: np.ndarray) -> np.ndarray:
-    """Outputs at all positions, in float64, over stored rows: by the keys and values of each head."""
+    """Outputs at all positions, in float64, over stored rows: by each head's keys and values."""
     up = layer.weights()["up"].astype(np.float64)
     c, k = np.split(rows.astype(np.float64), [layer.rank], axis=1)
     keys = np.einsum("hnr,tr->thn", up[:, : layer.nope], c)

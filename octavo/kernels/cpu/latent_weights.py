@@ -2,8 +2,8 @@
 
 A model has one matrix for both, ``kv_b`` [H * (P + V), C]. Queries are multiplied with the keys'
 part of a head, and what was attended with the values' part: small products, each of a head of its
-own. So there is a copy of both in floats, input by input (``oct_latent_args``): of 2 bytes a number,
-or 4 where the weight has as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
+own. So there is a copy of both in floats, input by input (``oct_latent_args``): of 2 bytes a
+number, or 4 where the weight has as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
 """
 
 from __future__ import annotations

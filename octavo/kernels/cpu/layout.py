@@ -168,10 +168,10 @@ def kv_token_bytes(dtype: str, head_dim: int) -> int:
 
 
 def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:
-    """Bytes of what latent attention keeps of a token: ``rank`` values and ``rope_dim`` of a rotated
-    key, each with a scale of its own where they are codes, in any kernels.
+    """Bytes of what latent attention keeps of a token: ``rank`` values, and ``rope_dim`` of a
+    rotated key, each with a scale of its own where they are codes; in any kernels.
 
-    KeyError of a type in which they are not kept, being key and value at once: see LATENT_TYPES.
+    ``dtype`` is one of LATENT_TYPES: what is key and value at once is not kept in all of them.
     """
     vector = LATENT_TYPES[dtype]
     return vector(rank) + vector(rope_dim)

@@ -171,6 +171,6 @@ class LatentOps(Protocol):
         layer: LatentLayer,
         out: Tensor,
     ) -> None:
-        """Rows of ckv [T, C + R], normed and rotated, go to the step's slots of a layer's ``group``;
-        q [T, H, P + R] is attended to all rows that are there: to out [T, H, V]."""
+        """Rows of ckv [T, C + R], normed and rotated, go to the step's slots of a layer's
+        ``group``; q [T, H, P + R] is attended to all rows that are there: to out [T, H, V]."""
         ...

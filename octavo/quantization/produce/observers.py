@@ -352,7 +352,7 @@ class _WindowsAttention:
         *,
         scale: float,
     ) -> Tensor:
-        """With the keys and values of all heads: nothing is kept, so nothing is gained by latents."""
+        """With the keys and values of all heads: latents gain nothing where nothing is kept."""
         rank, rope_dim = norm.weight.shape[0], rotation.cos_sin.shape[1]
         nope_dim = q.shape[2] - rope_dim
         made = F.linear(rmsnorm(ckv[:, :rank], *norm), dense(kv_b)).unflatten(1, (q.shape[1], -1))

@@ -44,7 +44,7 @@ def test_keys_and_values(format):
         assert layout.kv_chunk_bytes(format, head_dim) == expected
 
 
-@pytest.mark.parametrize("dtype", [name for name in layout.KV_FORMATS if name in layout.LATENT_TYPES])
+@pytest.mark.parametrize("dtype", sorted(layout.KV_FORMATS.keys() & layout.LATENT_TYPES.keys()))
 def test_latents(dtype):
     format = layout.KV_FORMATS[dtype]
     for rank, rope_dim in ((512, 64), (256, 32), (27, 6)):
