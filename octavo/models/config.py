@@ -154,6 +154,7 @@ class ModelConfig:
             f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
             "key-value heads",
         )
+        self._check_latent(require)
         for rope in filter(None, (self.rope, self.local_rope)):
             require(
                 rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
@@ -189,6 +190,29 @@ class ModelConfig:
             len(self.layer_windows) == self.num_layers,
             "layer_windows",
             f"{len(self.layer_windows)} layers, of {self.num_layers}",
+        )
+
+    def _check_latent(self, require: Callable[[bool, str, str], None]) -> None:
+        latent = self.latent
+        if latent is None:
+            return
+        for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
+            size = getattr(latent, name)
+            require(1 <= size <= _MAX_SIZE, name, f"{size} is not 1 to {_MAX_SIZE}")
+        require(
+            latent.q_rank is None or 1 <= latent.q_rank <= _MAX_SIZE,
+            "q_lora_rank",
+            f"{latent.q_rank} is not 1 to {_MAX_SIZE}",
+        )
+        require(latent.norm_eps > 0, "norm_eps", f"{latent.norm_eps} is not above 0")
+        require(
+            self.head_dim == latent.query_dim and self.rope.rotary_dim == latent.rope_dim,
+            "qk_rope_head_dim",
+            f"queries of {self.head_dim} values, of which {self.rope.rotary_dim} are rotated, are "
+            f"not {latent.nope_dim} and {latent.rope_dim}",
+        )
+        require(
+            not any(self.layer_windows), "sliding_window", "latent attention sees all positions"
         )
 
     def differences(self, other: ModelConfig, but: Collection[str] = ()) -> list[str]:

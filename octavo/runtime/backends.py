@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("octavo")
 
 _MAX_HEAD_DIM = 256
+_MAX_LATENT = 4064  # and the rotated key; see csrc/latent.h
 _NO_GPU_KV = ("int4", "k8v4")
 
 
@@ -176,8 +177,11 @@ def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
     for choice in explain(spec.device, spec.dtype, CANDIDATES):
         if choice.chosen != "native":
             return dict(choice.refused)["native"]
-    head_dim = model_config.head_dim
-    if model_config.latent is None and (head_dim % 16 or head_dim > _MAX_HEAD_DIM):
+    head_dim, latent = model_config.head_dim, model_config.latent
+    if latent is not None:
+        if latent.kv_rank + latent.rope_dim > _MAX_LATENT:
+            return f"latent vectors of {latent.kv_rank} values: {_MAX_LATENT} are the most"
+    elif head_dim % 16 or head_dim > _MAX_HEAD_DIM:
         return f"heads of {head_dim} values: only multiples of 16 up to {_MAX_HEAD_DIM} are native"
     if spec.block_size % KV_CHUNK:
         return f"block_size {spec.block_size} is not a multiple of {KV_CHUNK}"
