@@ -6,22 +6,14 @@ adds up what its experts give in the order of their ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.routing import (
-    LEAST_SUM,
-    SWIGLU_ALPHA,
-    SWIGLU_LIMIT,
-    Expert,
-    Router,
-    Routing,
-)
+from octavo.kernels.routing import LEAST_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT, Routing
 
-Linear = Callable[..., Tensor]
-Gate = Callable[[Tensor, Tensor], Tensor]
+Run = Callable[[int, Tensor], Tensor]
 
 
 def route(
@@ -41,35 +33,19 @@ def route(
     return ids, weights * routing.scale
 
 
-def run_experts(
-    x: Tensor,
-    logits: Tensor,
-    experts: Sequence[Expert],
-    routing: Routing,
-    correction: Tensor | None,
-    gate: Gate,
-    linear: Linear,
-) -> Tensor:
-    """x [T, K] by the experts that ``logits`` send its rows to: [T, K]."""
-    ids, weights = route(logits, routing, correction)
+def add_up(x: Tensor, ids: Tensor, weights: Tensor, run: Run) -> Tensor:
+    """What the chosen experts make of x [T, K], by weight: [T, K] of the dtype of x.
+
+    ``run(expert, rows)`` is what an expert makes of the rows that are sent to it, [n, K] both.
+    """
     made = x.new_zeros(*ids.shape, x.shape[1])
-    for index in ids.unique().tolist():
-        expert = experts[index]
-        rows, ranks = (ids == index).nonzero(as_tuple=True)
-        taken = x.index_select(0, rows)
-        inner = gate(
-            linear(taken, expert.gate, expert.gate_bias), linear(taken, expert.up, expert.up_bias)
-        )
-        made[rows, ranks] = linear(inner, expert.down, expert.down_bias)
+    for expert in ids.unique().tolist():
+        rows, ranks = (ids == expert).nonzero(as_tuple=True)
+        made[rows, ranks] = run(expert, x.index_select(0, rows))
     total = torch.zeros_like(x, dtype=torch.float32)
-    for rank in range(routing.top_k):
+    for rank in range(ids.shape[1]):
         total = total + made[:, rank] * weights[:, rank, None]
     return total.to(x.dtype)
-
-
-def router_logits(x: Tensor, router: Router, linear: Linear) -> Tensor:
-    """float32 [T, E], whatever x is in: what is nearly equal decides here."""
-    return linear(x.float(), router.weight, router.bias)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
-from octavo.kernels.experts import clamped_swiglu, router_logits, run_experts
+from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
@@ -199,9 +199,16 @@ def moe(
     ``activation``: "silu", "gelu" or "gelu_tanh", as in configs, or ``CLAMPED_SWIGLU``. The router
     is computed in float32, and so is the sum.
     """
-    logits = router_logits(x, router, linear)
-    gate = _GATES[activation]
-    return run_experts(x, logits, experts, routing, router.correction, gate, linear)
+    logits = linear(x.float(), router.weight, router.bias)
+    ids, weights = route(logits, routing, router.correction)
+
+    def run(index: int, taken: Tensor) -> Tensor:
+        expert = experts[index]
+        gate = linear(taken, expert.gate, expert.gate_bias)
+        inner = _GATES[activation](gate, linear(taken, expert.up, expert.up_bias))
+        return linear(inner, expert.down, expert.down_bias)
+
+    return add_up(x, ids, weights, run)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

@@ -8,13 +8,14 @@ from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
+from octavo.layers.parameter import Parameter
 
 
 class Attention(Module):
     """Causal self-attention of one layer, with grouped query heads.
 
     ``window`` None means all positions. ``qk_norm`` makes the norm of query and key heads, for
-    models that have one.
+    models that have one. With ``sinks`` each head has a logit that no value belongs to.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Attention(Module):
         output_bias: bool = False,
         qk_norm_eps: float | None = None,
         qk_norm_plus: float = 0.0,
+        sinks: bool = False,
     ):
         self.layer_index = layer_index
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -46,6 +48,7 @@ class Attention(Module):
         if qk_norm_eps is not None:
             self.q_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
+        self.sinks = Parameter(num_heads, exact=True) if sinks else None
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
@@ -56,6 +59,13 @@ class Attention(Module):
             q, k = self.q_norm(q, ctx), self.k_norm(k, ctx)
         q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
         attended = ctx.attention.attend(
-            self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
+            self.layer_index,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.value,
         )
         return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)

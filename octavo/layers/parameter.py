@@ -43,7 +43,10 @@ class Parameter:
         return self._value
 
     def load(self, weight: Weight) -> None:
-        """Take ``weight``; ShapeMismatch if it is not of this shape."""
+        """Take ``weight``; ShapeMismatch if it is not of this shape. A matrix of one row may be
+        stored as a vector."""
+        if self.shape == (1, *weight.shape) and isinstance(weight, StoredWeight):
+            weight = StoredWeight(weight.type, weight.data, self.shape)
         if weight.shape != self.shape:
             raise ShapeMismatch(f"the shape is {list(weight.shape)}, not {list(self.shape)}")
         self._value = self._in_float32(weight) if self.exact else weight

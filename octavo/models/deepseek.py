@@ -1,6 +1,8 @@
 """DeepSeek V2 and V3, and models of their shape: Kimi K2, Moonlight, R1.
 
-Latent attention (DeepSeek-V2, arXiv 2405.04434) in all layers.
+Latent attention (DeepSeek-V2, arXiv 2405.04434) in all layers. The first of them have one MLP, the
+others experts, in groups, and an MLP beside them that all tokens use. V2 chooses experts by their
+softmax; V3 by sigmoids and a correction (arXiv 2412.19437).
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.fields import Fields
+from octavo.kernels.routing import Routing
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.latent_config import LatentConfig
-from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
-from octavo.models.config import ModelConfig
-from octavo.models.decoder import DecoderForCausalLM
+from octavo.models.config import ExpertsConfig, ModelConfig
+from octavo.models.decoder import DecoderForCausalLM, make_mlp
+from octavo.models.experts import hf_expert_entries, hf_experts
 from octavo.models.family import Family
 from octavo.models.llama import HF_DEFAULTS
 
@@ -37,9 +40,7 @@ class DeepseekDecoderLayer(Module):
             bias=config.attention_bias,
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(
-            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
-        )
+        self.mlp = make_mlp(config, index)
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
@@ -70,9 +71,60 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "num_kv_heads": config.num_heads,
         "head_dim": latent.query_dim,
         "latent": latent,
+        "experts": _experts_from_hf(fields, config),
         "rope": replace(config.rope, interleaved=fields.boolean("rope_interleave", True)),
         "attention_scale": latent.query_dim**-0.5 * _strength(config, weight) ** 2,
     }
+
+
+def _experts_from_hf(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
+    layers = range(config.num_layers)
+    first = fields.integer("first_k_dense_replace", 0, minimum=0)
+    every = fields.integer("moe_layer_freq", 1)
+    has_experts = [index >= first and index % every == 0 for index in layers]
+    if "n_routed_experts" not in fields or not any(has_experts):
+        return None
+    is_v3 = config.architecture == DEEPSEEK_V3.architecture
+    is_grouped = is_v3 or fields.text("topk_method", "greedy") == "group_limited_greedy"
+    groups = fields.integer("n_group", 1) if is_grouped else 1
+    inner = fields.integer("moe_intermediate_size")
+    return hf_experts(
+        fields,
+        config,
+        layers=has_experts,
+        routing={
+            "scoring": "sigmoid" if is_v3 else "softmax",
+            "normalize": is_v3 and fields.boolean("norm_topk_prob", True),
+            "scale": fields.number("routed_scaling_factor", 1.0),
+            "num_groups": groups,
+            "top_groups": fields.integer("topk_group", 1) if is_grouped else 1,
+            "group_top": 2 if is_v3 and groups > 1 else 1,
+        },
+        correction=is_v3,
+        shared_inner=fields.integer("n_shared_experts", 0, minimum=0) * inner,
+    )
+
+
+def _experts_to_hf(config: ModelConfig) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {"first_k_dense_replace": config.num_layers}
+    routing = experts.routing
+    return {
+        **hf_expert_entries(config, "n_routed_experts", "moe_intermediate_size"),
+        "first_k_dense_replace": experts.layers.index(True),
+        "norm_topk_prob": routing.normalize,
+        "routed_scaling_factor": routing.scale,
+        "scoring_func": routing.scoring,
+        "topk_method": "noaux_tc" if experts.correction else _v2_method(routing),
+        "n_group": routing.num_groups,
+        "topk_group": routing.top_groups,
+        "n_shared_experts": experts.shared_inner // experts.inner,
+    }
+
+
+def _v2_method(routing: Routing) -> str:
+    return "greedy" if routing.num_groups == 1 else "group_limited_greedy"
 
 
 def _strength(config: ModelConfig, weight: float) -> float:
@@ -100,6 +152,7 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
         "qk_nope_head_dim": latent.nope_dim,
         "qk_rope_head_dim": latent.rope_dim,
         "v_head_dim": latent.value_dim,
+        **_experts_to_hf(config),
         "rope_interleave": rope.interleaved,
         "partial_rotary_factor": 1.0,
     }

@@ -21,6 +21,7 @@ from octavo.kernels.cuda.attention_plan import Scoring, StepTables
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.routing import Expert, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,17 @@ class LatentLayer:
     norm: Norm
     rope: Rope
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The experts of a layer, with matrices as products take them: ``gate`` is of gate and up, the
+    rows of the first one first, ``up`` is None. ``activation`` as in a phase."""
+
+    experts: Sequence[Expert]
+    routing: Routing
+    correction: Tensor | None
+    activation: str
 
 
 class LayerStores(Protocol):
@@ -125,6 +137,10 @@ class FusedOps(Protocol):
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
+        ...
+
+    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
+        """out [T, K] = what the experts that ``logits`` [T, E] choose make of x [T, K]."""
         ...
 
     def write_kv(

@@ -162,7 +162,9 @@ def test_a_token_is_the_same_in_any_company(native, make_pool, format):
     for pool, rows in ((make_pool(1), 70), (make_pool(3), 9), (native.pool, 1)):
         for start in range(0, 70, max(rows, 7)):
             part = slice(start, start + rows)
-            np.testing.assert_array_equal(case.run(x[part], logits[part], pool=pool), together[part])
+            np.testing.assert_array_equal(
+                case.run(x[part], logits[part], pool=pool), together[part]
+            )
 
 
 def test_the_residual_is_added_where_it_lies(native):

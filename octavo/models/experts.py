@@ -1,0 +1,146 @@
+"""What files say of a model's experts, read and written: most families have the same words for it.
+
+A ``mlp.experts.N.gate_proj`` in the names of tensors is one of all experts; see ``TensorNames``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.kernels.routing import Routing
+from octavo.models.config import ExpertsConfig, ModelConfig
+
+GGUF_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.N.gate_proj",
+    "ffn_up_exps": "mlp.experts.N.up_proj",
+    "ffn_down_exps": "mlp.experts.N.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+
+# Of ``expert_gating_func``.
+_GGUF_SCORING = {1: "softmax", 2: "sigmoid"}
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+# -- config.json ----------------------------------------------------------------------------------
+
+
+def hf_experts(
+    fields: Fields,
+    config: ModelConfig,
+    *,
+    inner: str = "moe_intermediate_size",
+    layers: Sequence[bool] | None = None,
+    routing: dict[str, Any] | None = None,
+    **more: Any,
+) -> ExpertsConfig:
+    """The experts of a config.
+
+    Args:
+        inner: the field that has what is between the products of one.
+        layers: of each layer, whether it has experts; None: all have.
+        routing: of ``Routing``, what is not its default; ``more`` of ``ExpertsConfig``.
+    """
+    name = next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0])
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=fields.integer(name),
+            top_k=fields.integer("num_experts_per_tok"),
+            **(routing or {}),
+        ),
+        inner=fields.integer(inner),
+        layers=tuple(layers or (True,) * config.num_layers),
+        **{"activation": config.activation, **more},
+    )
+
+
+def hf_expert_entries(
+    config: ModelConfig, name: str, inner: str = "intermediate_size"
+) -> dict[str, Any]:
+    """What ``hf_experts`` reads, their number under the ``name`` that a family has for it."""
+    experts = _experts_of(config)
+    return {
+        name: experts.routing.num_experts,
+        "num_experts_per_tok": experts.routing.top_k,
+        inner: experts.inner,
+    }
+
+
+# -- GGUF -----------------------------------------------------------------------------------------
+
+
+def gguf_experts(
+    fields: Fields, config: ModelConfig, *, normalize: bool = True, **more: Any
+) -> ExpertsConfig | None:
+    """The experts of a file, None if it has none. ``normalize``: what the family does where the
+    file does not say; ``more`` of ``ExpertsConfig``."""
+    count = fields.integer("expert_count", 0, minimum=0)
+    if not count:
+        return None
+    inner = fields.integer("expert_feed_forward_length", config.intermediate_size)
+    shared = fields.integer("expert_shared_count", 0, minimum=0) * inner
+    first = fields.integer("leading_dense_block_count", 0, minimum=0)
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=count,
+            top_k=fields.integer("expert_used_count"),
+            scoring=_gguf_scoring(fields),
+            normalize=fields.boolean("expert_weights_norm", normalize),
+            scale=fields.number("expert_weights_scale", 1.0),
+            num_groups=fields.integer("expert_group_count", 1),
+            top_groups=fields.integer("expert_group_used_count", 1),
+            group_top=2 if fields.integer("expert_group_count", 1) > 1 else 1,
+        ),
+        inner=inner,
+        layers=tuple(index >= first for index in range(config.num_layers)),
+        shared_inner=fields.integer("expert_shared_feed_forward_length", shared, minimum=0),
+        **{"activation": config.activation, **more},
+    )
+
+
+def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``gguf_experts`` reads."""
+    experts = _experts_of(config)
+    routing = experts.routing
+    func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
+    entries: dict[str, Any] = {
+        "expert_count": routing.num_experts,
+        "expert_used_count": routing.top_k,
+        "expert_feed_forward_length": experts.inner,
+        "expert_gating_func": func,
+        "expert_weights_norm": routing.normalize,
+        "expert_weights_scale": routing.scale,
+    }
+    if experts.shared_inner:
+        entries["expert_shared_feed_forward_length"] = experts.shared_inner
+        entries["expert_shared_count"] = max(experts.shared_inner // experts.inner, 1)
+    if not all(experts.layers):
+        entries["leading_dense_block_count"] = experts.layers.index(True)
+    if routing.num_groups > 1:
+        entries["expert_group_count"] = routing.num_groups
+        entries["expert_group_used_count"] = routing.top_groups
+    return entries
+
+
+def _gguf_scoring(fields: Fields) -> Any:
+    func = fields.integer("expert_gating_func", 1)
+    if func not in _GGUF_SCORING:
+        raise UnsupportedModelError(
+            f"{fields.path}: experts of the gating function {func} are not supported, but 1 "
+            "(softmax) and 2 (sigmoid) are"
+        )
+    return _GGUF_SCORING[func]
+
+
+def _experts_of(config: ModelConfig) -> ExpertsConfig:
+    if config.experts is None:
+        raise UnsupportedModelError(f"{config.name}: a {config.architecture} without experts")
+    return config.experts
