@@ -255,7 +255,8 @@ def _linear_in_tiles(x: Tensor, weight: WeightTensor) -> Tensor:
     for start, piece in _pieces(weight, x.dtype):
         for tile, columns in zip(tiles, out, strict=True):
             torch.mm(piece, tile, out=columns[start : start + piece.shape[0]])
-    return out.transpose(1, 2).reshape(-1, weight.shape[0])[:num_rows]
+    # Of one tile that would be a view, whose rows others would add up in another order.
+    return out.transpose(1, 2).contiguous().view(-1, weight.shape[0])[:num_rows]
 
 
 def _linear_at_once(x: Tensor, weight: WeightTensor) -> Tensor:

@@ -32,7 +32,11 @@ _DEFAULTS = {**HF_DEFAULTS, "max_position_embeddings": 32_768, "norm_topk_prob":
 def _layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
     """All have experts but those in ``mlp_only_layers``, and with a step, those between."""
     step = fields.integer("decoder_sparse_step", 1)
-    without = fields.each("mlp_only_layers", partial(Fields.integer, minimum=0)) if "mlp_only_layers" in fields else []
+    without = (
+        fields.each("mlp_only_layers", partial(Fields.integer, minimum=0))
+        if "mlp_only_layers" in fields
+        else []
+    )
     return tuple(
         index not in without and (index + 1) % step == 0 for index in range(config.num_layers)
     )
@@ -74,9 +78,7 @@ def _qwen3_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "qk_norm": True,
         "layer_windows": qwen_windows(fields, config),
-        "experts": hf_experts(
-            fields, config, layers=_layers(fields, config), routing=routing
-        ),
+        "experts": hf_experts(fields, config, layers=_layers(fields, config), routing=routing),
     }
 
 

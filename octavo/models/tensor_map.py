@@ -103,9 +103,7 @@ def _in_turn(parts: tuple[str, ...]) -> Iterator[tuple[str, int, int | None, int
     yield from ((part, first, None, len(parts)) for first, part in enumerate(parts))
 
 
-def _of_each_expert(
-    part: str, source: Source, config: ModelConfig
-) -> Iterator[tuple[str, Source]]:
+def _of_each_expert(part: str, source: Source, config: ModelConfig) -> Iterator[tuple[str, Source]]:
     """Of a tensor that has the same of all experts, each one's."""
     if _EACH not in part or config.experts is None:
         yield part, source
