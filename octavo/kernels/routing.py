@@ -3,7 +3,7 @@
 A router gives every token a score for each of E experts; ``top_k`` of them take the token::
 
     scores  = softmax or sigmoid of the router's logits
-    choice  = scores + correction                 (DeepSeek-V3: it balances experts, and weighs none)
+    choice  = scores + correction    (DeepSeek-V3: it balances experts, and weighs none)
     of the experts in the best groups, those with the greatest choice; of equals, the first
     weights = scores of these, made to sum up to 1 if ``normalize``, times ``scale``
 
@@ -63,7 +63,7 @@ class Routing:
 
 
 class Router(NamedTuple):
-    """What makes logits of activations: weight [E, K] in float32; bias and correction [E], or None."""
+    """What makes logits of activations: weight [E, K], float32; bias and correction [E] or None."""
 
     weight: Any
     bias: Any = None

@@ -60,7 +60,7 @@ class ExpertMLPs(Module):
         self.shared_experts = (
             GatedMLP(hidden_size, shared_inner, activation) if shared_inner else None
         )
-        self.shared_expert_gate = Linear(hidden_size, 1) if shared_gate else None
+        self.shared_expert_gate = Linear(hidden_size, 1, exact=True) if shared_gate else None
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
         experts = [_expert(mlp) for mlp in self.experts]

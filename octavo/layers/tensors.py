@@ -25,7 +25,8 @@ def with_tensors(
     """A loaded model for ops that compute when they are called; the model itself stays as it is.
 
     On the CPU the tensors are the same memory. Elsewhere unquantized matrices are converted to
-    ``dtype``, but for those that are exact, and ``progress`` is called with the bytes that are there, and those of all.
+    ``dtype``, but for those that are exact, and ``progress`` is called with the bytes that are
+    there, and those of all.
     """
     device = torch.device(device)
     values = {id(p.value): p.value for _, p in named_parameters(model)}

@@ -78,30 +78,45 @@ def hf_expert_entries(
 
 
 def gguf_experts(
-    fields: Fields, config: ModelConfig, *, normalize: bool = True, **more: Any
+    fields: Fields, config: ModelConfig, *, normalize: bool, **more: Any
 ) -> ExpertsConfig | None:
-    """The experts of a file, None if it has none. ``normalize``: what the family does where the
-    file does not say; ``more`` of ``ExpertsConfig``."""
-    count = fields.integer("expert_count", 0, minimum=0)
-    if not count:
+    """The experts of a file, None if it has none, of a family that has them in all layers.
+    ``normalize``: what llama.cpp does of that family; ``more`` of ``ExpertsConfig``."""
+    if not fields.integer("expert_count", 0, minimum=0):
         return None
-    inner = fields.integer("expert_feed_forward_length", config.intermediate_size)
-    shared = fields.integer("expert_shared_count", 0, minimum=0) * inner
-    first = fields.integer("leading_dense_block_count", 0, minimum=0)
     return ExpertsConfig(
         routing=Routing(
-            num_experts=count,
+            num_experts=fields.integer("expert_count"),
             top_k=fields.integer("expert_used_count"),
-            scoring=_gguf_scoring(fields),
-            normalize=fields.boolean("expert_weights_norm", normalize),
+            normalize=normalize,
+        ),
+        inner=fields.integer("expert_feed_forward_length", config.intermediate_size),
+        layers=(True,) * config.num_layers,
+        shared_inner=fields.integer("expert_shared_feed_forward_length", 0, minimum=0),
+        **{"activation": config.activation, **more},
+    )
+
+
+def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
+    """The same of DeepSeek's kind, of which files say more: who is chosen how, and that the first
+    layers have none."""
+    inner = fields.integer("expert_feed_forward_length")
+    first = fields.integer("leading_dense_block_count", 0, minimum=0)
+    groups, scoring = fields.integer("expert_group_count", 1), _gguf_scoring(fields)
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=fields.integer("expert_count"),
+            top_k=fields.integer("expert_used_count"),
+            scoring=scoring,
+            normalize=fields.boolean("expert_weights_norm", False),
             scale=fields.number("expert_weights_scale", 1.0),
-            num_groups=fields.integer("expert_group_count", 1),
+            num_groups=groups,
             top_groups=fields.integer("expert_group_used_count", 1),
-            group_top=2 if fields.integer("expert_group_count", 1) > 1 else 1,
+            group_top=2 if groups > 1 and scoring == "sigmoid" else 1,
         ),
         inner=inner,
         layers=tuple(index >= first for index in range(config.num_layers)),
-        shared_inner=fields.integer("expert_shared_feed_forward_length", shared, minimum=0),
+        shared_inner=inner * fields.integer("expert_shared_count", 0, minimum=0),
         **{"activation": config.activation, **more},
     )
 
@@ -109,21 +124,28 @@ def gguf_experts(
 def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
     """What ``gguf_experts`` reads."""
     experts = _experts_of(config)
-    routing = experts.routing
-    func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
     entries: dict[str, Any] = {
-        "expert_count": routing.num_experts,
-        "expert_used_count": routing.top_k,
+        "expert_count": experts.routing.num_experts,
+        "expert_used_count": experts.routing.top_k,
         "expert_feed_forward_length": experts.inner,
-        "expert_gating_func": func,
-        "expert_weights_norm": routing.normalize,
-        "expert_weights_scale": routing.scale,
     }
     if experts.shared_inner:
         entries["expert_shared_feed_forward_length"] = experts.shared_inner
-        entries["expert_shared_count"] = max(experts.shared_inner // experts.inner, 1)
-    if not all(experts.layers):
-        entries["leading_dense_block_count"] = experts.layers.index(True)
+    return entries
+
+
+def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``gguf_grouped_experts`` reads."""
+    experts, entries = _experts_of(config), gguf_expert_entries(config)
+    routing = experts.routing
+    func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
+    entries |= {
+        "expert_shared_count": experts.shared_inner // experts.inner,
+        "expert_gating_func": func,
+        "expert_weights_norm": routing.normalize,
+        "expert_weights_scale": routing.scale,
+        "leading_dense_block_count": experts.layers.index(True),
+    }
     if routing.num_groups > 1:
         entries["expert_group_count"] = routing.num_groups
         entries["expert_group_used_count"] = routing.top_groups

@@ -77,6 +77,9 @@ class TensorNames:
     def is_transposed(self, parameter: str) -> bool:
         return parameter.endswith(self._transposed)
 
+    def is_of_all_experts(self, tensor: str) -> bool:
+        return EACH in (self.parameter(tensor) or "")
+
     def is_interleaved(self, parameter: str) -> bool:
         return parameter.rpartition(".")[0].endswith(self._interleaved)
 
@@ -107,6 +110,8 @@ class HFNames(TensorNames):
         return super().parameter(tensor.removeprefix("language_model."))
 
 
+EACH = ".N."  # in a name: of every expert
+
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"
 
@@ -128,10 +133,10 @@ def _translated(
 
 def _renamed(module: str, names: Mapping[str, str]) -> str:
     number = re.search(r"\.(\d+)\.", module)
-    numbered = module.replace(number[0], ".N.", 1) if number else module
+    numbered = module.replace(number[0], EACH, 1) if number else module
     if module in names or numbered not in names or number is None:
         return names.get(module, module)
-    return names[numbered].replace(".N.", number[0], 1)
+    return names[numbered].replace(EACH, number[0], 1)
 
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:

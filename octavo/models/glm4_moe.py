@@ -14,8 +14,8 @@ from octavo.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.experts import (
     GGUF_EXPERTS,
-    gguf_expert_entries,
-    gguf_experts,
+    gguf_grouped_expert_entries,
+    gguf_grouped_experts,
     hf_expert_entries,
     hf_experts,
 )
@@ -68,11 +68,11 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Of the layers, the last ones are for drafting."""
     num_layers = config.num_layers - fields.integer("nextn_predict_layers", 0, minimum=0)
-    experts = gguf_experts(fields, config, correction=True)
+    experts = gguf_grouped_experts(fields, config, correction=True)
     return {
         "num_layers": num_layers,
         "layer_windows": config.layer_windows[:num_layers],
-        "experts": experts and replace(experts, layers=experts.layers[:num_layers]),
+        "experts": replace(experts, layers=experts.layers[:num_layers]),
     }
 
 
@@ -103,5 +103,5 @@ GLM4_MOE = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,
-    to_gguf=gguf_expert_entries,
+    to_gguf=gguf_grouped_expert_entries,
 )

@@ -22,7 +22,6 @@ from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_expert_entries,
     gguf_experts,
-    hf_expert_entries,
     hf_experts,
 )
 from octavo.models.family import Family, HFNames, TensorNames
@@ -31,12 +30,11 @@ from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
     gguf_windows,
-    hf_window_entries,
     hf_windows,
 )
 
 _PERIOD = 2  # of layers, the last of which sees all
-_EXPERTS = {
+_EXPERTS: dict[str, Any] = {
     "bias": True,
     "router_bias": True,
     "activation": CLAMPED_SWIGLU,
@@ -76,7 +74,10 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
 
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    return {**hf_expert_entries(config, "num_local_experts"), **hf_window_entries(config)}
+    raise UnsupportedModelError(
+        f"{config.name}: octavo writes experts one by one, and folders of gpt-oss have them in one "
+        "tensor: write a GGUF file"
+    )
 
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
@@ -85,7 +86,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "rope": replace(config.rope, truncate=False),
         "mlp_bias": False,
         "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
-        "experts": gguf_experts(fields, config, **_EXPERTS),
+        "experts": gguf_experts(fields, config, normalize=True, **_EXPERTS),
     }
 
 

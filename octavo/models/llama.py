@@ -1,7 +1,8 @@
 """Llama 1 to 3, SmolLM 2, Mistral and Mixtral, Qwen 2 and Qwen 3 (dense).
 
 One architecture with switches: biases of the projections (Qwen 2), norms of query and key heads
-(Qwen 3), sliding windows (Mistral), experts (Mixtral), tied embeddings. The config has them all resolved.
+(Qwen 3), sliding windows (Mistral), experts (Mixtral), tied embeddings. The config has them all
+resolved.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ HF_DEFAULTS = {
 
 def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Mistral's files are Llama's, but for windows, and Mixtral's but for experts."""
-    experts = gguf_experts(fields, config)
+    experts = gguf_experts(fields, config, normalize=True)
     if experts is not None:
         return {"architecture": "MixtralForCausalLM", "experts": experts}
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}

@@ -26,17 +26,18 @@ from octavo.models.llama import (
     qwen_windows,
 )
 
-_DEFAULTS = {**HF_DEFAULTS, "max_position_embeddings": 32_768, "norm_topk_prob": False}
+_DEFAULTS = {
+    **HF_DEFAULTS,
+    "max_position_embeddings": 32_768,
+    "norm_topk_prob": False,
+    "mlp_only_layers": [],
+}
 
 
 def _layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
     """All have experts but those in ``mlp_only_layers``, and with a step, those between."""
     step = fields.integer("decoder_sparse_step", 1)
-    without = (
-        fields.each("mlp_only_layers", partial(Fields.integer, minimum=0))
-        if "mlp_only_layers" in fields
-        else []
-    )
+    without = fields.each("mlp_only_layers", partial(Fields.integer, minimum=0))
     return tuple(
         index not in without and (index + 1) % step == 0 for index in range(config.num_layers)
     )
@@ -132,6 +133,6 @@ QWEN3_MOE = Family(
     },
     from_hf=_qwen3_from_hf,
     to_hf=_entries,
-    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config)},
+    from_gguf=lambda fields, config: {"experts": gguf_experts(fields, config, normalize=True)},
     to_gguf=gguf_expert_entries,
 )

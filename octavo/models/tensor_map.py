@@ -10,12 +10,10 @@ from octavo.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.family import Family
+from octavo.models.family import EACH, Family
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import family_of
 from octavo.quantization.base import Weight, entry_of, transposed
-
-_EACH = ".N."  # in a name: of every expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def _in_order(
 ) -> Iterator[tuple[str, int, int | None, int]]:
     """(parameter, first row, end, step) of each part. The last one has all that is left, so that a
     tensor of too many rows is noticed by its shape."""
-    known = (sizes.get(part.replace(_EACH, ".0."), 0) for part in parts[:-1])
+    known = (sizes.get(part.replace(EACH, ".0."), 0) for part in parts[:-1])
     ends = list(accumulate(known, initial=0))
     for part, start, stop in zip(parts, ends, [*ends[1:], None], strict=True):
         yield part, start, stop, 1
@@ -105,12 +103,12 @@ def _in_turn(parts: tuple[str, ...]) -> Iterator[tuple[str, int, int | None, int
 
 def _of_each_expert(part: str, source: Source, config: ModelConfig) -> Iterator[tuple[str, Source]]:
     """Of a tensor that has the same of all experts, each one's."""
-    if _EACH not in part or config.experts is None:
+    if EACH not in part or config.experts is None:
         yield part, source
         return
     count = config.experts.routing.num_experts
     for index in range(count):
-        yield part.replace(_EACH, f".{index}."), replace(source, entry=(index, count))
+        yield part.replace(EACH, f".{index}."), replace(source, entry=(index, count))
 
 
 def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:

@@ -125,9 +125,9 @@ class TritonKit:
     def why_not(self, phases: Sequence[Phase]) -> str | None:
         if any(isinstance(phase, LatentAttention) for phase in phases):
             return "there is no kernel for latent attention on a GPU, whose rows are of two sizes"
-        if any(isinstance(phase, Experts) for phase in phases):
-            return "there are no kernels of GPUs for mixtures of experts"
-        return None
+        from octavo.kernels.cuda.triton_ops import NO_EXPERTS
+
+        return NO_EXPERTS if any(isinstance(phase, Experts) for phase in phases) else None
 
     def create_ops(
         self,

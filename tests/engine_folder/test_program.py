@@ -71,6 +71,10 @@ CONFIGS = {
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "gemma3": {**LLAMA, **GEMMA},
     "deepseek": {**LLAMA, **DEEPSEEK},
+    "mixtral": {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+    "qwen2-moe": {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 5},
+    "gpt-oss": {**LLAMA, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
+    "glm4-moe": {**LLAMA, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8},
 }
 
 
@@ -147,10 +151,14 @@ ARGUMENTS = {
     abi.OCT_OP_CHECK: abi.CheckArgs,
     abi.OCT_OP_HEAD: abi.LinearArgs,
     abi.OCT_OP_LATENT: abi.LatentArgs,
+    abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
 
 
-ADDRESSES = ("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "ckv", "out", "x")
+ADDRESSES = (
+    *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x"),
+    *("ckv", "logits"),
+)
 
 
 def describe(program: Program, config: ModelConfig) -> dict[str, Any]:
@@ -181,8 +189,13 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             found[name] = value  # the same memory, for both
         elif name == "segments":
             found[name] = [fields_of(segment, base, config) for segment in value]
-        elif isinstance(value, abi.Weight):
+        elif isinstance(value, abi.Weight | abi.Routing):
             found[name] = fields_of(value, base, config)
+        elif name == "experts":
+            experts = value[: struct.routing.num_experts]
+            found[name] = [fields_of(expert, base, config) for expert in experts]
+        elif name == "loads":
+            assert value  # each program counts for itself
         elif name == "head":
             found[name] = value.contents.softcap if value else None
         elif name in ADDRESSES:
@@ -208,6 +221,13 @@ def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int
         case abi.LatentArgs():
             heads = {"norm": struct.rank, "cos_sin": 40 * struct.rope_dim}
             return {**heads, "key_up": struct.nope_dim * 48, "value_up": struct.rank * 16}
+        case abi.ExpertsArgs():
+            return {"norm": struct.hidden}
+        case abi.Routing():
+            return {"correction": struct.num_experts}
+        case abi.Expert():
+            inner, hidden = struct.gate.n, struct.gate.k
+            return {"gate_bias": inner, "up_bias": inner, "down_bias": hidden}
         case abi.RowsArgs():
             return {"b": struct.width} if struct.kind == abi.OCT_ROWS_NORM else {}
     return {}

@@ -194,7 +194,8 @@ EXPERT_CASES = {
         "gpt_oss",
         {
             **EXPERTS,
-            **{"head_dim": 32, "sliding_window": 24},
+            "head_dim": 32,
+            "sliding_window": 24,
             **rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
         },
     ),
@@ -202,8 +203,11 @@ EXPERT_CASES = {
         "gpt_oss",
         {
             **EXPERTS,
-            **{"head_dim": 16, "sliding_window": 16, "num_local_experts": 3},
-            **{"intermediate_size": 50, "num_hidden_layers": 3},
+            "head_dim": 16,
+            "sliding_window": 16,
+            "num_local_experts": 3,
+            "intermediate_size": 50,
+            "num_hidden_layers": 3,
         },
     ),
 }

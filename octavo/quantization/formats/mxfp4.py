@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from octavo.fields import Fields
-from octavo.quantization.coded import Codes, CodedWeight
+from octavo.quantization.coded import CodedWeight, Codes
 from octavo.quantization.formats.codes import RowStreams
 from octavo.quantization.formats.stored import Parts, StoredTensor
 from octavo.quantization.levels import E2M1, E8M0
