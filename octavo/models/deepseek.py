@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.layers.context import Activations, ForwardContext
@@ -21,9 +22,15 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_mlp
-from octavo.models.experts import hf_expert_entries, hf_experts
-from octavo.models.family import Family
-from octavo.models.llama import HF_DEFAULTS
+from octavo.models.experts import (
+    GGUF_EXPERTS,
+    gguf_grouped_expert_entries,
+    gguf_grouped_experts,
+    hf_expert_entries,
+    hf_experts,
+)
+from octavo.models.family import Family, TensorNames
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
 
 
 class DeepseekDecoderLayer(Module):
@@ -170,6 +177,82 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
     return entries
 
 
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    """Sizes of heads are those of MQA over latents, where there are others for heads beside them;
+    files from before that have only these."""
+    query_dim = fields.integer("attention.key_length_mla", config.head_dim)
+    rope_dim = config.rope.rotary_dim
+    latent = LatentConfig(
+        q_rank=fields.integer("attention.q_lora_rank", None),
+        kv_rank=fields.integer("attention.kv_lora_rank"),
+        nope_dim=query_dim - rope_dim,
+        rope_dim=rope_dim,
+        value_dim=fields.integer(
+            "attention.value_length_mla", fields.integer("attention.value_length")
+        ),
+        norm_eps=config.norm_eps,
+    )
+    experts = _experts_from_gguf(fields, config)
+    is_v3 = experts is not None and experts.correction
+    # A tenth of what folders have.
+    weight = 10 * fields.number("rope.scaling.yarn_log_multiplier", 0.0, above=-1.0)
+    return {
+        "architecture": (DEEPSEEK_V3 if is_v3 else DEEPSEEK_V2).architecture,
+        "num_kv_heads": config.num_heads,
+        "head_dim": query_dim,
+        "latent": latent,
+        "experts": experts,
+        "rope": replace(
+            config.rope, attention_factor=fields.number("rope.scaling.attn_factor", 1.0)
+        ),
+        "attention_scale": query_dim**-0.5 * _strength(config, weight) ** 2,
+    }
+
+
+def _experts_from_gguf(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
+    if not fields.integer("expert_count", 0, minimum=0):
+        return None
+    experts = gguf_grouped_experts(fields, config)
+    return replace(experts, correction=experts.routing.scoring == "sigmoid")
+
+
+def _to_gguf(config: ModelConfig) -> dict[str, Any]:
+    latent, rope = config.latent, config.rope
+    assert latent is not None
+    entries: dict[str, Any] = {
+        "attention.head_count_kv": config.num_heads,
+        "attention.key_length": latent.query_dim,
+        "attention.value_length": latent.value_dim,
+        "attention.kv_lora_rank": latent.kv_rank,
+        "leading_dense_block_count": config.num_layers,
+    }
+    if latent.q_rank is not None:
+        entries["attention.q_lora_rank"] = latent.q_rank
+    if config.experts is not None:
+        entries |= gguf_grouped_expert_entries(config)
+    if rope.scaling == "yarn":
+        if rope.attention_factor != 1.0:  # llama.cpp would put it into the scores' scale, too
+            raise UnsupportedModelError(
+                f"{config.name}: in a GGUF file YaRN cannot multiply rotations by "
+                f"{rope.attention_factor:g}, and leave scores alone"
+            )
+        entries["rope.scaling.attn_factor"] = 1.0
+        entries["rope.scaling.yarn_log_multiplier"] = _weight_of_strength(config) / 10
+    return entries
+
+
+_GGUF_LAYER = {
+    **GGUF_LAYER,
+    **GGUF_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+_GGUF_NAMES = TensorNames(GGUF_TOP, _GGUF_LAYER, "blk")
+
 _HF_DEFAULTS = {
     **HF_DEFAULTS,
     "kv_lora_rank": 512,
@@ -187,6 +270,11 @@ DEEPSEEK_V2 = Family(
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 2048},
     from_hf=_from_hf,
     to_hf=_to_hf,
+    gguf="deepseek2",
+    gguf_names=_GGUF_NAMES,
+    gguf_interleaved=True,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
 )
 DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
@@ -197,4 +285,9 @@ DEEPSEEK_V3 = Family(
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 4096},
     from_hf=_from_hf,
     to_hf=_to_hf,
+    gguf="deepseek2",
+    gguf_names=_GGUF_NAMES,
+    gguf_interleaved=True,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
 )

@@ -46,7 +46,7 @@ FAMILIES = (
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "gemma3",
     ),
-    Listed("octavo.models.deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",)),
+    Listed("octavo.models.deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), "deepseek2"),
     Listed("octavo.models.deepseek:DEEPSEEK_V3", ("DeepseekV3ForCausalLM",)),
 )
 _BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
