@@ -42,6 +42,10 @@ class Ops:
     lm_head: Op
     store_latents: Op
     latent_attention: Op
+    layernorm: Op
+    activate: Op
+    scale: Op
+    embed_positions: Op
     moe: Op
     sigmoid_mul: Op
 
@@ -136,7 +140,8 @@ def create_ops(
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
     chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
-    ops["embed"] = partial(ops["embed"], dtype=dtype)
+    for op in ("embed", "embed_positions"):
+        ops[op] = partial(ops[op], dtype=dtype)
     used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
     return Ops(
         name="+".join(candidate.name for candidate in used),

@@ -20,7 +20,7 @@ from octavo.kernels.routing import Routing
 from octavo.layers.latent_config import LatentConfig
 from octavo.layers.rope_config import RopeConfig
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 # Far beyond any model; they keep a damaged file from asking for endless work.
@@ -35,6 +35,7 @@ _SIZES = (
 )
 _POSITIVE = (
     *("norm_eps", "attention_scale", "attention_softcap", "logit_softcap", "embedding_scale"),
+    *("residual_scale", "logit_scale", "learned_positions"),
 )
 
 _log = logging.getLogger("octavo")
@@ -126,6 +127,10 @@ class ModelConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+    residual_scale: float | None = None  # of what a layer's halves add to the stream
+    logit_scale: float | None = None
+    unrotated_layers: tuple[int, ...] = ()  # which turn nothing by its position
+    learned_positions: int | None = None  # rows of a table of them, which has one for each position
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
@@ -177,6 +182,11 @@ class ModelConfig:
             for window in self.layer_windows
         )
 
+    @property
+    def turns_positions(self) -> bool:
+        """Whether any layer uses ``rope``."""
+        return len(self.unrotated_layers) < self.num_layers
+
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""
 
@@ -194,7 +204,8 @@ class ModelConfig:
             "key-value heads",
         )
         self._check_latent(require)
-        for rope in filter(None, (self.rope, self.local_rope)):
+        ropes = (self.rope, self.local_rope) if self.turns_positions else ()
+        for rope in filter(None, ropes):
             require(
                 rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
                 "partial_rotary_factor",

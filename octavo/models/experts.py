@@ -74,6 +74,14 @@ def hf_expert_entries(
     }
 
 
+def refuse_folders(config: ModelConfig) -> dict[str, Any]:
+    """UnsupportedModelError: of families whose folders have all experts in one tensor."""
+    raise UnsupportedModelError(
+        f"{config.name}: octavo writes experts one by one, and folders of a {config.architecture} "
+        "have them in one tensor: write a GGUF file"
+    )
+
+
 # -- GGUF -----------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.fields import Fields
-    from octavo.models.config import ModelConfig
+    from octavo.models.config import Activation, ModelConfig
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.
@@ -48,7 +48,7 @@ class TensorNames:
             for any number: a name with one only here is of a tensor of all experts, one behind the
             other, as ``ffn_up_exps`` is of each ``mlp.experts.N.up_proj``.
         layers: what stands before a layer's number.
-        transposed: modules, by their names here, whose weights are there as [inputs, outputs].
+        transposed: modules, by their names there, whose weights are there as [inputs, outputs].
         interleaved: modules whose rows there are those of the modules they are fused of in turn.
     """
 
@@ -61,7 +61,7 @@ class TensorNames:
         interleaved: tuple[str, ...] = (),
     ):
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
-        self._transposed = tuple(f".{module}.weight" for module in transposed)
+        self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
 
     def parameter(self, tensor: str) -> str | None:
@@ -74,8 +74,8 @@ class TensorNames:
         top, layer = _inverse(self._top), _inverse(self._layer)
         return _translated(parameter, _LAYERS, top, layer, self._layers)
 
-    def is_transposed(self, parameter: str) -> bool:
-        return parameter.endswith(self._transposed)
+    def is_transposed(self, tensor: str) -> bool:
+        return tensor.endswith(self._transposed)
 
     def is_of_all_experts(self, tensor: str) -> bool:
         return EACH in (self.parameter(tensor) or "")
@@ -87,8 +87,9 @@ class TensorNames:
 class HFNames(TensorNames):
     """Those of folders of safetensors, which are the names here unless something else is said.
 
-    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's. Models that
-    see images have the text model under ``language_model``, in two ways.
+    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's; ``prefix``
+    what stands before all names but that of the head, and is left out where a model was saved
+    without one. Models that see images have the text model under ``language_model``, in two ways.
     """
 
     def __init__(
@@ -99,15 +100,20 @@ class HFNames(TensorNames):
         transposed: tuple[str, ...] = (),
         interleaved: tuple[str, ...] = (),
         ignored: str | None = None,
+        prefix: str = "model.",
     ):
         super().__init__(top or {}, layer or {}, layers, transposed, interleaved)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
+        self._prefix = prefix
 
     def parameter(self, tensor: str) -> str | None:
         if self._ignored.fullmatch(tensor):
             return None
         tensor = tensor.replace("model.language_model.", "model.", 1)
-        return super().parameter(tensor.removeprefix("language_model."))
+        tensor = tensor.removeprefix("language_model.")
+        if not tensor.startswith((self._prefix, "model.", "lm_head.")):
+            tensor = self._prefix + tensor
+        return super().parameter(tensor)
 
 
 EACH = ".N."  # in a name: of every expert
@@ -163,6 +169,7 @@ class Family:
             configs rely on; by the family's names.
         hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
             files; where they differ, rows of queries and keys lie in another order in each.
+        activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``.
         to_hf, to_gguf: and to be written.
@@ -180,6 +187,7 @@ class Family:
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     hf_interleaved: bool = False
     gguf_interleaved: bool = False
+    activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing

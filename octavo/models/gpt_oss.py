@@ -13,19 +13,18 @@ from typing import Any
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.kernels.routing import CLAMPED_SWIGLU, SWIGLU_ALPHA, SWIGLU_LIMIT
-from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.module import Module
-from octavo.layers.norm import RMSNorm
+from octavo.layers.attention import Attention
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, make_attention, make_mlp
+from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_expert_entries,
     gguf_experts,
     hf_experts,
+    refuse_folders,
 )
 from octavo.models.family import Family, HFNames, TensorNames
-from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
 from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
@@ -41,18 +40,10 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
-class GptOssDecoderLayer(Module):
-    def __init__(self, config: ModelConfig, index: int):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = make_attention(config, index, sinks=True)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = make_mlp(config, index)
-
-    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
+class GptOssDecoderLayer(LlamaDecoderLayer):
+    @staticmethod
+    def make_attention(config: ModelConfig, index: int) -> Attention:
+        return make_attention(config, index, sinks=True)
 
 
 class GptOssForCausalLM(DecoderForCausalLM):
@@ -73,13 +64,6 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     }
 
 
-def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    raise UnsupportedModelError(
-        f"{config.name}: octavo writes experts one by one, and folders of gpt-oss have them in one "
-        "tensor: write a GGUF file"
-    )
-
-
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     """Its rope is not rounded to whole dimensions, which files do not say."""
     return {
@@ -95,6 +79,7 @@ def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
 
 
 _UP, _DOWN = "mlp.experts.N.gate_up_proj", "mlp.experts.N.down_proj"
+_TURNED = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 _HF_LAYER = {
     "mlp.router": "mlp.gate",
     "mlp.experts.gate_up_proj": f"{_UP}.weight",
@@ -115,7 +100,7 @@ GPT_OSS = Family(
     model_type="gpt_oss",
     model=GptOssForCausalLM,
     gguf="gpt-oss",
-    hf_names=HFNames(layer=_HF_LAYER, transposed=(_UP, _DOWN), interleaved=(_UP,)),
+    hf_names=HFNames(layer=_HF_LAYER, transposed=_TURNED, interleaved=(_UP,)),
     gguf_names=TensorNames(GGUF_TOP, _GGUF_LAYER, "blk"),
     fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
     hf_defaults={
@@ -131,7 +116,7 @@ GPT_OSS = Family(
         "num_experts_per_tok": 4,
     },
     from_hf=_from_hf,
-    to_hf=_to_hf,
+    to_hf=refuse_folders,
     from_gguf=_from_gguf,
     to_gguf=_to_gguf,
 )

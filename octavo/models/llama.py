@@ -1,8 +1,9 @@
-"""Llama 1 to 3, SmolLM 2, Mistral and Mixtral, Qwen 2 and Qwen 3 (dense).
+"""Llama 1 to 3, SmolLM 2, Mistral and Mixtral, Qwen 2 and Qwen 3 (dense), and the class of further
+families.
 
 One architecture with switches: biases of the projections (Qwen 2), norms of query and key heads
-(Qwen 3), sliding windows (Mistral), experts (Mixtral), tied embeddings. The config has them all
-resolved.
+(Qwen 3), sliding windows (Mistral), experts (Mixtral), tied embeddings, scales (Granite), layers
+without rope (SmolLM 3). The config has them all resolved.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.fields import Fields
+from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, make_attention, make_mlp
+from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
 from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_expert_entries,
@@ -29,18 +31,23 @@ from octavo.models.windows import Windows, hf_window_entries, hf_windows, window
 
 class LlamaDecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
+        self.residual_scale = config.residual_scale
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = make_attention(
-            config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
-        )
+        self.self_attn = self.make_attention(config, index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = make_mlp(config, index)
 
+    @staticmethod
+    def make_attention(config: ModelConfig, index: int) -> Attention:
+        return make_attention(
+            config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
+        )
+
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
+        x = add_scaled(x, attended, self.residual_scale, ctx)
+        fed = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
+        return add_scaled(x, fed, self.residual_scale, ctx)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):

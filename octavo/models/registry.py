@@ -37,6 +37,8 @@ FAMILIES = (
     Listed("octavo.models.llama:MIXTRAL", ("MixtralForCausalLM",)),
     Listed("octavo.models.qwen_moe:QWEN2_MOE", ("Qwen2MoeForCausalLM",), "qwen2moe"),
     Listed("octavo.models.qwen_moe:QWEN3_MOE", ("Qwen3MoeForCausalLM",), "qwen3moe"),
+    Listed("octavo.models.olmoe:OLMOE", ("OlmoeForCausalLM",), "olmoe"),
+    Listed("octavo.models.granite:GRANITE_MOE", ("GraniteMoeForCausalLM",), "granitemoe"),
     Listed("octavo.models.glm4_moe:GLM4_MOE", ("Glm4MoeForCausalLM",), "glm4moe"),
     Listed("octavo.models.gpt_oss:GPT_OSS", ("GptOssForCausalLM",), "gpt-oss"),
     Listed("octavo.models.llama:QWEN2", ("Qwen2ForCausalLM",), "qwen2"),
@@ -48,6 +50,17 @@ FAMILIES = (
     ),
     Listed("octavo.models.deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), "deepseek2"),
     Listed("octavo.models.deepseek:DEEPSEEK_V3", ("DeepseekV3ForCausalLM",)),
+    Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), "gemma2"),
+    Listed("octavo.models.phi3:PHI3", ("Phi3ForCausalLM",), "phi3"),
+    Listed("octavo.models.granite:GRANITE", ("GraniteForCausalLM",), "granite"),
+    Listed("octavo.models.olmo2:OLMO2", ("Olmo2ForCausalLM",), "olmo2"),
+    Listed("octavo.models.olmo2:OLMO3", ("Olmo3ForCausalLM",)),
+    Listed("octavo.models.smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), "smollm3"),
+    Listed("octavo.models.glm4:GLM4", ("Glm4ForCausalLM",), "glm4"),
+    Listed("octavo.models.cohere2:COHERE2", ("Cohere2ForCausalLM",), "cohere2"),
+    Listed("octavo.models.gpt:STARCODER2", ("Starcoder2ForCausalLM",), "starcoder2"),
+    Listed("octavo.models.gpt:GPT2", ("GPT2LMHeadModel",), "gpt2"),
+    Listed("octavo.models.gpt:OPT", ("OPTForCausalLM",)),
 )
 _BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
 _BY_GGUF = {listed.gguf: listed.family for listed in FAMILIES if listed.gguf}

@@ -69,7 +69,7 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
         parts = family.parts(parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
         for part, start, stop, step in rows:
-            source = Source(tensor, start, stop, step, names.is_transposed(parameter))
+            source = Source(tensor, start, stop, step, names.is_transposed(tensor))
             yield from _of_each_expert(part, source, config)
 
 

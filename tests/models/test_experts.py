@@ -26,6 +26,8 @@ ARCHITECTURES = {
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "OlmoeForCausalLM": gguf.MODEL_ARCH.OLMOE,
+    "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "Glm4MoeForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
     "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
 }
