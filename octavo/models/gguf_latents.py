@@ -1,8 +1,9 @@
 """What GGUF files have of latent attention in two tensors, and models in one.
 
-llama.cpp multiplies queries with the keys' part of each head, and what was attended with the values'
-part, and so keeps ``kv_b`` [H * (P + V), C] as it multiplies with it: ``attn_k_b`` [H, C, P] and
-``attn_v_b`` [H, V, C]. Files from before that, and those that are written here, have ``attn_kv_b``.
+llama.cpp multiplies queries with the keys' part of each head, and what was attended with the
+values' part, and so keeps ``kv_b`` [H * (P + V), C] as it multiplies with it: ``attn_k_b`` [H, C, P]
+and ``attn_v_b`` [H, V, C]. Files from before that, and those that are written here, have the whole
+as ``attn_kv_b``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def find_halves(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
 def join_halves(keys: Weight, values: Weight) -> Weight:
     """``kv_b`` in floats: of 16 bits, unless both are float32.
 
-    ValueError if the shapes do not fit; MissingPackageError if they are quantized and PyTorch, which
-    dequantizes them, is missing.
+    ValueError if the shapes do not fit; MissingPackageError if they are quantized and PyTorch,
+    which dequantizes them, is missing.
     """
     heads, rank = keys.shape[0], keys.shape[1]
     if len(keys.shape) != 3 or len(values.shape) != 3:

@@ -35,6 +35,7 @@ from octavo.layers.rope import RotaryEmbedding
 from octavo.model_files import is_engine_folder
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.registry import model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
@@ -65,7 +66,8 @@ class MTPHead(Head):
         self.enorm = RMSNorm(size, layer.norm_eps)
         self.hnorm = RMSNorm(size, layer.norm_eps)
         self.eh_proj = PairLinear(size, size, size)
-        self.layer = model_class(layer.architecture).layer_type(layer, 0)
+        target: type[DecoderForCausalLM] = model_class(layer.architecture)
+        self.layer = target.layer_type(layer, 0)
         self.norm = RMSNorm(size, layer.norm_eps)
         self.lm_head = LMHead(size, layer.vocab_size)
 

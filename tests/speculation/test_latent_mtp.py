@@ -1,5 +1,5 @@
-"""MTP modules of models with latent attention: a layer of the target's own kind, with latents of its
-own."""
+"""MTP modules of models with latent attention: a layer of the target's own kind, with latents of
+its own."""
 
 from __future__ import annotations
 
