@@ -12,6 +12,7 @@ import torch
 from tiny_transformers import LATENT_CASES, VOCAB, make_model
 
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.layers.tensors import with_tensors
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import hf_config
@@ -20,7 +21,9 @@ from octavo.models.gguf import GGUFFile
 from octavo.models.gguf_export import export_gguf
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
+from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.produce.observers import windows_context
 
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
 # As published, without what does not matter here.
@@ -80,6 +83,16 @@ def test_logits_agree(case, driver):
 def test_native_logits_agree(case, native_driver):
     folder, prompts, logits, _ = case
     assert largest_difference(native_driver(folder).logits(prompts), logits) < NATIVE_TOLERANCE
+
+
+def test_windows_of_calibration_agree(case):
+    """Whole texts, of which nothing is kept: keys and values are expanded there."""
+    folder, prompts, logits, _ = case
+    model = with_tensors(load_model(folder).model)
+    context = windows_context(1, len(prompts[0]))
+    hidden = model(torch.tensor(prompts[0]), context)
+    ours = model.compute_logits(hidden, context)
+    assert largest_difference([ours], logits[:1]) < TOLERANCE
 
 
 def test_64_greedy_tokens(case, driver):

@@ -127,6 +127,7 @@ def make(
     if wanted.method == "gguf" and out.exists():
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
+    _refuse_latent_attention(parameters, wanted)
     if not wanted.requantize:
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -144,6 +145,17 @@ def make(
         time.perf_counter() - begin,
         choice,
     )
+
+
+def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
+    """Its matrices are not those that methods know how to fold scales and rotations into, and one
+    is multiplied with in parts, which no visitor of linears sees."""
+    config = parameters.config
+    if config.latent is not None and (wanted.method != "gguf" or wanted.rotate):
+        raise ConfigError(
+            f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
+            "files only: say --method gguf, without a rotation"
+        )
 
 
 def _refuse_quantized(parameters: Parameters) -> None:
