@@ -495,6 +495,27 @@ int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, 
   return OCT_OK;
 }
 
+int32_t check_sequences(const oct_attention_args& args, const oct_sequences& seqs) {
+  if (seqs.block_size < kChunk || seqs.block_size % kChunk != 0) {
+    return fail(OCT_ERR_ARGUMENT, "attention: blocks of %d tokens; possible are multiples of %d",
+                seqs.block_size, kChunk);
+  }
+  if (seqs.num_seqs < 0 || seqs.num_tokens < 0 || !seqs.q_start || !seqs.kv_len ||
+      !seqs.block_table) {
+    return fail(OCT_ERR_ARGUMENT,
+                "attention: q_start, kv_len or block_table is NULL, or its size negative");
+  }
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    const int32_t code = check_sequence(args, seqs, s);
+    if (code != OCT_OK) return code;
+  }
+  if (seqs.q_start[seqs.num_seqs] > seqs.num_tokens) {
+    return fail(OCT_ERR_ARGUMENT, "attention: the sequences have %d tokens, the step has %d",
+                seqs.q_start[seqs.num_seqs], seqs.num_tokens);
+  }
+  return seqs.parents ? check_trees(seqs) : OCT_OK;
+}
+
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs) {
   const int heads = args.num_heads, kv_heads = args.num_kv_heads, dim = args.head_dim;
   if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
@@ -531,30 +552,13 @@ int32_t check_attention(const oct_attention_args& args, const oct_sequences& seq
       (args.rotary_dim > 0 && !args.cos_sin)) {
     return fail(OCT_ERR_ARGUMENT, "attention: q, k, v, kv, out or cos_sin is NULL");
   }
-  if (seqs.block_size < kChunk || seqs.block_size % kChunk != 0) {
-    return fail(OCT_ERR_ARGUMENT, "attention: blocks of %d tokens; possible are multiples of %d",
-                seqs.block_size, kChunk);
-  }
-  if (seqs.num_seqs < 0 || seqs.num_tokens < 0 || !seqs.q_start || !seqs.kv_len ||
-      !seqs.block_table) {
-    return fail(OCT_ERR_ARGUMENT,
-                "attention: q_start, kv_len or block_table is NULL, or its size negative");
-  }
   const int64_t block =
       kv_chunk_bytes(args.kv_format, dim) * (seqs.block_size / kChunk) * kv_heads;
   if (args.kv_block_bytes < block) {
     return fail(OCT_ERR_ARGUMENT, "attention: %lld bytes from block to block, each has %lld",
                 static_cast<long long>(args.kv_block_bytes), static_cast<long long>(block));
   }
-  for (int s = 0; s < seqs.num_seqs; s++) {
-    const int32_t code = check_sequence(args, seqs, s);
-    if (code != OCT_OK) return code;
-  }
-  if (seqs.q_start[seqs.num_seqs] > seqs.num_tokens) {
-    return fail(OCT_ERR_ARGUMENT, "attention: the sequences have %d tokens, the step has %d",
-                seqs.q_start[seqs.num_seqs], seqs.num_tokens);
-  }
-  return seqs.parents ? check_trees(seqs) : OCT_OK;
+  return check_sequences(args, seqs);
 }
 
 void attention(const oct_attention_args& args, const oct_sequences& seqs,

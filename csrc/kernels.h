@@ -21,8 +21,13 @@ void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker)
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
 // Whether the blocks are there that a sequence needs up to position `end`.
 int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);
+// Whether the sequences of a step are some, with blocks that are there.
+int32_t check_sequences(const oct_attention_args& args, const oct_sequences& seqs);
 void attention(const oct_attention_args& args, const oct_sequences& seqs,
                const SharedPrefixes& prefixes, const Worker& worker);
+
+int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs);
+void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker);
 
 // Whether a row's logits depend on the tokens before it; on anything but the model.
 bool has_penalties(const oct_sample& params);

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kv_select.h"
+#include "rope.h"
 
 namespace octavo {
 namespace {
@@ -32,26 +33,6 @@ void norm_head(const float* x, const float* weight, float eps, int dim, float* o
   }
 }
 
-// Turn the pairs (x[i], x[i + half]) by angles with the given cosines and sines.
-void rotate_halves(const float* cos, const float* sin, int half, float* x) {
-  for (int i = 0; i < half; i += 16) {
-    const int n = half - i;
-    const F32 c = simd::load_first(cos + i, n), s = simd::load_first(sin + i, n);
-    const F32 a = simd::load_first(x + i, n), b = simd::load_first(x + half + i, n);
-    simd::store_first(x + i, simd::sub(simd::mul(a, c), simd::mul(b, s)), n);
-    simd::store_first(x + half + i, simd::add(simd::mul(b, c), simd::mul(a, s)), n);
-  }
-}
-
-// The same for pairs (x[2i], x[2i + 1]).
-void rotate_neighbours(const float* cos, const float* sin, int half, float* x) {
-  for (int i = 0; i < half; i++) {
-    const float a = x[2 * i], b = x[2 * i + 1];
-    x[2 * i] = a * cos[i] - b * sin[i];
-    x[2 * i + 1] = b * cos[i] + a * sin[i];
-  }
-}
-
 // A head of a query or a key as attention sees it, `norm` NULL for none.
 void prepare_head(const oct_attention_args& args, const float* x, const float* norm, int angle,
                   float* out) {
@@ -62,13 +43,7 @@ void prepare_head(const oct_attention_args& args, const float* x, const float* n
     std::copy_n(x, dim, out);
   }
   if (args.rotary_dim == 0) return;
-  const int half = args.rotary_dim / 2;
-  const float* cos = args.cos_sin + int64_t{angle} * args.rotary_dim;
-  if (args.rope_interleaved) {
-    rotate_neighbours(cos, cos + half, half, out);
-  } else {
-    rotate_halves(cos, cos + half, half, out);
-  }
+  turn(args.cos_sin, angle, args.rotary_dim, args.rope_interleaved, out);
 }
 
 // A value that is not finite would spoil even the queries that do not see it, as 0 * NaN is NaN; a

@@ -281,6 +281,42 @@ typedef struct oct_kv_memory {
 int32_t oct_kv_move(const oct_kv_memory* memory, const int32_t* block_table, int32_t table_size,
                     const int32_t* sources, int32_t count, int32_t target);
 
+/* ---- Latent attention ---------------------------------------------------------------------- */
+
+/* Attention of heads that share one row of a token: a latent vector c of `rank` numbers, of which
+ * each head makes its own key and value, and a rotated part k of `rope_dim` (latent.h). A block of
+ * the KV memory has a layer's rows one after the other, of oct_latent_row_bytes() each: the numbers
+ * of c and k in the type of the format; codes have two float32 scales behind them. There are rows
+ * of F32, BF16, INT8 and FP8. */
+typedef struct oct_latent_args {
+  int32_t num_heads, rank, rope_dim;
+  int32_t nope_dim, value_dim; /* of a head: what its query has beside rope_dim, and its output */
+  int32_t kv_format;
+  int32_t rope_interleaved;
+  int32_t weight_format; /* of key_up and value_up: OCT_F32 or OCT_F16 */
+  float scale, eps;
+  const float* norm;    /* [rank]: rmsnorm of c */
+  const float* cos_sin; /* [positions, rope_dim]: cosines, then sines */
+  /* What makes keys and values of c: [H, nope_dim, rank] and, transposed, [H, rank, value_dim], the
+   * last dimension filled up with zeros to a multiple of 16. */
+  const void* key_up;
+  const void* value_up;
+  const float* q;  /* [T, H, nope_dim + rope_dim], ldq floats from token to token */
+  const float* ckv; /* [T, rank + rope_dim]: c and k before norm and rotation */
+  int64_t ldq, ldckv;
+  void* kv;        /* this layer's part of the first block */
+  int64_t kv_block_bytes;
+  float* out;      /* [T, H, value_dim], contiguous; may not overlap q */
+  int32_t num_blocks, group; /* as in oct_attention_args */
+} oct_latent_args;
+
+int64_t oct_latent_row_bytes(int32_t kv_format, int32_t rank, int32_t rope_dim); /* or an error */
+/* Norm and rotate, store, attend: in one go. */
+int32_t oct_latent(oct_pool* pool, const oct_latent_args* args, const oct_sequences* seqs);
+/* Rows as float32 [kv_len, rank + rope_dim], of one sequence, slot by slot: for tests. */
+int32_t oct_latent_read(const oct_latent_args* args, const oct_sequences* seqs, int32_t seq,
+                        float* rows);
+
 /* ---- Sampling ------------------------------------------------------------------------------ */
 
 enum {
@@ -389,7 +425,8 @@ enum {
   OCT_OP_ROWS = 3,
   OCT_OP_CHECK = 4,
   OCT_OP_HEAD = 5,      /* a linear with the epilogue HEAD, over the rows that the step asks for */
-  OCT_OP_EXPERTS = 6    /* over all tokens */
+  OCT_OP_EXPERTS = 6,   /* over all tokens */
+  OCT_OP_LATENT = 7
 };
 
 /* How a token is sent to experts, by logits of all; octavo/kernels/routing.py says what this means. */

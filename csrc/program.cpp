@@ -12,6 +12,7 @@
 #include <new>
 
 #include "kernels.h"
+#include "latent.h"
 #include "rows.h"
 #include "shared_prefix.h"
 
@@ -141,6 +142,8 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
       return check(*static_cast<const oct_check_args*>(node.args), batch, worker);
     case OCT_OP_HEAD:
       return run_head(*static_cast<const oct_linear_args*>(node.args), program, batch, worker);
+    case OCT_OP_LATENT:
+      return latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs, worker);
     case OCT_OP_EXPERTS:
       return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker);
   }
@@ -257,8 +260,11 @@ int32_t check_rounds(const oct_program& program, const oct_batch& batch) {
   }
   // At their last lengths; those of the first round have been checked with its nodes.
   for (int32_t i = 0; i < program.num_nodes; i++) {
-    if (program.nodes[i].op != OCT_OP_ATTENTION) continue;
-    const auto& args = *static_cast<const oct_attention_args*>(program.nodes[i].args);
+    const oct_node& node = program.nodes[i];
+    if (node.op != OCT_OP_ATTENTION && node.op != OCT_OP_LATENT) continue;
+    const oct_attention_args args =
+        node.op == OCT_OP_LATENT ? as_attention(*static_cast<const oct_latent_args*>(node.args))
+                                 : *static_cast<const oct_attention_args*>(node.args);
     for (int32_t s = 0; s < seqs; s++) {
       const int32_t code = check_blocks(args, batch.seqs, s, batch.seqs.kv_len[s] + batch.num_rounds - 1);
       if (code != OCT_OK) return code;
@@ -286,6 +292,8 @@ int32_t check_node(const oct_node& node, const oct_program& program, const oct_b
     }
     case OCT_OP_ATTENTION:
       return check_attention(*static_cast<const oct_attention_args*>(node.args), batch.seqs);
+    case OCT_OP_LATENT:
+      return check_latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs);
     case OCT_OP_EMBED:
       return check_embed(*static_cast<const oct_embed_args*>(node.args), program, batch);
     case OCT_OP_ROWS:

@@ -22,19 +22,6 @@ OCT_INLINE void for_lanes(int n, F&& f) {
   if (i < n) f(i, n - i);
 }
 
-void norm_row(const float* x, const float* weight, float eps, int width, float* out) {
-  F32 squares = zero();
-  for_lanes(width, [&](int i, int n) {
-    const F32 v = load_first(x + i, n);
-    squares = fma(v, v, squares);
-  });
-  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
-  for_lanes(width, [&](int i, int n) {
-    const F32 v = mul(load_first(x + i, n), set1(scale));
-    store_first(out + i, mul(v, load_first(weight + i, n)), n);
-  });
-}
-
 // In two passes, so that a large mean takes no digits from a small variance.
 void layernorm_row(const float* x, const oct_rows_args& args, float* out) {
   const int width = args.width;
@@ -98,6 +85,19 @@ void add_position(const oct_embed_args& args, const oct_sequences& seqs, int t,
 }
 
 }  // namespace
+
+void norm_row(const float* x, const float* weight, float eps, int width, float* out) {
+  F32 squares = zero();
+  for_lanes(width, [&](int i, int n) {
+    const F32 v = load_first(x + i, n);
+    squares = fma(v, v, squares);
+  });
+  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
+  for_lanes(width, [&](int i, int n) {
+    const F32 v = mul(load_first(x + i, n), set1(scale));
+    store_first(out + i, mul(v, load_first(weight + i, n)), n);
+  });
+}
 
 void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker) {
   const int width = args.table.k;

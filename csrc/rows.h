@@ -10,4 +10,7 @@ void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& wor
 void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worker);
 void check(const oct_check_args& args, const oct_batch& batch, const Worker& worker);
 
+// out = x / sqrt(mean(x^2) + eps) * weight, of one row.
+void norm_row(const float* x, const float* weight, float eps, int width, float* out);
+
 }  // namespace octavo

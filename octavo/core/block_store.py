@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from octavo.core.request import Request
 
@@ -49,7 +49,7 @@ class StoreStats:
     tokens_from_disk: int = 0
 
     @property
-    def figures(self) -> Mapping[str, int]:
+    def figures(self) -> Mapping[str, Any]:
         """The fields of ``StepStats`` that are a store's, by name."""
         return {
             "kv_blocks_stored": self.num_stored,
@@ -68,7 +68,7 @@ class BlockStore(Protocol):
     """What the block manager asks. Single-threaded, as it is."""
 
     @property
-    def figures(self) -> Mapping[str, int]:
+    def figures(self) -> Mapping[str, Any]:
         """The fields of ``StepStats`` that are a store's, by name."""
         ...
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from octavo.core.block_store import NOTHING_STORED, Stored, StoreStats, keys_of
 from octavo.core.request import Request
@@ -118,7 +118,7 @@ class Shelf:
         self._were_read: set[bytes] = set()  # from the depot, and not taken since
 
     @property
-    def figures(self) -> Mapping[str, int]:
+    def figures(self) -> Mapping[str, Any]:
         return self.stats.figures
 
     # -- what leaves the pool ----------------------------------------------------------------

@@ -41,7 +41,7 @@ def live_rank_model(
         matrices, kv_bytes_per_token: planned (`octavo.models.footprint`), or those of an engine's
             `Executor.probe()`.
     """
-    windows = Counter(layer.window for layer in config.kv_layers)
+    layers = Counter(config.kv_layers)
     alike = Counter(
         (m.is_head, m.num_params, m.num_bytes, m.arithmetic, m.share or (1, 1)) for m in matrices
     )
@@ -49,19 +49,33 @@ def live_rank_model(
         matrices=tuple(op for each in sorted(alike) for op in _matrix_ops(*each, alike[each])),
         attention=tuple(
             AttentionOp(
-                "attention" if window is None else f"attention.{window}",
+                _name(kept),
                 count,
-                flops_per_score=4.0 * config.num_heads * config.head_dim,
+                flops_per_score=2.0 * config.num_heads * _values_per_score(config, kept),
                 kv_bytes_per_token=kv_bytes_per_token / config.num_layers,
-                window=window,
+                window=kept.window,
             )
-            for window, count in windows.items()
+            for kept, count in layers.items()
         ),
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         num_layers=config.num_layers,
         activation_bytes=0.0,
     )
+
+
+def _name(kept: KVSpec) -> str:
+    if kept.kind == "latent":
+        return "attention.latent"
+    return "attention" if kept.window is None else f"attention.{kept.window}"
+
+
+def _values_per_score(config: ModelShape, kept: KVSpec) -> int:
+    """That a head multiplies, for one query and one token that it sees: a key and a value; or a
+    latent vector, with the rotated key for the score, and again as the value."""
+    if kept.kind == "latent":
+        return 2 * kept.key_dim + kept.value_dim
+    return 2 * config.head_dim
 
 
 def computed_in(arithmetic: str) -> Arithmetic:

@@ -30,6 +30,7 @@ from octavo.kernels.fusion import (
     Embed,
     Experts,
     Head,
+    LatentAttention,
     Linear,
     Matrix,
     Norm,
@@ -153,6 +154,17 @@ class _Writer:
                     "q_norm": norm(phase.q_norm),
                     "k_norm": norm(phase.k_norm),
                     "rope": None if phase.rope is None else self._rope(phase.rope),
+                    "interleaved": phase.interleaved,
+                }
+            case LatentAttention():
+                return {
+                    "kind": "latent_attention",
+                    "layer": phase.layer,
+                    **{each: value(getattr(phase, each)) for each in ("q", "ckv", "out")},
+                    "weight": name(phase.kv_b),
+                    "norm": norm(phase.norm),
+                    "scale": phase.scale,
+                    "rope": self._rope(phase.rope),
                     "interleaved": phase.interleaved,
                 }
             case Rows(kind, a, out, b, its_norm, bias, factor):
@@ -300,6 +312,7 @@ class _Reader:
             "embed": self._embed,
             "linear": self._linear,
             "attention": self._attention,
+            "latent_attention": self._latent_attention,
             "rows": self._rows,
             "check": lambda f: Check(self._flat(f, "source")),
             "head": self._head,
@@ -377,18 +390,12 @@ class _Reader:
     def _attention(self, fields: Fields) -> Attention:
         config = self._config
         dim, kv_heads = config.head_dim, config.num_kv_heads
-        layer = fields.integer("layer", minimum=0, maximum=config.num_layers - 1)
-        if layer in self._layers:
-            raise fields.error("layer", f"layer {layer} has its attention already")
-        self._layers.add(layer)
+        if config.latent is not None:
+            raise fields.error("kind", "this model keeps latent vectors, and no keys")
+        layer = self._layer(fields)
         q = self._shaped(fields, "q", (config.num_heads, dim))
         k, v = (self._shaped(fields, name, (kv_heads, dim)) for name in "kv")
-        rope = None
-        if "rope" in fields:
-            number = fields.integer("rope", minimum=0)
-            if number >= len(self._ropes):
-                raise fields.error("rope", f"there are {len(self._ropes)} ropes")
-            rope = self._ropes[number]
+        rope = self._rope_table(fields) if "rope" in fields else None
         q_norm, k_norm = (self._norm(fields, name, dim) for name in ("q_norm", "k_norm"))
         return Attention(
             layer,
@@ -402,6 +409,31 @@ class _Reader:
             sinks=self._constant(fields, "sinks", q.shape[0]) if "sinks" in fields else None,
             q_norm=q_norm,
             k_norm=k_norm,
+            rope=rope,
+            interleaved=fields.boolean("interleaved"),
+        )
+
+    def _latent_attention(self, fields: Fields) -> LatentAttention:
+        config, latent = self._config, self._config.latent
+        if latent is None:
+            raise fields.error("kind", "this model keeps no latent vectors")
+        layer, weight = self._layer(fields), self._matrix(fields, "weight")
+        rows = config.num_heads * (latent.nope_dim + latent.value_dim)
+        if weight.shape != (rows, latent.kv_rank):
+            raise fields.error("weight", f"has the shape {weight.shape}")
+        rope, norm = self._rope_table(fields), self._norm(fields, "norm", latent.kv_rank)
+        if rope.rotary_dim != latent.rope_dim:
+            raise fields.error("rope", f"turns {rope.rotary_dim} of {latent.rope_dim} values")
+        if norm is None:
+            raise fields.error("norm", "is missing")
+        return LatentAttention(
+            layer,
+            self._shaped(fields, "q", (config.num_heads, latent.query_dim)),
+            self._flat(fields, "ckv", latent.kv_rank + latent.rope_dim),
+            self._out(fields, "out", config.num_heads * latent.value_dim),
+            weight,
+            norm,
+            scale=fields.number("scale"),
             rope=rope,
             interleaved=fields.boolean("interleaved"),
         )
@@ -479,6 +511,20 @@ class _Reader:
                 f"has {weight.shape[0]} rows for a vocabulary of {self._config.vocab_size}",
             )
         return weight
+
+    def _layer(self, fields: Fields) -> int:
+        """That of a phase which looks at other positions, of which each layer has one."""
+        layer: int = fields.integer("layer", minimum=0, maximum=self._config.num_layers - 1)
+        if layer in self._layers:
+            raise fields.error("layer", f"layer {layer} has its attention already")
+        self._layers.add(layer)
+        return layer
+
+    def _rope_table(self, fields: Fields) -> RopeTable:
+        number = fields.integer("rope", minimum=0)
+        if number >= len(self._ropes):
+            raise fields.error("rope", f"there are {len(self._ropes)} ropes")
+        return self._ropes[number]
 
     def _matrix(self, fields: Fields, name: str) -> Matrix:
         weight = fields.text(name)

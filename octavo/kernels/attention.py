@@ -36,7 +36,7 @@ from torch import Tensor
 
 from octavo.core.sight import Sight
 from octavo.kernels.key_tiles import KEY_TILE, StepSights, Visibility, Windowed
-from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
 
@@ -271,16 +271,16 @@ def _split(num_tiles: np.ndarray) -> Iterator[np.ndarray]:
 
 def paged_attention(
     q: Tensor,
-    k_cache: KVStore,
-    v_cache: KVStore,
+    k_cache: Vectors,
+    v_cache: Vectors,
     plan: AttentionPlan,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q [T, H, D] over the caches: [T, H, D]. Where the plan has ``angles``, q has the
-    rows of all rotations, one after the other.
+    """Attention of q [T, H, D] over the caches: [T, H, values of a head]. Where the plan has
+    ``angles``, q has the rows of all rotations, one after the other.
 
     A query sees the positions up to its own; with ``window``, only the last ``window`` of them.
     Scores are scaled, then capped to ``softcap * tanh(score / softcap)``. ``sinks`` [H] are the
@@ -289,23 +289,25 @@ def paged_attention(
     num_kv_heads = k_cache.num_heads
     if sinks is not None:
         sinks = sinks.float().view(1, num_kv_heads, 1, -1, 1)
-    out = torch.empty_like(
-        q[: plan.num_rows] if plan.angles else q, memory_format=torch.contiguous_format
-    )
+    num_tokens, num_heads = plan.num_rows if plan.angles else len(q), q.shape[1]
+    out: Tensor | None = None
     for group in plan.groups(window, num_kv_heads):
         scores = _scores(q, k_cache, group, scale)
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         scores = scores.masked_fill_(group.hidden, float("-inf"))
         attended = _weighted_values(scores, v_cache, sinks, group, _product_dtype(q))
-        attended = attended.transpose(1, 2).reshape(-1, *q.shape[1:]).to(q.dtype)
+        attended = attended.transpose(1, 2).reshape(-1, num_heads, attended.shape[-1]).to(q.dtype)
+        if out is None:
+            out = q.new_empty(num_tokens, *attended.shape[1:])
         if group.num_items * QUERY_TILE != len(group.rows):
             attended = attended.index_select(0, group.rows)
         out.index_copy_(0, group.tokens, attended)
+    assert out is not None
     return out
 
 
-def _scores(q: Tensor, k_cache: KVStore, group: _Group, scale: float) -> Tensor:
+def _scores(q: Tensor, k_cache: Vectors, group: _Group, scale: float) -> Tensor:
     """[items, tiles, Hk, QUERY_TILE, G, KEY_TILE] in float32."""
     num_kv_heads, head_dim = k_cache.num_heads, q.shape[-1]
     heads_per_key = q.shape[1] // num_kv_heads
@@ -326,7 +328,7 @@ def _scores(q: Tensor, k_cache: KVStore, group: _Group, scale: float) -> Tensor:
 
 
 def _weighted_values(
-    scores: Tensor, v_cache: KVStore, sinks: Tensor | None, group: _Group, dtype: torch.dtype
+    scores: Tensor, v_cache: Vectors, sinks: Tensor | None, group: _Group, dtype: torch.dtype
 ) -> Tensor:
     """Values averaged by the softmax of ``scores``: float32 [items, Hk, QUERY_TILE, G, D].
 
@@ -350,7 +352,7 @@ def _weighted_values(
     return total / norm
 
 
-def _gather(cache: KVStore, group: _Group, start: int, stop: int) -> Tensor:
+def _gather(cache: Vectors, group: _Group, start: int, stop: int) -> Tensor:
     """Keys or values of tiles ``start`` to ``stop``: [items * tiles * Hk, KEY_TILE, D]."""
     vectors = cache.read(group.cache_rows[:, start:stop].reshape(-1))
     return vectors.view(-1, KEY_TILE, vectors.shape[-1])

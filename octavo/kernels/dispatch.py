@@ -40,6 +40,8 @@ class Ops:
     add: Op
     softcap: Op
     lm_head: Op
+    store_latents: Op
+    latent_attention: Op
     layernorm: Op
     activate: Op
     scale: Op

@@ -6,6 +6,7 @@ row; attention takes in everything between the projections::
 
     rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
     norms > rope > store_kv > attention     one Attention
+    store_latents > latent_attention        one LatentAttention
     o > add                                 one Linear, added to the residual stream in place
     rmsnorm > gate, up > silu_mul           one Linear of two segments, multiplied as they are made
     down > add                              one Linear
@@ -154,7 +155,31 @@ class Head:
 
 
 # Ops that wait for who reads what they make.
-_WAITING = ("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope", "store_kv")
+_WAITING = (
+    "rmsnorm",
+    "layernorm",
+    "add",
+    "scale",
+    "embed_positions",
+    "rope",
+    "store_kv",
+    "store_latents",
+)
+
+
+@dataclass(slots=True)
+class LatentAttention:
+    """The ops ``store_latents`` and ``latent_attention`` of a layer."""
+
+    layer: int
+    q: Value
+    ckv: Value
+    out: Value
+    kv_b: Matrix
+    norm: Norm
+    scale: float
+    rope: RopeTable
+    interleaved: bool
 
 
 @dataclass(slots=True)
@@ -174,7 +199,10 @@ class Experts:
     inner_remainder_above: float = math.inf  # of what goes into ``down``
 
 
-Phase = Embed | Linear | Attention | Rows | Check | Head | Experts
+Phase = Embed | Linear | Attention | Rows | Check | Head | Experts | LatentAttention
+
+# Where a layer looks at other positions.
+MIXERS = (Attention, LatentAttention)
 
 Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
@@ -217,6 +245,8 @@ class _Fusion:
                 self._linear(call)
             case "paged_attention":
                 self._attention(call)
+            case "latent_attention":
+                self._latent_attention(call)
             case "lm_head":
                 self._head(call)
             case "silu_mul" | "gelu_mul":
@@ -362,17 +392,40 @@ class _Fusion:
                 return
         phase.source = self._need(phase.source)
 
-    def _attention(self, call: Call) -> None:
-        layer = call.arguments["layer"]
+    def _store_of(self, layer: int, name: str) -> Call:
+        """What keeps the step's tokens for the attention of a layer."""
         stores = [
             c
             for c in self.tape.calls
-            if c.name == "store_kv" and c.arguments["layer"] == layer and id(c) not in self.taken
+            if c.name == name and c.arguments["layer"] == layer and id(c) not in self.taken
         ]
         if len(stores) != 1:
-            raise CannotFuse(f"attention of layer {layer} has {len(stores)} store_kv before it")
-        store = stores[0]
-        self.taken.add(id(store))
+            raise CannotFuse(f"attention of layer {layer} has {len(stores)} {name} before it")
+        self.taken.add(id(stores[0]))
+        return stores[0]
+
+    def _latent_attention(self, call: Call) -> None:
+        arguments = call.arguments
+        store = self._store_of(arguments["layer"], "store_latents")
+        q, ckv = call.inputs[0], store.inputs[0]
+        weight, eps = store.arguments["norm"]
+        phase = LatentAttention(
+            arguments["layer"],
+            self._need(q).view(-1, *q.shape),
+            self._need(ckv),
+            call.outputs[0],
+            arguments["weight"],
+            Norm(weight, eps),
+            arguments["scale"],
+            arguments["table"],
+            arguments["interleaved"],
+        )
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _attention(self, call: Call) -> None:
+        layer = call.arguments["layer"]
+        store = self._store_of(layer, "store_kv")
         q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
         if self.readers[k.source] != [store]:
             raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
@@ -513,6 +566,8 @@ def reads(phase: Phase) -> Iterator[Value]:
             values = [phase.source, phase.added, phase.residual]
         case Attention():
             values = [phase.q, phase.k, phase.v]
+        case LatentAttention():
+            values = [phase.q, phase.ckv]
         case Rows():
             values = [phase.a, phase.b]
         case Check() | Head():
@@ -530,7 +585,7 @@ def writes(phase: Phase) -> Iterator[Value]:
         case Linear():
             outs = phase.segments[:1] if phase.activation else phase.segments
             values = [phase.sum_out, *(segment.out for segment in outs)]
-        case Embed() | Attention() | Rows() | Experts():
+        case Embed() | Attention() | Rows() | Experts() | LatentAttention():
             values = [phase.out]
         case Check() | Head():
             values = []
@@ -544,11 +599,12 @@ def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, No
     CannotFuse if no norm stands there.
     """
     reader = next(
-        (p for p in phases if isinstance(p, Attention) and p.layer == num_layers),
+        (p for p in phases if isinstance(p, MIXERS) and p.layer == num_layers),
         phases[-1],
     )
-    if isinstance(reader, Attention):
-        made = reader.q.source
+    if isinstance(reader, MIXERS):
+        # Of latent attention, queries may be two products away.
+        made = (reader.ckv if isinstance(reader, LatentAttention) else reader.q).source
         reader = next(p for p in phases if isinstance(p, Linear | Rows) and made in writes(p))
     if not isinstance(reader, Linear | Head) or reader.norm is None:
         raise CannotFuse(f"no norm reads what {num_layers} layers make")
@@ -618,7 +674,7 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
     head = phases[-1]
     assert isinstance(head, Head)
-    if num_layers == sum(isinstance(phase, Attention) for phase in phases):
+    if num_layers == sum(isinstance(phase, MIXERS) for phase in phases):
         return list(phases)
     index = _first_of_layer(phases, num_layers)
     entry = phases[index]
@@ -639,7 +695,7 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
 
 def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:
     """The place of the linear that reads what the layers before ``layer`` leave."""
-    attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, Attention)}
+    attentions = {p.layer: i for i, p in enumerate(phases) if isinstance(p, MIXERS)}
     if layer not in attentions or layer - 1 not in attentions:
         raise CannotFuse(f"nothing ends after {layer} of {len(attentions)} layers")
     wanted = set(reads(phases[attentions[layer]]))

@@ -215,6 +215,25 @@ CODECS: dict[str, tuple[Codec, Codec]] = {
 }
 
 
+def codecs_of(dtype: str, is_latent: bool = False) -> tuple[Codec, Codec]:
+    """Those of the two vectors that a layer keeps of a token and head: its key and its value, or
+    the latent vector and the rotated key beside it. These are not rotated again: the one was
+    normed, and the other has a scale of its own."""
+    keys, values = CODECS[dtype]
+    return (values, values) if is_latent else (keys, values)
+
+
+class Vectors(Protocol):
+    """Where attention reads the vectors of one layer."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Vectors [R, D] of rows (int64 [R]), ``slot * Hk + head`` each."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class KVStore:
     """The keys, or the values, of one layer. ``parts`` are [num_blocks, block_size, Hk, width]."""
@@ -232,7 +251,20 @@ class KVStore:
             memory.view(-1, *memory.shape[2:]).index_copy_(0, slots, part)
 
     def read(self, rows: Tensor) -> Tensor:
-        """Vectors [R, D] of rows (int64 [R]), ``slot * Hk + head`` each."""
         return self.codec.decode(
             *(memory.view(-1, memory.shape[-1]).index_select(0, rows) for memory in self.parts)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedStore:
+    """Vectors that are kept in parts, as if they were whole."""
+
+    stores: Sequence[KVStore]
+
+    @property
+    def num_heads(self) -> int:
+        return self.stores[0].num_heads
+
+    def read(self, rows: Tensor) -> Tensor:
+        return torch.cat([store.read(rows) for store in self.stores], dim=-1)

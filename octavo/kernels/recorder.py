@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.routing import Expert, Router, Routing
 from octavo.quantization.base import Weight
 
@@ -173,6 +174,42 @@ def paged_attention(
         sinks=sinks,
     )
     return attended.view(-1, *q.shape)
+
+
+def store_latents(
+    ckv: Value,
+    norm: RowNorm,
+    rotation: Rotation,
+    latents: LayerKV,
+    rotated: LayerKV,
+    slot_mapping: Any,
+) -> None:
+    ckv.tape.record("store_latents", (ckv,), (), layer=latents.layer, norm=norm)
+
+
+def latent_attention(
+    q: Value,
+    kv_b: Weight,
+    rotation: Rotation,
+    latents: LayerKV,
+    rotated: LayerKV,
+    plan: Any,
+    scale: float,
+) -> Value:
+    num_heads, query_dim = q.shape
+    nope_dim = query_dim - rotation.cos_sin.rotary_dim
+    value_dim = kv_b.shape[0] // num_heads - nope_dim
+    (attended,) = q.tape.record(
+        "latent_attention",
+        (q,),
+        (num_heads * value_dim,),
+        layer=latents.layer,
+        weight=kv_b,
+        table=rotation.cos_sin,
+        interleaved=rotation.interleaved,
+        scale=scale,
+    )
+    return attended.view(-1, num_heads, value_dim)
 
 
 def silu_mul(gate: Value, up: Value) -> Value:

@@ -28,9 +28,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.kernels.attention import paged_attention, plan_attention
+from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
-from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.kv_stores import JoinedStore, KVStore
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
 
@@ -40,6 +41,7 @@ __all__ = [
     "embed",
     "embed_positions",
     "gelu_mul",
+    "latent_attention",
     "layernorm",
     "linear",
     "lm_head",
@@ -53,6 +55,7 @@ __all__ = [
     "silu_mul",
     "softcap",
     "store_kv",
+    "store_latents",
 ]
 
 ROW_TILE = 16
@@ -158,6 +161,48 @@ def store_kv(
     v_cache.write(slot_mapping, v)
 
 
+def store_latents(
+    ckv: Tensor,
+    norm: RowNorm,
+    rotation: Rotation,
+    latents: KVStore,
+    rotated: KVStore,
+    slot_mapping: Tensor,
+) -> None:
+    """Write the rows of ckv [T, C + R] to slots (int64 [T]) of the caches: C values, normed, are
+    the latent vector of a token; R, turned by ``rotation``, the key that all heads have beside it.
+    """
+    rank = norm.weight.shape[0]
+    key = _turned(ckv[:, None, rank:], rotation)
+    latents.write(slot_mapping, rmsnorm(ckv[:, :rank], *norm).unsqueeze(1))
+    rotated.write(slot_mapping, key)
+
+
+def latent_attention(
+    q: Tensor,
+    kv_b: WeightTensor,
+    rotation: Rotation,
+    latents: KVStore,
+    rotated: KVStore,
+    plan: AttentionPlan,
+    scale: float,
+) -> Tensor:
+    """Attention of q [T, H, P + R] over latent vectors c [C] and rotated keys k [R]: [T, H, V].
+
+    kv_b [H * (P + V), C] has for each head U [P, C], by which U c is its key, with k after it, and
+    then V [V, C], by which V c is its value. They are not made of every token that is seen: a query
+    (n, r) has with its key the product (U^T n, r) (c, k), and V is applied to the sum of all c.
+    """
+    num_heads, nope_dim = q.shape[1], q.shape[2] - rotation.cos_sin.shape[1]
+    up = torch.cat([piece.clone() for _, piece in _pieces(kv_b, q.dtype)])
+    up = up.view(num_heads, -1, kv_b.shape[1])
+    absorbed = _multiply_heads(q[..., :nope_dim], up[:, :nope_dim].transpose(1, 2))
+    queries = torch.cat([absorbed, _turned(q[..., nope_dim:], rotation)], dim=-1)
+    keys = JoinedStore((latents, rotated))
+    attended = paged_attention(queries, keys, latents, plan, scale)
+    return _multiply_heads(attended, up[:, nope_dim:])
+
+
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of equal shapes."""
     if not _is_bitwise(gate):
@@ -205,6 +250,23 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
 
+def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
+    """heads [T, H, R], all of whose values are turned."""
+    turned, _ = rope(heads, heads[:, :0], *rotation)
+    return turned
+
+
+def _multiply_heads(x: Tensor, weights: Tensor) -> Tensor:
+    """x [T, H, K] times weights [H, N, K] transposed, head by head: [T, H, N]. In tiles of rows, as
+    ``linear``."""
+    num_rows, num_heads, _ = x.shape
+    x = F.pad(x, (0, 0, 0, 0, 0, -num_rows % ROW_TILE))
+    weights = weights.contiguous()
+    tiles = [torch.bmm(weights, tile.permute(1, 2, 0).contiguous()) for tile in x.split(ROW_TILE)]
+    out = torch.stack(tiles).permute(0, 3, 1, 2).reshape(-1, num_heads, weights.shape[1])
+    return out[:num_rows]
+
+
 _GATES = {
     "silu": silu_mul,
     "gelu": lambda gate, up: gelu_mul(gate, up, approximate=False),
@@ -227,7 +289,8 @@ def _linear_in_tiles(x: Tensor, weight: WeightTensor) -> Tensor:
     for start, piece in _pieces(weight, x.dtype):
         for tile, columns in zip(tiles, out, strict=True):
             torch.mm(piece, tile, out=columns[start : start + piece.shape[0]])
-    return out.transpose(1, 2).reshape(-1, weight.shape[0])[:num_rows]
+    # Of one tile that would be a view, whose rows others would add up in another order.
+    return out.transpose(1, 2).contiguous().view(-1, weight.shape[0])[:num_rows]
 
 
 def _linear_at_once(x: Tensor, weight: WeightTensor) -> Tensor:

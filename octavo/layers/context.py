@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops
 
 
@@ -39,6 +40,21 @@ class StepAttention(Protocol):
         what its request asks for: then ``rotated`` gives q as it is at other positions.
         ``sinks`` [H] are logits in the softmax of each head that no value belongs to.
         """
+        ...
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Any,
+        ckv: Any,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: Any,
+        *,
+        scale: float,
+    ) -> Any:
+        """Keep what the ops ``store_latents`` and ``latent_attention`` say of ckv
+        [T, rank + rope], and attend q [T, H, nope + rope]: [T, H, values of a head]."""
         ...
 
 

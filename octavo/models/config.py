@@ -17,6 +17,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.fields import Fields
 from octavo.kernels.routing import Routing
+from octavo.layers.latent_config import LatentConfig
 from octavo.layers.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -45,10 +46,12 @@ class KVSpec:
     """What a layer keeps of each token that it may see again, in numbers whose type is the engine's
     to choose.
 
-    ``window`` is the number of last positions that a layer of that kind sees; None for "full".
+    ``window`` is the number of last positions that a layer of that kind sees; None for others. A
+    "latent" layer keeps two vectors for all heads, and neither keys nor values: one of ``key_dim``
+    that both are made of, and one of ``value_dim`` that is part of every key.
     """
 
-    kind: Literal["full", "window"]
+    kind: Literal["full", "window", "latent"]
     num_kv_heads: int
     key_dim: int  # values of a head
     value_dim: int
@@ -131,6 +134,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    latent: LatentConfig | None = None  # of layers with latent attention: then all
     experts: ExpertsConfig | None = None
 
     @staticmethod
@@ -164,6 +168,9 @@ class ModelConfig:
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:
         """What each layer keeps of tokens."""
+        if self.latent is not None:
+            kept = KVSpec("latent", 1, self.latent.kv_rank, self.latent.rope_dim)
+            return (kept,) * self.num_layers
         return tuple(
             KVSpec(
                 "full" if window is None else "window",
@@ -196,6 +203,7 @@ class ModelConfig:
             f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
             "key-value heads",
         )
+        self._check_latent(require)
         ropes = (self.rope, self.local_rope) if self.turns_positions else ()
         for rope in filter(None, ropes):
             require(
@@ -232,6 +240,29 @@ class ModelConfig:
             len(self.layer_windows) == self.num_layers,
             "layer_windows",
             f"{len(self.layer_windows)} layers, of {self.num_layers}",
+        )
+
+    def _check_latent(self, require: Callable[[bool, str, str], None]) -> None:
+        latent = self.latent
+        if latent is None:
+            return
+        for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim"):
+            size = getattr(latent, name)
+            require(1 <= size <= _MAX_SIZE, name, f"{size} is not 1 to {_MAX_SIZE}")
+        require(
+            latent.q_rank is None or 1 <= latent.q_rank <= _MAX_SIZE,
+            "q_lora_rank",
+            f"{latent.q_rank} is not 1 to {_MAX_SIZE}",
+        )
+        require(latent.norm_eps > 0, "norm_eps", f"{latent.norm_eps} is not above 0")
+        require(
+            self.head_dim == latent.query_dim and self.rope.rotary_dim == latent.rope_dim,
+            "qk_rope_head_dim",
+            f"queries of {self.head_dim} values, of which {self.rope.rotary_dim} are rotated, are "
+            f"not {latent.nope_dim} and {latent.rope_dim}",
+        )
+        require(
+            not any(self.layer_windows), "sliding_window", "latent attention sees all positions"
         )
 
     def differences(self, other: ModelConfig, but: Collection[str] = ()) -> list[str]:

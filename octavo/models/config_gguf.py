@@ -47,6 +47,10 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     config = replace(shared, **family.from_gguf(fields, shared))
     if config.experts is None and fields.integer("expert_count", 0, minimum=0) > 0:
         raise UnsupportedModelError(f"{path}: a {config.architecture} has no experts")
+    if config.latent is None:
+        head_dim = shared.head_dim
+        if fields.integer("attention.value_length", head_dim) != head_dim:
+            raise UnsupportedModelError(f"{path}: keys and values of different sizes")
     return config.check(path)
 
 
@@ -60,8 +64,6 @@ def _shared(
     num_layers = fields.integer("block_count", maximum=MAX_LAYERS)
     num_heads = _uniform(fields, "attention.head_count")
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
-    if fields.integer("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError(f"{path}: keys and values of different sizes")
     rope = _rope(fields, family.gguf_interleaved, head_dim, tensors)
     window = fields.integer("attention.sliding_window", None, minimum=0) or None
     return ModelConfig(

@@ -20,9 +20,11 @@ from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.kernels.cpu.layout import (
     ARITHMETIC,
     KV_FORMATS,
+    LATENT_TYPES,
     PACKED_FORMATS,
     columns_bytes,
     kv_token_bytes,
+    latent_row_bytes,
     packed_bytes,
 )
 from octavo.models.config import KVSpec, ModelConfig
@@ -181,6 +183,8 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
 
 
 def _kv_bytes(layer: KVSpec, dtype: str) -> int:
+    if layer.kind == "latent":
+        return _latent_bytes(layer, dtype)
     assert layer.key_dim == layer.value_dim, "there are no kernels for heads of two sizes"
     if dtype in ("int4", "k8v4") and layer.key_dim % 2:
         raise ConfigError(
@@ -188,6 +192,15 @@ def _kv_bytes(layer: KVSpec, dtype: str) -> int:
             f"{layer.key_dim}: choose fp8 or int8"
         )
     return layer.num_kv_heads * kv_token_bytes(dtype, layer.key_dim)
+
+
+def _latent_bytes(layer: KVSpec, dtype: str) -> int:
+    if dtype not in LATENT_TYPES:
+        raise ConfigError(
+            f"KV of {dtype} is for keys and values, and this model keeps latent vectors, which are "
+            f"both at once: choose {', '.join(LATENT_TYPES)}"
+        )
+    return latent_row_bytes(dtype, layer.key_dim, layer.value_dim)
 
 
 def native_kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:

@@ -164,27 +164,36 @@ class Parameters:
         """The rows of the checkpoint as they follow each other in this layout, int64 [rows]; None
         if that is their order."""
         source, wanted = self._stored.rope, self.config.rope
-        if source.interleaved == wanted.interleaved or not _is_rotated(name):
+        rotated = _rotated(name, self.config)
+        if source.interleaved == wanted.interleaved or rotated is None:
             return None
-        return _row_order(self.shape(name)[0], self.config.head_dim, wanted)
+        return _row_order(self.shape(name)[0], *rotated, wanted)
 
 
 def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight")
 
 
-def _is_rotated(name: str) -> bool:
-    """Whether its rows are those of q or k, whose order depends on how rope finds its pairs."""
-    return name.rpartition(".")[0].endswith((".q_proj", ".k_proj"))
+def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
+    """Of rows of q or k, whose order depends on how rope finds its pairs: how many there are of a
+    head, and which of them is the first that is rotated. None of all others."""
+    module, latent = name.rpartition(".")[0], config.latent
+    if latent is None:
+        return (config.head_dim, 0) if module.endswith((".q_proj", ".k_proj")) else None
+    if module.endswith((".q_proj", ".q_b_proj")):
+        return latent.query_dim, latent.nope_dim
+    if module.endswith(".kv_a_proj_with_mqa"):
+        return latent.kv_rank + latent.rope_dim, latent.kv_rank
+    return None
 
 
-def _row_order(num_rows: int, head_dim: int, wanted: RopeConfig) -> np.ndarray:
+def _row_order(num_rows: int, head_dim: int, first: int, wanted: RopeConfig) -> np.ndarray:
     """Which row of the other layout each row is, int64 [num_rows]."""
     half = wanted.rotary_dim // 2
     head = np.arange(head_dim)
-    pairs = head[: wanted.rotary_dim]
+    pairs = head[first : first + wanted.rotary_dim]
     # Value i and its partner: 2 i and 2 i + 1 where they are neighbours, i and half + i elsewhere.
-    head[: wanted.rotary_dim] = (
+    head[first : first + wanted.rotary_dim] = (
         pairs.reshape(2, half).T.reshape(-1)
         if wanted.interleaved
         else pairs.reshape(half, 2).T.reshape(-1)

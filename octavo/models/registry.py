@@ -49,6 +49,8 @@ FAMILIES = (
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "gemma3",
     ),
+    Listed("octavo.models.deepseek:DEEPSEEK_V2", ("DeepseekV2ForCausalLM",), "deepseek2"),
+    Listed("octavo.models.deepseek:DEEPSEEK_V3", ("DeepseekV3ForCausalLM",)),
     Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), "gemma2"),
     Listed("octavo.models.phi3:PHI3", ("Phi3ForCausalLM",), "phi3"),
     Listed("octavo.models.granite:GRANITE", ("GraniteForCausalLM",), "granite"),

@@ -29,7 +29,7 @@ from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
 from octavo.runtime.memory_ledger import Line
 from octavo.runtime.native_forward import NativeForward
-from octavo.runtime.native_kv_cache import NativeKVCache
+from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("octavo")
 
 _MAX_HEAD_DIM = 256
+_MAX_LATENT = 4064  # and the rotated key; see csrc/latent.h
 _NO_GPU_KV = ("int4", "k8v4")
 
 
@@ -181,8 +182,11 @@ def why_not_native(spec: RankSpec, model_config: ModelConfig) -> str | None:
     for choice in explain(spec.device, spec.dtype, CANDIDATES):
         if choice.chosen != "native":
             return dict(choice.refused)["native"]
-    head_dim = model_config.head_dim
-    if head_dim % 16 or head_dim > _MAX_HEAD_DIM:
+    head_dim, latent = model_config.head_dim, model_config.latent
+    if latent is not None:
+        if latent.kv_rank + latent.rope_dim > _MAX_LATENT:
+            return f"latent vectors of {latent.kv_rank} values: {_MAX_LATENT} are the most"
+    elif head_dim % 16 or head_dim > _MAX_HEAD_DIM:
         return f"heads of {head_dim} values: only multiples of 16 up to {_MAX_HEAD_DIM} are native"
     if spec.block_size % KV_CHUNK:
         return f"block_size {spec.block_size} is not a multiple of {KV_CHUNK}"
@@ -225,14 +229,11 @@ class NativeBackend:
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config
         kv_format = KV_FORMATS[kv_dtype_of(self._spec, is_native=True)]
-        kept = model.kv_layers[0]
-        kv_cache = NativeKVCache(
+        kv_cache = create_native_cache(
             self._library,
-            model.num_layers,
+            model.kv_layers,
             limits.num_blocks,
             self._spec.block_size,
-            kept.num_kv_heads,
-            kept.key_dim,
             kv_format,
             limits.kv_groups,
             num_shelf_blocks=limits.num_shelf_blocks,

@@ -17,7 +17,7 @@ from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.kernels.fusion import CannotFuse, Embed, Head, Matrix
-from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.kv_stores import codecs_of
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -214,17 +214,19 @@ class FusedBackend:
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
         model = self._model_config
+        kept = model.kv_layers[0]
         return KVCache(
             model.num_layers,
             limits.num_blocks,
             self._spec.block_size,
-            model.num_kv_heads,
-            model.head_dim,
-            CODECS[kv_dtype_of(self._spec, is_native=False)],
+            kept.num_kv_heads,
+            kept.key_dim,
+            codecs_of(kv_dtype_of(self._spec, is_native=False), kept.kind == "latent"),
             device,
             limits.kv_groups,
             copy_units=self._kit.copy_units,
             num_shelf_blocks=limits.num_shelf_blocks,
+            value_dim=kept.value_dim,
         )
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan
 from octavo.kernels.dispatch import Ops
 from octavo.kernels.kv_stores import KVStore
 from octavo.models.kv_groups import KVGroups
+from octavo.quantization.tensors import WeightTensor
 from octavo.runtime.input_batch import StepInputs
 
 
@@ -70,6 +72,23 @@ class PagedAttention:
         attended: Tensor = self.ops.paged_attention(
             q, keys, values, group.plan, scale, window, softcap, sinks
         )
+        return attended
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Tensor,
+        ckv: Tensor,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: WeightTensor,
+        *,
+        scale: float,
+    ) -> Tensor:
+        group = self.groups[self.group_of[layer]]
+        kept = self.kv_cache.layer(layer)
+        self.ops.store_latents(ckv, norm, rotation, *kept, group.slots)
+        attended: Tensor = self.ops.latent_attention(q, kv_b, rotation, *kept, group.plan, scale)
         return attended
 
 

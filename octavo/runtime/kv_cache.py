@@ -32,6 +32,7 @@ class KVCache:
     A slot is one token position, ``block_id * block_size + offset``, in the layers of one group of
     ``groups``; None: all have one table. ``copy_units`` copies blocks and slots on the device.
     ``num_shelf_blocks``: in host memory, with the ids after those of the pool.
+    ``value_dim`` is the size of a token's second vector, if it is another than that of the first.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class KVCache:
         groups: KVGroups | None = None,
         copy_units: CopyUnits = copy_units,
         num_shelf_blocks: int = 0,
+        value_dim: int | None = None,
     ):
         self.num_layers = num_layers
         self._groups = groups or one_table(num_layers)
@@ -55,8 +57,8 @@ class KVCache:
         shape = (self._groups.layers_per_block, num_blocks, block_size, num_kv_heads)
         self._stores = [
             (codec, [_zeros((*shape, part.width), part.dtype, device) for part in parts])
-            for codec in codecs
-            for parts in [codec.parts(head_dim)]
+            for codec, dim in zip(codecs, (head_dim, value_dim or head_dim), strict=True)
+            for parts in [codec.parts(dim)]
         ]
         self._shelf = _Shelf(self._parts, num_shelf_blocks)
 

@@ -25,7 +25,7 @@ from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import BlockTables, StepSight, blocks_of_row, flatten
-from octavo.runtime.native_kv_cache import NativeKVCache
+from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
 from octavo.runtime.prompt_logits import LOGITS_ROWS
@@ -37,7 +37,7 @@ class NativeForward(InTurn):
     def __init__(
         self,
         program: Program,
-        kv_cache: NativeKVCache,
+        kv_cache: NativeCache,
         max_num_seqs: int,
         max_model_len: int,
         max_tokens: int,

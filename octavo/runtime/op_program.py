@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.kernels import fusion
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import round_activations
 from octavo.kernels.cpu.library import Library, Pool
@@ -49,6 +50,22 @@ class RecordedAttention:
         attended: Value = self._ops.paged_attention(
             q, kept, kept, None, scale, window, softcap, sinks
         )
+        return attended
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Value,
+        ckv: Value,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: Weight,
+        *,
+        scale: float,
+    ) -> Value:
+        kept = LayerKV(layer)
+        self._ops.store_latents(ckv, norm, rotation, kept, kept, None)
+        attended: Value = self._ops.latent_attention(q, kv_b, rotation, kept, kept, None, scale)
         return attended
 
 
@@ -122,6 +139,8 @@ def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
         yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
     elif isinstance(phase, fusion.Head):
         yield (phase.weight,)
+    elif isinstance(phase, fusion.LatentAttention):
+        yield (phase.kv_b,)
 
 
 def share_of(phase: fusion.Phase) -> tuple[int, int] | None:

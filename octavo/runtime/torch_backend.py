@@ -9,7 +9,7 @@ import torch
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
-from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.kv_stores import codecs_of
 from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
@@ -100,10 +100,11 @@ class TorchBackend:
             self._spec.block_size,
             kept.num_kv_heads,
             kept.key_dim,
-            CODECS[kv_dtype_of(self._spec, is_native=False)],
+            codecs_of(kv_dtype_of(self._spec, is_native=False), kept.kind == "latent"),
             self._device,
             limits.kv_groups,
             num_shelf_blocks=limits.num_shelf_blocks,
+            value_dim=kept.value_dim,
         )
         return EagerForward(
             self._model,

@@ -25,7 +25,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.footprint import native_kv_bytes_per_token
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.hidden_states import Computed, States
-from octavo.runtime.native_kv_cache import NativeKVCache
+from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.speculation.guess_tree import GuessTree, Shape, drafts_of
 from octavo.speculation.head_program import Candidate, Head, HeadProgram, Runs
 from octavo.speculation.native_target import NativeTarget
@@ -46,15 +46,12 @@ class LayerKV:
     """Keys and values of one layer, in blocks that have the numbers of the target's."""
 
     def __init__(self, layer: ModelConfig, native: NativeTarget, limits: RankLimits):
-        format, (kept,) = KV_FORMATS[_KV_DTYPE], layer.kv_layers
-        self.cache = NativeKVCache(
+        self.cache = create_native_cache(
             native.library,
-            1,
+            layer.kv_layers,
             limits.num_blocks,
             native.block_size,
-            kept.num_kv_heads,
-            kept.key_dim,
-            format,
+            KV_FORMATS[_KV_DTYPE],
             num_shelf_blocks=limits.num_shelf_blocks,
         )
         self.layout = self.cache.layout()

@@ -35,7 +35,8 @@ from octavo.layers.rope import RotaryEmbedding
 from octavo.model_files import is_engine_folder
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.llama import LlamaDecoderLayer
+from octavo.models.decoder import DecoderForCausalLM
+from octavo.models.registry import model_class
 from octavo.runtime.capacity import RankLimits
 from octavo.speculation.config import SpeculativeConfig
 from octavo.speculation.drafters import Target
@@ -49,6 +50,7 @@ from octavo.speculation.pair_linear import PairLinear
 _ARCHITECTURES = (
     *("LlamaForCausalLM", "MistralForCausalLM"),
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+    *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
 )
 _NUM_TOKENS = 2  # it was trained to say one
 
@@ -64,7 +66,8 @@ class MTPHead(Head):
         self.enorm = RMSNorm(size, layer.norm_eps)
         self.hnorm = RMSNorm(size, layer.norm_eps)
         self.eh_proj = PairLinear(size, size, size)
-        self.layer = LlamaDecoderLayer(layer, 0)
+        target: type[DecoderForCausalLM] = model_class(layer.architecture)
+        self.layer = target.layer_type(layer, 0)
         self.norm = RMSNorm(size, layer.norm_eps)
         self.lm_head = LMHead(size, layer.vocab_size)
 
@@ -164,7 +167,8 @@ def _load(path: Path, native: NativeTarget) -> tuple[MTPHead, ModelConfig, bool]
     )
     if layout is None:
         raise ConfigError(f"speculative_config: method mtp: {path} has no MTP module")
-    layer = replace(target, num_layers=1, layer_windows=(None,))
+    experts = target.experts and replace(target.experts, layers=target.experts.layers[-1:])
+    layer = replace(target, num_layers=1, layer_windows=(None,), experts=experts)
     head = MTPHead(layer)
     head.embed_tokens.weight, head.embed_tokens.scale = native.share_embedding(
         head.embed_tokens.weight

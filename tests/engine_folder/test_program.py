@@ -13,6 +13,7 @@ import pytest
 
 from octavo.engine_folder.model_config import config_json, read_config
 from octavo.engine_folder.program import Constants, program_json, read_program
+from octavo.errors import ModelFileError
 from octavo.fields import Fields
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.cpu.library import Pool
@@ -53,6 +54,15 @@ GEMMA = {
     "query_pre_attn_scalar": 16,
     "final_logit_softcapping": 30.0,
 }
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 24,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "head_dim": 6,
+}
 CONFIGS = {
     "llama": LLAMA,
     "untied": {**LLAMA, "tie_word_embeddings": False},
@@ -60,6 +70,7 @@ CONFIGS = {
     "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "gemma3": {**LLAMA, **GEMMA},
+    "deepseek": {**LLAMA, **DEEPSEEK},
     "mixtral": {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
     "qwen2-moe": {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 5},
     "gpt-oss": {**LLAMA, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
@@ -142,7 +153,8 @@ def test_a_program_survives_being_written(name, activations):
         described = [describe(program, config) for program in programs]
     assert described[0] == described[1]
     ops = [node["op"] for node in described[0]["nodes"]]
-    assert ops.count(abi.OCT_OP_ATTENTION) == config.num_layers and ops[-1] == abi.OCT_OP_HEAD
+    mixer = abi.OCT_OP_ATTENTION if config.latent is None else abi.OCT_OP_LATENT
+    assert ops.count(mixer) == config.num_layers and ops[-1] == abi.OCT_OP_HEAD
 
 
 ARGUMENTS = {
@@ -152,10 +164,14 @@ ARGUMENTS = {
     abi.OCT_OP_ROWS: abi.RowsArgs,
     abi.OCT_OP_CHECK: abi.CheckArgs,
     abi.OCT_OP_HEAD: abi.LinearArgs,
+    abi.OCT_OP_LATENT: abi.LatentArgs,
     abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
+
+
 ADDRESSES = (
-    *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x", "logits"),
+    *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x"),
+    *("ckv", "logits"),
 )
 
 
@@ -196,21 +212,7 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             assert value  # each program counts for itself
         elif name == "head":
             found[name] = value.contents.softcap if value else None
-        elif name in (
-            "in",
-            "add",
-            "x_out",
-            "y",
-            "residual",
-            "a",
-            "b",
-            "q",
-            "k",
-            "v",
-            "out",
-            "x",
-            "logits",
-        ):
+        elif name in ADDRESSES:
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:
@@ -230,6 +232,9 @@ def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int
             table = 40 * struct.rotary_dim
             heads = {"sinks": struct.num_heads, "cos_sin": table}
             return {**dict.fromkeys(("q_norm", "k_norm"), config.head_dim), **heads}
+        case abi.LatentArgs():
+            heads = {"norm": struct.rank, "cos_sin": 40 * struct.rope_dim}
+            return {**heads, "key_up": struct.nope_dim * 48, "value_up": struct.rank * 16}
         case abi.ExpertsArgs():
             return {"norm": struct.hidden}
         case abi.Routing():
@@ -268,3 +273,27 @@ def test_the_description_sees_a_difference():
                 node.get("table", {}).pop("data", None)
             described.append(description)
     assert described[0] != described[1] and described[0] != described[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": "model.layers.0.self_attn.o_proj.weight"}, "has the shape"),
+        ({"kind": "attention"}, "keeps latent vectors, and no keys"),
+        ({"layer": 0}, "has its attention already"),
+        ({"rope": 7}, "there are 1 ropes"),
+        ({"norm": None}, "norm"),
+        ({"q": [0, 64]}, "shape"),
+    ],
+)
+def test_latent_attention_of_other_sizes_is_refused(change, message):
+    config = config_of("deepseek")
+    model = random_model(config)
+    plan, weights = plan_step(model)
+    constants = Constants()
+    document = program_json(plan, model, config, constants)
+    phase = [each for each in document["phases"] if each["kind"] == "latent_attention"][1]
+    phase.update(change)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    with pytest.raises(ModelFileError, match=message):
+        read_program(Fields(Path("octavo.json"), document), config, shapes, constants.arrays)

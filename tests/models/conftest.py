@@ -25,8 +25,12 @@ BLOCK_SIZE = 16
 
 class _Caches:
     def __init__(self, config, num_blocks, dtype, device):
-        shape = (config.num_layers, num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        self._memory = torch.zeros(2, *shape, dtype=dtype, device=device)
+        kept = config.kv_layers[0]
+        shape = (config.num_layers, num_blocks, BLOCK_SIZE, kept.num_kv_heads)
+        self._memory = [
+            torch.zeros(*shape, width, dtype=dtype, device=device)
+            for width in (kept.key_dim, kept.value_dim)
+        ]
         self._codec = Floats(dtype)
 
     def layer(self, index):

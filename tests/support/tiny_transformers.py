@@ -227,6 +227,60 @@ EXPERT_CASES = {
         },
     ),
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0}
+# The same of models with latent attention.
+LATENT_CASES = {
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
+    "deepseek-v2-groups-yarn": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            **rope("yarn", **DEEPSEEK_YARN, mscale=0.7, mscale_all_dim=1.2),
+            "kv_lora_rank": 26,
+            "v_head_dim": 9,
+            "attention_bias": True,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            **rope("yarn", **DEEPSEEK_YARN, mscale=1.0, mscale_all_dim=1.0),
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "deepseek-v3-halves": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+            "first_k_dense_replace": 2,
+        },
+    ),
+}
 
 # The same of families that are not put to every test: two shapes of each, one with odd sizes.
 GPT2_SIZES = {
@@ -370,7 +424,8 @@ FAMILIES = {
 
 def make_model(name, **more):
     """A transformers model with random weights of a size that all of them matter."""
-    kind, differences = {**CASES, **FAMILIES, **EXPERT_CASES}[name]
+    cases = {**CASES, **FAMILIES, **EXPERT_CASES, **LATENT_CASES}
+    kind, differences = cases[name]
     torch.manual_seed(sum(map(ord, name)))
     config = AutoConfig.for_model(kind, **{**SIZES, **differences, **more})
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}

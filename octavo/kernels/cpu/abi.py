@@ -104,6 +104,7 @@ OCT_OP_ROWS = 3
 OCT_OP_CHECK = 4
 OCT_OP_HEAD = 5
 OCT_OP_EXPERTS = 6
+OCT_OP_LATENT = 7
 
 # What a router's logits become.
 OCT_SCORE_SOFTMAX = 0
@@ -229,6 +230,34 @@ class KVMemory(Structure):
         ("layer_bytes", c_int64),
         ("block_bytes", c_int64),
         ("kv", c_void_p),
+    )
+
+
+class LatentArgs(Structure):
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("rank", c_int32),
+        ("rope_dim", c_int32),
+        ("nope_dim", c_int32),
+        ("value_dim", c_int32),
+        ("kv_format", c_int32),
+        ("rope_interleaved", c_int32),
+        ("weight_format", c_int32),
+        ("scale", c_float),
+        ("eps", c_float),
+        ("norm", c_void_p),
+        ("cos_sin", c_void_p),
+        ("key_up", c_void_p),
+        ("value_up", c_void_p),
+        ("q", c_void_p),
+        ("ckv", c_void_p),
+        ("ldq", c_int64),
+        ("ldckv", c_int64),
+        ("kv", c_void_p),
+        ("kv_block_bytes", c_int64),
+        ("out", c_void_p),
+        ("num_blocks", c_int32),
+        ("group", c_int32),
     )
 
 
@@ -387,6 +416,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_sequences": Sequences,
     "oct_attention_args": AttentionArgs,
     "oct_kv_memory": KVMemory,
+    "oct_latent_args": LatentArgs,
     "oct_sample": Sample,
     "oct_logprobs": Logprobs,
     "oct_embed_args": EmbedArgs,
@@ -431,6 +461,12 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oct_kv_move": (
         c_int32,
         (POINTER(KVMemory), c_void_p, c_int32, c_void_p, c_int32, c_int32),
+    ),
+    "oct_latent_row_bytes": (c_int64, (c_int32, c_int32, c_int32)),
+    "oct_latent": (c_int32, (_pool, POINTER(LatentArgs), POINTER(Sequences))),
+    "oct_latent_read": (
+        c_int32,
+        (POINTER(LatentArgs), POINTER(Sequences), c_int32, c_void_p),
     ),
     "oct_sample_rows": (
         c_int32,

@@ -114,6 +114,10 @@ _KV_VECTORS: dict[str, tuple[Callable[[int], int], Callable[[int], int]]] = {
     "int4": (_coded_in_nibbles, _coded_in_nibbles),
     "k8v4": (_coded_in_bytes, _coded_in_nibbles),
 }
+# Of each vector that latent attention keeps.
+LATENT_TYPES: dict[str, Callable[[int], int]] = {
+    dtype: vectors[0] for dtype, vectors in _KV_VECTORS.items() if dtype not in ("int4", "k8v4")
+}
 # Those that the native kernels have.
 KV_FORMATS = {
     "bfloat16": abi.OCT_KV_BF16,
@@ -162,6 +166,16 @@ def kv_token_bytes(dtype: str, head_dim: int) -> int:
     """Bytes of the key and the value of a token, of one head, in any kernels."""
     keys, values = _KV_VECTORS[dtype]
     return keys(head_dim) + values(head_dim)
+
+
+def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:
+    """Bytes of what latent attention keeps of a token: ``rank`` values, and ``rope_dim`` of a
+    rotated key, each with a scale of its own where they are codes; in any kernels.
+
+    ``dtype`` is one of LATENT_TYPES: what is key and value at once is not kept in all of them.
+    """
+    vector = LATENT_TYPES[dtype]
+    return vector(rank) + vector(rope_dim)
 
 
 def kv_chunk_bytes(format: int, head_dim: int) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.latent_weights import head_matrices
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.fusion import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
@@ -89,7 +90,7 @@ class Program:
         self._packed = packed
         self.kv = kv
         self._kept: list[object] = []  # what the structs point to
-        self._tables: list[tuple[abi.AttentionArgs, RopeTable]] = []
+        self._tables: list[tuple[abi.AttentionArgs | abi.LatentArgs, RopeTable]] = []
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
@@ -180,6 +181,8 @@ class Program:
                 )
             case fusion.Head():
                 return abi.OCT_OP_HEAD, self._head(phase)
+            case fusion.LatentAttention():
+                return abi.OCT_OP_LATENT, self._latent(phase)
             case fusion.Experts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
 
@@ -268,6 +271,40 @@ class Program:
             arguments.rotary_dim = phase.rope.rotary_dim
             arguments.rope_interleaved = phase.interleaved
             self._tables.append((arguments, phase.rope))
+        return arguments
+
+    def _latent(self, phase: fusion.LatentAttention) -> abi.LatentArgs:
+        kv, (num_heads, query_dim) = self.kv, phase.q.shape
+        rope_dim, rank = phase.rope.rotary_dim, phase.norm.weight.shape[0]
+        nope_dim = query_dim - rope_dim
+        packed = self._packed(phase.kv_b)
+        up = head_matrices(packed, num_heads, nope_dim, self.library, self.pool)
+        self._kept.append(up)
+        arguments = abi.LatentArgs(
+            num_heads=num_heads,
+            rank=rank,
+            rope_dim=rope_dim,
+            nope_dim=nope_dim,
+            value_dim=phase.out.width // num_heads,
+            kv_format=kv.format,
+            rope_interleaved=phase.interleaved,
+            weight_format=up.format,
+            scale=phase.scale,
+            eps=phase.norm.eps,
+            norm=self._constant(phase.norm.weight),
+            key_up=up.keys.ctypes.data,
+            value_up=up.values.ctypes.data,
+            q=self._at(phase.q),
+            ckv=self._at(phase.ckv),
+            ldq=phase.q.width,
+            ldckv=phase.ckv.width,
+            kv=kv.layers[phase.layer],
+            kv_block_bytes=kv.block_bytes,
+            out=self._at(phase.out),
+            num_blocks=kv.num_blocks,
+            group=kv.groups[phase.layer],
+        )
+        self._tables.append((arguments, phase.rope))
         return arguments
 
     def _experts(self, phase: fusion.Experts) -> abi.ExpertsArgs:

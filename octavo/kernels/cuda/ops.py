@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from octavo.kernels.cuda.attention_plan import Scoring, StepTables
 from octavo.kernels.cuda.products import Norm, Products
+from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.routing import Expert, Routing
 
@@ -60,6 +61,16 @@ class Rope:
 
     cos_sin: Tensor  # float32 [P, rotary]
     interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """What a layer of latent attention has of its own: as the reference ops take it."""
+
+    kv_b: DeviceWeight
+    norm: Norm
+    rope: Rope
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +169,24 @@ class FusedOps(Protocol):
 
     def softcap(self, logits: Tensor, cap: float) -> None:
         """cap * tanh(logits / cap), in place of float32 logits [R, V]."""
+        ...
+
+
+@runtime_checkable
+class LatentOps(Protocol):
+    """What ops need besides, for models with latent attention."""
+
+    def attend_latents(
+        self,
+        q: Tensor,
+        ckv: Tensor,
+        step: StepTensors,
+        group: int,
+        latents: KVStore,
+        rotated: KVStore,
+        layer: LatentLayer,
+        out: Tensor,
+    ) -> None:
+        """Rows of ckv [T, C + R], normed and rotated, go to the step's slots of a layer's
+        ``group``; q [T, H, P + R] is attended to all rows that are there: to out [T, H, V]."""
         ...

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import attention, reference
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.cuda.attention_plan import Scoring
-from octavo.kernels.cuda.ops import Attend, ExpertLayer, HeadNorms, Rope, StepTensors
+from octavo.kernels.cuda.ops import (
+    Attend,
+    ExpertLayer,
+    HeadNorms,
+    LatentLayer,
+    Rope,
+    StepTensors,
+)
 from octavo.kernels.cuda.products import ACTIVATIONS, Around, Norm, PlainProducts
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.experts import add_up, clamped_swiglu, route
@@ -22,7 +30,7 @@ _GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class PlainOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`."""
+    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``."""
 
     def __init__(self) -> None:
         self.products = PlainProducts()
@@ -78,6 +86,37 @@ class PlainOps:
         is_written = slots >= 0
         reference.store_kv(k[is_written], v[is_written], k_cache, v_cache, slots[is_written].long())
 
+    def attend_latents(
+        self,
+        q: Tensor,
+        ckv: Tensor,
+        step: StepTensors,
+        group: int,
+        latents: KVStore,
+        rotated: KVStore,
+        layer: LatentLayer,
+        out: Tensor,
+    ) -> None:
+        slots, rope = step.slots[group], layer.rope
+        is_written = slots >= 0
+        reference.store_latents(
+            ckv[is_written],
+            RowNorm(*layer.norm),
+            Rotation(step.positions[is_written], rope.cos_sin, rope.interleaved),
+            latents,
+            rotated,
+            slots[is_written].long(),
+        )
+        plan = _Plan(step).of_group(group, latents.parts[0].shape[1])
+        if plan is None:
+            out.zero_()
+            return
+        rotation = Rotation(step.positions, rope.cos_sin, rope.interleaved)
+        kv_b = layer.kv_b.dense(q.dtype)
+        out.copy_(
+            reference.latent_attention(q, kv_b, rotation, latents, rotated, plan, layer.scale)
+        )
+
     def plan_attention(self, step: StepTensors) -> Attend:
         plan = _Plan(step)
         return plan.attend
@@ -106,14 +145,17 @@ class _Plan:
         scoring: Scoring,
         out: Tensor,
     ) -> None:
-        if not self._tables[group].seq_lens.any():  # only padding, for which plans have no place
+        plan = self.of_group(group, k_cache.parts[0].shape[1])
+        if plan is None:
             out.zero_()
             return
-        plan = self._of_group(group, k_cache.parts[0].shape[1])
         options = scoring.scale, scoring.window, scoring.softcap, scoring.sinks
         out.copy_(reference.paged_attention(q, k_cache, v_cache, plan, *options))
 
-    def _of_group(self, group: int, block_size: int) -> attention.AttentionPlan:
+    def of_group(self, group: int, block_size: int) -> attention.AttentionPlan | None:
+        """None where there is only padding, for which plans have no place."""
+        if not self._tables[group].seq_lens.any():
+            return None
         if (group, block_size) not in self._made:
             tables = self._tables[group]
             self._made[group, block_size] = attention.plan_attention(

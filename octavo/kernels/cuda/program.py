@@ -27,6 +27,8 @@ from octavo.kernels.cuda.ops import (
     ExpertLayer,
     FusedOps,
     HeadNorms,
+    LatentLayer,
+    LatentOps,
     LayerStores,
     Rope,
     StepTensors,
@@ -150,6 +152,8 @@ class FusedProgram:
                 yield from self._linear(phase)
             case fusion.Attention():
                 yield self._attention(phase)
+            case fusion.LatentAttention():
+                yield self._latent_attention(phase)
             case fusion.Rows():
                 yield self._rows(phase)
             case fusion.Check():
@@ -257,6 +261,27 @@ class FusedProgram:
             running.attend(q, group, k_cache, v_cache, scoring, attended)
 
         return attention
+
+    def _latent_attention(self, phase: fusion.LatentAttention) -> _Part:
+        if not isinstance(self._ops, LatentOps):
+            raise CannotFuse("these ops have no latent attention")
+        attend, group = self._ops.attend_latents, self._kv_cache.group_of(phase.layer)
+        norm = self._norm(phase.norm)
+        assert norm is not None
+        rope = Rope(self._constants.rotations(phase.rope), phase.interleaved)
+        layer = LatentLayer(self._weight_of([phase.kv_b]), norm, rope, phase.scale)
+        stores = self._kv_cache.layer(phase.layer)
+        places = self._tensors.places(
+            self._buffers.tensor(phase.q).unflatten(1, phase.q.shape),
+            self._buffers.tensor(phase.ckv),
+            self._buffers.tensor(phase.out).unflatten(1, (phase.q.shape[0], -1)),
+        )
+
+        def latent_attention(running: _Running) -> None:
+            q, ckv, out = (running.rows[place] for place in places)
+            attend(q, ckv, running.step, group, *stores, layer, out)
+
+        return latent_attention
 
     def _experts(self, phase: fusion.Experts) -> Iterator[_Part]:
         source, logits = self._buffers.tensor(phase.source), self._buffers.tensor(phase.logits)

@@ -130,6 +130,7 @@ def make(
     parameters = Parameters(checkpoint)
     if wanted.method != "gguf":
         _refuse_shared_tensors(parameters)
+    _refuse_latent_attention(parameters, wanted)
     if not wanted.requantize:
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -156,6 +157,17 @@ def _refuse_shared_tensors(parameters: Parameters) -> None:
             f"{parameters.checkpoint.path}: a folder of a {architecture} has several matrices in "
             "one tensor, or under names of its own, and is not written with quantized weights. "
             "Say --method gguf"
+        )
+
+
+def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
+    """Its matrices are not those that methods know how to fold scales and rotations into, and one
+    is multiplied with in parts, which no visitor of linears sees."""
+    config = parameters.config
+    if config.latent is not None and (wanted.method != "gguf" or wanted.rotate):
+        raise ConfigError(
+            f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
+            "files only: say --method gguf, without a rotation"
         )
 
 

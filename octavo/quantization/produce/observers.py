@@ -29,7 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops, create_ops
+from octavo.kernels.reference import rmsnorm, rope
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module, named_parameters
 from octavo.layers.tensors import with_tensors
@@ -342,6 +344,26 @@ class _WindowsAttention:
             weights = scores.softmax(dim=-1)[..., : keys.shape[0]]
             attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
         return torch.cat(attended)
+
+    def attend_latents(
+        self,
+        layer: int,
+        q: Tensor,
+        ckv: Tensor,
+        norm: RowNorm,
+        rotation: Rotation,
+        kv_b: WeightTensor,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """With the keys and values of all heads: latents gain nothing where nothing is kept."""
+        rank, rope_dim = norm.weight.shape[0], rotation.cos_sin.shape[1]
+        nope_dim = q.shape[2] - rope_dim
+        made = F.linear(rmsnorm(ckv[:, :rank], *norm), dense(kv_b)).unflatten(1, (q.shape[1], -1))
+        turned, key = rope(q[..., nope_dim:], ckv[:, None, rank:], *rotation)
+        queries = torch.cat([q[..., :nope_dim], turned], dim=-1)
+        keys = torch.cat([made[..., :nope_dim], key.expand(-1, q.shape[1], -1)], dim=-1)
+        return self.attend(layer, queries, keys, made[..., nope_dim:], scale=scale)
 
 
 def _hidden_positions(length: int, window: int | None) -> Tensor:

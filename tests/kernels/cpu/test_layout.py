@@ -42,3 +42,11 @@ def test_keys_and_values(format):
     for head_dim in range(16, 257, 16):
         expected = load().lib.oct_kv_chunk_bytes(format, head_dim)
         assert layout.kv_chunk_bytes(format, head_dim) == expected
+
+
+@pytest.mark.parametrize("dtype", sorted(layout.KV_FORMATS.keys() & layout.LATENT_TYPES.keys()))
+def test_latents(dtype):
+    format = layout.KV_FORMATS[dtype]
+    for rank, rope_dim in ((512, 64), (256, 32), (27, 6)):
+        expected = load().lib.oct_latent_row_bytes(format, rank, rope_dim)
+        assert layout.latent_row_bytes(dtype, rank, rope_dim) == expected

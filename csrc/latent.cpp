@@ -1,0 +1,501 @@
+// Latent attention: rows stored, queries brought to them, attended, and outputs made.
+//
+//     store       norm, rotation and writing of the step's rows       by tokens
+//     for every so many tokens, as queries take much room:
+//         absorb      queries times U, and rotated                    by heads and outputs
+//         -- barrier --
+//         attend      the items                                       by ticket, attention_plan.cpp
+//         -- barrier --   and
+//         merge       the splits of each vector, by ticket, if items were cut by splits
+//         -- barrier --
+//         expand      what was attended, times V                      by heads and outputs
+//         -- barrier --
+#include "latent.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "attention_plan.h"
+#include "kernels.h"
+#include "latent_formats.h"
+#include "latent_products.h"
+#include "latent_tile.h"
+#include "rope.h"
+#include "rows.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+
+constexpr int64_t kQueryFloats = 4 << 20;  // that queries may take, about
+constexpr int kFewTokens = 16;
+
+// ---- Rows
+
+// A value that is not finite makes the whole row NaN: a score of -inf would hide it.
+void mark_if_damaged(float* x, int count) {
+  F32 zeros = simd::zero();
+  for (int i = 0; i < count; i += 16) {
+    // Somewhat larger first: what bfloat16 rounds to infinity counts as infinite.
+    const F32 larger = simd::mul(simd::load(x + i), simd::set1(1.01f));
+    zeros = simd::fma(larger, simd::zero(), zeros);
+  }
+  if (simd::any(simd::is_nan(zeros))) {
+    std::fill_n(x, count, std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+template <class Rows>
+void store_rows(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker) {
+  const int rank = padded(args.rank), count = rank + padded(args.rope_dim);
+  float* x = static_cast<float*>(worker.scratch(1, sizeof(float) * count));
+  const Range mine = share(seqs.num_tokens, worker.rank, worker.size);
+  for (int s = 0; s < seqs.num_seqs; s++) {
+    const LatentRows rows(args, seqs, s, Rows::bytes(latent_width(args)));
+    const int end = std::min(seqs.q_start[s + 1], mine.end);
+    for (int t = std::max(seqs.q_start[s], mine.begin); t < end; t++) {
+      const float* ckv = args.ckv + t * args.ldckv;
+      std::fill_n(x, count, 0.0f);
+      norm_row(ckv, args.norm, args.eps, args.rank, x);
+      std::copy_n(ckv + args.rank, args.rope_dim, x + rank);
+      turn(args.cos_sin, position_of(seqs, s, t), args.rope_dim, args.rope_interleaved, x + rank);
+      mark_if_damaged(x, count);
+      Rows::write(rows.row(slot_of(seqs, s, t)), x, args);
+    }
+  }
+}
+
+// ---- The tokens of a step from `begin` to `end`, as a step of its own
+
+class SubStep {
+ public:
+  // Lives in scratch memory of the worker, slot 2.
+  SubStep(const oct_sequences& all, int begin, int end, const Worker& worker)
+      : begin(begin), end(end), seqs(all) {
+    const size_t count = static_cast<size_t>(all.num_seqs);
+    int32_t* q_start =
+        static_cast<int32_t*>(worker.scratch(2, sizeof(int32_t) * (2 * count + 1)));
+    int32_t* kv_len = q_start + count + 1;
+    for (size_t s = 0; s <= count; s++) q_start[s] = std::clamp(all.q_start[s], begin, end);
+    for (size_t s = 0; s < count; s++) {
+      kv_len[s] = all.kv_len[s] - (all.q_start[s + 1] - q_start[s + 1]);
+    }
+    seqs.q_start = q_start;
+    seqs.kv_len = kv_len;
+  }
+
+  const int begin, end;
+  oct_sequences seqs;
+};
+
+// ---- One worker's part in a call
+
+template <class Rows>
+class Latent {
+ public:
+  Latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker)
+      : args_(args),
+        seqs_(seqs),
+        worker_(worker),
+        width_(latent_width(args)),
+        vectors_(num_vectors(args)),
+        state_floats_(LaneSoftmax::floats(args.rank)) {}
+
+  void run() {
+    store_rows<Rows>(args_, seqs_, worker_);
+    const int64_t token_floats = int64_t{vectors_} * kHeads * width_;
+    const int most = std::max<int>(kFewTokens, static_cast<int>(kQueryFloats / token_floats));
+    const int tokens = std::min(most, seqs_.num_tokens);
+    queries_ = static_cast<float*>(worker_.shared(0, sizeof(float) * tokens * token_floats));
+    attended_ = static_cast<float*>(worker_.shared(
+        1, sizeof(float) * tokens * args_.num_heads * static_cast<int64_t>(args_.rank)));
+    for (int begin = 0; begin < seqs_.num_tokens; begin += tokens) {
+      if (!run_tokens(SubStep(seqs_, begin, std::min(begin + tokens, seqs_.num_tokens), worker_)))
+        return;
+    }
+  }
+
+ private:
+  // False if the call was aborted.
+  bool run_tokens(const SubStep& step) {
+    absorb(step);
+    if (!worker_.barrier()) return false;
+    const oct_attention_args shape = as_attention(args_);
+    const SharedPrefixes none;
+    const Plan plan(shape, step.seqs, none, worker_);
+    attend_items(step, plan);
+    if (!worker_.barrier()) return false;
+    if (plan.cut_by_splits()) {
+      merge_items(step, plan);
+      if (!worker_.barrier()) return false;
+    }
+    expand(step);
+    return worker_.barrier();
+  }
+
+  // ---- Queries
+
+  float* queries_of(int token, int vector) const {
+    return queries_ + (int64_t{token} * vectors_ + vector) * kHeads * width_;
+  }
+
+  // Calls `use` with U, or V, in their type.
+  template <class Use>
+  void with_weights(const void* weights, const Use& use) const {
+    if (args_.weight_format == OCT_F32) {
+      use(static_cast<const float*>(weights));
+    } else {
+      use(static_cast<const uint16_t*>(weights));
+    }
+  }
+
+  void absorb(const SubStep& step) {
+    with_weights(args_.key_up, [&](const auto* up) { absorb(step, up); });
+  }
+
+  template <class Weight>
+  void absorb(const SubStep& step, const Weight* up) {
+    const int pieces = num_pieces(args_.rank), count = step.end - step.begin;
+    const int query = args_.nope_dim + args_.rope_dim;
+    const F32 factor = simd::set1(args_.scale * kLog2E);
+    for (int i = worker_.ticket(); i < pieces * args_.num_heads; i = worker_.ticket()) {
+      const int head = i / pieces, piece = i % pieces;
+      const float* q = args_.q + step.begin * args_.ldq + int64_t{head} * query;
+      multiply_piece(q, args_.ldq, args_.nope_dim, count,
+                     up + int64_t{head} * args_.nope_dim * padded(args_.rank), args_.rank, piece,
+                     [&](int token, int first, F32 sums) {
+                       put_query(token, head, first, args_.rank, simd::mul(sums, factor));
+                     });
+      if (piece == 0) rotate_queries(step, head, factor);
+      if (head == args_.num_heads - 1 && piece == 0) clear_lanes(count);
+    }
+  }
+
+  // Numbers of a query, from `first` on and before `end`, to its lane.
+  void put_query(int token, int head, int first, int end, F32 numbers) const {
+    alignas(64) float of[16];
+    simd::store(of, numbers);
+    float* to = queries_of(token, head / kHeads) + int64_t{first} * kHeads + head % kHeads;
+    for (int i = 0; i < std::min(16, end - first); i++) to[i * kHeads] = of[i];
+  }
+
+  void rotate_queries(const SubStep& step, int head, F32 factor) {
+    const int query = args_.nope_dim + args_.rope_dim;
+    float* x = static_cast<float*>(worker_.scratch(1, sizeof(float) * padded(args_.rope_dim)));
+    for (int s = 0; s < step.seqs.num_seqs; s++) {
+      for (int t = step.seqs.q_start[s]; t < step.seqs.q_start[s + 1]; t++) {
+        std::copy_n(args_.q + t * args_.ldq + int64_t{head} * query + args_.nope_dim,
+                    args_.rope_dim, x);
+        turn(args_.cos_sin, position_of(step.seqs, s, t), args_.rope_dim, args_.rope_interleaved,
+             x);
+        for (int i = 0; i < args_.rope_dim; i += 16) {
+          put_query(t - step.begin, head, args_.rank + i, width_,
+                    simd::mul(simd::load_first(x + i, args_.rope_dim - i), factor));
+        }
+      }
+    }
+  }
+
+  // Lanes without a head.
+  void clear_lanes(int num_tokens) const {
+    const int first = args_.num_heads % kHeads;
+    if (first == 0) return;
+    for (int t = 0; t < num_tokens; t++) {
+      float* to = queries_of(t, vectors_ - 1);
+      for (int d = 0; d < width_; d++) std::fill(to + d * kHeads + first, to + (d + 1) * kHeads, 0.0f);
+    }
+  }
+
+  // ---- Attend
+
+  void attend_items(const SubStep& step, const Plan& plan) {
+    const int64_t item_floats = plan.max_rows() / kHeads * state_floats_;
+    if (plan.cut_by_splits()) {
+      parts_ = static_cast<float*>(
+          worker_.shared(2, sizeof(float) * item_floats * plan.num_items()));
+    }
+    float* total = static_cast<float*>(worker_.scratch(3, sizeof(float) * 2 * item_floats));
+    split_ = total + item_floats;
+    // Rows that were decoded, with room behind each for what is stored 16 at a time.
+    decoded_ = static_cast<float*>(worker_.scratch(4, sizeof(float) * kTile * (width_ + 16)));
+    for (int i = worker_.ticket(); i < plan.num_items(); i = worker_.ticket()) {
+      const Item item = plan.item(i);
+      float* into = plan.cut_by_splits() ? parts_ + i * item_floats : total;
+      attend(step, item, into);
+      if (!plan.cut_by_splits()) finish_item(step, item, into);
+    }
+  }
+
+  void attend(const SubStep& step, const Item& item, float* into) {
+    const int count = item.num_tokens * vectors_;
+    for (int v = 0; v < count; v++) state(into, v).reset();
+    if (item.sees_nothing()) return;
+    const int first = item.first_key / kTile, last = item.last_key / kTile;
+    const int drafted = first_drafted_position(step.seqs, item);
+    for (int t = first; t <= last; t++) {
+      const bool in_first_split = t / (kSplit / kTile) == first / (kSplit / kTile);
+      float* state_at = in_first_split ? into : split_;
+      if (!in_first_split && t % (kSplit / kTile) == 0) {
+        for (int v = 0; v < count; v++) state(split_, v).reset();
+      }
+      const int end = std::min((t + 1) * kTile, item.last_key + 1);
+      if (end <= drafted) {
+        attend_tile(step, item, t * kTile, end, 0, item.num_tokens, state_at);
+      } else {
+        for (int i = 0; i < item.num_tokens; i++) {
+          attend_tile(step, item, t * kTile, end, i, i + 1, state_at);
+        }
+      }
+      if (!in_first_split && (t == last || (t + 1) % (kSplit / kTile) == 0)) {
+        for (int v = 0; v < count; v++) state(into, v).merge(state(split_, v));
+      }
+    }
+  }
+
+  // The first position whose slot depends on who looks, as drafted tokens are a tree.
+  static int first_drafted_position(const oct_sequences& seqs, const Item& item) {
+    const int last = item.first_token + item.num_tokens - 1;
+    if (!seqs.parents || seqs.parents[last] < 0) return INT_MAX;
+    int root = last;
+    while (seqs.parents[root] >= 0) root = seqs.parents[root];
+    return slot_of(seqs, item.seq, root) + 1;
+  }
+
+  // Positions first to end of a tile, for the tokens from_token to to_token of an item.
+  void attend_tile(const SubStep& step, const Item& item, int first, int end, int from_token,
+                   int to_token, float* into) {
+    RowTile tile;
+    const int row = item.first_token + to_token - 1;
+    end = std::min(end, highest_position(step.seqs, item, from_token, to_token) + 1);
+    if (end <= first) return;
+    read_tile(step.seqs, item, row, first, end, tile);
+    fetch_next(step.seqs, item, end, tile);
+    const int last = to_token * vectors_;
+    for (int v = from_token * vectors_; v < last;) {
+      const int seen = rows_seen(step.seqs, item, v, first, end);
+      const bool pairs = kMaxVectors > 1 && v + 1 < last && seen > 0 &&
+                         rows_seen(step.seqs, item, v + 1, first, end) == seen;
+      if (pairs) {
+        attend_together<kMaxVectors>(step, item, tile, v, seen, into);
+      } else if (seen > 0) {
+        attend_together<1>(step, item, tile, v, seen, into);
+      }
+      if (seen > 0) tile.next[0] = nullptr;  // fetched
+      v += pairs ? kMaxVectors : 1;
+    }
+  }
+
+  int highest_position(const oct_sequences& seqs, const Item& item, int from, int to) const {
+    int highest = -1;
+    for (int i = from; i < to; i++) {
+      highest = std::max(highest, position_of(seqs, item.seq, item.first_token + i));
+    }
+    return highest;
+  }
+
+  int rows_seen(const oct_sequences& seqs, const Item& item, int v, int first, int end) const {
+    const int position = position_of(seqs, item.seq, item.first_token + v / vectors_);
+    return std::clamp(position + 1 - first, 0, end - first);
+  }
+
+  template <int V>
+  void attend_together(const SubStep& step, const Item& item, const RowTile& tile, int first,
+                       int num_rows, float* into) const {
+    const float* queries[V];
+    const LaneSoftmax softmax[] = {state(into, first), state(into, first + V - 1)};
+    const LaneSoftmax* of[V];
+    for (int v = 0; v < V; v++) {
+      queries[v] = queries_of(item.first_token - step.begin, first + v);
+      of[v] = &softmax[v];
+    }
+    attend_vectors<V>(tile, num_rows, width_, queries, of);
+  }
+
+  // Rows of the positions first to end, as a row of the step sees them.
+  void read_tile(const oct_sequences& seqs, const Item& item, int row, int first, int end,
+                 RowTile& tile) const {
+    int slots[kTile];
+    for (int i = 0; i < end - first; i++) slots[i] = first + i;
+    for (int position = position_of(seqs, item.seq, row); seqs.parents && seqs.parents[row] >= 0;
+         row = seqs.parents[row], position--) {
+      if (position >= first && position < end) slots[position - first] = slot_of(seqs, item.seq, row);
+    }
+    const LatentRows rows(args_, seqs, item.seq, Rows::bytes(width_));
+    for (int i = 0; i < end - first; i++) {
+      tile.rows[i] = Rows::read(rows.row(slots[i]), args_, decoded_ + i * (width_ + 16));
+    }
+    for (int i = end - first; i < kTile; i++) tile.rows[i] = tile.rows[0];
+  }
+
+  // The tile after this one, if the item sees it.
+  void fetch_next(const oct_sequences& seqs, const Item& item, int first, RowTile& tile) const {
+    tile.row_bytes = Rows::bytes(width_);
+    tile.next[0] = nullptr;
+    if (first % kTile != 0 || first > item.last_key) return;
+    const LatentRows rows(args_, seqs, item.seq, tile.row_bytes);
+    for (int i = 0; i < kTile; i++) tile.next[i] = rows.row(std::min(first + i, item.last_key));
+  }
+
+  // ---- Put together
+
+  LaneSoftmax state(float* of_item, int vector) const {
+    return LaneSoftmax(of_item + vector * state_floats_, args_.rank);
+  }
+
+  void merge_items(const SubStep& step, const Plan& plan) {
+    const int most = plan.max_rows() / kHeads;
+    const int64_t item_floats = most * state_floats_;
+    for (int i = worker_.ticket(); i < plan.num_tiles() * most; i = worker_.ticket()) {
+      const int tile = i / most, vector = i % most;
+      const Item all = plan.tile(tile);
+      if (vector >= all.num_tokens * vectors_) continue;
+      const auto seen_in = [&](int split) {
+        return state(parts_ + plan.item_of_split(tile, split) * item_floats, vector);
+      };
+      int split = all.first_key / kSplit;
+      const LaneSoftmax total = seen_in(split);
+      while (++split <= all.last_key / kSplit) total.merge(seen_in(split));
+      finish(step, all, vector, total);
+    }
+  }
+
+  void finish_item(const SubStep& step, const Item& item, float* of_item) const {
+    for (int v = 0; v < item.num_tokens * vectors_; v++) finish(step, item, v, state(of_item, v));
+  }
+
+  // Divide by the sum: rows of a head, as V wants them.
+  void finish(const SubStep& step, const Item& item, int vector, const LaneSoftmax& total) const {
+    const int token = item.first_token - step.begin + vector / vectors_;
+    const int head = vector % vectors_ * kHeads;
+    const int lanes = std::min(kHeads, args_.num_heads - head);
+    const F32 factor = simd::div(simd::set1(1.0f), simd::load(total.sum));
+    float* out = attended_ + (int64_t{token} * args_.num_heads + head) * args_.rank;
+    for (int d = 0; d < args_.rank; d++) {
+      alignas(64) float of[kHeads];
+      simd::store(of, simd::mul(simd::load(total.acc + kHeads * d), factor));
+      for (int lane = 0; lane < lanes; lane++) out[int64_t{lane} * args_.rank + d] = of[lane];
+    }
+  }
+
+  // ---- Outputs
+
+  void expand(const SubStep& step) {
+    with_weights(args_.value_up, [&](const auto* up) { expand(step, up); });
+  }
+
+  template <class Weight>
+  void expand(const SubStep& step, const Weight* up) {
+    const int pieces = num_pieces(args_.value_dim);
+    const int64_t out_row = int64_t{args_.num_heads} * args_.value_dim;
+    for (int i = worker_.ticket(); i < pieces * args_.num_heads; i = worker_.ticket()) {
+      const int head = i / pieces;
+      float* out = args_.out + step.begin * out_row + int64_t{head} * args_.value_dim;
+      multiply_piece(attended_ + int64_t{head} * args_.rank,
+                     int64_t{args_.num_heads} * args_.rank, args_.rank, step.end - step.begin,
+                     up + int64_t{head} * args_.rank * padded(args_.value_dim), args_.value_dim,
+                     i % pieces, [&](int token, int first, F32 sums) {
+                       simd::store_first(out + token * out_row + first, sums,
+                                         args_.value_dim - first);
+                     });
+    }
+  }
+
+  const oct_latent_args& args_;
+  const oct_sequences& seqs_;
+  const Worker& worker_;
+  const int width_, vectors_;  // of a token
+  const int64_t state_floats_;
+  float* queries_ = nullptr;   // see latent.h; of all workers
+  float* attended_ = nullptr;  // [token][H][rank]; of all workers
+  float* parts_ = nullptr;     // a state for each vector of each item; of all workers
+  float* split_ = nullptr;
+  float* decoded_ = nullptr;
+};
+
+int32_t check_sizes(const oct_latent_args& args) {
+  const int width = latent_width(args);
+  if (args.num_heads < 1 || args.rank < 1 || args.rope_dim < 2 || args.rope_dim % 2 != 0 ||
+      args.nope_dim < 1 || args.value_dim < 1 || padded(args.rank) + padded(args.rope_dim) > kMaxLatent) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: %d heads of %d + %d and %d numbers, rows of %d",
+                args.num_heads, args.nope_dim, args.rope_dim, args.value_dim, width);
+  }
+  if (latent_row_bytes(args.kv_format, width) == 0) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: there are no rows of KV format %d",
+                args.kv_format);
+  }
+  return OCT_OK;
+}
+
+template <class Rows>
+void read_rows(const oct_latent_args& args, const oct_sequences& seqs, int seq, float* out) {
+  const int width = latent_width(args);
+  const LatentRows rows(args, seqs, seq, Rows::bytes(width));
+  for (int slot = 0; slot < seqs.kv_len[seq]; slot++, out += width) {
+    const float* row = Rows::read(rows.row(slot), args, out);
+    if (row != out) std::copy_n(row, width, out);
+  }
+}
+
+}  // namespace
+
+int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs) {
+  const int32_t code = check_sizes(args);
+  if (code != OCT_OK) return code;
+  if (args.weight_format != OCT_F32 && args.weight_format != OCT_F16) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: key_up and value_up are of format %d",
+                args.weight_format);
+  }
+  if (!args.norm || !args.cos_sin || !args.key_up || !args.value_up || !args.q || !args.ckv ||
+      !args.kv || !args.out) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: an address is NULL");
+  }
+  if (args.ldq < int64_t{args.num_heads} * (args.nope_dim + args.rope_dim) ||
+      args.ldckv < latent_width(args)) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: rows of q and ckv are %lld and %lld floats "
+                "apart, too few", static_cast<long long>(args.ldq),
+                static_cast<long long>(args.ldckv));
+  }
+  const int64_t block = seqs.block_size * latent_row_bytes(args.kv_format, latent_width(args));
+  if (args.kv_block_bytes < block) {
+    return fail(OCT_ERR_ARGUMENT, "latent attention: %lld bytes from block to block, each has %lld",
+                static_cast<long long>(args.kv_block_bytes), static_cast<long long>(block));
+  }
+  return check_sequences(as_attention(args), seqs);
+}
+
+void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker) {
+  with_row_format(args.kv_format, [&](auto rows) {
+    Latent<decltype(rows)>(args, seqs, worker).run();
+  });
+}
+
+}  // namespace octavo
+
+int64_t oct_latent_row_bytes(int32_t kv_format, int32_t rank, int32_t rope_dim) {
+  using namespace octavo;
+  const int64_t bytes = rank > 0 && rope_dim > 0 ? latent_row_bytes(kv_format, rank + rope_dim) : 0;
+  if (bytes > 0 && padded(rank) + padded(rope_dim) <= kMaxLatent) return bytes;
+  return fail(OCT_ERR_ARGUMENT, "there are no latent rows of format %d and %d + %d numbers",
+              kv_format, rank, rope_dim);
+}
+
+int32_t oct_latent(oct_pool* pool, const oct_latent_args* args, const oct_sequences* seqs) {
+  using namespace octavo;
+  const int32_t code = check_latent(*args, *seqs);
+  if (code != OCT_OK) return code;
+  return run(pool, [&](const Worker& worker) { latent(*args, *seqs, worker); });
+}
+
+int32_t oct_latent_read(const oct_latent_args* args, const oct_sequences* seqs, int32_t seq,
+                        float* rows) {
+  using namespace octavo;
+  if (seq < 0 || seq >= seqs->num_seqs) {
+    return fail(OCT_ERR_ARGUMENT, "there is no sequence %d in a step of %d", seq, seqs->num_seqs);
+  }
+  const int32_t code = check_sizes(*args);
+  if (code != OCT_OK) return code;
+  with_row_format(args->kv_format,
+                  [&](auto format) { read_rows<decltype(format)>(*args, *seqs, seq, rows); });
+  return OCT_OK;
+}
