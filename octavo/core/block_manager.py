@@ -17,9 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from octavo.core.batch import NO_STATE
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
 from octavo.core.request import Request
+from octavo.core.state_slots import NoStates, States
 from octavo.errors import EngineError
 
 
@@ -28,6 +30,7 @@ class SharedPrefix(NamedTuple):
 
     num_tokens: int
     tables: Sequence[list[int]]  # of each group of layers; all as long
+    state: int = NO_STATE  # the slot of the state after them
 
 
 class BlockManager:
@@ -37,6 +40,7 @@ class BlockManager:
 
     Args:
         windows: of each group of layers with tables of its own, the positions that it sees.
+        states: of the model's recurrent layers, if it has any.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class BlockManager:
         block_size: int,
         prefix_cache: PrefixCache | None = None,
         windows: Windows = ONE_TABLE,
+        states: States | None = None,
     ):
         assert num_blocks > 0 and block_size > 0
         assert list(windows) == sorted(windows, key=lambda window: window is not None), windows
@@ -55,6 +60,7 @@ class BlockManager:
         self.has_windows = windows[-1] is not None
         self.nothing_shared = SharedPrefix(0, [[] for _ in windows])
         self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
+        self.states: States = NoStates() if states is None else states
         self.ref_counts = [0] * num_blocks
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -111,11 +117,14 @@ class BlockManager:
         if not cached:
             return self.nothing_shared
         tables = [[*table] for table in zip(*cached, strict=True)]
-        return self._shared(len(cached) * self.block_size, tables)
+        state = self.prefix_cache.state_of(cached[-1][0]) if self.states.exist else NO_STATE
+        return self._shared(len(cached) * self.block_size, tables, state)
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
-        has left some of them behind."""
+        has left some of them behind, or has a state: that is of all its tokens."""
+        if self.states.exist:
+            return self.nothing_shared
         end = self.blocks_for(num_tokens)
         shared = self._shared(num_tokens, [table[:end] for table in source.block_tables])
         for window, table in zip(self.windows, shared.tables, strict=True):
@@ -123,13 +132,15 @@ class BlockManager:
                 return self.nothing_shared
         return shared
 
-    def _shared(self, num_tokens: int, tables: list[list[int]]) -> SharedPrefix:
+    def _shared(
+        self, num_tokens: int, tables: list[list[int]], state: int = NO_STATE
+    ) -> SharedPrefix:
         """Without the blocks that no query after these tokens sees."""
         for window, table in zip(self.windows, tables, strict=True):
             if window is not None:
                 kept = first_kept(window, num_tokens, self.block_size)
                 table[:kept] = [GONE] * kept
-        return SharedPrefix(num_tokens, tables)
+        return SharedPrefix(num_tokens, tables, state)
 
     def admit(
         self,
@@ -161,7 +172,7 @@ class BlockManager:
             end = self.blocks_for(num_tokens if window is None else of_windows)
             needed += end - len(table) + copied
             idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
-        if needed > len(self.free_blocks) - idle:
+        if needed > len(self.free_blocks) - idle or not self.states.admit(request, shared.state):
             return False
         for block_id in chain(*shared.tables):
             if block_id != GONE:
@@ -255,6 +266,7 @@ class BlockManager:
             if known != own:
                 self._adopt(tables, index, known)
         request.num_published_blocks = num_full
+        self.states.keep(request, tables[0][num_full - 1])
         if self.has_windows:
             self._leave_behind(request)
 
@@ -282,6 +294,7 @@ class BlockManager:
             self._release(block_id for block_id in reversed(table) if block_id != GONE)
         request.block_ids = []
         request.further_tables = []
+        self.states.free(request)
         request.num_computed_tokens = 0
         request.num_published_blocks = 0
 
@@ -293,7 +306,7 @@ class BlockManager:
         for _ in range(count):
             block_id, _ = next_to_go(last=False)
             if block_id in cache:
-                cache.forget(block_id)
+                self.states.drop(cache.forget(block_id))
                 self.num_cached_blocks -= 1
             ref_counts[block_id] = 1
             taken.append(block_id)
@@ -325,7 +338,8 @@ class BlockManager:
 
         ``requests`` are all that may hold blocks. Costs time in proportion to the pool.
         """
-        violations = list(self._violations(requests))
+        requests = list(requests)
+        violations = [*self._violations(requests), *self.states.violations(requests)]
         if violations:
             raise EngineError(f"the block pool is damaged: {'; '.join(violations)}")
 

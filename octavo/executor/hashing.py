@@ -9,6 +9,10 @@ With windows there is a fold over the KV that each group of layers sees, and all
 *state* that the next token follows from. KV in a window also depends on the state before it, as a
 layer's does on all that the layers below have seen. To read a slot that has left its window is an
 error. A window is of two positions at least: a step goes on from the state of the one before it.
+
+With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes in
+turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that is
+stale, or another's, changes the text, too.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import NamedTuple, TypeAlias
 
-from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
+from octavo.core.batch import NO_STATE, Batch, Draft, ScheduledRequest, StateStep, StepOutput
 from octavo.core.drafting import Opening
 from octavo.core.executor import NoModel, StepHandle
 from octavo.core.kv_tables import ONE_TABLE, Windows
@@ -49,14 +53,28 @@ _Slots: TypeAlias = tuple[_Slot, ...]  # of one position, a slot of each group
 _Read: TypeAlias = Callable[[int, int], int]  # the KV that a group has of a position
 
 
-def _next(windows: Windows, token_id: int, position: int, before: _Slots, read: _Read) -> _Slots:
-    """The slots of a position that follows those of ``before``."""
+def _carry(carried: int | None, token_id: int, position: int) -> int | None:
+    """What is carried on beyond a token; None by a model without recurrent layers."""
+    return None if carried is None else _mix(carried, _mix(token_id, position))
+
+
+def _next(
+    windows: Windows,
+    token_id: int,
+    position: int,
+    before: _Slots,
+    read: _Read,
+    carried: int | None = None,
+) -> _Slots:
+    """The slots of a position that follows those of ``before``; ``carried`` beyond its token."""
     kvs: list[int] = []
     folds: list[int] = []
     for group, window in enumerate(windows):
         kv = _mix(token_id, position)
         if group:
             kv = _mix(kv, group)
+        if carried is not None:
+            kv = _mix(kv, carried)
         if window is None:
             fold = before[group].fold
         else:
@@ -65,8 +83,14 @@ def _next(windows: Windows, token_id: int, position: int, before: _Slots, read: 
             fold = reduce(_mix, [read(group, other) for other in seen], 0)
         kvs.append(kv)
         folds.append(_mix(fold, kv))
-    state = reduce(_mix, folds)
+    state = _state(folds, carried)
     return tuple(_Slot(kv, fold, state) for kv, fold in zip(kvs, folds, strict=True))
+
+
+def _state(folds: Sequence[int], carried: int | None) -> int:
+    """What the next token follows from."""
+    state = reduce(_mix, folds)
+    return state if carried is None else _mix(state, carried)
 
 
 def _first(windows: Windows) -> _Slots:
@@ -79,16 +103,20 @@ def expected_tokens(
     num_tokens: int,
     vocab_size: int,
     windows: Windows = ONE_TABLE,
+    *,
+    has_states: bool = False,
 ) -> list[int]:
     """What the hash model answers to a prompt, computed without blocks."""
     tokens = list(prompt_token_ids)
     slots: list[_Slots] = []
     last = _first(windows)
+    carried = 0 if has_states else None
     for position in range(len(prompt_token_ids) + num_tokens):
         if position >= len(prompt_token_ids):
             tokens.append(last[0].state % vocab_size)
         read = partial(_read_list, slots)
-        last = _next(windows, tokens[position], position, last, read)
+        carried = _carry(carried, tokens[position], position)
+        last = _next(windows, tokens[position], position, last, read, carried)
         slots.append(last)
     return tokens[len(prompt_token_ids) :]
 
@@ -190,6 +218,7 @@ class _Work:
     end: int
     num_sampled: int
     draft: Draft | None
+    states: StateStep | None
 
     @classmethod
     def of(cls, item: ScheduledRequest) -> _Work:
@@ -202,6 +231,7 @@ class _Work:
             item.end,
             item.num_sampled,
             item.draft,
+            item.states,
         )
 
 
@@ -228,6 +258,8 @@ class HashExecutor:
     Steps are run when their results are asked for, from what was submitted. With a ``depth`` above
     one that is when later steps have been planned, and a sampled token is fed to the next step
     here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
+
+    With ``num_state_slots`` there are recurrent layers, and no drafts.
     """
 
     def __init__(
@@ -239,6 +271,7 @@ class HashExecutor:
         depth: int = 1,
         feeds: Callable[[Request], bool] = lambda request: True,
         windows: Windows = ONE_TABLE,
+        num_state_slots: int = 0,
     ):
         assert all(window is None or window > 1 for window in windows), windows
         self.depth = depth
@@ -251,6 +284,7 @@ class HashExecutor:
         self._windows = windows
         self._num_items = 0
         self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
+        self._carried = [_FREED] * num_state_slots
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
 
@@ -300,20 +334,30 @@ class HashExecutor:
             if position != work.end - 1 or len(token_ids) < work.end - work.start - 1:
                 raise RuntimeError(f"{work.request_id} goes on from a token that never came")
             token_ids = [*token_ids, token_id]
-        state = self._forward(tables, token_ids, work.start)
-        if work.num_sampled == 0:
-            return []
+        carried = self._carried_by(work)
+        state, carried = self._forward(tables, token_ids, work.start, carried)
+        sampled = [state % self._vocab_size] if work.num_sampled else []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
-        sampled = [state % self._vocab_size]
         for position in range(work.end, work.end + self._num_rounds(work) - 1):
-            state = self._forward(tables, sampled[-1:], position)
+            state, carried = self._forward(tables, sampled[-1:], position, carried)
             sampled.append(state % self._vocab_size)
+        if work.states is not None:
+            assert carried is not None
+            self._carried[work.states.target] = carried
         return sampled
+
+    def _carried_by(self, work: _Work) -> int | None:
+        """What an item goes on from."""
+        if work.states is None:
+            return None
+        if work.draft is not None or (work.states.source == NO_STATE) != (work.start == 0):
+            raise RuntimeError(f"{work.request_id} has a state that is not of its tokens")
+        return self._carried[work.states.source] if work.start else 0
 
     def _num_rounds(self, work: _Work) -> int:
         """Of those that are allowed now more, now fewer."""
-        return 1 + self._num_items % work.num_sampled
+        return 1 + self._num_items % work.num_sampled if work.num_sampled else 0
 
     def _verify(self, tables: _Tables, draft: Draft, state: int, base: int) -> list[int]:
         """The drafted tokens that are right, down one path, and the one that follows them.
@@ -344,29 +388,36 @@ class HashExecutor:
         for place, index in enumerate(path):
             self._write(tables, base + place, self._read_slots(tables, base + index))
 
-    def _forward(self, tables: _Tables, token_ids: Sequence[int], start: int) -> int:
-        """Write the KV of tokens from position ``start`` on; the state after the last of them."""
+    def _forward(
+        self, tables: _Tables, token_ids: Sequence[int], start: int, carried: int | None
+    ) -> tuple[int, int | None]:
+        """Write the KV of tokens from position ``start`` on; the state after the last of them, and
+        what is carried on."""
         slots = self._read_slots(tables, start - 1) if start else _first(self._windows)
         read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
-            slots = _next(self._windows, token_id, position, slots, read)
+            carried = _carry(carried, token_id, position)
+            slots = _next(self._windows, token_id, position, slots, read, carried)
             self._write(tables, position, slots)
         if self._is_audit():
-            return self._audited_state(tables, start + len(token_ids))
-        return slots[0].state
+            return self._audited_state(tables, start + len(token_ids), carried), carried
+        return slots[0].state, carried
 
     def _is_audit(self) -> bool:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _audited_state(self, tables: _Tables, num_tokens: int) -> int:
-        """The state after a sequence, from its KV alone: slot by slot through its block tables."""
+    def _audited_state(
+        self, tables: _Tables, num_tokens: int, carried: int | None = None
+    ) -> int:
+        """The state after a sequence, from what is kept of it: slot by slot through its block
+        tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):
             first = 0 if window is None else max(0, num_tokens - window)
             seen = range(first, num_tokens)
             folds.append(reduce(_mix, [self._read_kv(tables, group, each) for each in seen], 0))
-        return reduce(_mix, folds)
+        return _state(folds, carried)
 
     def _read_path(
         self, tables: _Tables, path: Sequence[_Slots], base: int, group: int, position: int

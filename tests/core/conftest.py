@@ -11,6 +11,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.state_slots import StateSlots
 from octavo.executor.hashing import GuessingProposer, HashExecutor
 
 
@@ -30,15 +31,29 @@ def make_engine(
     passes: int = 0,
     feeds=lambda request: True,
     windows: Windows = ONE_TABLE,
+    state_slots: int = 0,
+    snapshot_tokens: int = 8,
     **config,
 ) -> Engine:
-    """An engine over the hash model."""
+    """An engine over the hash model; one with recurrent layers, if it has slots for their states."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
-    cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
-    blocks = BlockManager(num_blocks, block_size, cache, windows)
+    cache = NoPrefixCache()
+    if prefix_caching:
+        cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)
+    states = None
+    if state_slots:
+        states = StateSlots(state_slots, block_size, cache, depth, snapshot_tokens)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
-    executor = HashExecutor(num_blocks, block_size, depth=depth, feeds=feeds, windows=windows)
+    executor = HashExecutor(
+        num_blocks,
+        block_size,
+        depth=depth,
+        feeds=feeds,
+        windows=windows,
+        num_state_slots=state_slots,
+    )
     return Engine(scheduler, executor)
 
 

@@ -47,10 +47,18 @@ class Press:
 
     Args:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
+        has_states: the model has recurrent layers; then nobody drafts.
     """
 
     def __init__(
-        self, seed: int, make_engine, make_request, windows=ONE_TABLE, depth: int | None = None
+        self,
+        seed: int,
+        make_engine,
+        make_request,
+        windows=ONE_TABLE,
+        depth: int | None = None,
+        *,
+        has_states: bool = False,
     ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
@@ -62,11 +70,13 @@ class Press:
         self.num_blocks = rng.randint(max(2, least // 2), least * rng.choice([1, 2, 6]) + 2)
         depth = depth or rng.choice([1, 1, 1, 2, 3])
         self.windows = windows
+        self.has_states = has_states
+        drafts = HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None
         self.engine = make_engine(
             self.num_blocks,
             block_size,
             depth=depth,
-            propose=HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None,
+            propose=None if has_states else drafts,
             passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
@@ -84,6 +94,9 @@ class Press:
             max_queued_requests=rng.choice([None, 4, 50]),
             max_rounds=rng.choice([1, 1, 4]),
             windows=windows,
+            # From as many as one request needs to more than there are requests.
+            state_slots=depth + rng.choice([2, 3, 6, 40]) if has_states else 0,
+            snapshot_tokens=rng.choice([1, 8, 64]),
         )
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
@@ -168,7 +181,11 @@ class Press:
                 # Ended exactly once, with the text that follows from its own prompt alone.
                 del self.live[request.request_id]
                 assert request.output_token_ids == expected_tokens(
-                    request.prompt_token_ids, request.params.max_tokens, VOCAB, self.windows
+                    request.prompt_token_ids,
+                    request.params.max_tokens,
+                    VOCAB,
+                    self.windows,
+                    has_states=self.has_states,
                 )
 
     def check_what_is_held(self) -> None:
@@ -227,6 +244,12 @@ def test_seeds_with_windows(seed, windows, make_engine, make_request):
     Press(seed, make_engine, make_request, windows).run()
 
 
+@pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
+@pytest.mark.parametrize("seed", range(200, 220))
+def test_seeds_with_states(seed, windows, make_engine, make_request):
+    Press(seed, make_engine, make_request, windows, has_states=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("least", "depth"),
@@ -237,14 +260,16 @@ def test_seeds_with_windows(seed, windows, make_engine, make_request):
     ],
 )
 def test_many_steps(make_engine, make_request, least, depth):
-    """At least so many steps, half of the workloads with windows; the rate is printed with
-    ``pytest -s``."""
+    """At least so many steps, half of the workloads with windows, and a third with states; the rate
+    is printed with ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
     while num_steps < least:
         seed += 1
         windows = ONE_TABLE if seed % 2 else WINDOWS[seed // 2 % len(WINDOWS)]
-        press = Press(1_000_000 + seed, make_engine, make_request, windows, depth)
+        press = Press(
+            1_000_000 + seed, make_engine, make_request, windows, depth, has_states=seed % 3 == 0
+        )
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions
         num_hits += press.engine.scheduler.prefix_tokens_hit
