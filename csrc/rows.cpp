@@ -69,6 +69,8 @@ void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worke
       return elementwise(args, begin, end, [](F32 a, F32 b) { return add(a, b); });
     case OCT_ROWS_SILU_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(silu(a), b); });
+    case OCT_ROWS_SIGMOID_MUL:
+      return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(sigmoid(a), b); });
     case OCT_ROWS_GELU_TANH_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_tanh(a), b); });
     case OCT_ROWS_GELU_ERF_MUL:

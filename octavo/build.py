@@ -177,6 +177,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         kv_groups=config.cache.groups,
+        num_state_slots=config.cache.num_state_slots,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blocks
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
 from octavo.options import option
@@ -250,13 +251,15 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all."""
+    """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all.
+    ``num_state_slots``: of a model with recurrent layers (``core/state_slots.py``)."""
 
     block_size: int
     num_blocks: int
     dtype: str
     enable_prefix_caching: bool
     groups: KVGroups | None = None
+    num_state_slots: int = 0
 
     @property
     def windows(self) -> Windows:
@@ -303,6 +306,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     if groups is not None:
         slot_bytes = groups.bytes_of_slot(slot_bytes)
     block_bytes = args.block_size * slot_bytes
+    num_state_slots = _state_slots(capacity, max_num_seqs)
+    state_bytes = num_state_slots * capacity.state_bytes
+    if num_state_slots:
+        choices.append(f"states: {num_state_slots} slots, {state_bytes / GIB:.2f} GiB")
     blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
@@ -317,7 +324,8 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             capacity.ledger.check_first_block(block_bytes)
         # More than this could never be used at once.
         useful = blocks_per_seq * max_num_seqs
-        num_blocks = max(1, min(useful, capacity.kv_memory_bytes // block_bytes))
+        left = capacity.kv_memory_bytes - state_bytes
+        num_blocks = max(1, min(useful, left // block_bytes))
         choices.append(
             f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
@@ -351,6 +359,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             capacity.kv_dtype,
             args.enable_prefix_caching,
             groups,
+            num_state_slots,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
@@ -382,6 +391,15 @@ def default_step_tokens(args: EngineArgs, device: str, max_model_len: int) -> in
 
 def _is_gpu(device: str) -> bool:
     return device.startswith("cuda")
+
+
+def _state_slots(capacity: Capacity, max_num_seqs: int) -> int:
+    """Slots for the states of recurrent layers: two for each request that runs, and as many again
+    for snapshots, if that takes no more than half of the memory for keys and values."""
+    if not capacity.state_bytes:
+        return 0
+    fit = capacity.kv_memory_bytes // 2 // capacity.state_bytes
+    return max(least_slots(depth=1), min(2 * slots_per_request(depth=1) * max_num_seqs, fit))
 
 
 def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroups | None:

@@ -12,8 +12,8 @@ Where layers with windows have tables of their own (``kv_tables.py``), a node is
 group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
 last ones. A prefix is then known as far as each group has what its window sees at the end.
 
-Of a model with recurrent layers (``state_slots.py``) a node may have the state at its end, too, and a
-prefix is known up to a node that has one.
+Of a model with recurrent layers (``state_slots.py``) a node may have the state at its end, too, and
+a prefix is known up to a node that has one.
 """
 
 from __future__ import annotations

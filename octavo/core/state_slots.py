@@ -1,19 +1,19 @@
 """Who holds which state: of layers that keep one of fixed size, and nothing of a token.
 
-State spaces, linear attention and short convolutions have a state which each token changes. A *slot*
-holds those of all such layers of a model, for one sequence. A slot is a number here; the memory
-behind it belongs to the executor.
+State spaces, linear attention and short convolutions have a state which each token changes. A
+*slot* holds those of all such layers of a model, for one sequence. A slot is a number here; the
+memory behind it belongs to the executor.
 
 A step changes no state in place. It reads the slot that the step before has written, and writes
 another one::
 
-    chain   4 ── step ── 9 ── step ── 2     4: of all computed tokens; 9 and 2: of steps in flight
-    spare   7                               what later steps write to; 4 comes here when its step ends
+    chain   4 ── step ── 9 ── step ── 2     4: of all computed tokens; 9, 2: of steps in flight
+    spare   7                               what later steps write to; 4 comes here in the end
 
 So a step that raised can be run again, and a *snapshot* is a slot that is left as it is: at the end
 of a block the prefix cache may keep it, the sequence takes another, and nothing is copied. Whoever
-has the same prefix begins its chain with it. A prefix is known as far as there are blocks of it *and*
-a snapshot at their end; a step therefore stops where one is wanted.
+has the same prefix begins its chain with it. A prefix is known as far as there are blocks of it
+*and* a snapshot at their end; a step therefore stops where one is wanted.
 
 Each running request has the slots that it needs from its admission to its end, so nobody waits for
 one in between; snapshots take what is left, and the oldest one goes first.

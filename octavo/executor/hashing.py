@@ -10,9 +10,9 @@ With windows there is a fold over the KV that each group of layers sees, and all
 layer's does on all that the layers below have seen. To read a slot that has left its window is an
 error. A window is of two positions at least: a step goes on from the state of the one before it.
 
-With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes in
-turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that is
-stale, or another's, changes the text, too.
+With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes
+in turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that
+is stale, or another's, changes the text, too.
 """
 
 from __future__ import annotations
@@ -407,9 +407,7 @@ class HashExecutor:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _audited_state(
-        self, tables: _Tables, num_tokens: int, carried: int | None = None
-    ) -> int:
+    def _audited_state(self, tables: _Tables, num_tokens: int, carried: int | None = None) -> int:
         """The state after a sequence, from what is kept of it: slot by slot through its block
         tables."""
         folds: list[int] = []

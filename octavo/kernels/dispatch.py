@@ -40,6 +40,11 @@ class Ops:
     add: Op
     softcap: Op
     lm_head: Op
+    sigmoid_mul: Op
+    short_conv: Op
+    selective_scan: Op
+    delta_rule: Op
+    gated_norm: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))

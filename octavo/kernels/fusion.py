@@ -25,6 +25,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from octavo.kernels.recorder import Call, RopeTable, Tape, Value
+from octavo.kernels.recurrence_specs import RecurrentSpec
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
@@ -98,7 +99,8 @@ class Attention:
 
 @dataclass(slots=True)
 class Rows:
-    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf"."""
+    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf",
+    "sigmoid"."""
 
     kind: str
     a: Value
@@ -125,7 +127,22 @@ class Head:
     remainder_above: float = math.inf
 
 
-Phase = Embed | Linear | Attention | Rows | Check | Head
+@dataclass(slots=True)
+class Recurrence:
+    """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
+    its inputs and its constants are, in their order.
+
+    ``layer`` counts the layers that have states; None where the op has none.
+    """
+
+    spec: RecurrentSpec
+    layer: int | None
+    inputs: tuple[Value, ...]
+    constants: tuple[np.ndarray | None, ...]
+    out: Value
+
+
+Phase = Embed | Linear | Attention | Rows | Check | Head | Recurrence
 
 Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
@@ -175,11 +192,13 @@ class _Fusion:
                 self._attention(call)
             case "lm_head":
                 self._head(call)
-            case "silu_mul" | "gelu_mul":
+            case "silu_mul" | "gelu_mul" | "sigmoid_mul":
                 gate, up = (self._need(value) for value in call.inputs)
                 self._rows(_activation(call), gate, call.outputs[0], b=up)
             case "rmsnorm" | "add" | "rope" | "store_kv":
                 pass  # waits for its reader
+            case "short_conv" | "selective_scan" | "delta_rule" | "gated_norm":
+                self._recurrence(call)
             case _:
                 raise CannotFuse(f"{call.name} has no native kernel where the model calls it")
 
@@ -273,6 +292,13 @@ class _Fusion:
         self.phases.append(phase)
         self.made.add(phase.out)
 
+    def _recurrence(self, call: Call) -> None:
+        spec, layer = call.arguments["spec"], call.arguments["layer"]
+        inputs = tuple(self._need(value) for value in call.inputs)
+        out = call.outputs[0]
+        self.phases.append(Recurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.made.add(out)
+
     def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
         """The value that a norm of every head reads, if ``value`` is made by one."""
         call = value.source.producer
@@ -344,8 +370,8 @@ def _is_row_norm(call: Call) -> bool:
 
 
 def _activation(call: Call) -> str:
-    if call.name == "silu_mul":
-        return "silu"
+    if call.name in ("silu_mul", "sigmoid_mul"):
+        return call.name.removesuffix("_mul")
     return "gelu_tanh" if call.arguments["approximate"] else "gelu_erf"
 
 
@@ -365,6 +391,8 @@ def reads(phase: Phase) -> Iterator[Value]:
             values = [phase.a, phase.b]
         case Check() | Head():
             values = [phase.source]
+        case Recurrence():
+            values = [*phase.inputs]
         case Embed():
             values = []
     return (value.source for value in values if value is not None)
@@ -376,7 +404,7 @@ def writes(phase: Phase) -> Iterator[Value]:
         case Linear():
             outs = phase.segments[:1] if phase.activation else phase.segments
             values = [phase.sum_out, *(segment.out for segment in outs)]
-        case Embed() | Attention() | Rows():
+        case Embed() | Attention() | Rows() | Recurrence():
             values = [phase.out]
         case Check() | Head():
             values = []
@@ -389,6 +417,7 @@ def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, No
 
     CannotFuse if no norm stands there.
     """
+    _refuse_recurrences(phases)
     reader = next(
         (p for p in phases if isinstance(p, Attention) and p.layer == num_layers),
         phases[-1],
@@ -460,6 +489,7 @@ def _product(phase: Phase) -> Value | None:
 def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
     """The phases of a model that ends after its first ``num_layers`` layers: what the next one
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
+    _refuse_recurrences(phases)
     head = phases[-1]
     assert isinstance(head, Head)
     if num_layers == sum(isinstance(phase, Attention) for phase in phases):
@@ -479,6 +509,11 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
         stream = _like(entry.source)
         kept.append(Rows("add", entry.source, stream, b=added))
     return [*kept, Check(stream), replace(head, source=stream)]
+
+
+def _refuse_recurrences(phases: Sequence[Phase]) -> None:
+    if any(isinstance(phase, Recurrence) for phase in phases):
+        raise CannotFuse("layers are counted by their attention, and recurrent ones have none")
 
 
 def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:

@@ -30,11 +30,14 @@ from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
     "add",
+    "delta_rule",
     "embed",
+    "gated_norm",
     "gelu_mul",
     "linear",
     "lm_head",
@@ -42,6 +45,9 @@ __all__ = [
     "plan_attention",
     "rmsnorm",
     "rope",
+    "selective_scan",
+    "short_conv",
+    "sigmoid_mul",
     "silu_mul",
     "softcap",
     "store_kv",
@@ -125,6 +131,11 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     if not _is_bitwise(gate):
         return F.silu(gate) * up
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x, of equal shapes."""
+    return x / (1 + torch.exp(-gate))
 
 
 def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.fields import Fields
+from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
 from octavo.layers.rope_config import RopeConfig
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -81,6 +82,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    recurrence: RecurrenceConfig | None = None
 
     @staticmethod
     def from_hf(
@@ -112,7 +114,7 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:
-        """What each layer keeps of tokens."""
+        """What each layer keeps of tokens, of those that attend."""
         return tuple(
             KVSpec(
                 "full" if window is None else "window",
@@ -121,8 +123,25 @@ class ModelConfig:
                 self.head_dim,
                 window,
             )
-            for window in self.layer_windows
+            for layer, window in enumerate(self.layer_windows)
+            if self.attends(layer)
         )
+
+    @property
+    def state_layers(self) -> tuple[StateSpec, ...]:
+        """What each recurrent layer keeps of a sequence."""
+        if self.recurrence is None:
+            return ()
+        return (self.recurrence.state,) * len(self.recurrence.layers)
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer looks at tokens before."""
+        recurrence = self.recurrence
+        return recurrence is None or recurrence.parallel or layer not in recurrence.layers
+
+    def kv_index(self, layer: int) -> int:
+        """The place of a layer among those that attend."""
+        return sum(map(self.attends, range(layer)))
 
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""

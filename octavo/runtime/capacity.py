@@ -64,6 +64,7 @@ class RankLimits:
     """How much a rank is to hold at once; what ``Rank.start`` makes room for.
 
     ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
+    ``num_state_slots`` are for sequences of a model with recurrent layers.
     """
 
     num_blocks: int
@@ -71,6 +72,7 @@ class RankLimits:
     max_model_len: int
     max_num_batched_tokens: int
     kv_groups: KVGroups | None = None
+    num_state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Capacity:
     """What a device and a model allow.
 
     ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
-    have block tables of their own; None: all have to share one.
+    have block tables of their own; None: all have to share one. ``state_bytes``: that recurrent
+    layers keep of a sequence.
     """
 
     device: str
@@ -90,6 +93,7 @@ class Capacity:
     max_rounds: int = 1  # tokens that a lone request may decode in one step
     ledger: MemoryLedger | None = None
     kv_groups: KVGroups | None = None
+    state_bytes: int = 0
 
 
 def capacity_of(
@@ -106,6 +110,7 @@ def capacity_of(
     ``has_window_tables``: it reads a block table for each group of layers.
     """
     from octavo.models.footprint import kv_bytes_per_token
+    from octavo.runtime.state_memory import slot_bytes
 
     kv_dtype = kv_dtype_of(spec, is_native)
     return Capacity(
@@ -118,6 +123,7 @@ def capacity_of(
         max_rounds=MAX_ROUNDS if is_native else 1,
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
+        state_bytes=slot_bytes(config.state_layers),
     )
 
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from octavo.core.batch import Batch
+from octavo.core.batch import Batch, StateStep
 from octavo.core.request import Request
 
 
@@ -137,6 +137,13 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     if parents:
         parents += [-1] * (len(token_ids) - len(parents))
     return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents)
+
+
+def state_steps(batch: Batch) -> list[StateStep]:
+    """The slots of each item of a batch, of a model with recurrent layers."""
+    steps = [item.states for item in batch.items]
+    assert None not in steps, "a request without slots for its states"
+    return cast(list[StateStep], steps)
 
 
 class InputBatch:

@@ -6,15 +6,13 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import KV_CHUNK
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
-
-_LINE_BYTES = 64
+from octavo.runtime.state_memory import StateMemory
+from octavo.runtime.untouched import untouched_zeros
 
 
 class NativeKVCache:
@@ -28,6 +26,7 @@ class NativeKVCache:
     Args:
         kv_format: OCT_KV_*.
         groups: of the layers; None: all have one table.
+        states: of recurrent layers, if there are any.
     """
 
     def __init__(
@@ -40,8 +39,10 @@ class NativeKVCache:
         head_dim: int,
         kv_format: int,
         groups: KVGroups | None = None,
+        states: StateMemory | None = None,
     ):
         assert block_size % KV_CHUNK == 0, block_size
+        self.states = states
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_layers = num_layers
@@ -86,6 +87,7 @@ class NativeKVCache:
             self.block_bytes,
             [self._data[0, place].ctypes.data for _, place in self._groups.places],
             [group for group, _ in self._groups.places],
+            None if self.states is None else self.states.layout(),
         )
 
     def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
@@ -108,14 +110,3 @@ class NativeKVCache:
             target,
         )
         self._library.check(code)
-
-
-def untouched_zeros(num_bytes: int) -> np.ndarray:
-    """Zeros (uint8, from the beginning of a cache line) that cost memory where they are written.
-
-    numpy asks the system for pages that are zero already and that exist from their first use, where
-    torch fills what it allocates. A large pool then starts at once and counts as it fills.
-    """
-    data = np.zeros(num_bytes + _LINE_BYTES, dtype=np.uint8)
-    start = -data.ctypes.data % _LINE_BYTES
-    return data[start : start + num_bytes]

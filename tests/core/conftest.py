@@ -35,7 +35,7 @@ def make_engine(
     snapshot_tokens: int = 8,
     **config,
 ) -> Engine:
-    """An engine over the hash model; one with recurrent layers, if it has slots for their states."""
+    """An engine over the hash model; one with recurrent layers, if there are slots for states."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
     cache = NoPrefixCache()
     if prefix_caching:

@@ -44,10 +44,10 @@ def test_who_has_no_slot_waits(make_engine, make_request, run):
     assert len(run(engine)) == 3
 
 
-@pytest.mark.parametrize(("num_prompt", "hit"), [(9, 8), (8, 4), (5, 4), (4, 0), (23, 20)])
-def test_a_prompt_is_hit_up_to_its_last_whole_block(make_engine, make_request, run, num_prompt, hit):
+@pytest.mark.parametrize(("length", "hit"), [(9, 8), (8, 4), (5, 4), (4, 0), (23, 20)])
+def test_a_prompt_is_hit_up_to_its_last_whole_block(make_engine, make_request, run, length, hit):
     engine = make_engine(state_slots=8, snapshot_tokens=1000)
-    prompt = list(range(num_prompt))
+    prompt = list(range(length))
     for name in "ab":
         engine.add(make_request(name, prompt))
         (request,) = run(engine)

@@ -17,6 +17,7 @@ import numpy as np
 from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
 from octavo.kernels.fusion import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
 
@@ -32,6 +33,7 @@ _ROWS = {
     "silu": abi.OCT_ROWS_SILU_MUL,
     "gelu_tanh": abi.OCT_ROWS_GELU_TANH_MUL,
     "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
+    "sigmoid": abi.OCT_ROWS_SIGMOID_MUL,
 }
 _ALIGNMENT = 64
 _EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
@@ -48,6 +50,7 @@ class KVLayout:
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
     groups: list[int]  # of each layer, the group whose block tables are its own
+    states: StateLayout | None = None  # of recurrent layers
 
 
 class Program:
@@ -158,6 +161,8 @@ class Program:
                 )
             case fusion.Head():
                 return abi.OCT_OP_HEAD, self._head(phase)
+            case fusion.Recurrence():
+                return recurrence_struct(phase, self._at, self._constant, self.kv.states)
 
     def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
