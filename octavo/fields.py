@@ -17,18 +17,26 @@ class Fields:
     """Named values from ``path``; what is missing or of another kind is a ModelFileError.
 
     A missing field takes its default, and without one is an error. A null counts as missing.
-    ``prefix`` is put before every name, in the file and in errors.
+    ``prefix`` is put before every name, in the file and in errors. ``names`` are those that a file
+    has for some fields in place of their usual ones, which it may have all the same.
     """
 
     _REQUIRED: Any = object()
 
-    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = ""):
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        names: Mapping[str, str] | None = None,
+    ):
         self.path = path
         self._values = values
         self._prefix = prefix
+        self._names = names or {}
 
     def __contains__(self, name: str) -> bool:
-        return self._values.get(self._prefix + name) is not None
+        return self._values.get(self._key(name)) is not None
 
     def __iter__(self) -> Iterator[str]:
         """The names there are, as long as they begin with the prefix."""
@@ -36,7 +44,7 @@ class Fields:
 
     def raw(self, name: str, default: Any = None) -> Any:
         """The value as it is."""
-        value = self._values.get(self._prefix + name)
+        value = self._values.get(self._key(name))
         return default if value is None else value
 
     def integer(
@@ -92,7 +100,7 @@ class Fields:
 
     def section(self, name: str, default: Any = _REQUIRED) -> Fields:
         """A table as fields, which errors call ``name.field``."""
-        prefix = f"{self._prefix}{name}."
+        prefix = f"{self._key(name)}."
         values = self.table(name, default)
         return Fields(self.path, {prefix + key: values[key] for key in values}, prefix)
 
@@ -117,12 +125,19 @@ class Fields:
     def each(self, name: str, read: Callable[..., Any], count: int | None = None) -> list[Any]:
         """The entries of a list, each read by a method of this class (``Fields.number``)."""
         entries = self.entries(name, count)
-        named = {f"{self._prefix}{name}[{i}]": entry for i, entry in enumerate(entries)}
+        named = {f"{self._key(name)}[{i}]": entry for i, entry in enumerate(entries)}
         fields = Fields(self.path, named)
         return [read(fields, entry) for entry in named]
 
     def error(self, name: str, reason: str) -> ModelFileError:
-        return ModelFileError(self.path, reason, field=f"{self._prefix}{name:.200}")
+        return ModelFileError(self.path, reason, field=f"{self._key(name):.200}")
+
+    def _key(self, name: str) -> str:
+        usual = self._prefix + name
+        if name not in self._names:
+            return usual
+        own = self._prefix + self._names[name]
+        return usual if self._values.get(own) is None and usual in self._values else own
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.raw(name, default)

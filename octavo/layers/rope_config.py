@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-SCALINGS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+Scaling = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class RopeConfig:
     theta: float
     rotary_dim: int
     interleaved: bool = False
-    scaling: str = "default"
+    scaling: Scaling = "default"
     factor: float = 1.0
     original_max_position: int = 0  # positions in training, before the context was extended
     max_position: int = 0  # positions that are served

@@ -6,7 +6,7 @@ classes to import is not looked at, and an index can only name files beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -23,6 +23,7 @@ from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import FLOAT_TYPES, READABLE_TYPES, GGMLType
 
 if TYPE_CHECKING:
+    from octavo.models.family import Family, TensorNames
     from octavo.models.safetensors import SafetensorsFile
     from octavo.quantization.formats.stored import StoredTensor
 
@@ -75,8 +76,8 @@ class Checkpoint(Protocol):
 
     def config(self) -> ModelConfig: ...
 
-    def rename(self, model: type) -> Callable[[str], str | None]:
-        """From a tensor's name to the parameter of ``model`` that it is for, or None."""
+    def names(self, family: Family) -> TensorNames:
+        """What tensors are called, of a model of this family."""
         ...
 
 
@@ -152,8 +153,8 @@ class SafetensorsFolder:
         dtype, shape = file.tensors[name]
         return StoredWeight(_SAFETENSORS_TYPES[dtype], file.data(name), shape)
 
-    def rename(self, model: Any) -> Callable[[str], str | None]:
-        return model.hf_name
+    def names(self, family: Family) -> TensorNames:
+        return family.hf_names
 
     def _open_shards(self, index: Mapping[str, Any], index_path: Path) -> None:
         fields = Fields(index_path, index)
@@ -281,8 +282,8 @@ class GGUFFiles:
             )
         return weight
 
-    def rename(self, model: Any) -> Callable[[str], str | None]:
-        return model.gguf_name
+    def names(self, family: Family) -> TensorNames:
+        return family.gguf_names
 
 
 def _plain_entry(name: str, file: SafetensorsFile) -> TensorEntry:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
@@ -19,12 +19,21 @@ from octavo.fields import Fields
 from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
 from octavo.layers.rope_config import RopeConfig
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 # Far beyond any model; they keep a damaged file from asking for endless work.
 MAX_LAYERS = 1024
 MAX_POSITION = 1 << 31
 _MAX_SIZE = 1 << 24
+
+_SIZES = (
+    *("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
+    "vocab_size",
+)
+_POSITIVE = (
+    *("norm_eps", "attention_scale", "attention_softcap", "logit_softcap", "embedding_scale"),
+)
 
 _log = logging.getLogger("octavo")
 
@@ -68,7 +77,7 @@ class ModelConfig:
     local_rope: RopeConfig | None = None
     norm_eps: float
     norm_plus_one: bool = False  # the checkpoint stores norm weights less one
-    activation: str = "silu"
+    activation: Activation = "silu"
     tie_embeddings: bool = False
     qk_norm: bool = False
     attention_bias: bool = False
@@ -150,15 +159,13 @@ class ModelConfig:
             if not condition:
                 raise ModelFileError(path, reason, field=name)
 
+        self._check_sizes(require)
         require(
             self.num_heads % self.num_kv_heads == 0,
             "num_key_value_heads",
             f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
             "key-value heads",
         )
-        for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim", "vocab_size"):
-            size = getattr(self, name)
-            require(size <= _MAX_SIZE, name, f"{size} is more than any model has")
         for rope in filter(None, (self.rope, self.local_rope)):
             require(
                 rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
@@ -174,13 +181,27 @@ class ModelConfig:
             ("eos_token_id", self.eos_token_ids),
             ("bos_token_id", () if self.bos_token_id is None else (self.bos_token_id,)),
         ):
-            outside = [token_id for token_id in ids if token_id >= self.vocab_size]
+            outside = [token_id for token_id in ids if not 0 <= token_id < self.vocab_size]
             require(
                 not outside, name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
             )
-        assert len(self.layer_windows) == self.num_layers
         assert self.activation in ACTIVATIONS
         return self
+
+    def _check_sizes(self, require: Callable[[bool, str, str], None]) -> None:
+        for name in _SIZES:
+            size = getattr(self, name)
+            require(1 <= size <= _MAX_SIZE, name, f"{size} is not 1 to {_MAX_SIZE}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            require(value is None or value > 0, name, f"{value} is not above 0")
+        for window in self.layer_windows:
+            require(window is None or window >= 1, "sliding_window", f"{window} is not above 0")
+        require(
+            len(self.layer_windows) == self.num_layers,
+            "layer_windows",
+            f"{len(self.layer_windows)} layers, of {self.num_layers}",
+        )
 
     def differences(self, other: ModelConfig, but: Collection[str] = ()) -> list[str]:
         """The fields that are not the same in both, but for rounding to 32 bits and those in

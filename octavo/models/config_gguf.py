@@ -12,7 +12,8 @@ from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.fields import Fields
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
-from octavo.models.registry import resolve_gguf_architecture
+from octavo.models.family import Family
+from octavo.models.registry import find_gguf_family
 
 _SAMPLING_FIELDS = {
     "temp": "temperature",
@@ -34,65 +35,62 @@ _END_TOKENS = {
 }
 _CONTROL_TOKEN, _USER_TOKEN = 3, 4
 
-# Gemma 3's 27B is the one whose scores are not scaled by the size of a head.
-_GEMMA_27B_LAYERS = 62
-_GEMMA_PATTERN = 6
-_GEMMA_LOCAL_THETA = 10_000.0
-
 
 def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_gguf``."""
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
-    architecture = resolve_gguf_architecture(kind, str(path))
-    fields = Fields(path, metadata, f"{kind}.")
-    vocabulary = Fields(path, metadata, "tokenizer.ggml.")
+    family = find_gguf_family(kind, str(path))
+    fields = Fields(path, metadata, f"{kind}.", names=family.gguf_fields)
     if "expert_count" in fields and fields.integer("expert_count", minimum=0) > 0:
         raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported")
+    shared = _shared(family, fields, metadata, tensors)
+    shared = replace(shared, name=general.text("name", "") or path.stem)
+    return replace(shared, **family.from_gguf(fields, shared)).check(path)
 
+
+def _shared(
+    family: Family, fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> ModelConfig:
+    """What keys and tensors mean in most families."""
+    path = fields.path
+    vocabulary = Fields(path, metadata, "tokenizer.ggml.")
     hidden_size = fields.integer("embedding_length")
     num_layers = fields.integer("block_count", maximum=MAX_LAYERS)
     num_heads = _uniform(fields, "attention.head_count")
-    num_kv_heads = _uniform(fields, "attention.head_count_kv", num_heads)
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModelError(f"{path}: keys and values of different sizes")
-    is_gemma = architecture == "Gemma3ForCausalLM"
-    rope = _rope(fields, kind, head_dim, "rope_freqs.weight" in tensors)
-    scale_by = head_dim
-    if is_gemma and num_layers == _GEMMA_27B_LAYERS:
-        scale_by = hidden_size // num_heads
+    rope = _rope(fields, family.gguf_interleaved, head_dim, "rope_freqs.weight" in tensors)
+    window = fields.integer("attention.sliding_window", None, minimum=0) or None
     return ModelConfig(
-        architecture=architecture,
-        name=general.text("name", "") or path.stem,
+        architecture=family.architecture,
+        name=path.stem,
         num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=_uniform(fields, "feed_forward_length"),
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=_uniform(fields, "attention.head_count_kv", num_heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(fields, vocabulary, tensors),
         max_position=rope.max_position,
         rope=rope,
-        local_rope=_local_rope(fields, rope) if is_gemma else None,
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        activation="gelu_tanh" if is_gemma else "silu",
         tie_embeddings="output.weight" not in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
         attention_output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
-        layer_windows=_layer_windows(fields, is_gemma, num_layers),
-        attention_scale=fields.number("attention.scale", scale_by**-0.5),
+        layer_windows=(window,) * num_layers,
+        attention_scale=fields.number("attention.scale", head_dim**-0.5),
         attention_softcap=fields.number("attn_logit_softcapping", None),
         logit_softcap=fields.number("final_logit_softcapping", None),
-        embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
         bos_token_id=vocabulary.integer("bos_token_id", None, 0),
         eos_token_ids=_eos_token_ids(vocabulary),
         sampling_defaults=sampling_defaults(
             Fields(path, metadata, "general.sampling."), _SAMPLING_FIELDS
         ),
-    ).check(path)
+    )
 
 
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
@@ -121,7 +119,7 @@ def _vocab_size(fields: Fields, vocabulary: Fields, tensors: Mapping[str, Any]) 
     return rows
 
 
-def _rope(fields: Fields, kind: str, head_dim: int, has_freq_factors: bool) -> RopeConfig:
+def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bool) -> RopeConfig:
     max_position = fields.integer("context_length", minimum=2)
     scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
@@ -131,8 +129,7 @@ def _rope(fields: Fields, kind: str, head_dim: int, has_freq_factors: bool) -> R
     rope = RopeConfig(
         theta=fields.number("rope.freq_base", 10_000.0, above=1.0),
         rotary_dim=fields.integer("rope.dimension_count", head_dim),
-        # llama files have the rows of q and k reordered for pairs of neighbours.
-        interleaved=kind == "llama",
+        interleaved=interleaved,
         original_max_position=fields.integer(
             "rope.scaling.original_context_length", max_position, minimum=2
         ),
@@ -162,23 +159,6 @@ def _rope(fields: Fields, kind: str, head_dim: int, has_freq_factors: bool) -> R
         f"{fields.path}: rope scaling {scaling!r:.80} is not supported in GGUF files, but none, "
         "linear and yarn are"
     )
-
-
-def _local_rope(fields: Fields, rope: RopeConfig) -> RopeConfig:
-    theta = fields.number("rope.freq_base_swa", _GEMMA_LOCAL_THETA, above=1.0)
-    return replace(rope, theta=theta, scaling="default", factor=1.0, attention_factor=1.0)
-
-
-def _layer_windows(fields: Fields, is_gemma: bool, num_layers: int) -> tuple[int | None, ...]:
-    window = fields.integer("attention.sliding_window", None, minimum=0) or None
-    if not is_gemma:
-        return (window,) * num_layers
-    name = "attention.sliding_window_pattern"
-    if not isinstance(fields.raw(name), (int, float, str, type(None))):
-        is_local = fields.each(name, Fields.boolean, num_layers)
-        return tuple(window if local else None for local in is_local)
-    pattern = fields.integer(name, _GEMMA_PATTERN)
-    return tuple(None if (i + 1) % pattern == 0 else window for i in range(num_layers))
 
 
 def _eos_token_ids(vocabulary: Fields) -> tuple[int, ...]:

@@ -12,46 +12,17 @@ from typing import Any
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.layers.rope_config import SCALINGS, RopeConfig
-from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
-from octavo.models.registry import resolve_architecture
+from octavo.models.config import (
+    MAX_LAYERS,
+    Activation,
+    ModelConfig,
+    extended_length,
+    sampling_defaults,
+)
+from octavo.models.family import Family
+from octavo.models.registry import find_family
 
-# What a field means when it is absent, where that differs between architectures; published configs
-# rely on it (Gemma 3's name little more than their sizes).
-_COMMON = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": _COMMON | {"max_position_embeddings": 2048},
-    "MistralForCausalLM": _COMMON
-    | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
-    "Qwen2ForCausalLM": _COMMON | {"max_position_embeddings": 32_768},
-    "Qwen3ForCausalLM": _COMMON | {"max_position_embeddings": 32_768, "head_dim": 128},
-    "Gemma3ForCausalLM": {
-        "vocab_size": 262_208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-}
-
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -68,29 +39,32 @@ _SAMPLING_FIELDS = {
 def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) -> ModelConfig:
     """See ``ModelConfig.from_hf``."""
     outer = Fields(path, config)
-    architecture = resolve_architecture(_architecture(outer), str(path))
+    family = find_family(_architecture(outer), str(path))
     # A multi-modal model: the text part has its own section, what that omits is in the outer.
     inner = outer.table("text_config", {})
     config = {**config, **{k: v for k, v in inner.items() if v is not None}}
-    fields = Fields(path, {**_DEFAULTS[architecture], **_without_nulls(config)})
-    is_gemma = architecture == "Gemma3ForCausalLM"
+    values = {**family.hf_defaults, **_without_nulls(config)}
+    fields = Fields(path, values, names=family.hf_fields)
+    generation_fields = Fields(path.with_name("generation_config.json"), generation)
+    shared = _shared(family, fields, generation_fields)
+    return replace(shared, **family.from_hf(fields, shared)).check(path)
 
+
+def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
+    """What fields mean in most families."""
     hidden_size = fields.integer("hidden_size")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
     max_position = fields.integer("max_position_embeddings", minimum=2)
-    rope, local_rope = _ropes(fields, head_dim, max_position, is_gemma)
-    act_field = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    rope, local_rope = _ropes(fields, head_dim, max_position, family.hf_interleaved)
     attention_bias = fields.boolean("attention_bias", False)
-    scalar = fields.number("query_pre_attn_scalar", head_dim) if is_gemma else head_dim
-    generation_fields = Fields(path.with_name("generation_config.json"), generation)
     return ModelConfig(
-        architecture=architecture,
-        name=path.parent.name or architecture,
+        architecture=family.architecture,
+        name=fields.path.parent.name or family.architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size", 4 * hidden_size),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
@@ -99,23 +73,19 @@ def parse(config: Mapping[str, Any], generation: Mapping[str, Any], path: Path) 
         rope=rope,
         local_rope=local_rope,
         norm_eps=fields.number("rms_norm_eps"),
-        norm_plus_one=is_gemma,
-        activation=_activation(fields, act_field),
+        activation=_activation(fields, "hidden_act"),
         tie_embeddings=fields.boolean("tie_word_embeddings"),
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
-        # Qwen 2 always has these three biases, and never that of the output.
-        attention_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-        attention_output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+        attention_bias=attention_bias,
+        attention_output_bias=attention_bias,
         mlp_bias=fields.boolean("mlp_bias", False),
-        layer_windows=_layer_windows(fields, architecture, num_layers),
-        attention_scale=scalar**-0.5,
+        layer_windows=(None,) * num_layers,
+        attention_scale=head_dim**-0.5,
         attention_softcap=fields.number("attn_logit_softcapping", None),
         logit_softcap=fields.number("final_logit_softcapping", None),
-        embedding_scale=math.sqrt(hidden_size) if is_gemma else None,
         bos_token_id=fields.integer("bos_token_id", None, minimum=0),
-        eos_token_ids=_eos_token_ids(generation_fields, fields),
-        sampling_defaults=_sampling_defaults(generation_fields),
-    ).check(path)
+        eos_token_ids=_eos_token_ids(generation, fields),
+        sampling_defaults=_sampling_defaults(generation),
+    )
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +100,7 @@ def _architecture(fields: Fields) -> str:
     return names[0]
 
 
-def _activation(fields: Fields, name: str) -> str:
+def _activation(fields: Fields, name: str) -> Activation:
     value = fields.text(name)
     if value not in _ACTIVATIONS:
         raise UnsupportedModelError(
@@ -139,40 +109,14 @@ def _activation(fields: Fields, name: str) -> str:
     return _ACTIVATIONS[value]
 
 
-def _layer_windows(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    window = fields.integer("sliding_window", None)
-    if architecture.startswith("Qwen") and not fields.boolean("use_sliding_window", False):
-        window = None
-    if window is None or architecture == "LlamaForCausalLM":
-        return (None,) * num_layers
-    if "layer_types" in fields:
-        types = fields.each("layer_types", Fields.text, num_layers)
-        unknown = set(types) - {"sliding_attention", "full_attention"}
-        if unknown:
-            raise UnsupportedModelError(
-                f"{fields.path}: layers of type {', '.join(sorted(unknown))} are not supported"
-            )
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    if architecture == "Gemma3ForCausalLM":
-        # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
-        pattern = fields.integer("sliding_window_pattern", None) or fields.integer(
-            "_sliding_window_pattern", 6
-        )
-        return tuple(None if (i + 1) % pattern == 0 else window for i in range(num_layers))
-    first = 0
-    if architecture.startswith("Qwen"):
-        first = fields.integer("max_window_layers", 28, minimum=0)
-    return tuple(window if i >= first else None for i in range(num_layers))
-
-
 def _ropes(
-    fields: Fields, head_dim: int, max_position: int, is_gemma: bool
+    fields: Fields, head_dim: int, max_position: int, interleaved: bool
 ) -> tuple[RopeConfig, RopeConfig | None]:
     """Rope of all layers, and that of layers with a window if it is another.
 
     New configs have ``rope_parameters``, either flat or one per layer type; old ones
     ``rope_theta``, ``rope_scaling`` (with ``rope_type`` or ``type``), ``partial_rotary_factor``
-    and for Gemma ``rope_local_base_freq``.
+    and for layers with a window ``rope_local_base_freq``.
     """
     shared = {
         name: fields.raw(name)
@@ -181,17 +125,19 @@ def _ropes(
     }
     new, old = fields.table("rope_parameters", {}), fields.table("rope_scaling", {})
     given = new or old
-    local = {"rope_theta": fields.raw("rope_local_base_freq")} if is_gemma else None
+    local_theta = fields.raw("rope_local_base_freq")
+    local = None if local_theta is None else {"rope_theta": local_theta}
     if "full_attention" in given or "sliding_attention" in given:
         by_type = Fields(fields.path, given)
         local = {**(local or shared), **_without_nulls(by_type.table("sliding_attention", {}))}
         given = by_type.table("full_attention", {})
     rope = _rope(fields.path, {**shared, **_without_nulls(given)}, head_dim, max_position)
+    rope = replace(rope, interleaved=interleaved)
     if local is None:
         return rope, None
     local_rope = _rope(fields.path, local, head_dim, max_position)
     # Windows are short: only the rope of all positions decides how many can be served.
-    local_rope = replace(local_rope, max_position=rope.max_position)
+    local_rope = replace(local_rope, interleaved=interleaved, max_position=rope.max_position)
     return rope, None if local_rope == rope else local_rope
 
 

@@ -8,16 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from octavo.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
-from octavo.models.parameters import gguf_architecture
-
-# What a reader takes for granted of Gemma 3, in which not all layers have a window.
-_GEMMA_PATTERN = 6
-_GEMMA_LOCAL_THETA = 10_000.0
+from octavo.models.registry import family_of, gguf_architecture
+from octavo.models.windows import window_size
 
 _SAMPLING_KEYS = {
     "temperature": "temp",
@@ -33,7 +28,7 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
 
     ``config``: in the layout of GGUF files, as ``Parameters`` has it.
     """
-    kind = gguf_architecture(config.architecture)
+    family, kind = family_of(config.architecture), gguf_architecture(config)
     values: dict[str, Any] = {
         "context_length": config.max_position,
         "embedding_length": config.hidden_size,
@@ -46,12 +41,14 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         **_rope(config.rope),
-        **(_gemma(config) if kind == "gemma3" else _window(config)),
+        **_window(config),
     }
     if config.attention_softcap is not None:
         values["attn_logit_softcapping"] = config.attention_softcap
     if config.logit_softcap is not None:
         values["final_logit_softcapping"] = config.logit_softcap
+    values = {family.gguf_fields.get(name, name): value for name, value in values.items()}
+    values |= family.to_gguf(config)
     return {
         "general.architecture": kind,
         "general.type": "model",
@@ -74,6 +71,8 @@ def check_gguf_config(
     tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
     read = ModelConfig.from_gguf(metadata, tensors, path=Path(f"{config.name}.gguf"))
     but = ["name", "eos_token_ids"]
+    if family_of(read.architecture).gguf == gguf_architecture(config):
+        but.append("architecture")  # of families that share a kind of file, by what the model has
     if config.bos_token_id is None:  # the tokenizer may have one all the same
         but.append("bos_token_id")
     differing = config.differences(read, but=but)
@@ -81,7 +80,7 @@ def check_gguf_config(
         differing.append("eos_token_ids")
     if differing:
         raise UnsupportedModelError(
-            f"{config.name}: a GGUF file of a {gguf_architecture(config.architecture)} cannot say "
+            f"{config.name}: a GGUF file of a {gguf_architecture(config)} cannot say "
             f"its {', '.join(differing)}"
         )
 
@@ -104,22 +103,5 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig) -> dict[str, Any]:
-    """Of all layers; no file but Gemma's says more."""
-    windows = [window for window in config.layer_windows if window is not None]
-    return {"attention.sliding_window": windows[0]} if windows else {}
-
-
-def _gemma(config: ModelConfig) -> dict[str, Any]:
-    values: dict[str, Any] = _window(config)
-    is_local = [window is not None for window in config.layer_windows]
-    period = is_local.index(False) + 1 if False in is_local else len(is_local) + 1
-    if is_local != [(i + 1) % period != 0 for i in range(len(is_local))]:
-        values["attention.sliding_window_pattern"] = np.array(is_local)
-    elif period != _GEMMA_PATTERN:
-        values["attention.sliding_window_pattern"] = period
-    if config.local_rope is not None and config.local_rope.theta != _GEMMA_LOCAL_THETA:
-        values["rope.freq_base_swa"] = config.local_rope.theta
-    default_scale = config.head_dim**-0.5
-    if not math.isclose(config.attention_scale, default_scale, rel_tol=1e-6):
-        values["attention.scale"] = config.attention_scale
-    return values
+    size = window_size(config)
+    return {} if size is None else {"attention.sliding_window": size}

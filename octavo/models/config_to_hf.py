@@ -6,7 +6,6 @@ converter still read; nothing that is absent is left to anybody's defaults.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,8 @@ import numpy as np
 from octavo.errors import UnsupportedModelError
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import ModelConfig
+from octavo.models.registry import family_of
 
-_MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma3ForCausalLM": "gemma3_text",
-}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -41,10 +34,10 @@ def hf_config(
     Raises:
         UnsupportedModelError: such a file cannot say all that ``config`` says.
     """
-    is_gemma = config.architecture == "Gemma3ForCausalLM"
+    family = family_of(config.architecture)
     values: dict[str, Any] = {
         "architectures": [config.architecture],
-        "model_type": _MODEL_TYPES[config.architecture],
+        "model_type": family.model_type,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
@@ -52,10 +45,9 @@ def hf_config(
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "hidden_activation" if is_gemma else "hidden_act": _ACTIVATIONS[config.activation],
-        "rms_norm_eps": _shortest(config.norm_eps),
+        "hidden_act": _ACTIVATIONS[config.activation],
+        "rms_norm_eps": shortest(config.norm_eps),
         "tie_word_embeddings": config.tie_embeddings,
-        # Qwen 2 has its biases whatever this says, and never that of the output.
         "attention_bias": config.attention_output_bias,
         "mlp_bias": config.mlp_bias,
         "bos_token_id": config.bos_token_id,
@@ -63,16 +55,13 @@ def hf_config(
         "torch_dtype": _TORCH_NAMES[dtype],
         "use_cache": True,
         **_rope(config.rope, config.head_dim),
-        **_windows(config),
     }
     if config.attention_softcap is not None:
         values["attn_logit_softcapping"] = config.attention_softcap
     if config.logit_softcap is not None:
         values["final_logit_softcapping"] = config.logit_softcap
-    if is_gemma:
-        values["query_pre_attn_scalar"] = _scalar(config.attention_scale)
-        local_rope = config.local_rope or config.rope
-        values["rope_local_base_freq"] = _shortest(local_rope.theta)
+    values = {family.hf_fields.get(name, name): value for name, value in values.items()}
+    values |= family.to_hf(config)
     _check(config, values)
     if quantization_config is not None:
         values["quantization_config"] = dict(quantization_config)
@@ -105,11 +94,11 @@ def _check(config: ModelConfig, values: Mapping[str, Any]) -> None:
 def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     values: dict[str, Any] = {
         "max_position_embeddings": rope.max_position,
-        "rope_theta": _shortest(rope.theta),
+        "rope_theta": shortest(rope.theta),
     }
     if rope.rotary_dim != head_dim:
         values["partial_rotary_factor"] = rope.rotary_dim / head_dim
-    scaling: dict[str, Any] = {"rope_type": rope.scaling, "factor": _shortest(rope.factor)}
+    scaling: dict[str, Any] = {"rope_type": rope.scaling, "factor": shortest(rope.factor)}
     match rope.scaling:
         case "dynamic":
             values["max_position_embeddings"] = rope.original_max_position
@@ -133,38 +122,13 @@ def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     return values
 
 
-def _windows(config: ModelConfig) -> dict[str, Any]:
-    """Sliding windows: of which layers, in as many spellings as there are readers."""
-    architecture, windows = config.architecture, config.layer_windows
-    sizes = {window for window in windows if window is not None}
-    size = max(sizes, default=None)
-    if architecture == "LlamaForCausalLM":
-        return {}
-    if architecture == "MistralForCausalLM":  # of which all layers have one, or none has
-        return {"sliding_window": size}
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    values: dict[str, Any] = {"sliding_window": size, "layer_types": kinds}
-    if architecture.startswith("Qwen"):
-        values["use_sliding_window"] = size is not None
-        values["max_window_layers"] = next((i for i, w in enumerate(windows) if w), len(windows))
-    elif None in windows:
-        values["sliding_window_pattern"] = windows.index(None) + 1
-    return values
-
-
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int] | None:
     if not ids:
         return None
     return ids[0] if len(ids) == 1 else list(ids)
 
 
-def _scalar(scale: float) -> int | float:
-    """What scores are scaled by the root of; a whole number of all models there are."""
-    scalar = scale**-2
-    return round(scalar) if math.isclose(scalar, round(scalar), rel_tol=1e-6) else scalar
-
-
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """The number as somebody would have written it, where a GGUF file had it in 32 bits."""
     single = np.float32(value)
     return float(str(single)) if value == float(single) else value

@@ -26,6 +26,7 @@ from octavo.kernels.cpu.layout import (
     packed_bytes,
 )
 from octavo.models.config import KVSpec, ModelConfig
+from octavo.models.registry import model_class
 from octavo.quantization.ggml_types import GGMLType, row_bytes
 
 if TYPE_CHECKING:
@@ -70,19 +71,12 @@ Keep = Callable[[Shape, Type], Matrix]
 
 
 def shapes(config: ModelConfig) -> Iterator[Shape]:
-    """The matrices that a step reads whole. The embedding is not one, unless the head shares it."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = (heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads))
-    for index in range(config.num_layers):
-        layer = f"model.layers.{index}"
-        yield Shape(f"{layer}.self_attn.q_proj.weight", queries, hidden)
-        yield Shape(f"{layer}.self_attn.k_proj.weight", keys, hidden)
-        yield Shape(f"{layer}.self_attn.v_proj.weight", keys, hidden)
-        yield Shape(f"{layer}.self_attn.o_proj.weight", hidden, queries)
-        yield Shape(f"{layer}.mlp.gate_proj.weight", inner, hidden)
-        yield Shape(f"{layer}.mlp.up_proj.weight", inner, hidden)
-        yield Shape(f"{layer}.mlp.down_proj.weight", hidden, inner)
-    yield Shape(HEAD, config.vocab_size, hidden)
+    """The matrices that a step reads whole: all but tables, of which it reads rows."""
+    from octavo.layers.linear import Linear, LMHead  # a model is made, without a weight
+
+    for name, module in model_class(config.architecture)(config).named_modules():
+        if isinstance(module, Linear | LMHead):
+            yield Shape(f"{name}.weight", *module.weight.shape)
 
 
 def packed(shape: Shape, type: Type) -> Matrix:
@@ -126,12 +120,12 @@ def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
 def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]:
     """The type of each parameter, from the tables of a checkpoint: no weight is read, but the
     scales of codes, which say what becomes of them. ModelFileError if their parts do not fit."""
-    from octavo.models.loader import parameter_names
+    from octavo.models.tensor_map import source_of
 
     types: dict[str, Type] = {}
-    for source, name in parameter_names(checkpoint, config).items():
-        if name is not None:
-            types[name] = checkpoint.tensors[source].type or _type_of_parts(checkpoint.read(source))
+    for name, source in source_of(checkpoint, config).items():
+        type = checkpoint.tensors[source.tensor].type
+        types[name] = type or _type_of_parts(source.read(checkpoint))
     if config.tie_embeddings:
         types[HEAD] = types[EMBEDDING]
     return types

@@ -7,59 +7,37 @@ stored less one (but not in GGUF files); embeddings are scaled up by the root of
 
 from __future__ import annotations
 
-import copy
-import re
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from octavo.layers.attention import Attention
+from octavo.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.embedding import Embedding
-from octavo.layers.linear import LMHead
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
-from octavo.models.llama import gguf_to_hf, hf_to_gguf
-
-_GGUF_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+from octavo.models.config_to_hf import shortest
+from octavo.models.decoder import DecoderForCausalLM, make_attention
+from octavo.models.family import Family, TensorNames
+from octavo.models.windows import (
+    all_but_last_of,
+    gguf_window_entries,
+    gguf_windows,
+    hf_window_entries,
+    hf_windows,
+)
 
 
 class Gemma3DecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
-        plus = 1.0 if config.norm_plus_one else 0.0
+        plus = float(config.norm_plus_one)
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, plus)
-        self.self_attn = Attention(
+        self.self_attn = make_attention(
+            config,
             index,
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            scale=config.attention_scale,
-            window=config.layer_windows[index],
-            softcap=config.attention_softcap,
-            bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
-            qk_norm_eps=config.norm_eps,
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
             qk_norm_plus=plus,
         )
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, plus)
@@ -74,65 +52,128 @@ class Gemma3DecoderLayer(Module):
         return ctx.ops.add(x, self.post_feedforward_layernorm(fed, ctx))
 
 
-class Gemma3Model(Module):
-    def __init__(self, config: ModelConfig):
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
-        self.rotary_emb = RotaryEmbedding(config.rope)
-        self.rotary_emb_local = RotaryEmbedding(config.local_rope or config.rope)
-        self.layers = [Gemma3DecoderLayer(config, i) for i in range(config.num_layers)]
-        self.layer_windows = config.layer_windows
-        plus = 1.0 if config.norm_plus_one else 0.0
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, plus)
-
-    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
-        x = self.embed_tokens(token_ids, ctx)
-        everywhere, nearby = self.rotary_emb(ctx), self.rotary_emb_local(ctx)
-        for layer, window in zip(self.layers, self.layer_windows, strict=True):
-            x = layer(x, everywhere if window is None else nearby, ctx)
-        return self.norm(x, ctx)
+class Gemma3ForCausalLM(DecoderForCausalLM):
+    layer_type = Gemma3DecoderLayer
 
 
-class Gemma3ForCausalLM(Module):
-    """See :class:`octavo.models.registry.CausalLM`."""
+# -- files ----------------------------------------------------------------------------------------
 
-    def __init__(self, config: ModelConfig):
-        self.config = config
-        self.model = Gemma3Model(config)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size)
+GGUF_NAMES = TensorNames(
+    {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+    },
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "blk",
+)
 
-    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
-        return self.model(token_ids, ctx)
+_PERIOD = 6  # of which the last layer sees all
+_LOCAL_THETA = 10_000.0
+_LAYERS_OF_27B = 62  # whose scores are not scaled by the size of a head
 
-    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
-        logits = self.lm_head(hidden, ctx)
-        cap = self.config.logit_softcap
-        return logits if cap is None else ctx.ops.softcap(logits, cap)
 
-    def exit_after(self, num_layers: int) -> Gemma3ForCausalLM:
-        changed = copy.copy(self)
-        changed.model = copy.copy(self.model)
-        changed.model.layers = self.model.layers[:num_layers]
-        changed.model.layer_windows = self.model.layer_windows[:num_layers]
-        return changed
+def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    # The spelling of transformers 4.51 to 4.52, _sliding_window_pattern, is of later ones too.
+    period = fields.integer("sliding_window_pattern", None) or fields.integer(
+        "_sliding_window_pattern", _PERIOD
+    )
+    return {
+        "norm_plus_one": True,
+        "qk_norm": True,
+        "layer_windows": hf_windows(fields, config.num_layers, all_but_last_of(period)),
+        "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
+        "embedding_scale": math.sqrt(config.hidden_size),
+    }
 
-    @staticmethod
-    def hf_name(name: str) -> str | None:
-        """The parameter that a tensor of a Hugging Face checkpoint is for, None for no one.
 
-        Checkpoints with an image part have the text model under ``language_model``, in two ways.
-        """
-        if re.match(r"(model\.)?(vision_tower|multi_modal_projector)\.", name):
-            return None
-        name = name.replace("model.language_model.", "model.", 1)
-        name = name.removeprefix("language_model.")
-        return None if name.endswith("rotary_emb.inv_freq") else name
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    windows = config.layer_windows
+    pattern = {"sliding_window_pattern": windows.index(None) + 1} if None in windows else {}
+    local_rope = config.local_rope or config.rope
+    return {
+        **hf_window_entries(config),
+        **pattern,
+        "query_pre_attn_scalar": scalar_of(config.attention_scale),
+        "rope_local_base_freq": shortest(local_rope.theta),
+    }
 
-    @staticmethod
-    def gguf_name(name: str) -> str | None:
-        """The same for a tensor of a GGUF file."""
-        return gguf_to_hf(name, _GGUF_NAMES, _GGUF_LAYER_NAMES)
 
-    @staticmethod
-    def to_gguf_name(parameter: str) -> str:
-        """The name that a parameter has in a GGUF file."""
-        return hf_to_gguf(parameter, _GGUF_NAMES, _GGUF_LAYER_NAMES)
+def scalar_of(scale: float) -> int | float:
+    """What scores are scaled by the root of; a whole number of all models there are."""
+    scalar = scale**-2
+    return round(scalar) if math.isclose(scalar, round(scalar), rel_tol=1e-6) else scalar
+
+
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    theta = fields.number("rope.freq_base_swa", _LOCAL_THETA, above=1.0)
+    local = replace(config.rope, theta=theta, scaling="default", factor=1.0, attention_factor=1.0)
+    scaled_by = config.head_dim
+    if config.num_layers == _LAYERS_OF_27B:
+        scaled_by = config.hidden_size // config.num_heads
+    return {
+        "activation": "gelu_tanh",
+        "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
+        "local_rope": None if local == config.rope else local,
+        "attention_scale": fields.number("attention.scale", scaled_by**-0.5),
+        "embedding_scale": math.sqrt(config.hidden_size),
+    }
+
+
+def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    entries = gguf_window_entries(config, _PERIOD)
+    local_rope = config.local_rope or config.rope
+    if local_rope.theta != _LOCAL_THETA:
+        entries["rope.freq_base_swa"] = local_rope.theta
+    if not math.isclose(config.attention_scale, config.head_dim**-0.5, rel_tol=1e-6):
+        entries["attention.scale"] = config.attention_scale
+    return entries
+
+
+GEMMA3 = Family(
+    architecture="Gemma3ForCausalLM",
+    model_type="gemma3_text",
+    model=Gemma3ForCausalLM,
+    gguf="gemma3",
+    gguf_names=GGUF_NAMES,
+    hf_fields={"hidden_act": "hidden_activation"},
+    hf_defaults={
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": _PERIOD,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    norm_plus_one=True,
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
+)

@@ -29,7 +29,7 @@ from octavo.models.config_to_gguf import check_gguf_config, gguf_config
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.parameters import FREQ_FACTORS, Parameters
-from octavo.models.registry import model_class
+from octavo.models.registry import family_of
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
 
@@ -239,8 +239,7 @@ def _freq_factors(parameters: Parameters) -> Iterator[TensorToWrite]:
 
 
 def _gguf_name(parameters: Parameters, name: str) -> str:
-    model: Any = model_class(parameters.config.architecture)
-    found: str = model.to_gguf_name(name)
+    found = family_of(parameters.config.architecture).gguf_names.tensor(name)
     if len(found.encode()) > _MAX_NAME:
         raise UnsupportedModelError(f"{found}: names in GGUF files have {_MAX_NAME} bytes at most")
     return found

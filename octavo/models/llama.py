@@ -6,27 +6,51 @@ One architecture with switches: biases of the projections (Qwen 2), norms of que
 
 from __future__ import annotations
 
-import copy
-import re
+from collections.abc import Mapping
 from typing import Any
 
-from octavo.layers.attention import Attention
+from octavo.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.embedding import Embedding
-from octavo.layers.linear import LMHead
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderForCausalLM, make_attention
+from octavo.models.family import Family, TensorNames
+from octavo.models.windows import Windows, hf_window_entries, hf_windows, window_size
 
-_GGUF_NAMES = {
+
+class LlamaDecoderLayer(Module):
+    def __init__(self, config: ModelConfig, index: int):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = make_attention(
+            config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
+        )
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(
+            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
+        )
+
+    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
+        attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
+        x = ctx.ops.add(x, attended)
+        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
+        return ctx.ops.add(x, fed)
+
+
+class LlamaForCausalLM(DecoderForCausalLM):
+    layer_type = LlamaDecoderLayer
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+GGUF_TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
     "rope_freqs.weight": "model.rotary_emb.freq_factors",
 }
-_GGUF_LAYER_NAMES = {
+GGUF_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -39,111 +63,96 @@ _GGUF_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
+
+HF_DEFAULTS = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
 
 
-class LlamaDecoderLayer(Module):
-    def __init__(self, config: ModelConfig, index: int):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Attention(
-            index,
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            scale=config.attention_scale,
-            window=config.layer_windows[index],
-            softcap=config.attention_softcap,
-            interleaved_rope=config.rope.interleaved,
-            bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
-            qk_norm_eps=config.norm_eps if config.qk_norm else None,
-        )
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(
-            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
-        )
-
-    def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        return ctx.ops.add(x, self.mlp(self.post_attention_layernorm(x, ctx), ctx))
+def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    """Mistral's files are Llama's, but for windows."""
+    return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}
 
 
-class LlamaModel(Module):
-    def __init__(self, config: ModelConfig):
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
-        self.rotary_emb = RotaryEmbedding(config.rope)
-        self.layers = [LlamaDecoderLayer(config, i) for i in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-
-    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
-        x = self.embed_tokens(token_ids, ctx)
-        cos_sin = self.rotary_emb(ctx)
-        for layer in self.layers:
-            x = layer(x, cos_sin, ctx)
-        return self.norm(x, ctx)
+def _mistral_windows(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
 
 
-class LlamaForCausalLM(Module):
-    """See :class:`octavo.models.registry.CausalLM`."""
-
-    def __init__(self, config: ModelConfig):
-        self.config = config
-        self.model = LlamaModel(config)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size)
-
-    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
-        return self.model(token_ids, ctx)
-
-    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
-        logits = self.lm_head(hidden, ctx)
-        cap = self.config.logit_softcap
-        return logits if cap is None else ctx.ops.softcap(logits, cap)
-
-    def exit_after(self, num_layers: int) -> LlamaForCausalLM:
-        changed = copy.copy(self)
-        changed.model = copy.copy(self.model)
-        changed.model.layers = self.model.layers[:num_layers]
-        return changed
-
-    @staticmethod
-    def hf_name(name: str) -> str | None:
-        """The parameter that a tensor of a Hugging Face checkpoint is for, None for no one."""
-        return None if name.endswith("rotary_emb.inv_freq") else name
-
-    @staticmethod
-    def gguf_name(name: str) -> str | None:
-        """The same for a tensor of a GGUF file."""
-        return gguf_to_hf(name, _GGUF_NAMES, _GGUF_LAYER_NAMES)
-
-    @staticmethod
-    def to_gguf_name(parameter: str) -> str:
-        """The name that a parameter has in a GGUF file."""
-        return hf_to_gguf(parameter, _GGUF_NAMES, _GGUF_LAYER_NAMES)
+def _qwen_windows(fields: Fields, config: ModelConfig) -> Windows:
+    if not fields.boolean("use_sliding_window", False):
+        return (None,) * config.num_layers
+    first = fields.integer("max_window_layers", 28, minimum=0)
+    return hf_windows(fields, config.num_layers, lambda layer: layer >= first)
 
 
-def gguf_to_hf(name: str, names: dict[str, str], layer_names: dict[str, str]) -> str:
-    """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; unknown ones stay."""
-    if name in names:
-        return names[name]
-    stem, _, suffix = name.rpartition(".")
-    if stem in names:
-        return f"{names[stem]}.{suffix}"
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if match and match[2] in layer_names:
-        return f"model.layers.{match[1]}.{layer_names[match[2]]}.{suffix}"
-    return name
+def _qwen_window_entries(config: ModelConfig) -> dict[str, Any]:
+    windows = config.layer_windows
+    return {
+        **hf_window_entries(config),
+        "use_sliding_window": window_size(config) is not None,
+        "max_window_layers": next((i for i, w in enumerate(windows) if w), len(windows)),
+    }
 
 
-def hf_to_gguf(name: str, names: dict[str, str], layer_names: dict[str, str]) -> str:
-    """The other way; ``model.layers.3.self_attn.q_proj.bias`` to ``blk.3.attn_q.bias``."""
-    stem, _, suffix = name.rpartition(".")
-    for theirs, ours in names.items():
-        if ours == name:
-            return theirs
-        if ours == stem:
-            return f"{theirs}.{suffix}"
-    match = re.fullmatch(r"model\.layers\.(\d+)\.([\w.]+)", stem)
-    assert match, name
-    theirs = next(theirs for theirs, ours in layer_names.items() if ours == match[2])
-    return f"blk.{match[1]}.{theirs}.{suffix}"
+def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    """It has biases of queries, keys and values whatever a config says, and never of the output."""
+    return {
+        "attention_bias": True,
+        "attention_output_bias": False,
+        "layer_windows": _qwen_windows(fields, config),
+    }
+
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    model=LlamaForCausalLM,
+    gguf="llama",
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=True,
+    hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 2048},
+    from_gguf=_llama_or_mistral,
+)
+MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    model=LlamaForCausalLM,
+    gguf="llama",
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=True,
+    hf_defaults={
+        **HF_DEFAULTS,
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    from_hf=_mistral_windows,
+    to_hf=lambda config: {"sliding_window": window_size(config)},
+)
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
+    model=LlamaForCausalLM,
+    gguf="qwen2",
+    gguf_names=GGUF_NAMES,
+    hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768},
+    from_hf=_qwen2_from_hf,
+    to_hf=_qwen_window_entries,
+)
+QWEN3 = Family(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    model=LlamaForCausalLM,
+    gguf="qwen3",
+    gguf_names=GGUF_NAMES,
+    hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
+    from_hf=lambda fields, config: {
+        "qk_norm": True,
+        "layer_windows": _qwen_windows(fields, config),
+    },
+    to_hf=_qwen_window_entries,
+)

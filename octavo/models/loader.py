@@ -13,6 +13,7 @@ from octavo.models.checkpoint import Checkpoint, open_checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import CausalLM, model_class
+from octavo.models.tensor_map import sources
 from octavo.quantization.base import Weight
 
 Progress = Callable[[int, int], None]
@@ -103,39 +104,18 @@ def _load_parameters(
         head.share(parameters[EMBEDDING])
 
 
-def parameter_names(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, str | None]:
-    """The parameter that each tensor of a checkpoint is for, None for no one."""
-    rename = checkpoint.rename(model_class(config.architecture))
-    extra = _next_token_modules(checkpoint, config)
-    names = {
-        source: None if source.startswith(extra) else rename(source)
-        for source in checkpoint.tensors
-    }
-    return _untangle_tied(names) if config.tie_embeddings else names
-
-
-def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:
-    """How names of tensors begin that are modules for drafting (``speculation/mtp.py``), which
-    follow the layers and are no part of the model itself."""
-    found = ["mtp."] if "mtp.fc.weight" in checkpoint.tensors else []
-    index = config.num_layers
-    while (prefix := f"model.layers.{index}.") + "eh_proj.weight" in checkpoint.tensors:
-        found.append(prefix)
-        index += 1
-    return tuple(found)
-
-
 def _stream(
     checkpoint: Checkpoint, config: ModelConfig, progress: Progress | None
 ) -> Iterator[tuple[str, str, Weight]]:
     """(name in the checkpoint, name of the parameter, weight) of each tensor that is needed."""
-    names = parameter_names(checkpoint, config)
-    total = sum(checkpoint.tensors[source].num_bytes for source in names)
-    done = 0
-    for source, name in names.items():
+    total = sum(entry.num_bytes for entry in checkpoint.tensors.values())
+    done, last = 0, None
+    for name, source in sources(checkpoint, config):
         if name is not None:
-            yield source, name, checkpoint.read(source)
-        done += checkpoint.tensors[source].num_bytes
+            yield source.tensor, name, source.read(checkpoint)
+        if source.tensor != last:  # the parts of one follow each other
+            last = source.tensor
+            done += checkpoint.tensors[last].num_bytes
         if progress is not None:
             progress(done, total)
 
@@ -143,10 +123,3 @@ def _stream(
 def _changes_nothing(name: str, weight: Weight) -> bool:
     """Whether it is a bias of zeros: AutoGPTQ gives one to layers that have none."""
     return name.endswith(".bias") and not weight.is_quantized and not weight.floats().any()
-
-
-def _untangle_tied(names: dict[str, str | None]) -> dict[str, str | None]:
-    """Of tied weights a file may have either or both; both are the embedding."""
-    if EMBEDDING in names.values():
-        return {source: None if name == HEAD else name for source, name in names.items()}
-    return {source: EMBEDDING if name == HEAD else name for source, name in names.items()}

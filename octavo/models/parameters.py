@@ -5,8 +5,8 @@ Two layouts of the same model differ in three things, and in nothing else:
 ====================  ====================================  =======================================
 what                  ``"hf"``                              ``"gguf"``
 ====================  ====================================  =======================================
-rows of q and k       pairs that turn together are half a   llama: such pairs are neighbours (ggml's
-                      head apart                            ``LLAMA_ROPE_TYPE_NORM``)
+rows of q and k       Llama: pairs that turn together are   such pairs are neighbours (ggml's
+                      half a head apart                     ``LLAMA_ROPE_TYPE_NORM``)
 Gemma's norms         less one                              as they are multiplied
 llama3's rope         numbers in the config                 a tensor of divisors
 ====================  ====================================  =======================================
@@ -28,8 +28,9 @@ from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import HEAD
-from octavo.models.loader import load_checkpoint, parameter_names
-from octavo.models.registry import GGUF_ARCHITECTURES
+from octavo.models.loader import load_checkpoint
+from octavo.models.registry import family_of
+from octavo.models.tensor_map import source_of
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
 
@@ -70,8 +71,7 @@ class Parameters:
         stored = checkpoint.config()
         model = load_checkpoint(checkpoint, stored)  # says what is wrong with it, and reads little
         assert isinstance(model, Module)
-        tensors = parameter_names(checkpoint, stored).items()
-        self._tensors = {parameter: tensor for tensor, parameter in tensors if parameter}
+        self._sources = source_of(checkpoint, stored)
         self.names = tuple(
             name
             for name, _ in named_parameters(model)
@@ -85,7 +85,7 @@ class Parameters:
 
     def weight(self, name: str) -> Weight:
         """As the checkpoint has it, in the layout that it has there."""
-        return self.checkpoint.read(self._tensors[name])
+        return self._sources[name].read(self.checkpoint)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.weight(name).shape
@@ -159,52 +159,35 @@ def _row_order(num_rows: int, head_dim: int, wanted: RopeConfig) -> np.ndarray:
 # -- configs in a layout --------------------------------------------------------------------------
 
 
-def gguf_architecture(architecture: str) -> str:
-    """``general.architecture`` of the GGUF files of a key of ``registry.ARCHITECTURES``."""
-    for theirs, ours in GGUF_ARCHITECTURES.items():
-        if ours == architecture:
-            return theirs
-    return "llama"  # Mistral's
-
-
 def _hf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
-    rope = replace(config.rope, interleaved=False)
+    family = family_of(config.architecture)
+    rope = config.rope
     if freq_factors is not None:
         rope = _llama3_rope(replace(rope, has_freq_factors=False), freq_factors)
-    architecture = config.architecture
-    if architecture == "LlamaForCausalLM" and any(config.layer_windows):
-        architecture = "MistralForCausalLM"  # the Llama that has windows, there
-    return replace(
-        config,
-        architecture=architecture,
-        rope=rope,
-        local_rope=None if config.local_rope == rope else config.local_rope,
-        norm_plus_one=architecture == "Gemma3ForCausalLM",
-    )
+    config = replace(config, rope=rope, norm_plus_one=family.norm_plus_one)
+    return _with_interleaved(config, family.hf_interleaved)
 
 
 def _gguf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
-    kind = gguf_architecture(config.architecture)
-    rope = replace(config.rope, interleaved=kind == "llama")
+    family = family_of(config.architecture)
+    rope = config.rope
     if rope.scaling == "llama3":
         rope = RopeConfig(
             theta=rope.theta,
             rotary_dim=rope.rotary_dim,
-            interleaved=rope.interleaved,
             original_max_position=rope.max_position,
             max_position=rope.max_position,
             has_freq_factors=True,
         )
-    local_rope = config.local_rope
-    if kind == "gemma3" and local_rope is None:
-        local_rope = rope
-    return replace(
-        config,
-        architecture=GGUF_ARCHITECTURES[kind],
-        rope=rope,
-        local_rope=local_rope,
-        norm_plus_one=False,
-    )
+    config = replace(config, rope=rope, norm_plus_one=False)
+    return _with_interleaved(config, family.gguf_interleaved)
+
+
+def _with_interleaved(config: ModelConfig, interleaved: bool) -> ModelConfig:
+    rope, local_rope = replace(config.rope, interleaved=interleaved), config.local_rope
+    if local_rope is not None:
+        local_rope = replace(local_rope, interleaved=interleaved)
+    return replace(config, rope=rope, local_rope=None if local_rope == rope else local_rope)
 
 
 def _freq_factors(rope: RopeConfig) -> np.ndarray | None:

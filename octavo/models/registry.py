@@ -1,33 +1,51 @@
-"""Which class runs an architecture. Names are those of Hugging Face's ``architectures``."""
+"""Where the family of an architecture is declared: a line for each, and nothing more.
+
+A module is imported when a model of it is looked up.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from octavo.layers.context import Activations, ForwardContext
+    from octavo.models.config import ModelConfig
+    from octavo.models.family import Family
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "Qwen2ForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "Qwen3ForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "Gemma3ForCausalLM": "octavo.models.gemma3:Gemma3ForCausalLM",
-}
 
-# The text part of a model that also sees images; its other weights are left out.
-ALIASES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+class Listed(NamedTuple):
+    """A family: where it is, and the names by which files ask for it.
 
-# ``general.architecture`` of GGUF files. Mistral's come as llama.
-GGUF_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-}
+    ``names``: in ``architectures`` of ``config.json``, the family's own first. Others are models
+    that can do more, such as see images, of which the text part is run. ``gguf``: in
+    ``general.architecture``; families that share one have it once, where it is read.
+    """
+
+    family: str  # module:attribute
+    names: tuple[str, ...]
+    gguf: str | None = None
+
+
+FAMILIES = (
+    Listed("octavo.models.llama:LLAMA", ("LlamaForCausalLM",), "llama"),
+    Listed(
+        "octavo.models.llama:MISTRAL", ("MistralForCausalLM", "Mistral3ForConditionalGeneration")
+    ),
+    Listed("octavo.models.llama:QWEN2", ("Qwen2ForCausalLM",), "qwen2"),
+    Listed("octavo.models.llama:QWEN3", ("Qwen3ForCausalLM",), "qwen3"),
+    Listed(
+        "octavo.models.gemma3:GEMMA3",
+        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        "gemma3",
+    ),
+)
+_BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
+_BY_GGUF = {listed.gguf: listed.family for listed in FAMILIES if listed.gguf}
+
+ARCHITECTURES = tuple(listed.names[0] for listed in FAMILIES)
 
 
 class CausalLM(Protocol):
@@ -46,24 +64,50 @@ class CausalLM(Protocol):
         ...
 
 
-def resolve_architecture(name: str, where: str) -> str:
-    """The key of ARCHITECTURES for a name; UnsupportedModelError, naming ``where``, if none."""
-    name = ALIASES.get(name, name)
-    if name not in ARCHITECTURES:
-        known = ", ".join([*ARCHITECTURES, *ALIASES])
+def check_architecture(name: str, where: str) -> str:
+    """``name``, if it is one of a config's; UnsupportedModelError, naming ``where``, if not."""
+    if name not in _BY_NAME:
+        known = ", ".join(_BY_NAME)
         raise UnsupportedModelError(f"{where}: octavo runs {known}, but not {name}")
     return name
 
 
-def resolve_gguf_architecture(name: str, where: str) -> str:
+def find_family(name: str, where: str) -> Family:
+    """The family of a name in ``architectures``; UnsupportedModelError, naming ``where``, if none.
+    Imports its module."""
+    return _declared(_BY_NAME[check_architecture(name, where)])
+
+
+def find_gguf_family(name: str, where: str) -> Family:
     """The same for the architecture of a GGUF file."""
-    if name not in GGUF_ARCHITECTURES:
-        known = ", ".join(GGUF_ARCHITECTURES)
+    if name not in _BY_GGUF:
+        known = ", ".join(_BY_GGUF)
         raise UnsupportedModelError(f"{where}: octavo runs GGUF files of {known}, but not {name}")
-    return GGUF_ARCHITECTURES[name]
+    return _declared(_BY_GGUF[name])
+
+
+def family_of(architecture: str) -> Family:
+    """The family of a config's ``architecture``."""
+    return _declared(_BY_NAME[architecture])
 
 
 def model_class(architecture: str) -> type:
-    """The class for a key of ARCHITECTURES; imports its module now."""
-    module, _, name = ARCHITECTURES[architecture].partition(":")
-    return getattr(import_module(module), name)
+    """What runs a config's ``architecture``."""
+    return family_of(architecture).model
+
+
+def gguf_architecture(config: ModelConfig) -> str:
+    """``general.architecture`` of a GGUF file of a model; UnsupportedModelError if it has none."""
+    kind = family_of(config.architecture).gguf
+    if kind is None:
+        raise UnsupportedModelError(
+            f"{config.name}: llama.cpp has no name for a {config.architecture}, so that there are "
+            "no GGUF files of it"
+        )
+    return kind
+
+
+def _declared(place: str) -> Family:
+    module, _, name = place.partition(":")
+    family: Family = getattr(import_module(module), name)
+    return family

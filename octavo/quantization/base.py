@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from octavo.errors import UnsupportedModelError
 from octavo.extras import need_torch
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, row_bytes
 
@@ -130,6 +131,19 @@ class StoredWeight:
         from octavo.quantization.gguf_formats import dequantize
 
         return dequantize(self.type, from_numpy(rows.data.copy())).numpy()
+
+
+def transposed(weight: Weight) -> StoredWeight:
+    """A copy of a matrix of floats with its rows as columns. UnsupportedModelError of another."""
+    if not isinstance(weight, StoredWeight) or weight.is_quantized or len(weight.shape) != 2:
+        raise UnsupportedModelError(
+            f"a matrix of {weight.format}, {list(weight.shape)}, stands as [inputs, outputs]: only "
+            "floats can be turned"
+        )
+    rows, columns = weight.shape
+    size = row_bytes(weight.type, 1)
+    data = weight.data.reshape(rows, columns, size).swapaxes(0, 1).reshape(columns, rows * size)
+    return StoredWeight(weight.type, data, (columns, rows))
 
 
 def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:

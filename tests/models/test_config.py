@@ -320,8 +320,10 @@ def test_gguf_switches_follow_the_tensors():
 def test_gguf_gemma3():
     config = gguf_config("gemma3", **{"ARCH.attention.sliding_window": 512})
     assert config.layer_windows == ((512,) * 5 + (None,)) * 2
-    assert config.local_rope.theta == 1e4 and not config.norm_plus_one
-    assert config.embedding_scale == 8
+    assert config.local_rope is None  # that of all layers has its theta, where nothing is said
+    assert not config.norm_plus_one and config.embedding_scale == 8
+    full = gguf_config("gemma3", **{"ARCH.rope.freq_base": 1e6})
+    assert (full.rope.theta, full.local_rope.theta) == (1e6, 1e4)
     largest = gguf_config("gemma3", **{"ARCH.block_count": 62, "ARCH.attention.key_length": 32})
     assert largest.attention_scale == 8**-0.5  # hidden size over heads, in the 27B alone
 

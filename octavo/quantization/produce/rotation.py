@@ -19,10 +19,9 @@ can have this before it. A matrix is computed in float64 each time it is read, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +30,10 @@ from torch import Tensor
 from octavo.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, TensorEntry
 from octavo.models.config import ModelConfig
+from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.footprint import EMBEDDING, HEAD
-from octavo.models.loader import load_checkpoint, parameter_names
+from octavo.models.loader import load_checkpoint
+from octavo.models.tensor_map import source_of
 from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
 from octavo.quantization.produce.hadamard import Rotation, random_rotation
@@ -65,20 +66,20 @@ class RotatedCheckpoint:
     def __init__(self, origin: Checkpoint, seed: int = 0):
         stored = origin.config()
         load_checkpoint(origin, stored)  # says what is wrong with it, and reads little
-        names = {p: tensor for tensor, p in parameter_names(origin, stored).items() if p}
-        if any(name.endswith("pre_feedforward_layernorm.weight") for name in names):
+        sources = source_of(origin, stored)
+        if any(name.endswith("pre_feedforward_layernorm.weight") for name in sources):
             raise ConfigError(
                 f"{origin.path} cannot be rotated: in a {stored.architecture} a norm with a weight "
                 "for each channel follows attention and MLP, and a rotation of the channels cannot "
                 "be folded past it. Leave the rotation out"
             )
         if stored.tie_embeddings:
-            names[HEAD] = names[EMBEDDING]
+            sources[HEAD] = sources[EMBEDDING]
         self.origin = origin
         self.tensors: Mapping[str, TensorEntry] = {
-            name: origin.tensors[tensor] for name, tensor in names.items()
+            name: origin.tensors[source.tensor] for name, source in sources.items()
         }
-        self._names, self._stored, self._seed = names, stored, seed
+        self._sources, self._stored, self._seed = sources, stored, seed
         self._stream = random_rotation(1, stored.hidden_size, np.random.default_rng([seed, 0]))
 
     @property
@@ -96,11 +97,11 @@ class RotatedCheckpoint:
     def config(self) -> ModelConfig:
         return replace(self._stored, tie_embeddings=False)
 
-    def rename(self, model: Any) -> Callable[[str], str | None]:
-        return lambda name: name
+    def names(self, family: Family) -> TensorNames:
+        return HFNames()
 
     def read(self, name: str) -> Weight:
-        weight = self.origin.read(self._names[name])
+        weight = self._sources[name].read(self.origin)
         if name == EMBEDDING:
             return RotatedWeight(weight, inputs=self._stream)
         if name == HEAD:
@@ -132,7 +133,7 @@ class RotatedCheckpoint:
         return RotatedWeight(weight, gain, inputs, outputs)
 
     def _norm(self, name: str) -> np.ndarray:
-        return self.origin.read(self._names[name]).floats().astype(np.float64)
+        return self._sources[name].read(self.origin).floats().astype(np.float64)
 
     def _values(self, index: int) -> Rotation:
         """R2 of all key-value heads of a layer."""

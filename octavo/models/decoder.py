@@ -1,0 +1,101 @@
+"""What all decoders have: an embedding, layers, a last norm, a head.
+
+A model brings its layer, and names its class::
+
+    class LlamaForCausalLM(DecoderForCausalLM):
+        layer_type = LlamaDecoderLayer
+
+A layer is called with (x [T, hidden_size], cos_sin, ctx), and gives what x is after it. ``cos_sin``
+is the table of the rope that its kind of layer has, see ``RotaryEmbedding``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, Protocol, Self
+
+from octavo.layers.attention import Attention
+from octavo.layers.context import Activations, ForwardContext
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import LMHead
+from octavo.layers.module import Module
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import RotaryEmbedding
+from octavo.models.config import ModelConfig
+
+
+class MakeLayer(Protocol):
+    def __call__(self, config: ModelConfig, index: int, /) -> Module: ...
+
+
+class DecoderModel(Module):
+    """Token ids to hidden states, after the last norm."""
+
+    def __init__(self, config: ModelConfig, layers: list[Module], norm: Module):
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
+        self.rotary_emb = RotaryEmbedding(config.rope)
+        self.rotary_emb_local = None
+        if config.local_rope is not None:
+            self.rotary_emb_local = RotaryEmbedding(config.local_rope)
+        self.layers = layers
+        self.norm = norm
+        self._is_local = tuple(window is not None for window in config.layer_windows)
+
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
+        x = self.embed_tokens(token_ids, ctx)
+        everywhere = nearby = self.rotary_emb(ctx)
+        if self.rotary_emb_local is not None:
+            nearby = self.rotary_emb_local(ctx)
+        # Of layers there are fewer where somebody leaves early.
+        for layer, is_local in zip(self.layers, self._is_local, strict=False):
+            x = layer(x, nearby if is_local else everywhere, ctx)
+        return self.norm(x, ctx)
+
+
+class DecoderForCausalLM(Module):
+    """See :class:`octavo.models.registry.CausalLM`."""
+
+    layer_type: ClassVar[MakeLayer]
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        layers = [self.layer_type(config, index) for index in range(config.num_layers)]
+        self.model = DecoderModel(config, layers, self.make_norm(config))
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size)
+
+    def make_norm(self, config: ModelConfig) -> Module:
+        """The one before the head."""
+        return RMSNorm(config.hidden_size, config.norm_eps, float(config.norm_plus_one))
+
+    def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
+        hidden: Activations = self.model(token_ids, ctx)
+        return hidden
+
+    def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
+        logits: Activations = self.lm_head(hidden, ctx)
+        cap = self.config.logit_softcap
+        return logits if cap is None else ctx.ops.softcap(logits, cap)
+
+    def exit_after(self, num_layers: int) -> Self:
+        changed = copy.copy(self)
+        changed.model = copy.copy(self.model)
+        changed.model.layers = self.model.layers[:num_layers]
+        return changed
+
+
+def make_attention(config: ModelConfig, index: int, **more: Any) -> Attention:
+    """The attention of a layer as its config has it; ``more`` is what the config leaves open."""
+    return Attention(
+        index,
+        config.hidden_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        scale=config.attention_scale,
+        window=config.layer_windows[index],
+        softcap=config.attention_softcap,
+        interleaved_rope=config.rope.interleaved,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        **more,
+    )

@@ -1,0 +1,183 @@
+"""A family of models, declared: what its files call things, and what they mean by them.
+
+A family stands in the file of its model, and one line of ``registry.py`` says where::
+
+    QWEN3 = Family(
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        gguf="qwen3",
+        model=LlamaForCausalLM,
+        gguf_names=GGUF_NAMES,
+        hf_defaults={**HF_DEFAULTS, "head_dim": 128},
+        from_hf=lambda fields, config: {"qk_norm": True},
+    )
+
+Who reads and writes files (``config*.py``, ``loader.py``, ``parameters.py``) does what all families
+have in common, and asks the family for the rest: none of them knows an architecture by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.fields import Fields
+    from octavo.models.config import ModelConfig
+
+# From the fields of a file, and the config that the shared readers made of them, to those fields of
+# the config that mean something else in this family.
+ReadConfig = Callable[["Fields", "ModelConfig"], Mapping[str, Any]]
+# From a config to entries of a file, in place of those that the shared writers make, or besides.
+WriteConfig = Callable[["ModelConfig"], Mapping[str, Any]]
+
+
+def _nothing(*_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+class TensorNames:
+    """What the tensors of a kind of file are called, by the names that modules have here.
+
+    Args:
+        top: from the name of a module in such a file to its name here, outside of layers.
+        layer: the same in a layer. Names that are in neither are the same here; so is what follows
+            a module's name, ``weight`` or ``bias``.
+        layers: what stands before a layer's number.
+        transposed: modules, by their names here, whose weights are there as [inputs, outputs].
+    """
+
+    def __init__(
+        self,
+        top: Mapping[str, str],
+        layer: Mapping[str, str],
+        layers: str,
+        transposed: tuple[str, ...] = (),
+    ):
+        self._top, self._layer, self._layers = dict(top), dict(layer), layers
+        self._transposed = tuple(f".{module}.weight" for module in transposed)
+
+    def parameter(self, tensor: str) -> str | None:
+        """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None for what is
+        no part of a model."""
+        return _translated(tensor, self._layers, self._top, self._layer, _LAYERS)
+
+    def tensor(self, parameter: str) -> str:
+        """The other way."""
+        top, layer = _inverse(self._top), _inverse(self._layer)
+        return _translated(parameter, _LAYERS, top, layer, self._layers)
+
+    def is_transposed(self, parameter: str) -> bool:
+        return parameter.endswith(self._transposed)
+
+
+class HFNames(TensorNames):
+    """Those of folders of safetensors, which are the names here unless something else is said.
+
+    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's. Models that
+    see images have the text model under ``language_model``, in two ways.
+    """
+
+    def __init__(
+        self,
+        top: Mapping[str, str] | None = None,
+        layer: Mapping[str, str] | None = None,
+        layers: str = "model.layers",
+        transposed: tuple[str, ...] = (),
+        ignored: str | None = None,
+    ):
+        super().__init__(top or {}, layer or {}, layers, transposed)
+        self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
+
+    def parameter(self, tensor: str) -> str | None:
+        if self._ignored.fullmatch(tensor):
+            return None
+        tensor = tensor.replace("model.language_model.", "model.", 1)
+        return super().parameter(tensor.removeprefix("language_model."))
+
+
+_LAYERS = "model.layers"
+_NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"
+
+
+def _translated(
+    name: str, layers: str, top: Mapping[str, str], layer: Mapping[str, str], to_layers: str
+) -> str:
+    if name in top:
+        return top[name]
+    match = re.fullmatch(rf"{re.escape(layers)}\.(\d+)\.(.+)", name)
+    names, rest = (layer, match[2]) if match else (top, name)
+    module, dot, suffix = rest.rpartition(".")
+    rest = names.get(module, module) + dot + suffix
+    return f"{to_layers}.{match[1]}.{rest}" if match else rest
+
+
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
+    return {ours: theirs for theirs, ours in names.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models that one class runs, and whose files are alike.
+
+    Args:
+        architecture: as ``architectures`` of ``config.json`` has it, and ``ModelConfig``.
+        model_type: likewise.
+        gguf: ``general.architecture`` of its GGUF files; None where there are none.
+        model: the class, a ``registry.CausalLM``.
+        hf_names: of tensors in folders of safetensors.
+        gguf_names: of tensors in GGUF files.
+        fused: modules whose rows in files are those of several modules here, in their order:
+            ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
+            names that these lead to.
+        hf_fields: from fields of Llama's ``config.json`` to what they are called in the family's.
+        gguf_fields: the same of GGUF metadata, without the architecture before them.
+        hf_defaults: what a field of ``config.json`` means where it is absent, which published
+            configs rely on; by the family's names.
+        hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
+            files; where they differ, rows of queries and keys lie in another order in each.
+        norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        from_hf, from_gguf: what is left to be read, see ``ReadConfig``.
+        to_hf, to_gguf: and to be written.
+    """
+
+    architecture: str
+    model_type: str
+    model: type
+    gguf: str | None = None
+    hf_names: TensorNames = field(default_factory=HFNames)
+    gguf_names: TensorNames = field(default_factory=HFNames)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hf_fields: Mapping[str, str] = field(default_factory=dict)
+    gguf_fields: Mapping[str, str] = field(default_factory=dict)
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    hf_interleaved: bool = False
+    gguf_interleaved: bool = False
+    norm_plus_one: bool = False
+    from_hf: ReadConfig = _nothing
+    from_gguf: ReadConfig = _nothing
+    to_hf: WriteConfig = _nothing
+    to_gguf: WriteConfig = _nothing
+
+    def parts(self, parameter: str) -> tuple[str, ...]:
+        """The parameters that the rows of one are, where it is fused; else itself."""
+        for whole, parts in self.fused.items():
+            if around := _around(whole, parameter):
+                return tuple(part.join(around) for part in parts)
+        return (parameter,)
+
+    def whole(self, parameter: str) -> str:
+        """The other way: the fused parameter that one is rows of in files; else itself."""
+        for whole, parts in self.fused.items():
+            for part in parts:
+                if around := _around(part, parameter):
+                    return whole.join(around)
+        return parameter
+
+
+def _around(module: str, parameter: str) -> tuple[str, str] | None:
+    """What stands before and after the name of a module in that of a parameter of it."""
+    head, found, suffix = parameter.rpartition(f".{module}.")
+    return (f"{head}.", f".{suffix}") if found else None

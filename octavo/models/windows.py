@@ -1,0 +1,83 @@
+"""Which layers see a sliding window only, as files say it, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.models.config import ModelConfig
+
+Windows = tuple[int | None, ...]
+_TYPES = {"full_attention": False, "sliding_attention": True}
+
+
+def hf_windows(fields: Fields, num_layers: int, is_local: Callable[[int], bool]) -> Windows:
+    """The window of each layer by ``sliding_window`` and ``layer_types``. Configs that were written
+    before these leave it to the family: ``is_local(layer)`` says which layers have it."""
+    window = fields.integer("sliding_window", None)
+    if window is None:
+        return (None,) * num_layers
+    if "layer_types" not in fields:
+        return tuple(window if is_local(layer) else None for layer in range(num_layers))
+    types = fields.each("layer_types", Fields.text, num_layers)
+    if unknown := set(types) - set(_TYPES):
+        raise UnsupportedModelError(
+            f"{fields.path}: layers of type {', '.join(sorted(unknown))} are not supported"
+        )
+    return tuple(window if _TYPES[kind] else None for kind in types)
+
+
+def hf_window_entries(config: ModelConfig) -> dict[str, Any]:
+    """``sliding_window`` and ``layer_types``."""
+    windows = config.layer_windows
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return {"sliding_window": window_size(config), "layer_types": kinds}
+
+
+def gguf_windows(fields: Fields, num_layers: int, period: int) -> Windows:
+    """The window of each layer by ``attention.sliding_window``, and its ``pattern``: a list for all
+    layers, or the period in which the last layer sees all. ``period`` is the family's own."""
+    window = fields.integer("attention.sliding_window", None, minimum=0) or None
+    name = "attention.sliding_window_pattern"
+    if not isinstance(fields.raw(name), (int, float, str, type(None))):
+        is_local = fields.each(name, Fields.boolean, num_layers)
+        return tuple(window if local else None for local in is_local)
+    pattern = fields.integer(name, period)
+    return tuple(window if all_but_last_of(pattern)(i) else None for i in range(num_layers))
+
+
+def gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:
+    """What ``gguf_windows`` reads; no pattern where it is the family's own."""
+    size = window_size(config)
+    if size is None:
+        return {}
+    entries: dict[str, Any] = {"attention.sliding_window": size}
+    is_local = [window is not None for window in config.layer_windows]
+    found = period_of(is_local)
+    if found is None:
+        entries["attention.sliding_window_pattern"] = np.array(is_local)
+    elif found != period:
+        entries["attention.sliding_window_pattern"] = found
+    return entries
+
+
+def all_but_last_of(period: int) -> Callable[[int], bool]:
+    """Whether a layer is not the last one of each so many."""
+    return lambda layer: (layer + 1) % period != 0
+
+
+def window_size(config: ModelConfig) -> int | None:
+    """Of the layers that have one, None if none has."""
+    return max((window for window in config.layer_windows if window is not None), default=None)
+
+
+def period_of(is_local: Sequence[bool]) -> int | None:
+    """In which the last layer is not local; one more than there are layers where none is last;
+    None where there is no period."""
+    period = list(is_local).index(False) + 1 if False in is_local else len(is_local) + 1
+    regular = [all_but_last_of(period)(layer) for layer in range(len(is_local))]
+    return period if list(is_local) == regular else None
