@@ -49,6 +49,11 @@ class Attention(Module):
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
+        attended: Activations = self.o_proj(self.attend(x, cos_sin, ctx), ctx)
+        return attended
+
+    def attend(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
+        """The same up to the output projection: [T, num_heads * head_dim]."""
         q = self.q_proj(x, ctx).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
         v = self.v_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
@@ -58,4 +63,5 @@ class Attention(Module):
         attended = ctx.attention.attend(
             self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
         )
-        return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)
+        heads: Activations = attended.view(-1, self.num_heads * self.head_dim)
+        return heads

@@ -41,6 +41,8 @@ FAMILIES = (
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         "gemma3",
     ),
+    Listed("octavo.models.lfm2:LFM2", ("Lfm2ForCausalLM",)),
+    Listed("octavo.models.qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",)),
 )
 _BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
 _BY_GGUF = {listed.gguf: listed.family for listed in FAMILIES if listed.gguf}

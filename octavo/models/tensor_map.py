@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
@@ -18,17 +20,20 @@ from octavo.quantization.base import Weight, transposed
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
-    from [inputs, outputs] where it ``is_transposed``."""
+    from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``rows``."""
 
     tensor: str
     start: int = 0
     stop: int | None = None
     is_transposed: bool = False
+    rows: np.ndarray | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
         if self.is_transposed:
             weight = transposed(weight)
+        if self.rows is not None and len(self.rows) == weight.shape[0]:
+            weight = weight.select(self.rows)
         is_whole = (self.start, self.stop) == (0, None)
         return weight if is_whole else weight.narrow(self.start, self.stop)
 
@@ -51,8 +56,9 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
             yield None, Source(tensor)
         else:
             is_transposed = names.is_transposed(parameter)
+            rows = family.row_order(config, parameter)
             for part, start, stop in _rows_of_parts(family.parts(parameter), sizes):
-                yield part, Source(tensor, start, stop, is_transposed)
+                yield part, Source(tensor, start, stop, is_transposed, rows)
 
 
 def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Source]:

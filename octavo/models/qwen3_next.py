@@ -1,0 +1,159 @@
+"""Qwen3-Next: three layers of the gated delta rule to one that attends, and gates what it attends.
+
+Only a part of each head is rotated, and weights of norms are stored less one, but for those of the
+recurrent layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec
+from octavo.layers.gated_attention import GatedAttention
+from octavo.layers.module import Module
+from octavo.layers.recurrence_config import RecurrenceConfig
+from octavo.layers.recurrent import GatedDeltaNet
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderForCausalLM, make_attention
+from octavo.models.family import Family, HFNames
+from octavo.models.hybrid import HybridDecoderLayer, hf_layers_of, mixer_names
+
+_PERIOD = 4  # of which the last layer attends
+
+
+class Qwen3NextDecoderLayer(HybridDecoderLayer):
+    mixer_type = GatedDeltaNet
+
+    def make_attention(self, config: ModelConfig, index: int) -> Module:
+        eps = config.norm_eps
+        return make_attention(config, index, GatedAttention, qk_norm_eps=eps, qk_norm_plus=1.0)
+
+
+class Qwen3NextForCausalLM(DecoderForCausalLM):
+    layer_type = Qwen3NextDecoderLayer
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+MIXER = ("in_proj_qkvz", "in_proj_ba", "conv1d", "norm", "out_proj")
+HF_NAMES = HFNames(layer=mixer_names("linear_attn", MIXER))
+
+
+def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    _refuse_experts(fields, config)
+    if "layer_types" in fields:
+        layers = hf_layers_of(fields, config.num_layers, "linear_attention")
+    else:
+        period = fields.integer("full_attention_interval", _PERIOD)
+        layers = tuple(i for i in range(config.num_layers) if (i + 1) % period)
+    return {
+        "norm_plus_one": True,
+        "qk_norm": True,
+        "recurrence": _recurrence(fields, layers, config.norm_eps),
+    }
+
+
+def _recurrence(fields: Fields, layers: tuple[int, ...], eps: float) -> RecurrenceConfig:
+    delta = DeltaSpec(
+        key_heads=fields.integer("linear_num_key_heads"),
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_heads=fields.integer("linear_num_value_heads"),
+        value_dim=fields.integer("linear_value_head_dim"),
+    )
+    if delta.value_heads % delta.key_heads:
+        raise fields.error(
+            "linear_num_value_heads",
+            f"{delta.value_heads} cannot be shared out to {delta.key_heads} heads of keys",
+        )
+    channels = 2 * delta.key_heads * delta.key_dim + delta.width
+    kernel = fields.integer("linear_conv_kernel_dim", minimum=2)
+    return RecurrenceConfig(
+        layers=layers,
+        conv=ConvSpec(channels=channels, kernel=kernel),
+        scan=delta,
+        norm=GatedNormSpec(width=delta.width, group=delta.value_dim, eps=eps, first=channels),
+    )
+
+
+def _refuse_experts(fields: Fields, config: ModelConfig) -> None:
+    dense = set(fields.each("mlp_only_layers", partial(Fields.integer, minimum=0)))
+    step = fields.integer("decoder_sparse_step")
+    sparse = {i for i in range(config.num_layers) if (i + 1) % step == 0} - dense
+    if sparse and fields.integer("num_experts", minimum=0):
+        raise UnsupportedModelError(f"{fields.path}: mixtures of experts are not supported here")
+
+
+def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
+    """Rows of projections, which in files lie head by head, as those of all heads of each kind."""
+    if parameter.endswith("self_attn.q_proj.weight") or parameter.endswith("self_attn.q_proj.bias"):
+        return _by_kind(config.num_heads, (config.head_dim, config.head_dim))
+    assert config.recurrence is not None
+    delta = config.recurrence.scan
+    assert isinstance(delta, DeltaSpec)
+    repeats = delta.value_heads // delta.key_heads
+    if parameter.endswith("mixer.in_proj_qkvz.weight"):
+        values = repeats * delta.value_dim
+        return _by_kind(delta.key_heads, (delta.key_dim, delta.key_dim, values, values))
+    if parameter.endswith("mixer.in_proj_ba.weight"):
+        return _by_kind(delta.key_heads, (repeats, repeats))
+    return None
+
+
+def _by_kind(num_heads: int, sizes: tuple[int, ...]) -> np.ndarray:
+    """Rows that lie as [head, kind, size], as [kind, head, size]."""
+    rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
+    kinds = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return np.concatenate([kind.reshape(-1) for kind in kinds])
+
+
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    recurrence = config.recurrence
+    assert recurrence is not None and isinstance(recurrence.scan, DeltaSpec)
+    return {
+        "layer_types": [
+            "full_attention" if config.attends(layer) else "linear_attention"
+            for layer in range(config.num_layers)
+        ],
+        "linear_num_key_heads": recurrence.scan.key_heads,
+        "linear_key_head_dim": recurrence.scan.key_dim,
+        "linear_num_value_heads": recurrence.scan.value_heads,
+        "linear_value_head_dim": recurrence.scan.value_dim,
+        "linear_conv_kernel_dim": recurrence.conv.kernel,
+        "num_experts": 0,
+    }
+
+
+QWEN3_NEXT = Family(
+    architecture="Qwen3NextForCausalLM",
+    model_type="qwen3_next",
+    model=Qwen3NextForCausalLM,
+    hf_names=HF_NAMES,
+    fused={"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")},
+    row_order=_row_order,
+    norm_plus_one=True,
+    hf_defaults={
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32_768,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_experts": 512,
+    },
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+)

@@ -1,0 +1,110 @@
+"""Families with recurrent layers, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_transformers import SIZES, VOCAB
+from transformers import AutoConfig, AutoModelForCausalLM
+
+CASES = {
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 8,
+            "conv_bias": True,
+        },
+    ),
+    "lfm2-odd": (
+        "lfm2",
+        {
+            "hidden_size": 80,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 4,
+        },
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            "head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_only_layers": [0, 1, 2],
+        },
+    ),
+    "qwen3-next-odd": (
+        "qwen3_next",
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "linear_num_key_heads": 1,
+            "linear_key_head_dim": 20,
+            "linear_num_value_heads": 3,
+            "linear_value_head_dim": 9,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "mlp_only_layers": [0, 1, 2],
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+}
+
+
+def make_model(name):
+    kind, changes = CASES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SIZES, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for key, parameter in model.named_parameters():
+        if "A_log" not in key and "dt_bias" not in key:
+            spread = 0.15 if parameter.dim() > 1 else 0.1
+            torch.nn.init.normal_(parameter, mean=parameter.data.mean().item(), std=spread)
+    return model.float()
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(request, tmp_path_factory):
+    """A folder, prompts, and transformers' logits of them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_model(request.param)
+    model.save_pretrained(folder)
+    generator = torch.Generator().manual_seed(7)
+    prompts = [
+        torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in (5, 37, 70)
+    ]
+    with torch.no_grad():
+        logits = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    return folder, prompts, logits
+
+
+def largest_difference(ours, theirs):
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_logits_agree(checkpoint, driver):
+    folder, prompts, theirs = checkpoint
+    assert theirs[0].std() > 0.3
+    assert largest_difference(driver(folder).logits(prompts), theirs) < 1e-4
+
+
+def test_native_logits_agree(checkpoint, native_driver):
+    folder, prompts, theirs = checkpoint
+    assert largest_difference(native_driver(folder).logits(prompts), theirs) < 1e-3
+
+
+def test_greedy_decoding_is_what_a_whole_prompt_gives(checkpoint, driver):
+    folder, prompts, _ = checkpoint
+    ours, prompts = driver(folder), prompts[:2]
+    for prompt, output in zip(prompts, ours.greedy(prompts, 64), strict=True):
+        whole = ours.logits([prompt + output])[0]
+        assert whole[len(prompt) - 1 : -1].argmax(-1).tolist() == output
