@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.engine_folder.recurrence import RecurrenceReader, recurrence_json
 from octavo.fields import Fields
 from octavo.kernels.fusion import (
     MAX_SEGMENTS,
@@ -30,6 +31,7 @@ from octavo.kernels.fusion import (
     Matrix,
     Norm,
     Phase,
+    Recurrence,
     Rows,
     Segment,
     writes,
@@ -43,6 +45,7 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import StepPlan
 
 GATES = ("silu", "gelu_tanh", "gelu_erf")
+_PRODUCTS = (*GATES, "sigmoid")
 _MakeTable = Callable[[int], np.ndarray]
 _MAX_WIDTH = 1 << 24
 _MAX_WINDOW = (1 << 31) - 1
@@ -154,6 +157,8 @@ class _Writer:
                     "softcap": phase.softcap,
                     "remainder_above": _finite(phase.remainder_above),
                 }
+            case Recurrence():
+                return recurrence_json(phase, value, self._constant)
 
     def _value(self, value: Value | None) -> list[int] | None:
         # What a gate takes in is never written anywhere, and has no number.
@@ -232,6 +237,9 @@ class _Reader:
         self._written: set[int] = set()
         self._ropes = fields.each("ropes", lambda f, name: self._rope(f.section(name)))
         self._layers: set[int] = set()
+        self._recurrences = RecurrenceReader(
+            config.recurrence, self._read, self._constant, self._out
+        )
 
     def phases(self) -> list[Phase]:
         phases: list[Phase] = self._fields.each("phases", lambda f, name: self._phase(f, name))
@@ -241,9 +249,10 @@ class _Reader:
         for kind in (Embed, Check, Head):
             if kinds.count(kind) != 1:
                 raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
-        if len(self._layers) != self._config.num_layers:
+        num_layers = len(self._config.kv_layers)
+        if len(self._layers) != num_layers:
             raise self._fields.error(
-                "phases", f"attend in {len(self._layers)} of {self._config.num_layers} layers"
+                "phases", f"attend in {len(self._layers)} of {num_layers} layers"
             )
         return phases
 
@@ -257,6 +266,7 @@ class _Reader:
             "rows": self._rows,
             "check": lambda f: Check(self._flat(f, "source")),
             "head": self._head,
+            "recurrence": self._recurrences.phase,
         }
         if kind not in readers:
             raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")
@@ -320,7 +330,7 @@ class _Reader:
     def _attention(self, fields: Fields) -> Attention:
         config = self._config
         dim, kv_heads = config.head_dim, config.num_kv_heads
-        layer = fields.integer("layer", minimum=0, maximum=config.num_layers - 1)
+        layer = fields.integer("layer", minimum=0, maximum=len(config.kv_layers) - 1)
         if layer in self._layers:
             raise fields.error("layer", f"layer {layer} has its attention already")
         self._layers.add(layer)
@@ -351,8 +361,8 @@ class _Reader:
 
     def _rows(self, fields: Fields) -> Rows:
         kind = fields.text("op")
-        if kind not in ("norm", "add", *GATES):
-            raise fields.error("op", f"is none of norm, add, {', '.join(GATES)}")
+        if kind not in ("norm", "add", *_PRODUCTS):
+            raise fields.error("op", f"is none of norm, add, {', '.join(_PRODUCTS)}")
         a = self._read(fields, "a")
         is_norm = kind == "norm"
         if is_norm != ("norm" in fields) or is_norm == ("b" in fields):

@@ -2,6 +2,9 @@
 
 What a projection makes lies side by side in a row, and an op reads the columns that are for it,
 from ``first`` on. States are float32, whatever the activations are: they sum up over a whole text.
+
+Each has ``state``, the shape of what it keeps; ``width``, the columns that it makes; ``reads``, how
+many columns its inputs must have; and ``constants``, the sizes of these.
 """
 
 from __future__ import annotations
@@ -32,6 +35,15 @@ class ConvSpec:
     def width(self) -> int:
         return self.channels
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.first + self.channels * (3 if self.gated else 1),)
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """Weights, and biases."""
+        return self.channels * self.kernel, self.channels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
@@ -47,7 +59,7 @@ class ScanSpec:
     state_dim: int
     first: int
     step_min: float = 0.0
-    step_max: float = float("inf")
+    step_max: float | None = None
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -56,6 +68,20 @@ class ScanSpec:
     @property
     def width(self) -> int:
         return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns of x, B and C."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.channels, self.first + self.heads
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """What makes the decays, what skips the recurrence, and biases of step sizes."""
+        return self.heads, self.heads, self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +106,20 @@ class DeltaSpec:
     def width(self) -> int:
         return self.value_heads * self.value_dim
 
+    @property
+    def channels(self) -> int:
+        """Columns of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.channels, 2 * self.value_heads
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """What makes the decays, and biases of these."""
+        return self.value_heads, self.value_heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedNormSpec:
@@ -93,6 +133,14 @@ class GatedNormSpec:
     eps: float
     first: int = 0
     gate_first: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.width, self.first + self.width
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        return (self.width if self.gate_first else self.group,)
 
 
 RecurrentSpec: TypeAlias = ConvSpec | ScanSpec | DeltaSpec | GatedNormSpec

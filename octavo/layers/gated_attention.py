@@ -15,11 +15,11 @@ class GatedAttention(Attention):
 
     def __init__(self, layer_index: int, hidden_size: int, *sizes: int, **more: Any):
         super().__init__(layer_index, hidden_size, *sizes, **more)
-        self.gate_proj = Linear(hidden_size, self.num_heads * self.head_dim, more.get("bias", False))
+        self.gate_proj = Linear(
+            hidden_size, self.num_heads * self.head_dim, more.get("bias", False)
+        )
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.attend(x, cos_sin, ctx)
-        gated: Activations = self.o_proj(
-            ctx.ops.sigmoid_mul(self.gate_proj(x, ctx), attended), ctx
-        )
+        gated: Activations = self.o_proj(ctx.ops.sigmoid_mul(self.gate_proj(x, ctx), attended), ctx)
         return gated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.kernels.recurrence_specs import DeltaSpec, GatedNormSpec, ScanSpec
+from octavo.kernels.recurrence_specs import GatedNormSpec
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module
@@ -48,8 +48,8 @@ class Mamba2(Module):
     """Mamba 2: one projection makes gate, convolved values, and step sizes."""
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):
-        scan = config.scan
-        assert isinstance(scan, ScanSpec) and config.norm is not None
+        scan = config.mamba
+        assert scan is not None and config.norm is not None
         self.state_index = state_index
         self.spec, self.scan = config.conv, scan
         width = scan.width + config.conv.channels + scan.heads
@@ -83,8 +83,8 @@ class GatedDeltaNet(Module):
     """
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):
-        scan = config.scan
-        assert isinstance(scan, DeltaSpec) and config.norm is not None
+        scan = config.delta
+        assert scan is not None and config.norm is not None
         self.state_index = state_index
         self.spec, self.scan = config.conv, scan
         self.in_proj_qkvz = Linear(hidden_size, config.conv.channels + scan.width)

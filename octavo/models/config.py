@@ -185,6 +185,9 @@ class ModelConfig:
             require(
                 not outside, name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
             )
+        if self.recurrence is not None:
+            fault = self.recurrence.fault(self.num_layers)
+            require(fault is None, "recurrence", f"{fault}")
         assert self.activation in ACTIVATIONS
         return self
 

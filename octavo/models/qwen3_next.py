@@ -66,18 +66,12 @@ def _recurrence(fields: Fields, layers: tuple[int, ...], eps: float) -> Recurren
         value_heads=fields.integer("linear_num_value_heads"),
         value_dim=fields.integer("linear_value_head_dim"),
     )
-    if delta.value_heads % delta.key_heads:
-        raise fields.error(
-            "linear_num_value_heads",
-            f"{delta.value_heads} cannot be shared out to {delta.key_heads} heads of keys",
-        )
-    channels = 2 * delta.key_heads * delta.key_dim + delta.width
     kernel = fields.integer("linear_conv_kernel_dim", minimum=2)
     return RecurrenceConfig(
         layers=layers,
-        conv=ConvSpec(channels=channels, kernel=kernel),
-        scan=delta,
-        norm=GatedNormSpec(width=delta.width, group=delta.value_dim, eps=eps, first=channels),
+        conv=ConvSpec(channels=delta.channels, kernel=kernel),
+        delta=delta,
+        norm=GatedNormSpec(width=delta.width, group=delta.value_dim, eps=eps, first=delta.channels),
     )
 
 
@@ -93,9 +87,8 @@ def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
     """Rows of projections, which in files lie head by head, as those of all heads of each kind."""
     if parameter.endswith("self_attn.q_proj.weight") or parameter.endswith("self_attn.q_proj.bias"):
         return _by_kind(config.num_heads, (config.head_dim, config.head_dim))
-    assert config.recurrence is not None
-    delta = config.recurrence.scan
-    assert isinstance(delta, DeltaSpec)
+    assert config.recurrence is not None and config.recurrence.delta is not None
+    delta = config.recurrence.delta
     repeats = delta.value_heads // delta.key_heads
     if parameter.endswith("mixer.in_proj_qkvz.weight"):
         values = repeats * delta.value_dim
@@ -114,16 +107,17 @@ def _by_kind(num_heads: int, sizes: tuple[int, ...]) -> np.ndarray:
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     recurrence = config.recurrence
-    assert recurrence is not None and isinstance(recurrence.scan, DeltaSpec)
+    assert recurrence is not None and recurrence.delta is not None
+    delta = recurrence.delta
     return {
         "layer_types": [
             "full_attention" if config.attends(layer) else "linear_attention"
             for layer in range(config.num_layers)
         ],
-        "linear_num_key_heads": recurrence.scan.key_heads,
-        "linear_key_head_dim": recurrence.scan.key_dim,
-        "linear_num_value_heads": recurrence.scan.value_heads,
-        "linear_value_head_dim": recurrence.scan.value_dim,
+        "linear_num_key_heads": delta.key_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_value_head_dim": delta.value_dim,
         "linear_conv_kernel_dim": recurrence.conv.kernel,
         "num_experts": 0,
     }

@@ -102,7 +102,6 @@ class Driver:
         token_ids = torch.tensor([token for tokens in new for token in tokens])
         return self.model(token_ids.to(self._device), ctx), ctx
 
-
     def _states(self, lengths, starts):
         """Of recurrent layers: a sequence has one slot, in which it goes on."""
         if starts[0] == 0:

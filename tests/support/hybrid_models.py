@@ -36,7 +36,7 @@ RECURRENCES: dict[str, tuple[type[Module], RecurrenceConfig]] = {
         RecurrenceConfig(
             layers=(0, 2),
             conv=ConvSpec(channels=156, kernel=4, first=120),
-            scan=_MAMBA,
+            mamba=_MAMBA,
             norm=GatedNormSpec(width=120, group=60, eps=1e-5, gate_first=True),
             conv_bias=True,
             proj_bias=True,
@@ -47,7 +47,7 @@ RECURRENCES: dict[str, tuple[type[Module], RecurrenceConfig]] = {
         RecurrenceConfig(
             layers=(0, 2),
             conv=ConvSpec(channels=156, kernel=4),
-            scan=_DELTA,
+            delta=_DELTA,
             norm=GatedNormSpec(width=84, group=21, eps=1e-6, first=156),
         ),
     ),

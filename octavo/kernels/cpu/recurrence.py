@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -90,7 +91,7 @@ def _scan(
         groups=spec.groups,
         state_dim=spec.state_dim,
         step_min=spec.step_min,
-        step_max=spec.step_max,
+        step_max=math.inf if spec.step_max is None else spec.step_max,
         x=at(x),
         steps=at(steps) + _FLOAT_BYTES * spec.first,
         ldx=x.width,
