@@ -126,8 +126,8 @@ def _check_speculation(model: ModelConfig) -> None:
     of keys and values is written over, but of a state it would stay."""
     if model.state_layers:
         raise ConfigError(
-            f"speculation: {model.name} has recurrent layers, whose states cannot go back to before "
-            "a guess that was wrong: leave it off"
+            f"speculation: {model.name} has recurrent layers, whose states cannot go back to "
+            "before a guess that was wrong: leave it off"
         )
 
 

@@ -45,6 +45,10 @@ class Ops:
     selective_scan: Op
     delta_rule: Op
     gated_norm: Op
+    layernorm: Op
+    activate: Op
+    scale: Op
+    embed_positions: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))
@@ -137,7 +141,8 @@ def create_ops(
     """The best implementation of every op for activations of ``dtype`` on ``device``."""
     chosen = _choose(device, dtype, candidates)
     ops = {op: candidate.ops[op] for op, (candidate, _) in chosen.items()}
-    ops["embed"] = partial(ops["embed"], dtype=dtype)
+    for op in ("embed", "embed_positions"):
+        ops[op] = partial(ops[op], dtype=dtype)
     used = list(dict.fromkeys(candidate for candidate, _ in chosen.values()))
     return Ops(
         name="+".join(candidate.name for candidate in used),

@@ -116,6 +116,25 @@ def rmsnorm(x: Value, weight: np.ndarray, eps: float) -> Value:
     return y.view(-1, *x.shape)
 
 
+def embed_positions(positions: Value, weight: Weight, offset: int = 0, **_: Any) -> Value:
+    width = (weight.shape[1],)
+    return positions.tape.record(
+        "embed_positions", (positions,), width, weight=weight, offset=offset
+    )[0]
+
+
+def layernorm(x: Value, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> Value:
+    return x.tape.record("layernorm", (x,), (x.width,), weight=weight, bias=bias, eps=eps)[0]
+
+
+def scale(x: Value, factor: float) -> Value:
+    return x.tape.record("scale", (x,), (x.width,), factor=factor)[0]
+
+
+def activate(x: Value, activation: str) -> Value:
+    return x.tape.record("activate", (x,), (x.width,), activation=activation)[0]
+
+
 def add(x: Value, y: Value) -> Value:
     return x.tape.record("add", (x, y), (x.width,))[0]
 

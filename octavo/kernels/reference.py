@@ -34,11 +34,14 @@ from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, sh
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
+    "activate",
     "add",
     "delta_rule",
     "embed",
     "gated_norm",
+    "embed_positions",
     "gelu_mul",
+    "layernorm",
     "linear",
     "lm_head",
     "paged_attention",
@@ -48,6 +51,7 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "sigmoid_mul",
+    "scale",
     "silu_mul",
     "softcap",
     "store_kv",
@@ -76,6 +80,36 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + eps)
     return (wide * scale * weight).to(x.dtype)
+
+
+def embed_positions(
+    positions: Tensor, weight: WeightTensor, offset: int = 0, *, dtype: str = "float32"
+) -> Tensor:
+    """Rows ``positions`` (int64 [T]) + ``offset`` of ``weight`` [P, K]: [T, K] in ``dtype``."""
+    return embed(positions + offset, weight, dtype=dtype)
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over the last dimension; computed
+    in float32."""
+    wide = x.float()
+    centred = wide - wide.mean(dim=-1, keepdim=True)
+    normed = centred * torch.rsqrt((centred * centred).mean(dim=-1, keepdim=True) + eps) * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x * factor."""
+    return x * factor
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """An activation function alone: "silu", "gelu", "gelu_tanh" or "relu", as ``ModelConfig`` has
+    them."""
+    if activation == "relu":
+        return torch.relu(x)
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    return silu_mul(x, one) if activation == "silu" else gelu_mul(x, one, activation != "gelu")
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from octavo.layers.norm import RMSNorm
 class Attention(Module):
     """Causal self-attention of one layer, with grouped query heads.
 
-    ``window`` None means all positions. ``qk_norm`` makes the norm of query and key heads, for
-    models that have one.
+    ``window`` None means all positions. With ``qk_norm_eps``, query and key heads are normed, each
+    for itself, or all of a token as one if ``whole_qk_norm``.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Attention(Module):
         output_bias: bool = False,
         qk_norm_eps: float | None = None,
         qk_norm_plus: float = 0.0,
+        whole_qk_norm: bool = False,
     ):
         self.layer_index = layer_index
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -43,25 +44,37 @@ class Attention(Module):
         self.v_proj: Module = Linear(hidden_size, num_kv_heads * head_dim, bias)
         self.o_proj = Linear(num_heads * head_dim, hidden_size, output_bias)
         self.q_norm = self.k_norm = None
+        self.whole_qk_norm = whole_qk_norm
         if qk_norm_eps is not None:
-            self.q_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
-            self.k_norm = RMSNorm(head_dim, qk_norm_eps, qk_norm_plus)
+            heads, kv_heads = (num_heads, num_kv_heads) if whole_qk_norm else (1, 1)
+            self.q_norm = RMSNorm(heads * head_dim, qk_norm_eps, qk_norm_plus)
+            self.k_norm = RMSNorm(kv_heads * head_dim, qk_norm_eps, qk_norm_plus)
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
-        """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``."""
+        """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``, None: heads
+        are not turned."""
         attended: Activations = self.o_proj(self.attend(x, cos_sin, ctx), ctx)
         return attended
 
     def attend(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """The same up to the output projection: [T, num_heads * head_dim]."""
-        q = self.q_proj(x, ctx).view(-1, self.num_heads, self.head_dim)
-        k = self.k_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x, ctx).view(-1, self.num_kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, ctx), self.k_norm(k, ctx)
-        q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
+        q = self._heads(self.q_proj(x, ctx), self.q_norm, self.num_heads, ctx)
+        k = self._heads(self.k_proj(x, ctx), self.k_norm, self.num_kv_heads, ctx)
+        v = self._heads(self.v_proj(x, ctx), None, self.num_kv_heads, ctx)
+        if cos_sin is not None:
+            q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
         attended = ctx.attention.attend(
             self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
         )
         heads: Activations = attended.view(-1, self.num_heads * self.head_dim)
         return heads
+
+    def _heads(
+        self, x: Activations, norm: RMSNorm | None, num_heads: int, ctx: ForwardContext
+    ) -> Any:
+        """[T, num_heads * head_dim] as [T, num_heads, head_dim], normed."""
+        if norm is None:
+            return x.view(-1, num_heads, self.head_dim)
+        if self.whole_qk_norm:
+            return norm(x, ctx).view(-1, num_heads, self.head_dim)
+        return norm(x.view(-1, num_heads, self.head_dim), ctx)

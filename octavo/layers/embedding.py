@@ -16,3 +16,17 @@ class Embedding(Module):
 
     def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         return ctx.ops.embed(token_ids, self.weight.value, self.scale)
+
+
+class PositionEmbedding(Module):
+    """A learned vector for each position: to activations [T, hidden_size].
+
+    Position p has row p + ``offset`` of the table.
+    """
+
+    def __init__(self, num_rows: int, hidden_size: int, offset: int = 0):
+        self.weight = Parameter(num_rows, hidden_size)
+        self.offset = offset
+
+    def forward(self, ctx: ForwardContext) -> Activations:
+        return ctx.ops.embed_positions(ctx.positions, self.weight.value, self.offset)

@@ -25,3 +25,17 @@ class GatedMLP(Module):
         else:
             product = ctx.ops.gelu_mul(gate, up, self.activation == "gelu_tanh")
         return self.down_proj(product, ctx)
+
+
+class PlainMLP(Module):
+    """down(activation(up(x))), with biases or without; ``activation`` as in ``ModelConfig``."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, bias: bool):
+        self.activation = activation
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
+        inner = ctx.ops.activate(self.up_proj(x, ctx), self.activation)
+        fed: Activations = self.down_proj(inner, ctx)
+        return fed

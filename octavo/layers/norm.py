@@ -16,3 +16,17 @@ class RMSNorm(Module):
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
         return ctx.ops.rmsnorm(x, self.weight.value, self.eps)
+
+
+class LayerNorm(Module):
+    """Shifts the last dimension of x to a mean of 0, scales it to a variance of 1, then by a
+    learned weight, and shifts it by a learned ``bias`` if there is one."""
+
+    def __init__(self, size: int, eps: float, bias: bool = True):
+        self.weight = Parameter(size, exact=True)
+        self.bias = Parameter(size, exact=True) if bias else None
+        self.eps = eps
+
+    def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
+        bias = None if self.bias is None else self.bias.value
+        return ctx.ops.layernorm(x, self.weight.value, bias, self.eps)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -37,8 +38,13 @@ class RotaryEmbedding(Module):
 
     def __init__(self, config: RopeConfig):
         self.config = config
-        half = config.rotary_dim // 2
-        self.freq_factors = Parameter(half, exact=True) if config.has_freq_factors else None
+        half, is_longrope = config.rotary_dim // 2, config.scaling == "longrope"
+        self.freq_factors = self.short_factors = self.long_factors = None
+        if config.has_freq_factors and is_longrope:
+            self.short_factors = Parameter(half, exact=True)
+            self.long_factors = Parameter(half, exact=True)
+        elif config.has_freq_factors:
+            self.freq_factors = Parameter(half, exact=True)
         self._table = np.empty((0, config.rotary_dim), dtype=np.float32)
 
     def forward(self, ctx: ForwardContext) -> Any:
@@ -62,12 +68,19 @@ class RotaryEmbedding(Module):
     def _cos_sin(self, positions: np.ndarray) -> np.ndarray:
         # Angles in float32 throughout, as these models were trained: more exact ones would be
         # others. Their functions by way of float64, so that they are the same on any processor.
-        frequencies = inverse_frequencies(self.config, positions)
+        frequencies = inverse_frequencies(self._with_factors(), positions)
         if self.freq_factors is not None:
             frequencies = frequencies / self.freq_factors.value
         angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
         return table * np.float32(self.config.attention_factor)
+
+    def _with_factors(self) -> RopeConfig:
+        """The config with the divisors of longrope, where the checkpoint has them as tensors."""
+        if self.short_factors is None or self.long_factors is None:
+            return self.config
+        short, long = (tuple(p.value.tolist()) for p in (self.short_factors, self.long_factors))
+        return replace(self.config, short_factor=short, long_factor=long)
 
 
 def inverse_frequencies(config: RopeConfig, positions: np.ndarray) -> np.ndarray:

@@ -33,4 +33,14 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    has_freq_factors: bool = False  # the checkpoint has a tensor of divisors, one per angle
+    has_freq_factors: bool = False  # the checkpoint has divisors as tensors, one per angle
+
+    def unscaled(self) -> RopeConfig:
+        """The same without a scaling, for as many positions."""
+        return RopeConfig(
+            theta=self.theta,
+            rotary_dim=self.rotary_dim,
+            interleaved=self.interleaved,
+            original_max_position=self.max_position,
+            max_position=self.max_position,
+        )

@@ -19,7 +19,7 @@ from octavo.fields import Fields
 from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
 from octavo.layers.rope_config import RopeConfig
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 # Far beyond any model; they keep a damaged file from asking for endless work.
@@ -33,6 +33,7 @@ _SIZES = (
 )
 _POSITIVE = (
     *("norm_eps", "attention_scale", "attention_softcap", "logit_softcap", "embedding_scale"),
+    *("residual_scale", "logit_scale", "learned_positions"),
 )
 
 _log = logging.getLogger("octavo")
@@ -88,6 +89,10 @@ class ModelConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+    residual_scale: float | None = None  # of what a layer's halves add to the stream
+    logit_scale: float | None = None
+    unrotated_layers: tuple[int, ...] = ()  # which turn nothing by its position
+    learned_positions: int | None = None  # rows of a table of them, which has one for each position
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
@@ -152,6 +157,11 @@ class ModelConfig:
         """The place of a layer among those that attend."""
         return sum(map(self.attends, range(layer)))
 
+    @property
+    def turns_positions(self) -> bool:
+        """Whether any layer uses ``rope``."""
+        return len(self.unrotated_layers) < self.num_layers
+
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""
 
@@ -166,7 +176,8 @@ class ModelConfig:
             f"{self.num_heads} query heads cannot be shared out to {self.num_kv_heads} "
             "key-value heads",
         )
-        for rope in filter(None, (self.rope, self.local_rope)):
+        ropes = (self.rope, self.local_rope) if self.turns_positions else ()
+        for rope in filter(None, ropes):
             require(
                 rope.rotary_dim % 2 == 0 and 2 <= rope.rotary_dim <= self.head_dim,
                 "partial_rotary_factor",

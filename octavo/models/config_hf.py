@@ -28,6 +28,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
 
 # From generation_config.json, by the names of SamplingParams, which are the same.
@@ -73,7 +74,7 @@ def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
         rope=rope,
         local_rope=local_rope,
         norm_eps=fields.number("rms_norm_eps"),
-        activation=_activation(fields, "hidden_act"),
+        activation=_activation(fields, "hidden_act", family.activations),
         tie_embeddings=fields.boolean("tie_word_embeddings"),
         attention_bias=attention_bias,
         attention_output_bias=attention_bias,
@@ -89,8 +90,9 @@ def _shared(family: Family, fields: Fields, generation: Fields) -> ModelConfig:
 
 
 def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    # A null sliding window means that there is none, not that it has its default.
-    return {k: v for k, v in values.items() if v is not None or k == "sliding_window"}
+    # A null of these means that there is none, not that it has its default.
+    absent = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    return {k: v for k, v in values.items() if v is not None or k in absent}
 
 
 def _architecture(fields: Fields) -> str:
@@ -100,13 +102,15 @@ def _architecture(fields: Fields) -> str:
     return names[0]
 
 
-def _activation(fields: Fields, name: str) -> Activation:
+def _activation(fields: Fields, name: str, possible: tuple[Activation, ...]) -> Activation:
     value = fields.text(name)
-    if value not in _ACTIVATIONS:
+    found = _ACTIVATIONS.get(value)
+    if found not in possible:
+        known = [theirs for theirs, ours in _ACTIVATIONS.items() if ours in possible]
         raise UnsupportedModelError(
-            f"{fields.path}: the activation {value!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
+            f"{fields.path}: the activation {value!r:.80} is not one of {', '.join(known)}"
         )
-    return _ACTIVATIONS[value]
+    return found
 
 
 def _ropes(
@@ -138,6 +142,8 @@ def _ropes(
     local_rope = _rope(fields.path, local, head_dim, max_position)
     # Windows are short: only the rope of all positions decides how many can be served.
     local_rope = replace(local_rope, interleaved=interleaved, max_position=rope.max_position)
+    if local_rope.scaling == "default":
+        local_rope = local_rope.unscaled()
     return rope, None if local_rope == rope else local_rope
 
 

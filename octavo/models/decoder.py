@@ -6,7 +6,7 @@ A model brings its layer, and names its class::
         layer_type = LlamaDecoderLayer
 
 A layer is called with (x [T, hidden_size], cos_sin, ctx), and gives what x is after it. ``cos_sin``
-is the table of the rope that its kind of layer has, see ``RotaryEmbedding``.
+is the table of the rope that its kind of layer has, see ``RotaryEmbedding``; None: it has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.embedding import Embedding
+from octavo.layers.embedding import Embedding, PositionEmbedding
 from octavo.layers.linear import LMHead
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
@@ -33,22 +33,34 @@ class DecoderModel(Module):
 
     def __init__(self, config: ModelConfig, layers: list[Module], norm: Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
+        self.embed_positions = None
+        if config.learned_positions is not None:
+            offset = config.learned_positions - config.max_position
+            self.embed_positions = PositionEmbedding(
+                config.learned_positions, config.hidden_size, offset
+            )
         self.rotary_emb = RotaryEmbedding(config.rope)
         self.rotary_emb_local = None
         if config.local_rope is not None:
             self.rotary_emb_local = RotaryEmbedding(config.local_rope)
         self.layers = layers
         self.norm = norm
-        self._is_local = tuple(window is not None for window in config.layer_windows)
+        self._turns = tuple(
+            None if index in config.unrotated_layers else window is not None
+            for index, window in enumerate(config.layer_windows)
+        )
 
     def forward(self, token_ids: Activations, ctx: ForwardContext) -> Activations:
         x = self.embed_tokens(token_ids, ctx)
+        if self.embed_positions is not None:
+            x = ctx.ops.add(x, self.embed_positions(ctx))
         everywhere = nearby = self.rotary_emb(ctx)
         if self.rotary_emb_local is not None:
             nearby = self.rotary_emb_local(ctx)
+        tables = {None: None, False: everywhere, True: nearby}
         # Of layers there are fewer where somebody leaves early.
-        for layer, is_local in zip(self.layers, self._is_local, strict=False):
-            x = layer(x, nearby if is_local else everywhere, ctx)
+        for layer, is_local in zip(self.layers, self._turns, strict=False):
+            x = layer(x, tables[is_local], ctx)
         return self.norm(x, ctx)
 
 
@@ -73,7 +85,9 @@ class DecoderForCausalLM(Module):
 
     def compute_logits(self, hidden: Activations, ctx: ForwardContext) -> Activations:
         logits: Activations = self.lm_head(hidden, ctx)
-        cap = self.config.logit_softcap
+        scale, cap = self.config.logit_scale, self.config.logit_softcap
+        if scale is not None:
+            logits = ctx.ops.scale(logits, scale)
         return logits if cap is None else ctx.ops.softcap(logits, cap)
 
     def exit_after(self, num_layers: int) -> Self:
@@ -81,6 +95,14 @@ class DecoderForCausalLM(Module):
         changed.model = copy.copy(self.model)
         changed.model.layers = self.model.layers[:num_layers]
         return changed
+
+
+def add_scaled(
+    x: Activations, y: Activations, scale: float | None, ctx: ForwardContext
+) -> Activations:
+    """x + scale * y: what a half of a layer does to the stream, see ``ModelConfig``."""
+    added: Activations = ctx.ops.add(x, y if scale is None else ctx.ops.scale(y, scale))
+    return added
 
 
 def make_attention(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from octavo.fields import Fields
-    from octavo.models.config import ModelConfig
+    from octavo.models.config import Activation, ModelConfig
 
 # From the fields of a file, and the config that the shared readers made of them, to those fields of
 # the config that mean something else in this family.
@@ -56,7 +56,7 @@ class TensorNames:
         layer: the same in a layer. Names that are in neither are the same here; so is what follows
             a module's name, ``weight`` or ``bias``.
         layers: what stands before a layer's number.
-        transposed: modules, by their names here, whose weights are there as [inputs, outputs].
+        transposed: modules, by their names there, whose weights are there as [inputs, outputs].
     """
 
     def __init__(
@@ -79,15 +79,16 @@ class TensorNames:
         top, layer = _inverse(self._top), _inverse(self._layer)
         return _translated(parameter, _LAYERS, top, layer, self._layers)
 
-    def is_transposed(self, parameter: str) -> bool:
-        return parameter.endswith(self._transposed)
+    def is_transposed(self, tensor: str) -> bool:
+        return tensor.endswith(self._transposed)
 
 
 class HFNames(TensorNames):
     """Those of folders of safetensors, which are the names here unless something else is said.
 
-    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's. Models that
-    see images have the text model under ``language_model``, in two ways.
+    ``ignored`` is a pattern of tensors that are no part of the model, beside rope's; ``prefix``
+    what stands before all names but that of the head, and is left out where a model was saved
+    without one. Models that see images have the text model under ``language_model``, in two ways.
     """
 
     def __init__(
@@ -97,15 +98,20 @@ class HFNames(TensorNames):
         layers: str = "model.layers",
         transposed: tuple[str, ...] = (),
         ignored: str | None = None,
+        prefix: str = "model.",
     ):
         super().__init__(top or {}, layer or {}, layers, transposed)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
+        self._prefix = prefix
 
     def parameter(self, tensor: str) -> str | None:
         if self._ignored.fullmatch(tensor):
             return None
         tensor = tensor.replace("model.language_model.", "model.", 1)
-        return super().parameter(tensor.removeprefix("language_model."))
+        tensor = tensor.removeprefix("language_model.")
+        if not tensor.startswith((self._prefix, "model.", "lm_head.")):
+            tensor = self._prefix + tensor
+        return super().parameter(tensor)
 
 
 _LAYERS = "model.layers"
@@ -148,6 +154,7 @@ class Family:
             configs rely on; by the family's names.
         hf_interleaved, gguf_interleaved: whether rope turns neighbours, 2 i and 2 i + 1, in such
             files; where they differ, rows of queries and keys lie in another order in each.
+        activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
         row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
             they are here; None where they lie so.
@@ -167,6 +174,7 @@ class Family:
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     hf_interleaved: bool = False
     gguf_interleaved: bool = False
+    activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
     row_order: RowOrder = _as_they_lie
     from_hf: ReadConfig = _nothing

@@ -58,29 +58,27 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
 # -- files ----------------------------------------------------------------------------------------
 
-GGUF_NAMES = TensorNames(
-    {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-    },
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-    "blk",
-)
+GGUF_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+GGUF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
 
 _PERIOD = 6  # of which the last layer sees all
 _LOCAL_THETA = 10_000.0
@@ -121,7 +119,7 @@ def scalar_of(scale: float) -> int | float:
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     theta = fields.number("rope.freq_base_swa", _LOCAL_THETA, above=1.0)
-    local = replace(config.rope, theta=theta, scaling="default", factor=1.0, attention_factor=1.0)
+    local = replace(config.rope.unscaled(), theta=theta)
     scaled_by = config.head_dim
     if config.num_layers == _LAYERS_OF_27B:
         scaled_by = config.hidden_size // config.num_heads

@@ -1,7 +1,8 @@
-"""Llama 1 to 3, SmolLM 2, Mistral, Qwen 2 and Qwen 3 (dense).
+"""Llama 1 to 3, SmolLM 2, Mistral, Qwen 2 and Qwen 3 (dense), and the class of further families.
 
 One architecture with switches: biases of the projections (Qwen 2), norms of query and key heads
-(Qwen 3), sliding windows (Mistral), tied embeddings. The config has them all resolved.
+(Qwen 3), sliding windows (Mistral), tied embeddings, scales (Granite), layers without rope
+(SmolLM 3). The config has them all resolved.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, make_attention
+from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention
 from octavo.models.family import Family, TensorNames
 from octavo.models.windows import Windows, hf_window_entries, hf_windows, window_size
 
 
 class LlamaDecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
+        self.residual_scale = config.residual_scale
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = make_attention(
             config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
@@ -33,9 +35,9 @@ class LlamaDecoderLayer(Module):
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         attended = self.self_attn(self.input_layernorm(x, ctx), cos_sin, ctx)
-        x = ctx.ops.add(x, attended)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
+        x = add_scaled(x, attended, self.residual_scale, ctx)
+        fed = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
+        return add_scaled(x, fed, self.residual_scale, ctx)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):

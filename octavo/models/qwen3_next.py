@@ -85,7 +85,7 @@ def _refuse_experts(fields: Fields, config: ModelConfig) -> None:
 
 def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
     """Rows of projections, which in files lie head by head, as those of all heads of each kind."""
-    if parameter.endswith("self_attn.q_proj.weight") or parameter.endswith("self_attn.q_proj.bias"):
+    if parameter.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")):
         return _by_kind(config.num_heads, (config.head_dim, config.head_dim))
     assert config.recurrence is not None and config.recurrence.delta is not None
     delta = config.recurrence.delta

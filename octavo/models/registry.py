@@ -43,6 +43,17 @@ FAMILIES = (
     ),
     Listed("octavo.models.lfm2:LFM2", ("Lfm2ForCausalLM",)),
     Listed("octavo.models.qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",)),
+    Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), "gemma2"),
+    Listed("octavo.models.phi3:PHI3", ("Phi3ForCausalLM",), "phi3"),
+    Listed("octavo.models.granite:GRANITE", ("GraniteForCausalLM",), "granite"),
+    Listed("octavo.models.olmo2:OLMO2", ("Olmo2ForCausalLM",), "olmo2"),
+    Listed("octavo.models.olmo2:OLMO3", ("Olmo3ForCausalLM",)),
+    Listed("octavo.models.smollm3:SMOLLM3", ("SmolLM3ForCausalLM",), "smollm3"),
+    Listed("octavo.models.glm4:GLM4", ("Glm4ForCausalLM",), "glm4"),
+    Listed("octavo.models.cohere2:COHERE2", ("Cohere2ForCausalLM",), "cohere2"),
+    Listed("octavo.models.gpt:STARCODER2", ("Starcoder2ForCausalLM",), "starcoder2"),
+    Listed("octavo.models.gpt:GPT2", ("GPT2LMHeadModel",), "gpt2"),
+    Listed("octavo.models.gpt:OPT", ("OPTForCausalLM",)),
 )
 _BY_NAME = {name: listed.family for listed in FAMILIES for name in listed.names}
 _BY_GGUF = {listed.gguf: listed.family for listed in FAMILIES if listed.gguf}

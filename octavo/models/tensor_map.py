@@ -55,7 +55,7 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
         if parameter is None:
             yield None, Source(tensor)
         else:
-            is_transposed = names.is_transposed(parameter)
+            is_transposed = names.is_transposed(tensor)
             rows = family.row_order(config, parameter)
             for part, start, stop in _rows_of_parts(family.parts(parameter), sizes):
                 yield part, Source(tensor, start, stop, is_transposed, rows)

@@ -65,6 +65,17 @@ def gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:
     return entries
 
 
+def fixed_gguf_window_entries(config: ModelConfig, period: int) -> dict[str, Any]:
+    """The same of a family whose readers know no other period than its own."""
+    entries = gguf_window_entries(config, period)
+    if "attention.sliding_window_pattern" in entries:
+        raise UnsupportedModelError(
+            f"{config.name}: in a GGUF file of a {config.architecture}, all of {period} layers but "
+            "the last have a sliding window; these layers are others"
+        )
+    return entries
+
+
 def all_but_last_of(period: int) -> Callable[[int], bool]:
     """Whether a layer is not the last one of each so many."""
     return lambda layer: (layer + 1) % period != 0

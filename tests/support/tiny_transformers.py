@@ -142,10 +142,147 @@ CASES = {
     ),
 }
 
+# The same of families that are not put to every test: two shapes of each, one with odd sizes.
+GPT2_SIZES = {
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "intermediate_size": None,  # it has another name there
+}
+ODD = {"hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 16}
+ODD_HEADS = {
+    **{"hidden_size": 96, "intermediate_size": 100, "num_hidden_layers": 2},
+    **{"num_attention_heads": 6},
+}
+FAMILIES = {
+    "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 40}),
+    "gemma2-odd": (
+        "gemma2",
+        {
+            **ODD,
+            "sliding_window": 17,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": None,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            **ODD_HEADS,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "sliding_window": 40,
+            "original_max_position_embeddings": 32,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0 + 0.1 * i for i in range(12)],
+                "long_factor": [1.0 + 0.5 * i for i in range(12)],
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 4.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-odd": (
+        "granite",
+        {
+            **ODD_HEADS,
+            "residual_multiplier": 0.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-odd": ("olmo2", {**ODD, "num_key_value_heads": 1}),
+    "olmo3": (
+        "olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 20,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3-odd": (
+        "smollm3",
+        {**ODD, "no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True},
+    ),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-odd": ("glm4", {**ODD, "head_dim": 32, "attention_bias": False}),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": 20, "logit_scale": 0.3}),
+    "cohere2-odd": (
+        "cohere2",
+        {
+            **ODD_HEADS,
+            "sliding_window": 17,
+            "sliding_window_pattern": 2,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "mistral-small": ("mistral", {**ODD, "head_dim": 32, "sliding_window": None}),
+    "qwen2-yarn": (
+        "qwen2",
+        rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-odd": (
+        "starcoder2",
+        {
+            **ODD_HEADS,
+            "use_bias": False,
+            "sliding_window": 19,
+        },
+    ),
+    "gpt2": ("gpt2", GPT2_SIZES),
+    "gpt2-odd": (
+        "gpt2",
+        {
+            **GPT2_SIZES,
+            "n_embd": 48,
+            "n_head": 3,
+            "n_inner": 100,
+            "activation_function": "relu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt-odd": (
+        "opt",
+        {
+            "hidden_size": 48,
+            "ffn_dim": 100,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "word_embed_proj_dim": 48,
+            "activation_function": "gelu",
+        },
+    ),
+}
+
 
 def make_model(name, **more):
     """A transformers model with random weights of a size that all of them matter."""
-    kind, differences = CASES[name]
+    kind, differences = {**CASES, **FAMILIES}[name]
     torch.manual_seed(sum(map(ord, name)))
     config = AutoConfig.for_model(kind, **{**SIZES, **differences, **more})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

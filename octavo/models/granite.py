@@ -1,0 +1,67 @@
+"""Granite 3 and 4 (dense): Llama with four scales, chosen so that one recipe trains all sizes: of
+embeddings, of scores, of what each half of a layer adds to the stream, and of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.fields import Fields
+from octavo.models.config import ModelConfig
+from octavo.models.config_to_hf import shortest
+from octavo.models.family import Family
+from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
+
+
+def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    return {
+        "embedding_scale": _scale(fields.number("embedding_multiplier", 1.0)),
+        "attention_scale": fields.number("attention_multiplier", 1.0),
+        "residual_scale": _scale(fields.number("residual_multiplier", 1.0)),
+        "logit_scale": _scale(1 / fields.number("logits_scaling", 1.0)),
+    }
+
+
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    return {
+        "embedding_multiplier": shortest(config.embedding_scale or 1.0),
+        "attention_multiplier": shortest(config.attention_scale),
+        "residual_multiplier": shortest(config.residual_scale or 1.0),
+        "logits_scaling": 1 / (config.logit_scale or 1.0),
+    }
+
+
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    return {
+        "embedding_scale": _scale(fields.number("embedding_scale", 1.0)),
+        "residual_scale": _scale(fields.number("residual_scale", 1.0)),
+        "logit_scale": _scale(1 / fields.number("logit_scale", 1.0)),
+    }
+
+
+def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    return {
+        "embedding_scale": config.embedding_scale or 1.0,
+        "attention.scale": config.attention_scale,
+        "residual_scale": config.residual_scale or 1.0,
+        "logit_scale": 1 / (config.logit_scale or 1.0),
+    }
+
+
+def _scale(factor: float) -> float | None:
+    return None if factor == 1.0 else factor
+
+
+GRANITE = Family(
+    architecture="GraniteForCausalLM",
+    model_type="granite",
+    model=LlamaForCausalLM,
+    gguf="granite",
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=True,
+    hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 2048},
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
+)
