@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from octavo.errors import UnsupportedModelError
@@ -12,7 +13,7 @@ from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import make_attention
+from octavo.models.decoder import add_scaled, make_attention
 
 
 class HybridDecoderLayer(Module):
@@ -22,6 +23,7 @@ class HybridDecoderLayer(Module):
 
     def __init__(self, config: ModelConfig, index: int):
         plus = float(config.norm_plus_one)
+        self.residual_scale = config.residual_scale
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, plus)
         self.self_attn: Module | None = None
         self.mixer: Module | None = None
@@ -50,9 +52,9 @@ class HybridDecoderLayer(Module):
         else:
             assert self.mixer is not None
             mixed = self.mixer(normed, ctx)
-        x = ctx.ops.add(x, mixed)
-        fed: Activations = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
-        return ctx.ops.add(x, fed)
+        x = add_scaled(x, mixed, self.residual_scale, ctx)
+        fed = self.mlp(self.post_attention_layernorm(x, ctx), ctx)
+        return add_scaled(x, fed, self.residual_scale, ctx)
 
 
 def mixer_names(theirs: str, parts: tuple[str, ...]) -> dict[str, str]:
@@ -62,11 +64,25 @@ def mixer_names(theirs: str, parts: tuple[str, ...]) -> dict[str, str]:
     return {theirs: "mixer", **names}
 
 
-def hf_layers_of(fields: Fields, num_layers: int, recurrent: str) -> tuple[int, ...]:
-    """The layers that ``layer_types`` calls by this name; the others attend."""
-    types = fields.each("layer_types", Fields.text, num_layers)
-    if unknown := set(types) - {recurrent, "full_attention"}:
+def hf_layers_of(
+    fields: Fields,
+    num_layers: int,
+    recurrent: Collection[str],
+    attending: Collection[str] = ("full_attention",),
+    name: str = "layer_types",
+) -> tuple[int, ...]:
+    """The layers that a list of types calls recurrent; the others attend."""
+    types = fields.each(name, Fields.text, num_layers)
+    if unknown := set(types) - {*recurrent, *attending}:
         raise UnsupportedModelError(
             f"{fields.path}: layers of type {', '.join(sorted(unknown))} are not supported"
         )
-    return tuple(index for index, kind in enumerate(types) if kind == recurrent)
+    return tuple(index for index, kind in enumerate(types) if kind in recurrent)
+
+
+def hf_layer_types(
+    config: ModelConfig, recurrent: str, attending: str = "full_attention"
+) -> list[str]:
+    """That list."""
+    layers = range(config.num_layers)
+    return [attending if config.attends(layer) else recurrent for layer in layers]

@@ -12,7 +12,7 @@ from octavo.layers.recurrent import ShortConv
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM
 from octavo.models.family import Family, HFNames
-from octavo.models.hybrid import HybridDecoderLayer, hf_layers_of, mixer_names
+from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
 
 
 class Lfm2DecoderLayer(HybridDecoderLayer):
@@ -43,7 +43,7 @@ HF_NAMES = HFNames(
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     if "layer_types" in fields:
-        layers = hf_layers_of(fields, config.num_layers, "conv")
+        layers = hf_layers_of(fields, config.num_layers, ("conv",))
     else:
         attending = fields.each("full_attn_idxs", lambda f, name: f.integer(name, minimum=0))
         layers = tuple(index for index in range(config.num_layers) if index not in attending)
@@ -73,10 +73,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     recurrence = config.recurrence
     assert recurrence is not None
     return {
-        "layer_types": [
-            "full_attention" if config.attends(layer) else "conv"
-            for layer in range(config.num_layers)
-        ],
+        "layer_types": hf_layer_types(config, "conv"),
         "conv_L_cache": recurrence.conv.kernel,
         "conv_bias": recurrence.conv_bias,
         "block_auto_adjust_ff_dim": False,

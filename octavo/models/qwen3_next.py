@@ -22,7 +22,7 @@ from octavo.layers.recurrent import GatedDeltaNet
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
 from octavo.models.family import Family, HFNames
-from octavo.models.hybrid import HybridDecoderLayer, hf_layers_of, mixer_names
+from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
 
 _PERIOD = 4  # of which the last layer attends
 
@@ -48,7 +48,7 @@ HF_NAMES = HFNames(layer=mixer_names("linear_attn", MIXER))
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     _refuse_experts(fields, config)
     if "layer_types" in fields:
-        layers = hf_layers_of(fields, config.num_layers, "linear_attention")
+        layers = hf_layers_of(fields, config.num_layers, ("linear_attention",))
     else:
         period = fields.integer("full_attention_interval", _PERIOD)
         layers = tuple(i for i in range(config.num_layers) if (i + 1) % period)
@@ -110,10 +110,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     assert recurrence is not None and recurrence.delta is not None
     delta = recurrence.delta
     return {
-        "layer_types": [
-            "full_attention" if config.attends(layer) else "linear_attention"
-            for layer in range(config.num_layers)
-        ],
+        "layer_types": hf_layer_types(config, "linear_attention"),
         "linear_num_key_heads": delta.key_heads,
         "linear_key_head_dim": delta.key_dim,
         "linear_num_value_heads": delta.value_heads,

@@ -42,6 +42,7 @@ FAMILIES = (
         "gemma3",
     ),
     Listed("octavo.models.lfm2:LFM2", ("Lfm2ForCausalLM",)),
+    Listed("octavo.models.granite_hybrid:GRANITE_HYBRID", ("GraniteMoeHybridForCausalLM",)),
     Listed("octavo.models.qwen3_next:QWEN3_NEXT", ("Qwen3NextForCausalLM",)),
     Listed("octavo.models.gemma2:GEMMA2", ("Gemma2ForCausalLM",), "gemma2"),
     Listed("octavo.models.phi3:PHI3", ("Phi3ForCausalLM",), "phi3"),
