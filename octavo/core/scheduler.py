@@ -101,6 +101,7 @@ class Scheduler:
         admission: AdmissionPolicy | None = None,
         proposer: DraftProposer | None = None,
     ):
+        assert proposer is None or not block_manager.states.exist, "a state is not taken back"
         self.config = config
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()

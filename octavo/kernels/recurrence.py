@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.core.batch import NO_STATE
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
 # Of the length of a key or query, before it is divided by it.
@@ -26,7 +25,7 @@ class SequenceStates(NamedTuple):
 
     begin: int
     end: int
-    source: int  # NO_STATE: it begins here
+    source: int | None  # None: it begins here
     target: int
 
 
@@ -41,7 +40,7 @@ class LayerStates:
     def begin(self, index: int, sequence: SequenceStates) -> Tensor:
         """What a sequence goes on from, in one of the memories: a copy."""
         memory = self.memories[index]
-        if sequence.source == NO_STATE:
+        if sequence.source is None:
             return torch.zeros_like(memory[0])
         return memory[sequence.source].clone()
 

@@ -7,6 +7,7 @@ from math import prod
 
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
+_LINE_FLOATS = 16
 MAX_KERNEL = 16  # positions of a convolution, as the native kernels have it
 
 
@@ -17,8 +18,13 @@ class StateSpec:
     shapes: tuple[tuple[int, ...], ...]
 
     @property
-    def num_values(self) -> int:
-        return sum(map(prod, self.shapes))
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of each shape, in whole cache lines."""
+        return tuple(-(-prod(shape) // _LINE_FLOATS) * _LINE_FLOATS for shape in self.shapes)
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,6 @@ def capacity_of(
     ``has_window_tables``: it reads a block table for each group of layers.
     """
     from octavo.models.footprint import kv_bytes_per_token
-    from octavo.runtime.state_memory import slot_bytes
 
     kv_dtype = kv_dtype_of(spec, is_native)
     return Capacity(
@@ -123,7 +122,7 @@ def capacity_of(
         max_rounds=MAX_ROUNDS if is_native else 1,
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
-        state_bytes=slot_bytes(config.state_layers),
+        state_bytes=sum(spec.num_bytes for spec in config.state_layers),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.batch import Batch
+from octavo.core.batch import NO_STATE, Batch
 from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.runtime.input_batch import StepInputs, state_steps
 from octavo.runtime.state_memory import StateMemory
@@ -23,7 +23,9 @@ class EagerStates:
         """The states of each layer, with the slots of a step."""
         bounds = inputs.query_start.tolist()
         sequences = [
-            SequenceStates(begin, end, *step)
+            SequenceStates(
+                begin, end, None if step.source == NO_STATE else step.source, step.target
+            )
             for begin, end, step in zip(bounds, bounds[1:], state_steps(batch), strict=False)
         ]
         return [LayerStates(memories, sequences) for memories in self._layers]

@@ -12,8 +12,6 @@ from octavo.kernels.cpu.recurrence import StateLayout
 from octavo.layers.recurrence_config import StateSpec
 from octavo.runtime.untouched import untouched_zeros
 
-_LINE_FLOATS = 16
-
 
 class StateMemory:
     """States of all recurrent layers, in float32: a slot holds those of one sequence.
@@ -25,8 +23,7 @@ class StateMemory:
     def __init__(self, layers: Sequence[StateSpec], num_slots: int):
         self.num_slots = num_slots
         self._shapes = [spec.shapes for spec in layers]
-        sizes = [_padded(prod(shape)) for shapes in self._shapes for shape in shapes]
-        places = accumulate(sizes, initial=0)
+        places = accumulate((size for spec in layers for size in spec.sizes), initial=0)
         self._offsets = [[next(places) for _ in shapes] for shapes in self._shapes]
         size = next(places)
         data = untouched_zeros(4 * num_slots * size)
@@ -54,12 +51,3 @@ class StateMemory:
             [self._data[0, offset:].ctypes.data for offset in offsets] for offsets in self._offsets
         ]
         return StateLayout(addresses, self._data.shape[1], self.num_slots)
-
-
-def slot_bytes(layers: Sequence[StateSpec]) -> int:
-    """Of one slot."""
-    return 4 * sum(_padded(prod(shape)) for spec in layers for shape in spec.shapes)
-
-
-def _padded(count: int) -> int:
-    return -(-count // _LINE_FLOATS) * _LINE_FLOATS

@@ -111,7 +111,7 @@ class Driver:
             ]
         ends = torch.tensor(lengths).cumsum(0).tolist()
         sequences = [
-            SequenceStates(end - length, end, slot if start else NO_STATE, slot)
+            SequenceStates(end - length, end, slot if start else None, slot)
             for slot, (end, length, start) in enumerate(zip(ends, lengths, starts, strict=True))
         ]
         return [LayerStates(memories, sequences) for memories in self._memories]

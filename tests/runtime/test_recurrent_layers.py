@@ -4,9 +4,13 @@ kernels that agree with the reference ops."""
 from __future__ import annotations
 
 import pytest
+import torch
 from hybrid_models import RECURRENCES, VOCAB, make_hybrid
 from paging_variants import VARIANTS, make_requests
+from tiny_hybrids import make_model
 
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
 from octavo.executor.faulty import FaultyExecutor, FaultyScheduler, every
 from octavo.kernels.cpu import library
 
@@ -69,6 +73,38 @@ def test_a_warm_cache_changes_nothing(hybrid, run_all, name, kernels, alone):
     answers, _ = run_all(engine, requests())
     assert answers == alone
     assert engine.scheduler.prefix_tokens_hit >= 32
+
+
+@needs_native
+def test_rounds_go_on_from_their_own_states(hybrid, run_all, name):
+    answers = []
+    for rounds in (1, 8):
+        engine = hybrid(name).engine(state_slots=8, kernels="native", max_rounds=rounds)
+        found, steps = run_all(engine, requests(), together=False)
+        answers.append(found)
+    assert answers[0] == answers[1]
+    assert any(step.batch.num_rounds > 1 for step in steps)
+
+
+@needs_native
+@pytest.mark.parametrize("case", ["lfm2", "granite-odd", "qwen3-next"])
+def test_families_say_what_transformers_says(case, load_bench, run_all, tmp_path):
+    """64 tokens, with chunks, preemptions and hits: of prompts that begin alike."""
+    model = make_model(case)
+    model.save_pretrained(tmp_path)
+    prompts = [[*range(5, 45), last] for last in (3, 4, 5)]
+    options = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None}
+    theirs = [model.generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in prompts]
+    bench = load_bench(tmp_path)
+    engine = bench.engine(
+        state_slots=9, kernels="native", kv_cache_dtype="f32", max_num_batched_tokens=17
+    )
+    engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(8))
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    asked = [Request(str(i), prompt, params, 0.0) for i, prompt in enumerate(prompts)]
+    answers, _ = run_all(engine, asked, together=True)
+    assert [answers[str(i)][0] for i in range(len(prompts))] == theirs
+    assert engine.scheduler.num_preemptions > 3 and engine.scheduler.prefix_tokens_hit > 0
 
 
 @needs_native
