@@ -20,14 +20,22 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 alignas(64) constexpr int32_t kLaneIds[16] = {0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15};
 
-constexpr bool gates(int epilogue) {
-  return epilogue == OCT_EPI_SILU_MUL || epilogue == OCT_EPI_GELU_TANH_MUL ||
-         epilogue == OCT_EPI_GELU_ERF_MUL;
+// The variable comes second in minima and maxima: they keep a NaN.
+OCT_INLINE F32 clamped_swiglu(F32 gate, F32 up) {
+  const F32 limit = simd::set1(7.0f), one = simd::set1(1.0f);
+  gate = simd::min(limit, gate);
+  up = simd::min(limit, simd::max(simd::sub(simd::zero(), limit), up));
+  const F32 power = simd::exp(simd::mul(simd::set1(-1.702f), gate));
+  return simd::mul(simd::div(gate, simd::add(one, power)), simd::add(up, one));
 }
 
-OCT_INLINE F32 activate(int epilogue, F32 x) {
-  if (epilogue == OCT_EPI_SILU_MUL) return simd::silu(x);
-  return epilogue == OCT_EPI_GELU_TANH_MUL ? simd::gelu_tanh(x) : simd::gelu_erf(x);
+OCT_INLINE F32 gated(int epilogue, F32 gate, F32 up) {
+  switch (epilogue) {
+    case OCT_EPI_SILU_MUL: return simd::mul(simd::silu(gate), up);
+    case OCT_EPI_GELU_TANH_MUL: return simd::mul(simd::gelu_tanh(gate), up);
+    case OCT_EPI_GELU_ERF_MUL: return simd::mul(simd::gelu_erf(gate), up);
+    default: return clamped_swiglu(gate, up);
+  }
 }
 
 template <int kEpilogue>
@@ -60,7 +68,7 @@ void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* ma
       if constexpr (gates(kEpilogue)) {
         F32 second = simd::load(p.gated + at);
         if (gate_bias) second = simd::add(second, second_bias);
-        value = simd::mul(activate(kEpilogue, value), second);
+        value = gated(kEpilogue, value, second);
       }
       const int64_t offset = row * segment.ldy + column;
       if constexpr (kEpilogue == OCT_EPI_RESIDUAL) {
@@ -142,6 +150,8 @@ void finish(const oct_linear_args& args, const Products& products, HeadMaxima* m
       return finish_tiles<OCT_EPI_GELU_ERF_MUL>(args, products, maxima);
     case OCT_EPI_HEAD:
       return finish_tiles<OCT_EPI_HEAD>(args, products, maxima);
+    case OCT_EPI_CLAMPED_SWIGLU:
+      return finish_tiles<OCT_EPI_CLAMPED_SWIGLU>(args, products, maxima);
   }
 }
 

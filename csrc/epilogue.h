@@ -6,6 +6,12 @@
 
 namespace octavo {
 
+// Whether an epilogue multiplies two segments, of which the first is activated.
+constexpr bool gates(int epilogue) {
+  return epilogue == OCT_EPI_SILU_MUL || epilogue == OCT_EPI_GELU_TANH_MUL ||
+         epilogue == OCT_EPI_GELU_ERF_MUL || epilogue == OCT_EPI_CLAMPED_SWIGLU;
+}
+
 // Products of `rows` rows from row `row`, and `tiles` tiles from tile `tile` of a segment.
 struct Products {
   int segment, tile, tiles, row, rows;

@@ -13,6 +13,9 @@ namespace octavo {
 int32_t check_linear(const oct_linear_args& args);
 void linear(const oct_linear_args& args, const Worker& worker);
 
+// Of `tokens` rows. Weights have been checked by oct_check_experts().
+void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker);
+
 int32_t check_attention(const oct_attention_args& args, const oct_sequences& seqs);
 // Whether the blocks are there that a sequence needs up to position `end`.
 int32_t check_blocks(const oct_attention_args& args, const oct_sequences& seqs, int s, int end);

@@ -32,7 +32,6 @@ constexpr int kRowSlot = 0, kBlocksSlot = 1;
 constexpr int kListsSlot = kRowSlot;  // once the last row is encoded
 constexpr int kSharedBlocksSlot = 0;
 
-constexpr int kFewRows = 8;
 constexpr int kAhead = 2048;               // bytes fetched before they are read, of a single stream
 constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
 constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
@@ -45,9 +44,7 @@ TileKernel kernel_of(const Layout& layout, int rows, int tiles) {
   return float_kernel(layout, rows, tiles);
 }
 
-bool is_gated(const oct_linear_args& args) {
-  return args.epilogue >= OCT_EPI_SILU_MUL && args.epilogue <= OCT_EPI_GELU_ERF_MUL;
-}
+bool is_gated(const oct_linear_args& args) { return gates(args.epilogue); }
 
 // One call, seen by one worker.
 class Linear {
@@ -426,7 +423,7 @@ int32_t check_linear(const oct_linear_args& args) {
   if (args.rows < 0 || args.k < 1) {
     return fail(OCT_ERR_ARGUMENT, "a linear of %d rows and %d inputs", args.rows, args.k);
   }
-  if (args.epilogue < OCT_EPI_NONE || args.epilogue > OCT_EPI_HEAD) {
+  if (args.epilogue < OCT_EPI_NONE || args.epilogue > OCT_EPI_CLAMPED_SWIGLU) {
     return fail(OCT_ERR_ARGUMENT, "a linear has the unknown epilogue %d", args.epilogue);
   }
   const bool gated = is_gated(args), several = args.epilogue == OCT_EPI_NONE;

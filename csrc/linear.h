@@ -31,6 +31,9 @@ constexpr int kMaxTiles = simd::kNumRegisters >= 32 ? 2 : 1;
 constexpr int kMaxLoneFloats = simd::kNumRegisters >= 32 ? 8 : kMaxRows;
 constexpr int kMaxLoneRows = simd::kShortSums ? 8 : kMaxLoneFloats;
 
+// Up to so many rows, each worker encodes all of them for itself, and a linear has no barrier in it.
+constexpr int kFewRows = 8;
+
 // The encodings of activations; those of int8 are told apart by group as well.
 struct Encoding {
   enum Kind { kInt8, kBf16, kF32 } kind;

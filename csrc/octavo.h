@@ -128,7 +128,10 @@ enum {
   OCT_EPI_SILU_MUL = 2, /* y = silu(x w[0]^T) * (x w[1]^T); two segments of equal n */
   OCT_EPI_GELU_TANH_MUL = 3,
   OCT_EPI_GELU_ERF_MUL = 4,
-  OCT_EPI_HEAD = 5      /* y are logits, softcap * tanh(y / softcap) if softcap > 0; see oct_head */
+  OCT_EPI_HEAD = 5,     /* y are logits, softcap * tanh(y / softcap) if softcap > 0; see oct_head */
+  /* y = g * sigmoid(1.702 g) * (u + 1), with g = min(x w[0]^T, 7) and u = x w[1]^T within +-7: the
+   * gate of gpt-oss */
+  OCT_EPI_CLAMPED_SWIGLU = 6
 };
 
 #define OCT_MAX_SEGMENTS 4
@@ -333,7 +336,7 @@ enum {
   OCT_ROWS_SILU_MUL = 2, /* silu(a) * b */
   OCT_ROWS_GELU_TANH_MUL = 3,
   OCT_ROWS_GELU_ERF_MUL = 4,
-  OCT_ROWS_SIGMOID_MUL = 5 /* sigmoid(a) * b */
+  OCT_ROWS_SIGMOID_MUL = 5 /* a * sigmoid(b), where each `width` values of a have one of b */
 };
 typedef struct oct_rows_args {
   int32_t kind, width; /* values in a row that belong together */
@@ -423,11 +426,53 @@ enum {
   OCT_OP_ROWS = 3,
   OCT_OP_CHECK = 4,
   OCT_OP_HEAD = 5,      /* a linear with the epilogue HEAD, over the rows that the step asks for */
+  OCT_OP_EXPERTS = 6,   /* over all tokens */
   OCT_OP_CONV = 20,
   OCT_OP_SCAN = 21,
   OCT_OP_DELTA = 22,
   OCT_OP_GATED_NORM = 23
 };
+
+/* How a token is sent to experts, by logits of all; octavo/kernels/routing.py says what this means. */
+enum { OCT_SCORE_SOFTMAX = 0, OCT_SCORE_SIGMOID = 1 };
+typedef struct oct_routing {
+  int32_t num_experts, top_k;
+  int32_t scoring, normalize;
+  int32_t num_groups, top_groups, group_top; /* 1, 1, 1: no groups */
+  float scale;
+  const float* correction; /* [E] or NULL */
+} oct_routing;
+
+typedef struct oct_expert {
+  oct_weight gate, up, down; /* [inner, hidden], [inner, hidden], [hidden, inner] */
+  const float* gate_bias;    /* [inner] or NULL */
+  const float* up_bias;
+  const float* down_bias;    /* [hidden] or NULL */
+} oct_expert;
+
+/* out = residual + the sum of what a token's experts make of x = rmsnorm(in) * norm, by their weights
+ * and in the order of their ranks. Only the weights of experts that some token goes to are read. */
+typedef struct oct_experts_args {
+  int32_t hidden, inner;
+  int32_t epilogue;        /* of gate and up: one that multiplies the two */
+  float eps;
+  float remainder_above;   /* as of a linear: of x, */
+  float inner_remainder_above; /* and of what goes into `down` */
+  oct_routing routing;
+  const oct_expert* experts; /* [E] */
+  const float* in;           /* [T, hidden] */
+  const float* norm;         /* NULL or [hidden] */
+  const float* logits;       /* [T, E] */
+  const float* residual;     /* NULL or [T, hidden] */
+  float* out;                /* [T, hidden]; may be residual, not in */
+  int64_t* loads;            /* NULL, or [E]: the tokens of each expert are added */
+} oct_experts_args;
+
+/* Whether these arguments make sense, with the weights of all experts: to be asked once, as steps
+ * look at those that they need, and do not check them. */
+int32_t oct_check_experts(const oct_experts_args* args);
+/* Experts of `rows` rows, outside of a step. */
+int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 
 /* One phase of a step: all workers do their part of it, and meet before the next. `args` are the
  * struct of its op; their `rows`, `row_index` and `head`, and the sequences, are those of the step.

@@ -115,6 +115,8 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
       return check(*static_cast<const oct_check_args*>(node.args), batch, worker);
     case OCT_OP_HEAD:
       return run_head(*static_cast<const oct_linear_args*>(node.args), program, batch, worker);
+    case OCT_OP_EXPERTS:
+      return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker);
     case OCT_OP_CONV:
       return short_conv(*static_cast<const oct_conv_args*>(node.args), batch.seqs, worker);
     case OCT_OP_SCAN:
@@ -273,6 +275,7 @@ int32_t check_node(const oct_node& node, const oct_program& program, const oct_b
     case OCT_OP_ROWS:
     case OCT_OP_CHECK:
     case OCT_OP_HEAD:
+    case OCT_OP_EXPERTS:
       return OCT_OK;
   }
   return fail(OCT_ERR_ARGUMENT, "a program has the unknown op %d", node.op);

@@ -40,6 +40,17 @@ void elementwise(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
   }
 }
 
+// Rows of `width` values, each with one number that scales it.
+void scale_rows(const oct_rows_args& args, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += args.width) {
+    const F32 gate = set1(args.b[i / args.width]);
+    const F32 scale = div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), gate))));
+    for_lanes(args.width, [&](int j, int n) {
+      store_first(args.out + i + j, mul(load_first(args.a + i + j, n), scale), n);
+    });
+  }
+}
+
 }  // namespace
 
 void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& worker) {
@@ -69,12 +80,15 @@ void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worke
       return elementwise(args, begin, end, [](F32 a, F32 b) { return add(a, b); });
     case OCT_ROWS_SILU_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(silu(a), b); });
-    case OCT_ROWS_SIGMOID_MUL:
-      return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(sigmoid(a), b); });
     case OCT_ROWS_GELU_TANH_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_tanh(a), b); });
     case OCT_ROWS_GELU_ERF_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_erf(a), b); });
+    case OCT_ROWS_SIGMOID_MUL:
+      if (args.width > 1) return scale_rows(args, begin, end);
+      return elementwise(args, begin, end, [](F32 a, F32 b) {
+        return div(a, add(set1(1.0f), exp(sub(zero(), b))));
+      });
   }
 }
 

@@ -123,7 +123,6 @@ OCT_INLINE F32 exp(F32 x) {
   return select(less(x, set1(-87.3f)), zero(), p);
 }
 
-OCT_INLINE F32 sigmoid(F32 x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 OCT_INLINE F32 silu(F32 x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 
 // tanh x = 1 - 2 / (e^2x + 1), with the odd series near 0 where that would cancel.

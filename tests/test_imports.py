@@ -142,6 +142,7 @@ OF_TORCH = {
     "kernels/cuda/triton_products.py",
     "kernels/cuda/ways.py",
     "kernels/cuda/weights.py",
+    "kernels/experts.py",
     "kernels/kv_stores.py",
     "kernels/recurrence.py",
     "kernels/reference.py",

@@ -11,6 +11,7 @@ values that phases before it have written, and the whole against the model's con
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.engine_folder.plain_data import read_dataclass
 from octavo.engine_folder.recurrence import RecurrenceReader, recurrence_json
 from octavo.fields import Fields
 from octavo.kernels.fusion import (
@@ -26,6 +28,7 @@ from octavo.kernels.fusion import (
     Attention,
     Check,
     Embed,
+    Experts,
     Head,
     Linear,
     Matrix,
@@ -37,6 +40,7 @@ from octavo.kernels.fusion import (
     writes,
 )
 from octavo.kernels.recorder import RopeTable, Tape, Value
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
 from octavo.layers.module import Module
 from octavo.layers.rope import RotaryEmbedding
 from octavo.models.config import ModelConfig
@@ -49,6 +53,7 @@ _PRODUCTS = (*GATES, "sigmoid")
 _MakeTable = Callable[[int], np.ndarray]
 _MAX_WIDTH = 1 << 24
 _MAX_WINDOW = (1 << 31) - 1
+_MATRICES, _BIASES = ("gate", "up", "down"), ("gate_bias", "up_bias", "down_bias")
 _ROPES = ("rope", "local_rope")  # of a ModelConfig
 
 
@@ -159,6 +164,28 @@ class _Writer:
                 }
             case Recurrence():
                 return recurrence_json(phase, value, self._constant)
+            case Experts():
+                return {
+                    "kind": "experts",
+                    **{each: value(getattr(phase, each)) for each in ("source", "logits", "out")},
+                    "norm": norm(phase.norm),
+                    "residual": value(phase.residual),
+                    "routing": dataclasses.asdict(phase.routing),
+                    "correction": self._constant(phase.correction),
+                    "activation": phase.activation,
+                    "remainder_above": _finite(phase.remainder_above),
+                    "inner_remainder_above": _finite(phase.inner_remainder_above),
+                    "experts": [self._expert(expert) for expert in phase.experts],
+                }
+
+    def _expert(self, expert: Expert) -> dict[str, Any]:
+        values = expert._asdict()
+        weights = {each: self._plan.name_of(values[each]) for each in _MATRICES}
+        biases = {each: self._constant(values[each]) for each in _BIASES}
+        return {
+            **weights,
+            **{name: number for name, number in biases.items() if number is not None},
+        }
 
     def _value(self, value: Value | None) -> list[int] | None:
         # What a gate takes in is never written anywhere, and has no number.
@@ -266,6 +293,7 @@ class _Reader:
             "rows": self._rows,
             "check": lambda f: Check(self._flat(f, "source")),
             "head": self._head,
+            "experts": self._experts,
             "recurrence": self._recurrences.phase,
         }
         if kind not in readers:
@@ -361,15 +389,15 @@ class _Reader:
 
     def _rows(self, fields: Fields) -> Rows:
         kind = fields.text("op")
-        if kind not in ("norm", "add", *_PRODUCTS):
-            raise fields.error("op", f"is none of norm, add, {', '.join(_PRODUCTS)}")
+        if kind not in ("norm", "add", "sigmoid", *GATES):
+            raise fields.error("op", f"is none of norm, add, sigmoid, {', '.join(GATES)}")
         a = self._read(fields, "a")
         is_norm = kind == "norm"
         if is_norm != ("norm" in fields) or is_norm == ("b" in fields):
             raise fields.error("op", "a norm has a norm, and all else a second operand")
         norm = self._norm(fields, "norm", a.shape[-1])
         b = None if is_norm else self._read(fields, "b")
-        if b is not None and b.width != a.width:
+        if b is not None and b.width not in ((1, a.width) if kind == "sigmoid" else (a.width,)):
             raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
         return Rows(kind, a, self._out(fields, "out", a.width), b, norm)
 
@@ -379,6 +407,44 @@ class _Reader:
         norm = self._norm(fields, "norm", source.width)
         softcap = fields.number("softcap", None)
         return Head(source, weight, norm, softcap, self._bound(fields))
+
+    def _experts(self, fields: Fields) -> Experts:
+        routing = read_dataclass(fields.section("routing"), Routing)
+        if (reason := routing.why_not()) is not None:
+            raise fields.error("routing", reason)
+        source = self._flat(fields, "source")
+        hidden, count = source.width, routing.num_experts
+        experts = fields.each("experts", lambda f, name: self._expert(f.section(name)), count)
+        if {expert.gate.shape for expert in experts} != {(experts[0].gate.shape[0], hidden)}:
+            raise fields.error("experts", f"are not all from {hidden} values to as many others")
+        correction = self._constant(fields, "correction", count) if "correction" in fields else None
+        activation = fields.text("activation")
+        if activation not in (*GATES, CLAMPED_SWIGLU):
+            raise fields.error("activation", f"is none of {', '.join((*GATES, CLAMPED_SWIGLU))}")
+        return Experts(
+            source,
+            self._flat(fields, "logits", count),
+            experts,
+            routing,
+            activation,
+            correction,
+            norm=self._norm(fields, "norm", hidden),
+            residual=self._flat(fields, "residual", hidden) if "residual" in fields else None,
+            remainder_above=self._bound(fields),
+            inner_remainder_above=self._bound(fields, "inner_remainder_above"),
+            out=self._out(fields, "out", hidden),
+        )
+
+    def _expert(self, fields: Fields) -> Expert:
+        gate, up, down = (self._matrix(fields, name) for name in _MATRICES)
+        inner, hidden = gate.shape
+        if up.shape != (inner, hidden) or down.shape != (hidden, inner):
+            raise fields.error("down", f"{up.shape} and {down.shape} do not fit {gate.shape}")
+        biases = (
+            self._constant(fields, name, size) if name in fields else None
+            for name, size in zip(_BIASES, (inner, inner, hidden), strict=True)
+        )
+        return Expert(gate, up, down, *biases)
 
     # -- what phases are made of ------------------------------------------------------------------
 
@@ -426,8 +492,8 @@ class _Reader:
             rotary.freq_factors.load(StoredWeight(GGMLType.F32, data, divisors.shape))
         return RopeTable(config.rotary_dim, rotary.table)
 
-    def _bound(self, fields: Fields) -> float:
-        bound: float = fields.number("remainder_above", math.inf, above=-1e-18)
+    def _bound(self, fields: Fields, name: str = "remainder_above") -> float:
+        bound: float = fields.number(name, math.inf, above=-1e-18)
         return bound
 
     def _value(self, fields: Fields, name: str) -> tuple[int, Value]:

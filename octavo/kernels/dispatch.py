@@ -40,7 +40,6 @@ class Ops:
     add: Op
     softcap: Op
     lm_head: Op
-    sigmoid_mul: Op
     short_conv: Op
     selective_scan: Op
     delta_rule: Op
@@ -49,6 +48,8 @@ class Ops:
     activate: Op
     scale: Op
     embed_positions: Op
+    moe: Op
+    sigmoid_mul: Op
 
 
 OP_NAMES = tuple(f.name for f in fields(Ops) if f.name not in ("name", "isa", "dtype"))

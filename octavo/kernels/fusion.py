@@ -11,7 +11,10 @@ row; attention takes in everything between the projections::
     down > add                              one Linear
     down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
 
-So five phases a layer. What fits no pattern becomes a phase of its own (:class:`Rows`).
+    rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
+
+So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
+(:class:`Rows`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy as np
 
 from octavo.kernels.recorder import Call, RopeTable, Tape, Value
 from octavo.kernels.recurrence_specs import RecurrentSpec
+from octavo.kernels.routing import Expert, Routing
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
 
@@ -99,8 +103,8 @@ class Attention:
 
 @dataclass(slots=True)
 class Rows:
-    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf",
-    "sigmoid"."""
+    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf"; or
+    "sigmoid", of b, which has a number for each of a's or one for all of a token."""
 
     kind: str
     a: Value
@@ -128,6 +132,23 @@ class Head:
 
 
 @dataclass(slots=True)
+class Experts:
+    """x = source, normed, by the experts that ``logits`` choose, and the residual added."""
+
+    source: Value
+    logits: Value
+    experts: Sequence[Expert]
+    routing: Routing
+    activation: str  # as of a Linear, or ``CLAMPED_SWIGLU``
+    correction: np.ndarray | None
+    out: Value
+    norm: Norm | None = None
+    residual: Value | None = None
+    remainder_above: float = math.inf
+    inner_remainder_above: float = math.inf  # of what goes into ``down``
+
+
+@dataclass(slots=True)
 class Recurrence:
     """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
     its inputs and its constants are, in their order.
@@ -142,7 +163,7 @@ class Recurrence:
     out: Value
 
 
-Phase = Embed | Linear | Attention | Rows | Check | Head | Recurrence
+Phase = Embed | Linear | Attention | Rows | Check | Head | Experts | Recurrence
 
 Place = TypeVar("Place")  # of a value in memory, for whoever allocates it
 
@@ -192,9 +213,16 @@ class _Fusion:
                 self._attention(call)
             case "lm_head":
                 self._head(call)
-            case "silu_mul" | "gelu_mul" | "sigmoid_mul":
+            case "silu_mul" | "gelu_mul":
                 gate, up = (self._need(value) for value in call.inputs)
                 self._rows(_activation(call), gate, call.outputs[0], b=up)
+            case "sigmoid_mul":
+                gate, x = (self._need(value) for value in call.inputs)
+                self._rows("sigmoid", x, call.outputs[0], b=gate)
+            case "router":
+                self._router(call)
+            case "experts":
+                self._experts(call)
             case "rmsnorm" | "add" | "rope" | "store_kv":
                 pass  # waits for its reader
             case "short_conv" | "selective_scan" | "delta_rule" | "gated_norm":
@@ -207,6 +235,8 @@ class _Fusion:
         group = [c for c in self.readers[source] if c.name == "linear" and c.inputs[0] is not None]
         group = [c for c in group if id(c) not in self.taken][:MAX_SEGMENTS]
         activation = self._common_reader(group)
+        if activation is None and (activation := self._common_reader(group[:2])) is not None:
+            group = group[:2]  # the others have readers of their own
         if activation is None and any(self._sum_reader(c) for c in group):
             group = [call]
         for member in group:
@@ -220,14 +250,46 @@ class _Fusion:
             self.taken.add(id(activation))
             phase.activation = _activation(activation)
             phase.segments[0].out = activation.outputs[0]
-        elif (sum_call := self._sum_reader(call)) is not None:
-            other = _other(sum_call, call.outputs[0])
-            if other.source in self.made:
-                self.taken.add(id(sum_call))
-                phase.residual = other.source
-                phase.segments[0].out = sum_call.outputs[0]
+        else:
+            phase.residual, phase.segments[0].out = self._sum_of(call)
         self.phases.append(phase)
         self.made.update(segment.out for segment in phase.segments)
+
+    def _router(self, call: Call) -> None:
+        segment = Segment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
+        phase = Linear(call.inputs[0].source, [segment])
+        self._absorb_input(phase)
+        self.phases.append(phase)
+        self.made.add(segment.out)
+
+    def _experts(self, call: Call) -> None:
+        x, logits = call.inputs
+        source, norm = self._normed(x)
+        activation = call.arguments["activation"]
+        residual, out = self._sum_of(call)
+        phase = Experts(
+            source,
+            self._need(logits),
+            call.arguments["experts"],
+            call.arguments["routing"],
+            "gelu_erf" if activation == "gelu" else activation,
+            call.arguments["correction"],
+            out,
+            norm,
+            residual,
+        )
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _sum_of(self, call: Call) -> tuple[Value | None, Value]:
+        """What a product can be added to, if that is there, and what it makes then."""
+        sum_call = self._sum_reader(call)
+        if sum_call is not None:
+            other = _other(sum_call, call.outputs[0]).source
+            if other in self.made:
+                self.taken.add(id(sum_call))
+                return other, sum_call.outputs[0]
+        return None, call.outputs[0]
 
     def _absorb_input(self, phase: Linear) -> None:
         """Take in the norm that makes a linear's input, and the sum that the norm reads."""
@@ -308,12 +370,7 @@ class _Fusion:
         return self._need(call.inputs[0]).view(-1, *call.inputs[0].shape), norm
 
     def _head(self, call: Call) -> None:
-        source, norm = call.inputs[0].source, None
-        norm_call = source.producer
-        if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
-            norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
-            source = norm_call.inputs[0].source
-        source = self._need(source)
+        source, norm = self._normed(call.inputs[0])
         phase = Head(source, call.arguments["weight"], norm)
         for reader in self.readers[call.outputs[0]]:
             if reader.name != "softcap":
@@ -321,6 +378,15 @@ class _Fusion:
             self.taken.add(id(reader))
             phase.softcap = reader.arguments["cap"]
         self.phases += [Check(source), phase]
+
+    def _normed(self, value: Value) -> tuple[Value, Norm | None]:
+        """What a norm of rows reads, if ``value`` is made by one, and the norm."""
+        source, norm = value.source, None
+        norm_call = source.producer
+        if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
+            norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            source = norm_call.inputs[0].source
+        return self._need(source), norm
 
     def _need(self, value: Value) -> Value:
         """Make sure that a phase writes ``value``; gives what it is a view of."""
@@ -360,7 +426,7 @@ class _Fusion:
         return call
 
     def _sum_reader(self, call: Call) -> Call | None:
-        """The add that alone reads a linear's output."""
+        """The add that alone reads what a product makes."""
         readers = self.readers[call.outputs[0]]
         return readers[0] if len(readers) == 1 and readers[0].name == "add" else None
 
@@ -370,8 +436,8 @@ def _is_row_norm(call: Call) -> bool:
 
 
 def _activation(call: Call) -> str:
-    if call.name in ("silu_mul", "sigmoid_mul"):
-        return call.name.removesuffix("_mul")
+    if call.name == "silu_mul":
+        return "silu"
     return "gelu_tanh" if call.arguments["approximate"] else "gelu_erf"
 
 
@@ -391,6 +457,8 @@ def reads(phase: Phase) -> Iterator[Value]:
             values = [phase.a, phase.b]
         case Check() | Head():
             values = [phase.source]
+        case Experts():
+            values = [phase.source, phase.logits, phase.residual]
         case Recurrence():
             values = [*phase.inputs]
         case Embed():
@@ -404,7 +472,7 @@ def writes(phase: Phase) -> Iterator[Value]:
         case Linear():
             outs = phase.segments[:1] if phase.activation else phase.segments
             values = [phase.sum_out, *(segment.out for segment in outs)]
-        case Embed() | Attention() | Rows() | Recurrence():
+        case Embed() | Attention() | Rows() | Experts() | Recurrence():
             values = [phase.out]
         case Check() | Head():
             values = []
@@ -472,9 +540,9 @@ def place(
 
 
 def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
-    """The residual that a linear's product may replace where it lies."""
+    """The residual that a product may replace where it lies."""
     if (
-        isinstance(phase, Linear)
+        isinstance(phase, Linear | Experts)
         and phase.residual in ending
         and phase.residual is not phase.source
     ):
@@ -483,6 +551,8 @@ def _overwritten(phase: Phase, ending: list[Value]) -> Value | None:
 
 
 def _product(phase: Phase) -> Value | None:
+    if isinstance(phase, Experts):
+        return phase.out.source
     return phase.segments[0].out.source if isinstance(phase, Linear) else None
 
 

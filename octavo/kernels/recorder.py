@@ -9,7 +9,7 @@ kernels run such a list in one call (``fusion.py`` and ``cpu/program.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from octavo.kernels.recurrence_specs import (
     RecurrentSpec,
     ScanSpec,
 )
+from octavo.kernels.routing import Expert, Router, Routing
 from octavo.quantization.base import Weight
 
 
@@ -200,7 +201,24 @@ def softcap(x: Value, cap: float) -> Value:
 
 
 def sigmoid_mul(gate: Value, x: Value) -> Value:
-    return gate.tape.record("sigmoid_mul", (gate, x), (x.width,))[0]
+    return x.tape.record("sigmoid_mul", (gate, x), (x.width,))[0]
+
+
+def moe(
+    x: Value, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+) -> Value:
+    """Two calls: the router is a product like any other, but for its logits to be float32."""
+    num_experts = (router.weight.shape[0],)
+    (logits,) = x.tape.record("router", (x,), num_experts, weight=router.weight, bias=router.bias)
+    return x.tape.record(
+        "experts",
+        (x, logits),
+        (x.width,),
+        experts=tuple(experts),
+        routing=routing,
+        correction=router.correction,
+        activation=activation,
+    )[0]
 
 
 def short_conv(

@@ -22,15 +22,17 @@ R rows of logits, V vocabulary, B slots of a KV block. Activations come in and g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.kernels.attention import paged_attention, plan_attention
+from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
@@ -44,14 +46,15 @@ __all__ = [
     "layernorm",
     "linear",
     "lm_head",
+    "moe",
     "paged_attention",
     "plan_attention",
     "rmsnorm",
     "rope",
     "selective_scan",
     "short_conv",
-    "sigmoid_mul",
     "scale",
+    "sigmoid_mul",
     "silu_mul",
     "softcap",
     "store_kv",
@@ -167,11 +170,6 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
-def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """sigmoid(gate) * x, of equal shapes."""
-    return x / (1 + torch.exp(-gate))
-
-
 def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
     """gelu(gate) * up, of equal shapes; with tanh in place of the error function by default."""
     if not _is_bitwise(gate):
@@ -182,9 +180,42 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: bool = True) -> Tensor:
     return 0.5 * gate * (1 + torch.erf(gate * math.sqrt(0.5))) * up
 
 
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """sigmoid(gate) * x: of the shape of x [T, K], or one number a token, gate [T, 1]."""
+    return x / (1 + torch.exp(-gate))
+
+
+def moe(
+    x: Tensor, router: Router, experts: Sequence[Expert], routing: Routing, activation: str
+) -> Tensor:
+    """x [T, K] by ``routing.top_k`` of the ``experts`` a token, weighed and added up: [T, K].
+
+    ``activation``: "silu", "gelu" or "gelu_tanh", as in configs, or ``CLAMPED_SWIGLU``. The router
+    is computed in float32, and so is the sum.
+    """
+    logits = linear(x.float(), router.weight, router.bias)
+    ids, weights = route(logits, routing, router.correction)
+
+    def run(index: int, taken: Tensor) -> Tensor:
+        expert = experts[index]
+        gate = linear(taken, expert.gate, expert.gate_bias)
+        inner = _GATES[activation](gate, linear(taken, expert.up, expert.up_bias))
+        return linear(inner, expert.down, expert.down_bias)
+
+    return add_up(x, ids, weights, run)
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap)."""
     return torch.tanh(x / cap) * cap
+
+
+_GATES = {
+    "silu": silu_mul,
+    "gelu": lambda gate, up: gelu_mul(gate, up, approximate=False),
+    "gelu_tanh": gelu_mul,
+    CLAMPED_SWIGLU: clamped_swiglu,
+}
 
 
 def _is_bitwise(x: Tensor) -> bool:

@@ -8,13 +8,15 @@ from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
+from octavo.layers.parameter import Parameter
 
 
 class Attention(Module):
     """Causal self-attention of one layer, with grouped query heads.
 
     ``window`` None means all positions. With ``qk_norm_eps``, query and key heads are normed, each
-    for itself, or all of a token as one if ``whole_qk_norm``.
+    for itself, or all of a token as one if ``whole_qk_norm``. With ``sinks`` each head has a logit
+    that no value belongs to.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Attention(Module):
         qk_norm_eps: float | None = None,
         qk_norm_plus: float = 0.0,
         whole_qk_norm: bool = False,
+        sinks: bool = False,
     ):
         self.layer_index = layer_index
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
@@ -49,6 +52,7 @@ class Attention(Module):
             heads, kv_heads = (num_heads, num_kv_heads) if whole_qk_norm else (1, 1)
             self.q_norm = RMSNorm(heads * head_dim, qk_norm_eps, qk_norm_plus)
             self.k_norm = RMSNorm(kv_heads * head_dim, qk_norm_eps, qk_norm_plus)
+        self.sinks = Parameter(num_heads, exact=True) if sinks else None
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``, None: heads
@@ -64,7 +68,14 @@ class Attention(Module):
         if cos_sin is not None:
             q, k = ctx.ops.rope(q, k, ctx.positions, cos_sin, self.interleaved_rope)
         attended = ctx.attention.attend(
-            self.layer_index, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap
+            self.layer_index,
+            q,
+            k,
+            v,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.value,
         )
         heads: Activations = attended.view(-1, self.num_heads * self.head_dim)
         return heads

@@ -30,10 +30,12 @@ class StepAttention(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Any = None,
     ) -> Any:
         """Keep k and v [T, Hk, D], and attend q [T, H, D] to what a layer has kept: [T, H, D].
 
         A query sees its own position and those before it: all, or ``window`` of them in all.
+        ``sinks`` [H] are logits in the softmax of each head that no value belongs to.
         """
         ...
 

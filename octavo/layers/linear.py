@@ -8,10 +8,12 @@ from octavo.layers.parameter import Parameter
 
 
 class Linear(Module):
-    """x [T, in_features] to [T, out_features]."""
+    """x [T, in_features] to [T, out_features]. With ``exact`` its weight is held in float32."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = False):
-        self.weight = Parameter(out_features, in_features)
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, exact: bool = False
+    ):
+        self.weight = Parameter(out_features, in_features, exact=exact)
         self.bias = Parameter(out_features, exact=True) if bias else None
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.quantization.base import Weight
+from octavo.quantization.base import StoredWeight, Weight, float_bytes
+from octavo.quantization.ggml_types import GGMLType
 
 
 class ShapeMismatch(ValueError):
@@ -16,8 +17,9 @@ class ShapeMismatch(ValueError):
 class Parameter:
     """The place of one weight in a layer: its shape and, once loaded, its value.
 
-    ``exact`` parameters (norms, biases: small, and added or multiplied element by element) are
-    kept in float32. ``plus`` is added to them, for checkpoints that store a weight less one.
+    ``exact`` parameters (norms, biases: small, and added or multiplied element by element; routers,
+    where what is nearly equal decides) are kept in float32. ``plus`` is added to them, for
+    checkpoints that store a weight less one.
     """
 
     __slots__ = ("_value", "exact", "plus", "shape")
@@ -34,17 +36,28 @@ class Parameter:
 
     @property
     def value(self) -> Any:
-        """What the ops are handed: a ``Weight`` as it is in its file, or a float32 array where it
-        is ``exact``. In a model ``with_tensors``, tensors of PyTorch's in place of both."""
+        """What the ops are handed: a ``Weight`` as it is in its file; where it is ``exact``, a
+        float32 array, or of a matrix a ``Weight`` in float32. In a model ``with_tensors``, tensors
+        of PyTorch's in place of all of them."""
         assert self._value is not None, "a forward pass before the model was loaded"
         return self._value
 
     def load(self, weight: Weight) -> None:
-        """Take ``weight``; ShapeMismatch if it is not of this shape."""
+        """Take ``weight``; ShapeMismatch if it is not of this shape. A matrix of one row may be
+        stored as a vector."""
+        if self.shape == (1, *weight.shape) and isinstance(weight, StoredWeight):
+            weight = StoredWeight(weight.type, weight.data, self.shape)
         if weight.shape != self.shape:
             raise ShapeMismatch(f"the shape is {list(weight.shape)}, not {list(self.shape)}")
+        self._value = self._in_float32(weight) if self.exact else weight
+
+    def _in_float32(self, weight: Weight) -> Any:
+        values = weight.dequantize() if weight.is_quantized else weight.floats()
         # A copy even of float32: reading a page of the file for every norm would be slower.
-        self._value = weight.floats() + np.float32(self.plus) if self.exact else weight
+        values = values + np.float32(self.plus)
+        if len(self.shape) != 2:
+            return values
+        return StoredWeight(GGMLType.F32, float_bytes(values, GGMLType.F32), self.shape)
 
     def holding(self, value: Any) -> Parameter:
         """The same parameter with its value in another form."""

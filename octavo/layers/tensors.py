@@ -25,10 +25,12 @@ def with_tensors(
     """A loaded model for ops that compute when they are called; the model itself stays as it is.
 
     On the CPU the tensors are the same memory. Elsewhere unquantized matrices are converted to
-    ``dtype``, and ``progress`` is called with the bytes that are there, and those of all.
+    ``dtype``, but for those that are exact, and ``progress`` is called with the bytes that are
+    there, and those of all.
     """
     device = torch.device(device)
     values = {id(p.value): p.value for _, p in named_parameters(model)}
+    exact = {id(p.value) for _, p in named_parameters(model) if p.exact}
     total, done = sum(value.nbytes for value in values.values()), 0
     upload = upload_to(device)
     made: dict[int, WeightTensor] = {}  # by what it is made of: tied weights stay one
@@ -36,7 +38,7 @@ def with_tensors(
         if isinstance(value, np.ndarray):
             made[key] = torch.from_numpy(value).to(device)
         else:
-            made[key] = to_torch(value, device, dtype, upload)
+            made[key] = to_torch(value, device, torch.float32 if key in exact else dtype, upload)
         done += value.nbytes
         if progress is not None and device.type != "cpu":
             progress(done, total)

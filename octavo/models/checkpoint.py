@@ -113,6 +113,8 @@ class SafetensorsFolder:
         self.path = path
         self._folder = ModelFolder(path)
         self._file_of: dict[str, SafetensorsFile] = {}
+        # The weight that was read last: of those of all experts, each is asked for by itself.
+        self._latest: tuple[str, Weight] | None = None
         if (whole := self._folder.find("model.safetensors")) is not None:
             self._open(whole)
         elif (index := self._folder.read_json(_INDEX)) is not None:
@@ -145,13 +147,18 @@ class SafetensorsFolder:
     def read(self, name: str) -> Weight:
         parts = self._parts.get(name)
         if parts is not None:
-            assert self._format is not None, "parts are found by a format"
-            stored = {part: self._stored(tensor) for part, tensor in parts.items()}
-            with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
-                return self._format.assemble(name, stored)
+            if self._latest is None or self._latest[0] != name:
+                self._latest = name, self._assemble(name, parts)
+            return self._latest[1]
         file = self._file_of[name]
         dtype, shape = file.tensors[name]
         return StoredWeight(_SAFETENSORS_TYPES[dtype], file.data(name), shape)
+
+    def _assemble(self, name: str, parts: Mapping[str, str]) -> Weight:
+        assert self._format is not None, "parts are found by a format"
+        stored = {part: self._stored(tensor) for part, tensor in parts.items()}
+        with np.errstate(all="ignore"):  # scales may be any numbers, as those of GGUF files
+            return self._format.assemble(name, stored)
 
     def names(self, family: Family) -> TensorNames:
         return family.hf_names
@@ -275,12 +282,15 @@ class GGUFFiles:
                 f"{file.path} ({name}): tensors of {tensor.type.name} are not supported, but "
                 f"{', '.join(known.name for known in READABLE_TYPES)} are"
             )
-        weight = StoredWeight(tensor.type, file.data(name), tensor.shape)
-        if weight.is_quantized and len(tensor.shape) != 2:
+        if tensor.type not in FLOAT_TYPES and len(tensor.shape) < 2:
             raise UnsupportedModelError(
                 f"{file.path} ({name}): {tensor.type.name} is only supported for matrices"
             )
-        return weight
+        if tensor.type is GGMLType.MXFP4:
+            from octavo.quantization.formats.mxfp4 import read_blocks
+
+            return read_blocks(file.data(name))
+        return StoredWeight(tensor.type, file.data(name), tensor.shape)
 
     def names(self, family: Family) -> TensorNames:
         return family.gguf_names

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.fields import Fields
+from octavo.kernels.routing import Routing
 from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
 from octavo.layers.rope_config import RopeConfig
 
@@ -26,6 +27,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 MAX_LAYERS = 1024
 MAX_POSITION = 1 << 31
 _MAX_SIZE = 1 << 24
+_MAX_EXPERTS = 1 << 12
 
 _SIZES = (
     *("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
@@ -52,6 +54,40 @@ class KVSpec:
     key_dim: int  # values of a head
     value_dim: int
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The experts of a model.
+
+    Args:
+        routing: which of them a token goes to.
+        inner: values between the two products of one.
+        layers: of each layer, whether it has experts, and not one MLP.
+        bias, router_bias, correction: experts have biases; the router has one, or what corrects the
+            choice among them.
+        shared_inner: of the MLP beside them that all tokens use; 0: there is none.
+        shared_gate: a number a token, behind a sigmoid, scales what that gives.
+        activation: as in ``ModelConfig``, or gpt-oss's.
+    """
+
+    routing: Routing
+    inner: int
+    layers: tuple[bool, ...]
+    bias: bool = False
+    router_bias: bool = False
+    correction: bool = False
+    shared_inner: int = 0
+    shared_gate: bool = False
+    activation: Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"] = "silu"
+
+    def check(self, require: Callable[[bool, str, str], None]) -> None:
+        reason = self.routing.why_not()
+        require(reason is None, "num_experts_per_tok", f"{reason}")
+        require(self.routing.num_experts <= _MAX_EXPERTS, "num_experts", "more than any model has")
+        sizes = self.inner, self.shared_inner + 1
+        fits = all(1 <= size <= _MAX_SIZE for size in sizes)
+        require(fits, "moe_intermediate_size", f"{self.inner} is not 1 to {_MAX_SIZE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +132,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    experts: ExpertsConfig | None = None
     recurrence: RecurrenceConfig | None = None
 
     @staticmethod
@@ -170,6 +207,8 @@ class ModelConfig:
                 raise ModelFileError(path, reason, field=name)
 
         self._check_sizes(require)
+        if self.experts is not None:
+            self.experts.check(require)
         require(
             self.num_heads % self.num_kv_heads == 0,
             "num_key_value_heads",

@@ -42,11 +42,12 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     kind = general.text("architecture")
     family = find_gguf_family(kind, str(path))
     fields = Fields(path, metadata, f"{kind}.", names=family.gguf_fields)
-    if "expert_count" in fields and fields.integer("expert_count", minimum=0) > 0:
-        raise UnsupportedModelError(f"{path}: mixture-of-experts models are not supported")
     shared = _shared(family, fields, metadata, tensors)
     shared = replace(shared, name=general.text("name", "") or path.stem)
-    return replace(shared, **family.from_gguf(fields, shared)).check(path)
+    config = replace(shared, **family.from_gguf(fields, shared))
+    if config.experts is None and fields.integer("expert_count", 0, minimum=0) > 0:
+        raise UnsupportedModelError(f"{path}: a {config.architecture} has no experts")
+    return config.check(path)
 
 
 def _shared(

@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Protocol, Self
 from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.embedding import Embedding, PositionEmbedding
+from octavo.layers.experts import ExpertMLPs
 from octavo.layers.linear import LMHead
+from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RotaryEmbedding
@@ -122,4 +124,24 @@ def make_attention(
         bias=config.attention_bias,
         output_bias=config.attention_output_bias,
         **more,
+    )
+
+
+def make_mlp(config: ModelConfig, index: int) -> Module:
+    """The part of a layer that sees one position: experts where it has them, or one MLP."""
+    experts = config.experts
+    if experts is None or not experts.layers[index]:
+        return GatedMLP(
+            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
+        )
+    return ExpertMLPs(
+        config.hidden_size,
+        experts.inner,
+        experts.routing,
+        experts.activation,
+        bias=experts.bias,
+        router_bias=experts.router_bias,
+        correction=experts.correction,
+        shared_inner=experts.shared_inner,
+        shared_gate=experts.shared_gate,
     )

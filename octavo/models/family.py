@@ -54,9 +54,12 @@ class TensorNames:
     Args:
         top: from the name of a module in such a file to its name here, outside of layers.
         layer: the same in a layer. Names that are in neither are the same here; so is what follows
-            a module's name, ``weight`` or ``bias``.
+            a module's name, ``weight`` or ``bias``, unless a name in full is there. ``N`` stands
+            for any number: a name with one only here is of a tensor of all experts, one behind the
+            other, as ``ffn_up_exps`` is of each ``mlp.experts.N.up_proj``.
         layers: what stands before a layer's number.
         transposed: modules, by their names there, whose weights are there as [inputs, outputs].
+        interleaved: modules whose rows there are those of the modules they are fused of in turn.
     """
 
     def __init__(
@@ -65,9 +68,11 @@ class TensorNames:
         layer: Mapping[str, str],
         layers: str,
         transposed: tuple[str, ...] = (),
+        interleaved: tuple[str, ...] = (),
     ):
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
-        self._transposed = tuple(f".{module}.weight" for module in transposed)
+        self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
+        self._interleaved = tuple(f".{module}" for module in interleaved)
 
     def parameter(self, tensor: str) -> str | None:
         """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None for what is
@@ -81,6 +86,12 @@ class TensorNames:
 
     def is_transposed(self, tensor: str) -> bool:
         return tensor.endswith(self._transposed)
+
+    def is_of_all_experts(self, tensor: str) -> bool:
+        return EACH in (self.parameter(tensor) or "")
+
+    def is_interleaved(self, parameter: str) -> bool:
+        return parameter.rpartition(".")[0].endswith(self._interleaved)
 
 
 class HFNames(TensorNames):
@@ -97,10 +108,11 @@ class HFNames(TensorNames):
         layer: Mapping[str, str] | None = None,
         layers: str = "model.layers",
         transposed: tuple[str, ...] = (),
+        interleaved: tuple[str, ...] = (),
         ignored: str | None = None,
         prefix: str = "model.",
     ):
-        super().__init__(top or {}, layer or {}, layers, transposed)
+        super().__init__(top or {}, layer or {}, layers, transposed, interleaved)
         self._ignored = re.compile("|".join(filter(None, (_NOT_OF_THE_MODEL, ignored))))
         self._prefix = prefix
 
@@ -114,6 +126,8 @@ class HFNames(TensorNames):
         return super().parameter(tensor)
 
 
+EACH = ".N."  # in a name: of every expert
+
 _LAYERS = "model.layers"
 _NOT_OF_THE_MODEL = r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*"
 
@@ -125,9 +139,20 @@ def _translated(
         return top[name]
     match = re.fullmatch(rf"{re.escape(layers)}\.(\d+)\.(.+)", name)
     names, rest = (layer, match[2]) if match else (top, name)
-    module, dot, suffix = rest.rpartition(".")
-    rest = names.get(module, module) + dot + suffix
+    if rest in names:
+        rest = names[rest]
+    else:
+        module, dot, suffix = rest.rpartition(".")
+        rest = _renamed(module, names) + dot + suffix
     return f"{to_layers}.{match[1]}.{rest}" if match else rest
+
+
+def _renamed(module: str, names: Mapping[str, str]) -> str:
+    number = re.search(r"\.(\d+)\.", module)
+    numbered = module.replace(number[0], EACH, 1) if number else module
+    if module in names or numbered not in names or number is None:
+        return names.get(module, module)
+    return names[numbered].replace(EACH, number[0], 1)
 
 
 def _inverse(names: Mapping[str, str]) -> dict[str, str]:

@@ -6,14 +6,15 @@
 
 Names, keys and types are those that llama.cpp reads (``src/llama-arch.cpp``, ``gguf.md`` of ggml).
 Who quantizes decides which type each matrix has, and makes the blocks; here is what is left:
-vectors stay F32, as llama.cpp wants them, rows of q and k are put in its order, and a tensor is
-written in pieces of some rows, so that a model may be larger than memory.
+vectors and routers stay F32, as llama.cpp wants them, rows of q and k are put in its order, the
+matrices of all experts become one tensor, and a tensor is written in pieces of some rows, so that a
+model may be larger than memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -173,7 +174,7 @@ def _choose_types(
     types = {}
     for name in parameters.names:
         shape = parameters.shape(name)
-        if len(shape) != 2:
+        if len(shape) != 2 or name in parameters.exact:
             continue
         rows, columns = shape
         stored = parameters.type(name)
@@ -192,11 +193,22 @@ def _choose_types(
 def _tensors(
     parameters: Parameters, types: Mapping[str, GGMLType], encode: Encode | None
 ) -> Iterator[TensorToWrite]:
+    names: dict[str, list[str]] = {}
     for name in parameters.names:
-        type = types.get(name, GGMLType.F32)
-        shape = parameters.shape(name)
-        chunks = _chunks(parameters, name, type, encode)
-        yield TensorToWrite(_gguf_name(parameters, name), shape, type, chunks)
+        names.setdefault(_gguf_name(parameters, name), []).append(name)
+    stacks = family_of(parameters.config.architecture).gguf_names.is_of_all_experts
+    for tensor, parts in names.items():
+        type, shape = types.get(parts[0], GGMLType.F32), parameters.shape(parts[0])
+        shape = (len(parts), *shape) if stacks(tensor) else shape
+        yield TensorToWrite(tensor, shape, type, _chunks_of_all(parameters, parts, type, encode))
+
+
+def _chunks_of_all(
+    parameters: Parameters, names: Sequence[str], type: GGMLType, encode: Encode | None
+) -> Iterator[np.ndarray]:
+    """The bytes of parameters, one behind the other."""
+    for name in names:
+        yield from _chunks(parameters, name, type, encode)
 
 
 def _chunks(

@@ -1,5 +1,6 @@
-"""Granite 3 and 4 (dense): Llama with four scales, chosen so that one recipe trains all sizes: of
-embeddings, of scores, of what each half of a layer adds to the stream, and of logits."""
+"""Granite 3 and 4 (dense, and 3 with experts): Llama with four scales, chosen so that one recipe
+trains all sizes: of embeddings, of scores, of what each half of a layer adds to the stream, and of
+logits."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Any
 from octavo.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
-from octavo.models.family import Family
-from octavo.models.llama import GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
+from octavo.models.experts import gguf_expert_entries, gguf_experts, hf_experts, refuse_folders
+from octavo.models.family import Family, HFNames
+from octavo.models.llama import GGUF_EXPERT_NAMES, GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
@@ -64,4 +66,37 @@ GRANITE = Family(
     to_hf=_to_hf,
     from_gguf=_from_gguf,
     to_gguf=_to_gguf,
+)
+
+_UP = "mlp.experts.N.gate_up_proj"
+MOE_NAMES = {
+    "block_sparse_moe.router.layer": "mlp.gate",
+    "block_sparse_moe.input_linear": _UP,
+    "block_sparse_moe.output_linear": "mlp.experts.N.down_proj",
+}
+GRANITE_MOE = Family(
+    architecture="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    model=LlamaForCausalLM,
+    gguf="granitemoe",
+    hf_names=HFNames(layer=MOE_NAMES),
+    gguf_names=GGUF_EXPERT_NAMES,
+    fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
+    gguf_interleaved=True,
+    hf_defaults={
+        **HF_DEFAULTS,
+        "max_position_embeddings": 2048,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    from_hf=lambda fields, config: {
+        **_from_hf(fields, config),
+        "experts": hf_experts(fields, config, inner="intermediate_size"),
+    },
+    to_hf=refuse_folders,
+    from_gguf=lambda fields, config: {
+        **_from_gguf(fields, config),
+        "experts": gguf_experts(fields, config, normalize=True),
+    },
+    to_gguf=lambda config: {**_to_gguf(config), **gguf_expert_entries(config)},
 )

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import add_scaled, make_attention
+from octavo.models.decoder import add_scaled, make_attention, make_mlp
 
 
 class HybridDecoderLayer(Module):
@@ -41,9 +40,7 @@ class HybridDecoderLayer(Module):
         return make_attention(config, index, qk_norm_eps=qk_norm_eps)
 
     def make_mlp(self, config: ModelConfig, index: int) -> Module:
-        return GatedMLP(
-            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
-        )
+        return make_mlp(config, index)
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         normed = self.input_layernorm(x, ctx)

@@ -1,8 +1,9 @@
-"""Llama 1 to 3, SmolLM 2, Mistral, Qwen 2 and Qwen 3 (dense), and the class of further families.
+"""Llama 1 to 3, SmolLM 2, Mistral and Mixtral, Qwen 2 and Qwen 3 (dense), and the class of further
+families.
 
 One architecture with switches: biases of the projections (Qwen 2), norms of query and key heads
-(Qwen 3), sliding windows (Mistral), tied embeddings, scales (Granite), layers without rope
-(SmolLM 3). The config has them all resolved.
+(Qwen 3), sliding windows (Mistral), experts (Mixtral), tied embeddings, scales (Granite), layers
+without rope (SmolLM 3). The config has them all resolved.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.fields import Fields
+from octavo.layers.attention import Attention
 from octavo.layers.context import Activations, ForwardContext
-from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
 from octavo.layers.norm import RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention
-from octavo.models.family import Family, TensorNames
+from octavo.models.decoder import DecoderForCausalLM, add_scaled, make_attention, make_mlp
+from octavo.models.experts import (
+    GGUF_EXPERTS,
+    gguf_expert_entries,
+    gguf_experts,
+    hf_expert_entries,
+    hf_experts,
+)
+from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.windows import Windows, hf_window_entries, hf_windows, window_size
 
 
@@ -25,12 +33,14 @@ class LlamaDecoderLayer(Module):
     def __init__(self, config: ModelConfig, index: int):
         self.residual_scale = config.residual_scale
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = make_attention(
-            config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
-        )
+        self.self_attn = self.make_attention(config, index)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = GatedMLP(
-            config.hidden_size, config.intermediate_size, config.activation, config.mlp_bias
+        self.mlp = make_mlp(config, index)
+
+    @staticmethod
+    def make_attention(config: ModelConfig, index: int) -> Attention:
+        return make_attention(
+            config, index, qk_norm_eps=config.norm_eps if config.qk_norm else None
         )
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
@@ -66,6 +76,7 @@ GGUF_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 GGUF_NAMES = TensorNames(GGUF_TOP, GGUF_LAYER, "blk")
+GGUF_EXPERT_NAMES = TensorNames(GGUF_TOP, {**GGUF_LAYER, **GGUF_EXPERTS}, "blk")
 
 HF_DEFAULTS = {
     "hidden_act": "silu",
@@ -76,7 +87,10 @@ HF_DEFAULTS = {
 
 
 def _llama_or_mistral(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    """Mistral's files are Llama's, but for windows."""
+    """Mistral's files are Llama's, but for windows, and Mixtral's but for experts."""
+    experts = gguf_experts(fields, config, normalize=True)
+    if experts is not None:
+        return {"architecture": "MixtralForCausalLM", "experts": experts}
     return {"architecture": "MistralForCausalLM"} if any(config.layer_windows) else {}
 
 
@@ -84,14 +98,20 @@ def _mistral_windows(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {"layer_windows": hf_windows(fields, config.num_layers, lambda layer: True)}
 
 
-def _qwen_windows(fields: Fields, config: ModelConfig) -> Windows:
+def _mixtral_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    """All that is between the products of an expert is what others call ``intermediate_size``."""
+    experts = hf_experts(fields, config, inner="intermediate_size")
+    return {**_mistral_windows(fields, config), "experts": experts}
+
+
+def qwen_windows(fields: Fields, config: ModelConfig) -> Windows:
     if not fields.boolean("use_sliding_window", False):
         return (None,) * config.num_layers
     first = fields.integer("max_window_layers", 28, minimum=0)
     return hf_windows(fields, config.num_layers, lambda layer: layer >= first)
 
 
-def _qwen_window_entries(config: ModelConfig) -> dict[str, Any]:
+def qwen_window_entries(config: ModelConfig) -> dict[str, Any]:
     windows = config.layer_windows
     return {
         **hf_window_entries(config),
@@ -105,7 +125,7 @@ def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "attention_bias": True,
         "attention_output_bias": False,
-        "layer_windows": _qwen_windows(fields, config),
+        "layer_windows": qwen_windows(fields, config),
     }
 
 
@@ -135,6 +155,36 @@ MISTRAL = Family(
     from_hf=_mistral_windows,
     to_hf=lambda config: {"sliding_window": window_size(config)},
 )
+_MIXTRAL_NAMES = {
+    "block_sparse_moe.gate": "mlp.gate",
+    "block_sparse_moe.experts.N.w1": "mlp.experts.N.gate_proj",
+    "block_sparse_moe.experts.N.w3": "mlp.experts.N.up_proj",
+    "block_sparse_moe.experts.N.w2": "mlp.experts.N.down_proj",
+}
+MIXTRAL = Family(
+    architecture="MixtralForCausalLM",
+    model_type="mixtral",
+    model=LlamaForCausalLM,
+    gguf="llama",
+    hf_names=HFNames(layer=_MIXTRAL_NAMES),
+    gguf_names=GGUF_EXPERT_NAMES,
+    gguf_interleaved=True,
+    hf_defaults={
+        **HF_DEFAULTS,
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    from_hf=_mixtral_from_hf,
+    to_hf=lambda config: {
+        **hf_expert_entries(config, "num_local_experts"),
+        "sliding_window": window_size(config),
+    },
+    to_gguf=gguf_expert_entries,
+)
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
@@ -143,7 +193,7 @@ QWEN2 = Family(
     gguf_names=GGUF_NAMES,
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768},
     from_hf=_qwen2_from_hf,
-    to_hf=_qwen_window_entries,
+    to_hf=qwen_window_entries,
 )
 QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
@@ -154,7 +204,7 @@ QWEN3 = Family(
     hf_defaults={**HF_DEFAULTS, "max_position_embeddings": 32_768, "head_dim": 128},
     from_hf=lambda fields, config: {
         "qk_norm": True,
-        "layer_windows": _qwen_windows(fields, config),
+        "layer_windows": qwen_windows(fields, config),
     },
-    to_hf=_qwen_window_entries,
+    to_hf=qwen_window_entries,
 )

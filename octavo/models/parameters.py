@@ -59,6 +59,7 @@ class Parameters:
 
     ``config``: the model's, as a file in this layout says it. ``names``: in the model's order; a
     tied head is not among them, nor is ``FREQ_FACTORS``, of which ``freq_factors`` has the values.
+    ``exact``: those that models hold in float32, whatever their file has.
 
     Raises:
         ModelError: as of ``load_checkpoint``; or UnsupportedModelError where rope has divisors that
@@ -72,9 +73,11 @@ class Parameters:
         model = load_checkpoint(checkpoint, stored)  # says what is wrong with it, and reads little
         assert isinstance(model, Module)
         self._sources = source_of(checkpoint, stored)
+        parameters = dict(named_parameters(model))
+        self.exact = frozenset(name for name, each in parameters.items() if each.exact)
         self.names = tuple(
             name
-            for name, _ in named_parameters(model)
+            for name in parameters
             if name != FREQ_FACTORS and not (stored.tie_embeddings and name == HEAD)
         )
         divisors = self.weight(FREQ_FACTORS).floats() if stored.rope.has_freq_factors else None

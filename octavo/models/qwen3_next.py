@@ -1,4 +1,5 @@
-"""Qwen3-Next: three layers of the gated delta rule to one that attends, and gates what it attends.
+"""Qwen3-Next: three layers of the gated delta rule to one that attends, and gates what it attends;
+experts as in Qwen 2.
 
 Only a part of each head is rotated, and weights of norms are stored less one, but for those of the
 recurrent layers.
@@ -7,22 +8,22 @@ recurrent layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec
 from octavo.layers.gated_attention import GatedAttention
 from octavo.layers.module import Module
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import GatedDeltaNet
-from octavo.models.config import ModelConfig
+from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
+from octavo.models.experts import hf_expert_entries, hf_experts
 from octavo.models.family import Family, HFNames
 from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
+from octavo.models.qwen_moe import SHARED_EXPERT, expert_layer_entries, expert_layers
 
 _PERIOD = 4  # of which the last layer attends
 
@@ -42,11 +43,10 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 # -- files ----------------------------------------------------------------------------------------
 
 MIXER = ("in_proj_qkvz", "in_proj_ba", "conv1d", "norm", "out_proj")
-HF_NAMES = HFNames(layer=mixer_names("linear_attn", MIXER))
+HF_NAMES = HFNames(layer={**SHARED_EXPERT, **mixer_names("linear_attn", MIXER)})
 
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
-    _refuse_experts(fields, config)
     if "layer_types" in fields:
         layers = hf_layers_of(fields, config.num_layers, ("linear_attention",))
     else:
@@ -55,6 +55,7 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "norm_plus_one": True,
         "qk_norm": True,
+        "experts": _experts(fields, config),
         "recurrence": _recurrence(fields, layers, config.norm_eps),
     }
 
@@ -75,12 +76,30 @@ def _recurrence(fields: Fields, layers: tuple[int, ...], eps: float) -> Recurren
     )
 
 
-def _refuse_experts(fields: Fields, config: ModelConfig) -> None:
-    dense = set(fields.each("mlp_only_layers", partial(Fields.integer, minimum=0)))
-    step = fields.integer("decoder_sparse_step")
-    sparse = {i for i in range(config.num_layers) if (i + 1) % step == 0} - dense
-    if sparse and fields.integer("num_experts", minimum=0):
-        raise UnsupportedModelError(f"{fields.path}: mixtures of experts are not supported here")
+def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
+    layers = expert_layers(fields, config)
+    if not any(layers) or not fields.integer("num_experts", minimum=0):
+        return None
+    return hf_experts(
+        fields,
+        config,
+        layers=layers,
+        routing={"normalize": fields.boolean("norm_topk_prob")},
+        shared_inner=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+def _expert_entries(config: ModelConfig) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {"num_experts": 0}
+    return {
+        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
+        **expert_layer_entries(config),
+        "norm_topk_prob": experts.routing.normalize,
+        "shared_expert_intermediate_size": experts.shared_inner,
+    }
 
 
 def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
@@ -116,7 +135,7 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
         "linear_num_value_heads": delta.value_heads,
         "linear_value_head_dim": delta.value_dim,
         "linear_conv_kernel_dim": recurrence.conv.kernel,
-        "num_experts": 0,
+        **_expert_entries(config),
     }
 
 
@@ -144,6 +163,10 @@ QWEN3_NEXT = Family(
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,

@@ -34,6 +34,13 @@ FAMILIES = (
     Listed(
         "octavo.models.llama:MISTRAL", ("MistralForCausalLM", "Mistral3ForConditionalGeneration")
     ),
+    Listed("octavo.models.llama:MIXTRAL", ("MixtralForCausalLM",)),
+    Listed("octavo.models.qwen_moe:QWEN2_MOE", ("Qwen2MoeForCausalLM",), "qwen2moe"),
+    Listed("octavo.models.qwen_moe:QWEN3_MOE", ("Qwen3MoeForCausalLM",), "qwen3moe"),
+    Listed("octavo.models.olmoe:OLMOE", ("OlmoeForCausalLM",), "olmoe"),
+    Listed("octavo.models.granite:GRANITE_MOE", ("GraniteMoeForCausalLM",), "granitemoe"),
+    Listed("octavo.models.glm4_moe:GLM4_MOE", ("Glm4MoeForCausalLM",), "glm4moe"),
+    Listed("octavo.models.gpt_oss:GPT_OSS", ("GptOssForCausalLM",), "gpt-oss"),
     Listed("octavo.models.llama:QWEN2", ("Qwen2ForCausalLM",), "qwen2"),
     Listed("octavo.models.llama:QWEN3", ("Qwen3ForCausalLM",), "qwen3"),
     Listed(

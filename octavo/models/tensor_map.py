@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
+from octavo.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.family import Family
+from octavo.models.family import EACH, Family
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import family_of
-from octavo.quantization.base import Weight, transposed
+from octavo.quantization.base import Weight, entry_of, transposed
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
-    from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``rows``."""
+    from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``order``.
+    ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
+    other."""
 
     tensor: str
     start: int = 0
     stop: int | None = None
+    step: int = 1
     is_transposed: bool = False
-    rows: np.ndarray | None = None
+    order: np.ndarray | None = None
+    entry: tuple[int, int] | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
-        if self.is_transposed:
+        if self.entry is not None:
+            weight = self._entry_of(weight, checkpoint)
+        # Codes with scales of several modules are never turned.
+        if self.is_transposed and (self.entry is None or not weight.is_quantized):
             weight = transposed(weight)
-        if self.rows is not None and len(self.rows) == weight.shape[0]:
-            weight = weight.select(self.rows)
-        is_whole = (self.start, self.stop) == (0, None)
-        return weight if is_whole else weight.narrow(self.start, self.stop)
+        if self.order is not None and len(self.order) == weight.shape[0]:
+            weight = weight.select(self.order)
+        is_whole = (self.start, self.stop, self.step) == (0, None, 1)
+        return weight if is_whole else weight.narrow(self.start, self.stop, self.step)
+
+    def _entry_of(self, weight: Weight, checkpoint: Checkpoint) -> Weight:
+        assert self.entry is not None
+        index, count = self.entry
+        try:
+            return entry_of(weight, index, count)
+        except ValueError as error:
+            path = checkpoint.tensors[self.tensor].path
+            raise ModelFileError(path, f"{error}", field=self.tensor) from None
 
 
 def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str | None, Source]]:
@@ -54,11 +71,12 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
     for tensor, parameter in parameter_of.items():
         if parameter is None:
             yield None, Source(tensor)
-        else:
-            is_transposed = names.is_transposed(tensor)
-            rows = family.row_order(config, parameter)
-            for part, start, stop in _rows_of_parts(family.parts(parameter), sizes):
-                yield part, Source(tensor, start, stop, is_transposed, rows)
+            continue
+        parts, order = family.parts(parameter), family.row_order(config, parameter)
+        rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
+        for part, start, stop, step in rows:
+            source = Source(tensor, start, stop, step, names.is_transposed(tensor), order)
+            yield from _of_each_expert(part, source, config)
 
 
 def source_of(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Source]:
@@ -73,13 +91,30 @@ def _num_rows(family: Family, config: ModelConfig) -> Mapping[str, int]:
     return {name: p.shape[0] for name, p in named_parameters(family.model(config))}
 
 
-def _rows_of_parts(
+def _in_order(
     parts: tuple[str, ...], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, int, int | None]]:
-    """(parameter, first row, end) of each part. The last one has all that is left, so that a tensor
-    of too many rows is noticed by its shape."""
-    ends = list(accumulate((sizes.get(part, 0) for part in parts[:-1]), initial=0))
-    yield from zip(parts, ends, [*ends[1:], None], strict=True)
+) -> Iterator[tuple[str, int, int | None, int]]:
+    """(parameter, first row, end, step) of each part. The last one has all that is left, so that a
+    tensor of too many rows is noticed by its shape."""
+    known = (sizes.get(part.replace(EACH, ".0."), 0) for part in parts[:-1])
+    ends = list(accumulate(known, initial=0))
+    for part, start, stop in zip(parts, ends, [*ends[1:], None], strict=True):
+        yield part, start, stop, 1
+
+
+def _in_turn(parts: tuple[str, ...]) -> Iterator[tuple[str, int, int | None, int]]:
+    """The same of parts whose rows follow each other in turn."""
+    yield from ((part, first, None, len(parts)) for first, part in enumerate(parts))
+
+
+def _of_each_expert(part: str, source: Source, config: ModelConfig) -> Iterator[tuple[str, Source]]:
+    """Of a tensor that has the same of all experts, each one's."""
+    if EACH not in part or config.experts is None:
+        yield part, source
+        return
+    count = config.experts.routing.num_experts
+    for index in range(count):
+        yield part.replace(EACH, f".{index}."), replace(source, entry=(index, count))
 
 
 def _next_token_modules(checkpoint: Checkpoint, config: ModelConfig) -> tuple[str, ...]:

@@ -40,8 +40,9 @@ class Weight(Protocol):
         """Memory of files that these rows alone are in."""
         ...
 
-    def narrow(self, start: int, stop: int | None) -> Weight:
-        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy."""
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> Weight:
+        """Rows ``start`` to ``stop`` of a matrix, or values of a vector; no copy, unless some are
+        stepped over and it is not quantized."""
         ...
 
     def select(self, rows: np.ndarray) -> Weight:
@@ -94,8 +95,9 @@ class StoredWeight:
     def mapped(self) -> Sequence[np.ndarray]:
         return (self.data,)
 
-    def narrow(self, start: int, stop: int | None) -> StoredWeight:
-        return self._of_rows(self._rows()[start:stop])
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> StoredWeight:
+        rows = self._rows()[start:stop:step]
+        return self._of_rows(rows if step == 1 else np.ascontiguousarray(rows))
 
     def select(self, rows: np.ndarray) -> StoredWeight:
         return self._of_rows(self._rows()[rows])
@@ -144,6 +146,20 @@ def transposed(weight: Weight) -> StoredWeight:
     size = row_bytes(weight.type, 1)
     data = weight.data.reshape(rows, columns, size).swapaxes(0, 1).reshape(columns, rows * size)
     return StoredWeight(weight.type, data, (columns, rows))
+
+
+def entry_of(weight: Weight, index: int, count: int) -> Weight:
+    """One of the ``count`` matrices, or vectors, that lie in a tensor one behind the other: of its
+    first dimension, or of its rows. ValueError if it does not have so many; no copy."""
+    dims = len(weight.shape)
+    if weight.shape[0] != count and (dims != 2 or weight.shape[0] % count):
+        raise ValueError(f"the shape is {list(weight.shape)}, for {count} experts")
+    if not isinstance(weight, StoredWeight):  # whose rows are all one below the other
+        size = weight.shape[0] // count
+        return weight.narrow(index * size, (index + 1) * size)
+    size = len(weight.data) // count
+    data = weight.data[index * size : (index + 1) * size]
+    return StoredWeight(weight.type, data, weight.shape[1:])
 
 
 def float_bytes(values: np.ndarray, type: GGMLType) -> np.ndarray:

@@ -94,16 +94,16 @@ class CodedWeight:
             nbytes=self.nbytes * len(rows) // max(self.shape[0], 1),
         )
 
-    def narrow(self, start: int, stop: int | None) -> CodedWeight:
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> CodedWeight:
         start, stop, _ = slice(start, stop).indices(self.shape[0])
-        zeros = self.zeros
+        zeros, rows, count = self.zeros, slice(start, stop, step), len(range(start, stop, step))
         return replace(
             self,
-            shape=(stop - start, self.shape[1]),
-            codes=_Rows(self.codes, start),
-            scales=_rows_of(self.scales, slice(start, stop)),
-            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, slice(start, stop)),
-            nbytes=self.nbytes * (stop - start) // max(self.shape[0], 1),
+            shape=(count, self.shape[1]),
+            codes=_Rows(self.codes, start, step),
+            scales=_rows_of(self.scales, rows),
+            zeros=zeros if isinstance(zeros, float | int) else _rows_of(zeros, rows),
+            nbytes=self.nbytes * count // max(self.shape[0], 1),
         )
 
     def floats(self) -> np.ndarray:
@@ -123,13 +123,15 @@ class CodedWeight:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Codes from a row on."""
+    """Codes from a row on, of each or of every so many rows."""
 
     codes: Codes
     first: int
+    step: int = 1
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        return self.codes.rows(self.first + start, self.first + stop)
+        first, end = (self.first + row * self.step for row in (start, stop))
+        return self.codes.rows(first, max(end - self.step + 1, first))[:: self.step]
 
 
 def _rows_of(table: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:

@@ -47,12 +47,12 @@ class GGMLType(IntEnum):
 # Types of one value after the other; all others have blocks, or are not of weights.
 FLOAT_TYPES = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 
-# What octavo runs: these can be dequantized.
+# What octavo runs: these can be dequantized, and MXFP4 is read as codes with scales.
 READABLE_TYPES = (
     *FLOAT_TYPES,
     *(GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0),
     *(GGMLType.Q2_K, GGMLType.Q3_K, GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q8_K),
-    *(GGMLType.IQ4_NL, GGMLType.IQ4_XS),
+    *(GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.MXFP4),
 )
 
 # (values per block, bytes per block). Types that octavo cannot dequantize are listed too: their

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import torch
@@ -14,7 +15,7 @@ from octavo.kernels.cuda.packing import expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
-from octavo.kernels.fusion import CannotFuse, Head, Linear, Matrix
+from octavo.kernels.fusion import CannotFuse, Embed, Head, Matrix
 from octavo.kernels.kv_stores import CODECS
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
@@ -47,7 +48,7 @@ from octavo.runtime.memory_ledger import (
     scratch_line,
     tokens_line,
 )
-from octavo.runtime.op_program import StepPlan, matrices_of, plan_step
+from octavo.runtime.op_program import StepPlan, plan_step, products_of
 from octavo.runtime.streams import Stream
 from octavo.runtime.torch_probe import FusedProbe
 
@@ -80,6 +81,8 @@ class FusedBackend:
         self._spec, self._model_config = spec, model_config
         self._kit = kit or kit_of(spec)
         self._plan, weights = plan_step(model)
+        if reason := self._kit.why_not(self._plan.phases):
+            raise CannotFuse(reason)
         self._weights = PackedOnce(self._plan, weights, self._kit)
         if spec.device != "cpu":
             check_weights(device_memory(spec.device), weights_bytes(model))
@@ -167,9 +170,10 @@ class FusedBackend:
 
     def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
         weights = [
-            (isinstance(phase, Head), self._weights(list(matrices_of(phase))))
+            (isinstance(phase, Head), self._weights(together))
             for phase in self._plan.phases
-            if isinstance(phase, Linear | Head)
+            if not isinstance(phase, Embed)
+            for together in products_of(phase)
         ]
         kit = self._kit
         return FusedProbe(runner, weights, kit.multiplied_as, kv_cache, kit.device, kit.dtype)
@@ -245,9 +249,9 @@ class PackedOnce:
         """
         upload = self._kit.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
-        for phase in self._plan.phases:
-            names = tuple(map(self._plan.name_of, matrices_of(phase)))
-            if names and names not in self._made:
+        for together in chain.from_iterable(map(products_of, self._plan.phases)):
+            names = tuple(map(self._plan.name_of, together))
+            if names not in self._made:
                 joined = [self._weights[name] for name in names]
                 self._made[names] = pack(joined, self._kit.device, self._kit.dtype, upload)
                 done += sum(weight.nbytes for weight in joined)

@@ -14,7 +14,7 @@ from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import Matrix, Phase
+from octavo.kernels.fusion import Experts, Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
@@ -34,6 +34,10 @@ class Kit(Protocol):
 
     device: torch.device
     dtype: torch.dtype  # of activations
+
+    def why_not(self, phases: Sequence[Phase]) -> str | None:
+        """What keeps it from running a model of these phases, None if nothing."""
+        ...
 
     def create_ops(
         self,
@@ -83,6 +87,9 @@ class PlainKit:
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype
 
+    def why_not(self, phases: Sequence[Phase]) -> None:
+        return None
+
     def create_ops(
         self,
         phases: Sequence[Phase],
@@ -114,6 +121,11 @@ class TritonKit:
     def __init__(self, device: torch.device, conditions: Conditions):
         self.device, self.dtype = device, conditions.dtype
         self._conditions = conditions
+
+    def why_not(self, phases: Sequence[Phase]) -> str | None:
+        from octavo.kernels.cuda.triton_ops import NO_EXPERTS
+
+        return NO_EXPERTS if any(isinstance(phase, Experts) for phase in phases) else None
 
     def create_ops(
         self,

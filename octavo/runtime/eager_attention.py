@@ -57,12 +57,13 @@ class PagedAttention:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         group = self.groups[self.group_of[layer]]
         keys, values = self.kv_cache.layer(layer)
         self.ops.store_kv(k, v, keys, values, group.slots)
         attended: Tensor = self.ops.paged_attention(
-            q, keys, values, group.plan, scale, window, softcap
+            q, keys, values, group.plan, scale, window, softcap, sinks
         )
         return attended
 

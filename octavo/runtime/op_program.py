@@ -41,10 +41,13 @@ class RecordedAttention:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: np.ndarray | None = None,
     ) -> Value:
         kept = LayerKV(layer)
         self._ops.store_kv(k, v, kept, kept, None)
-        attended: Value = self._ops.paged_attention(q, kept, kept, None, scale, window, softcap)
+        attended: Value = self._ops.paged_attention(
+            q, kept, kept, None, scale, window, softcap, sinks
+        )
         return attended
 
 
@@ -105,10 +108,20 @@ class StepPlan:
 
 def matrices_of(phase: fusion.Phase) -> Iterator[Matrix]:
     """What a phase multiplies with, or reads rows of."""
+    for together in products_of(phase):
+        yield from together
+
+
+def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
+    """The same, those together that are multiplied with the same rows."""
     if isinstance(phase, fusion.Linear):
-        yield from (segment.weight for segment in phase.segments)
+        yield [segment.weight for segment in phase.segments]
+    elif isinstance(phase, fusion.Experts):
+        for expert in phase.experts:
+            yield expert.gate, expert.up
+            yield (expert.down,)
     elif isinstance(phase, fusion.Embed | fusion.Head):
-        yield phase.weight
+        yield (phase.weight,)
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:

@@ -60,6 +60,10 @@ CONFIGS = {
     "qwen2": {**LLAMA, "architectures": ["Qwen2ForCausalLM"]},
     "qwen3": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
     "gemma3": {**LLAMA, **GEMMA},
+    "mixtral": {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+    "qwen2-moe": {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 5},
+    "gpt-oss": {**LLAMA, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
+    "glm4-moe": {**LLAMA, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8},
 }
 
 
@@ -134,6 +138,7 @@ ARGUMENTS = {
     abi.OCT_OP_ROWS: abi.RowsArgs,
     abi.OCT_OP_CHECK: abi.CheckArgs,
     abi.OCT_OP_HEAD: abi.LinearArgs,
+    abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
 
 
@@ -165,11 +170,30 @@ def fields_of(struct: ctypes.Structure, base: int, config: ModelConfig) -> dict[
             found[name] = value  # the same memory, for both
         elif name == "segments":
             found[name] = [fields_of(segment, base, config) for segment in value]
-        elif isinstance(value, abi.Weight):
+        elif isinstance(value, abi.Weight | abi.Routing):
             found[name] = fields_of(value, base, config)
+        elif name == "experts":
+            experts = value[: struct.routing.num_experts]
+            found[name] = [fields_of(expert, base, config) for expert in experts]
+        elif name == "loads":
+            assert value  # each program counts for itself
         elif name == "head":
             found[name] = value.contents.softcap if value else None
-        elif name in ("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x"):
+        elif name in (
+            "in",
+            "add",
+            "x_out",
+            "y",
+            "residual",
+            "a",
+            "b",
+            "q",
+            "k",
+            "v",
+            "out",
+            "x",
+            "logits",
+        ):
             is_address = not (name == "k" and isinstance(struct, abi.LinearArgs | abi.Weight))
             found[name] = value - base if is_address and value else value
         else:
@@ -189,6 +213,13 @@ def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int
             table = 40 * struct.rotary_dim
             heads = {"sinks": struct.num_heads, "cos_sin": table}
             return {**dict.fromkeys(("q_norm", "k_norm"), config.head_dim), **heads}
+        case abi.ExpertsArgs():
+            return {"norm": struct.hidden}
+        case abi.Routing():
+            return {"correction": struct.num_experts}
+        case abi.Expert():
+            inner, hidden = struct.gate.n, struct.gate.k
+            return {"gate_bias": inner, "up_bias": inner, "down_bias": hidden}
         case abi.RowsArgs():
             return {"b": struct.width} if struct.kind == abi.OCT_ROWS_NORM else {}
     return {}

@@ -73,3 +73,14 @@ def test_as_a_tensor(weight):
     rows = torch.tensor([4, 0, 4])
     assert np.array_equal(tensor.select(rows).numpy(), expected(weight)[rows])
     assert tensor.select(torch.tensor([], dtype=torch.int64)).shape == (0, weight.shape[1])
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_rows_that_are_stepped_over_are_not_unpacked(step):
+    weight = coded(14, 32, 4, 16)
+    part = weight.narrow(3, 13, step)
+    expected = weight.dequantize()[3:13:step]
+    assert part.shape == expected.shape
+    np.testing.assert_array_equal(part.dequantize(), expected)
+    np.testing.assert_array_equal(part.narrow(1, 3).dequantize(), expected[1:3])
+    assert part.codes.rows(0, 0).shape == (0, 32)

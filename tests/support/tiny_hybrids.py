@@ -61,6 +61,35 @@ CASES = {
             "mamba_proj_bias": True,
         },
     ),
+    "granite-experts": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_hidden_layers": 2,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+            "shared_intermediate_size": 24,
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+        },
+    ),
+    "qwen3-next-experts": (
+        "qwen3_next",
+        {
+            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "qwen3-next": (
         "qwen3_next",
         {
@@ -97,7 +126,8 @@ def make_model(name):
     kind, changes = CASES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SIZES, **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **eager).eval()
     for key, parameter in model.named_parameters():
         if "A_log" not in key and "dt_bias" not in key:
             spread = 0.15 if parameter.dim() > 1 else 0.1

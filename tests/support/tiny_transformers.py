@@ -141,6 +141,92 @@ CASES = {
         },
     ),
 }
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+QWEN_EXPERTS = {**EXPERTS, "num_experts": 6, "moe_intermediate_size": 48}
+# The same of models with experts.
+EXPERT_CASES = {
+    "mixtral": ("mixtral", {**EXPERTS, "sliding_window": 24}),
+    "mixtral-odd": ("mixtral", {**EXPERTS, "num_local_experts": 5, "intermediate_size": 33}),
+    "qwen2-moe": ("qwen2_moe", {**QWEN_EXPERTS, "shared_expert_intermediate_size": 80}),
+    "qwen2-moe-mixed": (
+        "qwen2_moe",
+        {
+            **QWEN_EXPERTS,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "qwen3-moe": ("qwen3_moe", {**QWEN_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen3-moe-step": (
+        "qwen3_moe",
+        {**QWEN_EXPERTS, "head_dim": 16, "decoder_sparse_step": 2, "num_experts_per_tok": 4},
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "olmoe": ("olmoe", {**QWEN_EXPERTS}),
+    "olmoe-odd": ("olmoe", {**QWEN_EXPERTS, "num_attention_heads": 2, "intermediate_size": 35}),
+    "granite-moe": (
+        "granitemoe",
+        {
+            **EXPERTS,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.125,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "granite-moe-odd": (
+        "granitemoe",
+        {**EXPERTS, "num_local_experts": 3, "intermediate_size": 41, "tie_word_embeddings": True},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **EXPERTS,
+            "head_dim": 32,
+            "sliding_window": 24,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    "gpt-oss-odd": (
+        "gpt_oss",
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "sliding_window": 16,
+            "num_local_experts": 3,
+            "intermediate_size": 50,
+            "num_hidden_layers": 3,
+        },
+    ),
+}
 
 # The same of families that are not put to every test: two shapes of each, one with odd sizes.
 GPT2_SIZES = {
@@ -152,8 +238,10 @@ GPT2_SIZES = {
 }
 ODD = {"hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 16}
 ODD_HEADS = {
-    **{"hidden_size": 96, "intermediate_size": 100, "num_hidden_layers": 2},
-    **{"num_attention_heads": 6},
+    "hidden_size": 96,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
 }
 FAMILIES = {
     "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 40}),
@@ -282,10 +370,11 @@ FAMILIES = {
 
 def make_model(name, **more):
     """A transformers model with random weights of a size that all of them matter."""
-    kind, differences = {**CASES, **FAMILIES}[name]
+    kind, differences = {**CASES, **FAMILIES, **EXPERT_CASES}[name]
     torch.manual_seed(sum(map(ord, name)))
     config = AutoConfig.for_model(kind, **{**SIZES, **differences, **more})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **eager).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "norm" in key:
@@ -294,4 +383,7 @@ def make_model(name, **more):
                 parameter.copy_(0.5 * torch.randn_like(parameter))
             else:
                 parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[1] ** 0.5)
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model

@@ -63,6 +63,7 @@ OCT_EPI_SILU_MUL = 2
 OCT_EPI_GELU_TANH_MUL = 3
 OCT_EPI_GELU_ERF_MUL = 4
 OCT_EPI_HEAD = 5
+OCT_EPI_CLAMPED_SWIGLU = 6
 
 OCT_MAX_SEGMENTS = 4
 
@@ -96,10 +97,15 @@ OCT_OP_ATTENTION = 2
 OCT_OP_ROWS = 3
 OCT_OP_CHECK = 4
 OCT_OP_HEAD = 5
+OCT_OP_EXPERTS = 6
 OCT_OP_CONV = 20
 OCT_OP_SCAN = 21
 OCT_OP_DELTA = 22
 OCT_OP_GATED_NORM = 23
+
+# What a router's logits become.
+OCT_SCORE_SOFTMAX = 0
+OCT_SCORE_SIGMOID = 1
 
 
 class Weight(Structure):
@@ -347,6 +353,50 @@ class CheckArgs(Structure):
     )
 
 
+class Routing(Structure):
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("top_k", c_int32),
+        ("scoring", c_int32),
+        ("normalize", c_int32),
+        ("num_groups", c_int32),
+        ("top_groups", c_int32),
+        ("group_top", c_int32),
+        ("scale", c_float),
+        ("correction", c_void_p),
+    )
+
+
+class Expert(Structure):
+    _fields_ = (
+        ("gate", Weight),
+        ("up", Weight),
+        ("down", Weight),
+        ("gate_bias", c_void_p),
+        ("up_bias", c_void_p),
+        ("down_bias", c_void_p),
+    )
+
+
+class ExpertsArgs(Structure):
+    _fields_ = (
+        ("hidden", c_int32),
+        ("inner", c_int32),
+        ("epilogue", c_int32),
+        ("eps", c_float),
+        ("remainder_above", c_float),
+        ("inner_remainder_above", c_float),
+        ("routing", Routing),
+        ("experts", POINTER(Expert)),
+        ("in", c_void_p),  # as of LinearArgs
+        ("norm", c_void_p),
+        ("logits", c_void_p),
+        ("residual", c_void_p),
+        ("out", c_void_p),
+        ("loads", c_void_p),
+    )
+
+
 class Node(Structure):
     _fields_ = (
         ("op", c_int32),
@@ -402,6 +452,9 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_delta_args": DeltaArgs,
     "oct_gated_norm_args": GatedNormArgs,
     "oct_check_args": CheckArgs,
+    "oct_routing": Routing,
+    "oct_expert": Expert,
+    "oct_experts_args": ExpertsArgs,
     "oct_node": Node,
     "oct_program": Program,
     "oct_batch": Batch,
@@ -446,6 +499,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         c_int32,
         (_pool, c_int32, c_int32, c_void_p, c_void_p, c_void_p),
     ),
+    "oct_check_experts": (c_int32, (POINTER(ExpertsArgs),)),
+    "oct_experts": (c_int32, (_pool, POINTER(ExpertsArgs), c_int32)),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),
     "oct_probe_read": (c_int32, (_pool, c_void_p, c_int64)),

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.kernels.fusion import Head, Linear, Phase
+from octavo.kernels.fusion import Experts, Head, Linear, Phase
 
 
 class Above(NamedTuple):
@@ -33,8 +33,10 @@ DEFAULT = "mixed"
 
 
 def round_activations(phases: Sequence[Phase], activations: str) -> None:
-    """Set ``remainder_above`` of all linears. ``activations``: "auto", or one of `ACTIVATIONS`."""
+    """Set ``remainder_above`` of all products. ``activations``: "auto", or one of `ACTIVATIONS`."""
     above = ACTIVATIONS[DEFAULT if activations == "auto" else activations]
     for phase in phases:
-        if isinstance(phase, Linear | Head):
+        if isinstance(phase, Linear | Head | Experts):
             phase.remainder_above = above.other if phase.norm is None else above.normed
+        if isinstance(phase, Experts):
+            phase.inner_remainder_above = above.other

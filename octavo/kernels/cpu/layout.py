@@ -91,6 +91,7 @@ PACKED_FORMATS = {
     GGMLType.Q6_K: (abi.OCT_K6S, 16),
     GGMLType.IQ4_NL: (abi.OCT_W4N, 32),
     GGMLType.IQ4_XS: (abi.OCT_K4N, 32),
+    GGMLType.MXFP4: (abi.OCT_W4F, 32),
 }
 
 

@@ -20,12 +20,14 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
 from octavo.kernels.fusion import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
 
 _EPILOGUES = {
     None: abi.OCT_EPI_NONE,
     "silu": abi.OCT_EPI_SILU_MUL,
     "gelu_tanh": abi.OCT_EPI_GELU_TANH_MUL,
     "gelu_erf": abi.OCT_EPI_GELU_ERF_MUL,
+    CLAMPED_SWIGLU: abi.OCT_EPI_CLAMPED_SWIGLU,
 }
 _ROWS = {
     "norm": abi.OCT_ROWS_NORM,
@@ -35,7 +37,9 @@ _ROWS = {
     "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
     "sigmoid": abi.OCT_ROWS_SIGMOID_MUL,
 }
+_SCORING = {"softmax": abi.OCT_SCORE_SOFTMAX, "sigmoid": abi.OCT_SCORE_SIGMOID}
 _ALIGNMENT = 64
+_EXPERTS = ctypes.POINTER(abi.ExpertsArgs)
 _EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
 
 
@@ -85,6 +89,8 @@ class Program:
         self._cos_sin: list[np.ndarray] = []  # of each of these, as long as steps read it
         self._num_positions = 0
         self.seconds = 0.0  # spent in steps so far
+        # Of each phase of experts, the tokens that each of them has got so far: int64 [E].
+        self.expert_loads: list[np.ndarray] = []
         self._buffers = _Arena(phases, max_tokens, kept)
         nodes = (abi.Node * len(phases))()
         for node, phase in zip(nodes, phases, strict=True):
@@ -127,6 +133,11 @@ class Program:
                 linear = ctypes.cast(node.args, _LINEAR).contents
                 for segment in linear.segments[: linear.num_segments]:
                     yield node.op, segment.weight
+            elif node.op == abi.OCT_OP_EXPERTS:
+                arguments = ctypes.cast(node.args, _EXPERTS).contents
+                for expert in arguments.experts[: arguments.routing.num_experts]:
+                    for weight in (expert.gate, expert.up, expert.down):
+                        yield node.op, weight
 
     def buffer(self, value: Value) -> np.ndarray:
         """The activations of a value, float32 [max_tokens, width], as the last step left them; or
@@ -161,6 +172,8 @@ class Program:
                 )
             case fusion.Head():
                 return abi.OCT_OP_HEAD, self._head(phase)
+            case fusion.Experts():
+                return abi.OCT_OP_EXPERTS, self._experts(phase)
             case fusion.Recurrence():
                 return recurrence_struct(phase, self._at, self._constant, self.kv.states)
 
@@ -240,8 +253,52 @@ class Program:
             self._tables.append((arguments, phase.rope))
         return arguments
 
+    def _experts(self, phase: fusion.Experts) -> abi.ExpertsArgs:
+        experts = (abi.Expert * len(phase.experts))(*map(self._expert, phase.experts))
+        loads = np.zeros(len(experts), dtype=np.int64)
+        self._kept += [experts, loads]
+        self.expert_loads.append(loads)
+        arguments = abi.ExpertsArgs(
+            hidden=phase.source.width,
+            inner=phase.experts[0].gate.shape[0],
+            epilogue=_EPILOGUES[phase.activation],
+            remainder_above=phase.remainder_above,
+            inner_remainder_above=phase.inner_remainder_above,
+            routing=self._routing(phase.routing, phase.correction),
+            experts=experts,
+            logits=self._at(phase.logits),
+            residual=None if phase.residual is None else self._at(phase.residual),
+            out=self._at(phase.out),
+            loads=loads.ctypes.data,
+        )
+        setattr(arguments, "in", self._at(phase.source))
+        if phase.norm is not None:
+            arguments.norm, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps
+        self.library.check(self.library.lib.oct_check_experts(ctypes.byref(arguments)))
+        return arguments
+
+    def _expert(self, expert: Expert) -> abi.Expert:
+        biases = expert.gate_bias, expert.up_bias, expert.down_bias
+        return abi.Expert(*map(self._packed, expert.matrices), *map(self._constant, biases))
+
+    def _routing(self, routing: Routing, correction: np.ndarray | None) -> abi.Routing:
+        return abi.Routing(
+            num_experts=routing.num_experts,
+            top_k=routing.top_k,
+            scoring=_SCORING[routing.scoring],
+            normalize=routing.normalize,
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            group_top=routing.group_top,
+            scale=routing.scale,
+            correction=self._constant(correction),
+        )
+
     def _rows(self, phase: fusion.Rows) -> abi.RowsArgs:
         width = phase.a.shape[-1]
+        if phase.kind == "sigmoid":
+            assert phase.b is not None
+            width = phase.a.width // phase.b.width  # values that share a number
         arguments = abi.RowsArgs(
             kind=_ROWS[phase.kind],
             width=width,

@@ -110,11 +110,13 @@ class Buffers:
 
 def _width_between(phase: Phase) -> int:
     """Of a row that is written and read by the same phase: queries for attention, the norm of a
-    sum for products."""
+    sum for products; the norm and what becomes of it for experts."""
     if isinstance(phase, fusion.Attention):
         return phase.q.width
     if isinstance(phase, fusion.Linear) and phase.added is not None:
         return phase.source.width
+    if isinstance(phase, fusion.Experts):
+        return 2 * phase.source.width
     return 0
 
 

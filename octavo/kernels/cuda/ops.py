@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo.kernels.cuda.attention_plan import Scoring, StepTables
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.routing import Expert, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,17 @@ class Rope:
 
     cos_sin: Tensor  # float32 [P, rotary]
     interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """The experts of a layer, with matrices as products take them: ``gate`` is of gate and up, the
+    rows of the first one first, ``up`` is None. ``activation`` as in a phase."""
+
+    experts: Sequence[Expert]
+    routing: Routing
+    correction: Tensor | None
+    activation: str
 
 
 class LayerStores(Protocol):
@@ -114,6 +126,10 @@ class FusedOps(Protocol):
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
+        ...
+
+    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
+        """out [T, K] = what the experts that ``logits`` [T, E] choose make of x [T, K]."""
         ...
 
     def write_kv(

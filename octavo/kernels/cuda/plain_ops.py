@@ -11,9 +11,14 @@ from torch import Tensor
 
 from octavo.kernels import attention, reference
 from octavo.kernels.cuda.attention_plan import Scoring
-from octavo.kernels.cuda.ops import Attend, HeadNorms, Rope, StepTensors
-from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
+from octavo.kernels.cuda.ops import Attend, ExpertLayer, HeadNorms, Rope, StepTensors
+from octavo.kernels.cuda.products import ACTIVATIONS, Around, Norm, PlainProducts
+from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import KVStore
+from octavo.kernels.routing import CLAMPED_SWIGLU
+
+_GATES = {**ACTIVATIONS, CLAMPED_SWIGLU: clamped_swiglu}
 
 
 class PlainOps:
@@ -33,6 +38,22 @@ class PlainOps:
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
+
+    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
+        ids, weights = route(logits.float(), layer.routing, layer.correction)
+
+        def run(index: int, taken: Tensor) -> Tensor:
+            expert = layer.experts[index]
+            gate, up = self._product(taken, expert.gate, expert.gate_bias).chunk(2, dim=1)
+            inner = _GATES[layer.activation](gate, up)
+            return self._product(inner, expert.down, expert.down_bias)
+
+        out.copy_(add_up(x.float(), ids, weights, run))
+
+    def _product(self, x: Tensor, weight: DeviceWeight, bias: Tensor | None) -> Tensor:
+        out = x.new_empty(len(x), weight.shape[0])
+        self.products.linear(x, weight, out, Around(bias=bias))
+        return out
 
     def write_kv(
         self,

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion
+from octavo.kernels import fusion, reference
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
     Attend,
+    ExpertLayer,
     FusedOps,
     HeadNorms,
     LayerStores,
@@ -34,6 +35,7 @@ from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase
 from octavo.kernels.recorder import RopeTable, Value
+from octavo.kernels.routing import Expert
 
 
 class _Running(NamedTuple):
@@ -145,6 +147,8 @@ class FusedProgram:
             case fusion.Check():
                 source = self._buffers.tensor(phase.source)
                 yield self._each_row(self._ops.find_damage, source, self.damaged)
+            case fusion.Experts():
+                yield from self._experts(phase)
             case fusion.Head():
                 pass  # its rows are asked for
 
@@ -209,6 +213,39 @@ class FusedProgram:
 
         return attention
 
+    def _experts(self, phase: fusion.Experts) -> Iterator[_Part]:
+        source, logits = self._buffers.tensor(phase.source), self._buffers.tensor(phase.logits)
+        norm, out = self._norm(phase.norm), self._buffers.tensor(phase.out)
+        ops, layer = self._ops, self._expert_layer(phase)
+        normed, made = self._buffers.between(2 * phase.source.width).chunk(2, dim=1)
+        if norm is not None:
+            yield self._each_row(lambda x, y: ops.norm(x, norm, y), source, normed)
+            source = normed
+        if phase.residual is None:
+            made = out
+        yield self._each_row(
+            lambda x, scores, y: ops.run_experts(x, scores, layer, y), source, logits, made
+        )
+        if phase.residual is not None:
+            residual = self._buffers.tensor(phase.residual)
+            yield self._each_row(lambda x, y, z: torch.add(x, y, out=z), residual, made, out)
+
+    def _expert_layer(self, phase: fusion.Experts) -> ExpertLayer:
+        return ExpertLayer(
+            [self._expert(expert) for expert in phase.experts],
+            phase.routing,
+            None if phase.correction is None else self._constants.vector(phase.correction),
+            phase.activation,
+        )
+
+    def _expert(self, expert: Expert) -> Expert:
+        up_to, down = self._weight_of([expert.gate, expert.up]), self._weight_of([expert.down])
+        if expert.gate_bias is None:
+            return Expert(up_to, None, down)
+        biases = np.concatenate([expert.gate_bias, expert.up_bias])
+        down_bias = self._constants.vector(expert.down_bias)
+        return Expert(up_to, None, down, self._constants.vector(biases), None, down_bias)
+
     def _rows(self, phase: fusion.Rows) -> _Part:
         ops, kind = self._ops, phase.kind
         a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
@@ -222,6 +259,10 @@ class FusedProgram:
         b = self._buffers.tensor(phase.b)
         if kind == "add":
             return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
+        if kind == "sigmoid":
+            return self._each_row(
+                lambda a, b, out: out.copy_(reference.sigmoid_mul(b, a)), a, b, out
+            )
         return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
 
     def _scoring(self, phase: fusion.Attention) -> Scoring:

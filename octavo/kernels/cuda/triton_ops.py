@@ -15,13 +15,15 @@ from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, 
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.ops import Attend, HeadNorms, LayerStores, Rope, StepTensors
+from octavo.kernels.cuda.ops import Attend, ExpertLayer, HeadNorms, LayerStores, Rope, StepTensors
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 from octavo.kernels.cuda.ways import Conditions
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import Matrix, Phase
+from octavo.kernels.fusion import CannotFuse, Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
+
+NO_EXPERTS = "there are no kernels of GPUs for mixtures of experts"
 
 
 class TritonOps:
@@ -46,6 +48,9 @@ class TritonOps:
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
+
+    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
+        raise CannotFuse(NO_EXPERTS)
 
     def write_kv(
         self,

@@ -13,6 +13,7 @@ from octavo.quantization.formats.bitsandbytes import BitsAndBytes
 from octavo.quantization.formats.compressed_tensors import CompressedTensors
 from octavo.quantization.formats.fp8 import FP8
 from octavo.quantization.formats.gptq import GPTQ
+from octavo.quantization.formats.mxfp4 import MXFP4
 from octavo.quantization.formats.stored import WeightFormat
 
 _FORMATS: dict[str, Callable[[Fields], WeightFormat]] = {
@@ -22,6 +23,7 @@ _FORMATS: dict[str, Callable[[Fields], WeightFormat]] = {
     "fp8": FP8,
     "fbgemm_fp8": FP8,
     "bitsandbytes": BitsAndBytes,
+    "mxfp4": MXFP4,
 }
 
 

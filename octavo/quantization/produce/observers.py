@@ -325,6 +325,7 @@ class _WindowsAttention:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         attended = []
         hidden = _hidden_positions(self.length, window)
@@ -335,7 +336,10 @@ class _WindowsAttention:
             scores = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0)) * scale
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            scores = scores.masked_fill_(hidden, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(queries), 1)], -1)
+            weights = scores.softmax(dim=-1)[..., : keys.shape[0]]
             attended.append(torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1))
         return torch.cat(attended)
 

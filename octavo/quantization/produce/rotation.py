@@ -166,10 +166,10 @@ class RotatedWeight:
     def nbytes(self) -> int:
         return self.source.nbytes
 
-    def narrow(self, start: int, stop: int | None) -> Weight:
+    def narrow(self, start: int, stop: int | None, step: int = 1) -> Weight:
         if self.outputs is None:  # rows know nothing of each other
-            return replace(self, source=self.source.narrow(start, stop))
-        return _stored(self.floats()[start:stop])
+            return replace(self, source=self.source.narrow(start, stop, step))
+        return _stored(self.floats()[start:stop:step])
 
     def select(self, rows: np.ndarray) -> Weight:
         if self.outputs is None:

@@ -1,0 +1,349 @@
+// Experts: each token goes to a few of them, and what these make of it is added up.
+//
+//     route      a token's logits -> its experts, best first, and their weights
+//     sort       every worker for itself: the rows of each expert that has any, one after the other
+//     gate, up   a linear for each of these experts, of its rows: gathered as they are encoded
+//     down       likewise
+//     combine    a token's rows, by weight and in the order of ranks, and the residual
+//
+// A linear computes a row of any number of rows in the same way, so that which tokens happen to share
+// an expert cannot be seen in the result. Of few rows, workers share out the weights of each expert
+// and go on to the next without meeting: what is read is what is hit, and nothing is waited for. Many
+// rows are encoded together, for which workers meet.
+//
+// Steps of many tokens are cut into chunks, so that rows between the linears do not take more memory
+// than a step does otherwise.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "epilogue.h"
+#include "kernels.h"
+#include "linear.h"
+#include "pack.h"
+#include "simd.h"
+
+namespace octavo {
+namespace {
+
+using simd::F32;
+
+// Slots of scratch and shared memory, beside those of linear.cpp.
+constexpr int kScoresSlot = 3, kSortedSlot = 4;
+constexpr int kRowsSlot = 2;
+
+constexpr int64_t kMostRowBytes = 128 << 20;
+constexpr float kLeastSum = 1e-20f;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// The experts of one token.
+class Router {
+ public:
+  Router(const oct_routing& routing, const Worker& worker) : routing_(routing) {
+    const size_t experts = static_cast<size_t>(routing.num_experts);
+    const size_t padded = (experts + 15) / 16 * 16;
+    scores_ = static_cast<float*>(worker.scratch(kScoresSlot, 2 * padded * sizeof(float)));
+    choice_ = scores_ + padded;
+  }
+
+  void choose(const float* logits, int32_t* ids, float* weights) {
+    score(logits);
+    for (int e = 0; e < routing_.num_experts; e++) {
+      choice_[e] = scores_[e] + (routing_.correction ? routing_.correction[e] : 0.0f);
+    }
+    if (routing_.num_groups > 1) keep_best_groups();
+    float sum = 0.0f;
+    for (int rank = 0; rank < routing_.top_k; rank++) {
+      ids[rank] = take_best(0, routing_.num_experts);
+      weights[rank] = scores_[ids[rank]];
+      sum += weights[rank];
+    }
+    const float divisor = routing_.normalize ? sum + kLeastSum : 1.0f;
+    for (int rank = 0; rank < routing_.top_k; rank++) {
+      weights[rank] = weights[rank] / divisor * routing_.scale;
+    }
+  }
+
+ private:
+  void score(const float* logits) {
+    const int experts = routing_.num_experts;
+    float highest = kLowest;
+    for (int e = 0; e < experts; e++) highest = logits[e] <= highest ? highest : logits[e];
+    const bool is_softmax = routing_.scoring == OCT_SCORE_SOFTMAX;
+    F32 sums = simd::zero();
+    for (int e = 0; e < experts; e += kTile) {
+      const int n = std::min(kTile, experts - e);
+      F32 value = simd::load_first(logits + e, n);
+      if (is_softmax) {
+        value = simd::exp(simd::sub(value, simd::set1(highest)));
+      } else {
+        const F32 power = simd::exp(simd::sub(simd::zero(), value));
+        value = simd::div(simd::set1(1.0f), simd::add(simd::set1(1.0f), power));
+      }
+      simd::store_first(scores_ + e, value, n);
+      if (is_softmax) sums = simd::add(sums, simd::load_first(scores_ + e, n));
+    }
+    if (!is_softmax) return;
+    const float total = simd::sum(sums);
+    for (int e = 0; e < experts; e++) scores_[e] /= total;
+  }
+
+  // The greatest choice of some experts, of equals the first, which is not to be chosen again. One
+  // is found in any case: numbers that are none are seen in the result.
+  int take_best(int begin, int end) {
+    int best = begin;
+    for (int e = begin + 1; e < end; e++) {
+      if (choice_[e] > choice_[best] || is_taken(best)) best = e;
+    }
+    choice_[best] = kTaken;
+    return best;
+  }
+  // No choice is so low: scores are not negative, and corrections are numbers of a model's file.
+  static constexpr float kTaken = std::numeric_limits<float>::lowest();
+  bool is_taken(int e) const { return choice_[e] == kTaken; }
+
+  // What experts of other groups have is taken away.
+  void keep_best_groups() {
+    const int size = routing_.num_experts / routing_.num_groups;
+    float worth[kMostGroups];
+    bool is_kept[kMostGroups] = {};
+    for (int g = 0; g < routing_.num_groups; g++) worth[g] = worth_of(choice_ + g * size, size);
+    for (int kept = 0; kept < routing_.top_groups; kept++) {
+      int best = -1;
+      for (int g = 0; g < routing_.num_groups; g++) {
+        if (!is_kept[g] && (best < 0 || worth[g] > worth[best])) best = g;
+      }
+      is_kept[best] = true;
+    }
+    for (int g = 0; g < routing_.num_groups; g++) {
+      if (!is_kept[g]) std::fill_n(choice_ + g * size, size, kTaken);
+    }
+  }
+  float worth_of(const float* choice, int size) const {
+    float best[2] = {kLowest, kLowest};
+    for (int e = 0; e < size; e++) {
+      if (choice[e] > best[0]) {
+        best[1] = best[0];
+        best[0] = choice[e];
+      } else if (choice[e] > best[1]) {
+        best[1] = choice[e];
+      }
+    }
+    return routing_.group_top == 1 ? best[0] : best[0] + best[1];
+  }
+
+ public:
+  static constexpr int kMostGroups = 64;
+
+ private:
+  const oct_routing& routing_;
+  float* scores_;
+  float* choice_;
+};
+
+// Some tokens of a step, seen by one worker.
+class Chunk {
+ public:
+  Chunk(const oct_experts_args& args, int first, int tokens, const Worker& worker)
+      : args_(args), worker_(worker), first_(first), tokens_(tokens),
+        top_k_(args.routing.top_k), num_experts_(args.routing.num_experts) {
+    const size_t rows = static_cast<size_t>(tokens) * static_cast<size_t>(top_k_);
+    const size_t inner = rows * static_cast<size_t>(args.inner);
+    const size_t made = rows * static_cast<size_t>(args.hidden);
+    inner_ = static_cast<float*>(worker.shared(kRowsSlot, (inner + made + 2 * rows) * 4));
+    made_ = inner_ + inner;
+    weights_ = made_ + made;
+    ids_ = reinterpret_cast<int32_t*>(weights_ + rows);
+    const size_t sorted = 2 * rows + static_cast<size_t>(num_experts_) + 1;
+    token_of_ = static_cast<int32_t*>(worker.scratch(kSortedSlot, sorted * sizeof(int32_t)));
+    row_of_ = token_of_ + rows;
+    begin_of_ = row_of_ + rows;
+  }
+
+  // False once the call is aborted.
+  bool run() {
+    route();
+    if (!worker_.barrier()) return false;
+    sort();
+    if (!run_experts(&Chunk::gate_up) || !worker_.barrier()) return false;
+    if (!run_experts(&Chunk::down) || !worker_.barrier()) return false;
+    combine();
+    return true;
+  }
+
+ private:
+  void route() {
+    Router router(args_.routing, worker_);
+    const Range mine = share(tokens_, worker_.rank, worker_.size);
+    for (int t = mine.begin; t < mine.end; t++) {
+      const float* logits = args_.logits + int64_t{first_ + t} * num_experts_;
+      router.choose(logits, ids_ + t * top_k_, weights_ + t * top_k_);
+    }
+  }
+
+  // Rows by expert, and of one expert by token.
+  void sort() {
+    const int rows = tokens_ * top_k_;
+    std::fill_n(begin_of_, num_experts_ + 1, 0);
+    for (int i = 0; i < rows; i++) begin_of_[ids_[i] + 1]++;
+    for (int e = 0; e < num_experts_; e++) begin_of_[e + 1] += begin_of_[e];
+    for (int i = 0; i < rows; i++) {
+      const int row = begin_of_[ids_[i]]++;  // each begins where the next one did, in the end
+      row_of_[i] = row;
+      token_of_[row] = first_ + i / top_k_;
+    }
+    for (int e = num_experts_; e > 0; e--) begin_of_[e] = begin_of_[e - 1];
+    begin_of_[0] = 0;
+    if (args_.loads == nullptr || worker_.rank != 0) return;
+    for (int e = 0; e < num_experts_; e++) args_.loads[e] += rows_of(e);
+  }
+  int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
+
+  // A linear of each expert that has rows.
+  bool run_experts(oct_linear_args (Chunk::*of)(int) const) const {
+    for (int e = 0; e < num_experts_; e++) {
+      if (rows_of(e) == 0) continue;
+      // Where rows are encoded together, all are done with those of the expert before.
+      if (rows_of(e) > kFewRows && !worker_.barrier()) return false;
+      linear((this->*of)(e), worker_);
+    }
+    return true;
+  }
+
+  oct_linear_args gate_up(int e) const {
+    const oct_expert& expert = args_.experts[e];
+    float* y = inner_ + int64_t{begin_of_[e]} * args_.inner;
+    oct_linear_args linear = {};
+    linear.rows = rows_of(e);
+    linear.k = args_.hidden;
+    linear.in = args_.in;
+    linear.ldin = args_.hidden;
+    linear.row_index = token_of_ + begin_of_[e];
+    linear.norm = args_.norm;
+    linear.eps = args_.eps;
+    linear.remainder_above = args_.remainder_above;
+    linear.epilogue = args_.epilogue;
+    linear.num_segments = 2;
+    linear.segments[0] = {expert.gate, expert.gate_bias, y, args_.inner};
+    linear.segments[1] = {expert.up, expert.up_bias, nullptr, args_.inner};
+    return linear;
+  }
+
+  oct_linear_args down(int e) const {
+    const oct_expert& expert = args_.experts[e];
+    oct_linear_args linear = {};
+    linear.rows = rows_of(e);
+    linear.k = args_.inner;
+    linear.in = inner_ + int64_t{begin_of_[e]} * args_.inner;
+    linear.ldin = args_.inner;
+    linear.remainder_above = args_.inner_remainder_above;
+    linear.epilogue = OCT_EPI_NONE;
+    linear.num_segments = 1;
+    linear.segments[0] = {expert.down, expert.down_bias,
+                          made_ + int64_t{begin_of_[e]} * args_.hidden, args_.hidden};
+    return linear;
+  }
+
+  // Sixteen values at a time, shared out over all tokens: one token has work for all workers.
+  void combine() const {
+    const int lines = (args_.hidden + kTile - 1) / kTile;
+    const Range mine = share(tokens_ * lines, worker_.rank, worker_.size);
+    for (int i = mine.begin; i < mine.end; i++) {
+      const int t = i / lines, column = i % lines * kTile;
+      const int n = std::min(kTile, args_.hidden - column);
+      F32 sum = simd::zero();
+      for (int rank = 0; rank < top_k_; rank++) {
+        const int at = t * top_k_ + rank;
+        const float* made = made_ + int64_t{row_of_[at]} * args_.hidden + column;
+        sum = simd::fma(simd::load_first(made, n), simd::set1(weights_[at]), sum);
+      }
+      const int64_t to = int64_t{first_ + t} * args_.hidden + column;
+      if (args_.residual) sum = simd::add(simd::load_first(args_.residual + to, n), sum);
+      simd::store_first(args_.out + to, sum, n);
+    }
+  }
+
+  const oct_experts_args& args_;
+  const Worker& worker_;
+  const int first_, tokens_, top_k_, num_experts_;
+  // [rows, inner], [rows, hidden]; of tokens and ranks, the weights and the experts.
+  float *inner_, *made_, *weights_;
+  int32_t* ids_;
+  // Of sorted rows, the token of each; of tokens and ranks, the row; of experts, the first row.
+  int32_t *token_of_, *row_of_, *begin_of_;
+};
+
+int32_t check_routing(const oct_routing& r) {
+  const bool has_groups = r.num_groups >= 1 && r.num_groups <= Router::kMostGroups &&
+                          r.num_experts % r.num_groups == 0;
+  const int size = has_groups ? r.num_experts / r.num_groups : 0;
+  if (r.num_experts < 1 || r.top_k < 1 || !has_groups || r.top_groups < 1 ||
+      r.top_groups > r.num_groups || int64_t{r.top_groups} * size < r.top_k || r.group_top < 1 ||
+      r.group_top > std::min(size, 2)) {
+    return fail(OCT_ERR_ARGUMENT, "%d of %d experts, from %d of %d groups by their best %d", r.top_k,
+                r.num_experts, r.top_groups, r.num_groups, r.group_top);
+  }
+  if (r.scoring != OCT_SCORE_SOFTMAX && r.scoring != OCT_SCORE_SIGMOID) {
+    return fail(OCT_ERR_ARGUMENT, "experts have the unknown scoring %d", r.scoring);
+  }
+  return OCT_OK;
+}
+
+int32_t check_matrix(const oct_weight& weight, int n, int k, int e) {
+  Layout layout = {};
+  const int32_t code = make_layout(weight.format, weight.n, weight.k, weight.group, &layout);
+  if (code != OCT_OK) return code;
+  if (layout.is_stored() || weight.n != n || weight.k != k || weight.data == nullptr ||
+      reinterpret_cast<uintptr_t>(weight.data) % kLine != 0) {
+    return fail(OCT_ERR_ARGUMENT, "expert %d has a matrix of %d to %d that is not packed, not at a "
+                "multiple of %d bytes, or not of %d to %d", e, weight.k, weight.n, kLine, k, n);
+  }
+  return OCT_OK;
+}
+
+int32_t check_expert(const oct_experts_args& args, int e) {
+  const oct_expert& expert = args.experts[e];
+  int32_t code = check_matrix(expert.gate, args.inner, args.hidden, e);
+  if (code == OCT_OK) code = check_matrix(expert.up, args.inner, args.hidden, e);
+  return code == OCT_OK ? check_matrix(expert.down, args.hidden, args.inner, e) : code;
+}
+
+}  // namespace
+
+void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker) {
+  const int64_t row_bytes = 4 * (int64_t{args.inner} + args.hidden) * args.routing.top_k;
+  const int most = static_cast<int>(std::max<int64_t>(kMostRowBytes / row_bytes, kFewRows));
+  for (int first = 0; first < tokens; first += most) {
+    if (first > 0 && !worker.barrier()) return;
+    if (!Chunk(args, first, std::min(most, tokens - first), worker).run()) return;
+  }
+}
+
+}  // namespace octavo
+
+int32_t oct_check_experts(const oct_experts_args* args) {
+  using namespace octavo;
+  int32_t code = check_routing(args->routing);
+  if (code != OCT_OK) return code;
+  if (args->hidden < 1 || args->inner < 1 || !gates(args->epilogue)) {
+    return fail(OCT_ERR_ARGUMENT, "experts of %d values and %d between them, with the epilogue %d",
+                args->hidden, args->inner, args->epilogue);
+  }
+  if (!(args->remainder_above >= 0) || !(args->inner_remainder_above >= 0)) {
+    return fail(OCT_ERR_ARGUMENT, "experts have remainders above less than 0");
+  }
+  if (!args->experts || !args->in || !args->logits || !args->out || args->out == args->in) {
+    return fail(OCT_ERR_ARGUMENT, "experts lack what they read, or a place of its own for the sum");
+  }
+  for (int e = 0; e < args->routing.num_experts && code == OCT_OK; e++) {
+    code = check_expert(*args, e);
+  }
+  return code;
+}
+
+int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows) {
+  using namespace octavo;
+  const int32_t code = oct_check_experts(args);
+  if (code != OCT_OK) return code;
+  return run(pool, [&](const Worker& worker) { experts(*args, rows, worker); });
+}

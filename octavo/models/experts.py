@@ -1,0 +1,176 @@
+"""What files say of a model's experts, read and written: most families have the same words for it.
+
+A ``mlp.experts.N.gate_proj`` in the names of tensors is one of all experts; see ``TensorNames``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields
+from octavo.kernels.routing import Routing
+from octavo.models.config import ExpertsConfig, ModelConfig
+
+GGUF_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_exps": "mlp.experts.N.gate_proj",
+    "ffn_up_exps": "mlp.experts.N.up_proj",
+    "ffn_down_exps": "mlp.experts.N.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+
+# Of ``expert_gating_func``.
+_GGUF_SCORING = {1: "softmax", 2: "sigmoid"}
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+# -- config.json ----------------------------------------------------------------------------------
+
+
+def hf_experts(
+    fields: Fields,
+    config: ModelConfig,
+    *,
+    inner: str = "moe_intermediate_size",
+    layers: Sequence[bool] | None = None,
+    routing: dict[str, Any] | None = None,
+    **more: Any,
+) -> ExpertsConfig:
+    """The experts of a config.
+
+    Args:
+        inner: the field that has what is between the products of one.
+        layers: of each layer, whether it has experts; None: all have.
+        routing: of ``Routing``, what is not its default; ``more`` of ``ExpertsConfig``.
+    """
+    name = next((name for name in _NUM_EXPERTS if name in fields), _NUM_EXPERTS[0])
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=fields.integer(name),
+            top_k=fields.integer("num_experts_per_tok"),
+            **(routing or {}),
+        ),
+        inner=fields.integer(inner),
+        layers=tuple(layers or (True,) * config.num_layers),
+        **{"activation": config.activation, **more},
+    )
+
+
+def hf_expert_entries(
+    config: ModelConfig, name: str, inner: str = "intermediate_size"
+) -> dict[str, Any]:
+    """What ``hf_experts`` reads, their number under the ``name`` that a family has for it."""
+    experts = _experts_of(config)
+    return {
+        name: experts.routing.num_experts,
+        "num_experts_per_tok": experts.routing.top_k,
+        inner: experts.inner,
+    }
+
+
+def refuse_folders(config: ModelConfig) -> dict[str, Any]:
+    """UnsupportedModelError: of families whose folders have all experts in one tensor."""
+    raise UnsupportedModelError(
+        f"{config.name}: octavo writes experts one by one, and folders of a {config.architecture} "
+        "have them in one tensor: write a GGUF file"
+    )
+
+
+# -- GGUF -----------------------------------------------------------------------------------------
+
+
+def gguf_experts(
+    fields: Fields, config: ModelConfig, *, normalize: bool, **more: Any
+) -> ExpertsConfig | None:
+    """The experts of a file, None if it has none, of a family that has them in all layers.
+    ``normalize``: what llama.cpp does of that family; ``more`` of ``ExpertsConfig``."""
+    if not fields.integer("expert_count", 0, minimum=0):
+        return None
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=fields.integer("expert_count"),
+            top_k=fields.integer("expert_used_count"),
+            normalize=normalize,
+        ),
+        inner=fields.integer("expert_feed_forward_length", config.intermediate_size),
+        layers=(True,) * config.num_layers,
+        shared_inner=fields.integer("expert_shared_feed_forward_length", 0, minimum=0),
+        **{"activation": config.activation, **more},
+    )
+
+
+def gguf_grouped_experts(fields: Fields, config: ModelConfig, **more: Any) -> ExpertsConfig:
+    """The same of DeepSeek's kind, of which files say more: who is chosen how, and that the first
+    layers have none."""
+    inner = fields.integer("expert_feed_forward_length")
+    first = fields.integer("leading_dense_block_count", 0, minimum=0)
+    groups, scoring = fields.integer("expert_group_count", 1), _gguf_scoring(fields)
+    return ExpertsConfig(
+        routing=Routing(
+            num_experts=fields.integer("expert_count"),
+            top_k=fields.integer("expert_used_count"),
+            scoring=scoring,
+            normalize=fields.boolean("expert_weights_norm", False),
+            scale=fields.number("expert_weights_scale", 1.0),
+            num_groups=groups,
+            top_groups=fields.integer("expert_group_used_count", 1),
+            group_top=2 if groups > 1 and scoring == "sigmoid" else 1,
+        ),
+        inner=inner,
+        layers=tuple(index >= first for index in range(config.num_layers)),
+        shared_inner=inner * fields.integer("expert_shared_count", 0, minimum=0),
+        **{"activation": config.activation, **more},
+    )
+
+
+def gguf_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``gguf_experts`` reads."""
+    experts = _experts_of(config)
+    entries: dict[str, Any] = {
+        "expert_count": experts.routing.num_experts,
+        "expert_used_count": experts.routing.top_k,
+        "expert_feed_forward_length": experts.inner,
+    }
+    if experts.shared_inner:
+        entries["expert_shared_feed_forward_length"] = experts.shared_inner
+    return entries
+
+
+def gguf_grouped_expert_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``gguf_grouped_experts`` reads."""
+    experts, entries = _experts_of(config), gguf_expert_entries(config)
+    routing = experts.routing
+    func = next(func for func, name in _GGUF_SCORING.items() if name == routing.scoring)
+    entries |= {
+        "expert_shared_count": experts.shared_inner // experts.inner,
+        "expert_gating_func": func,
+        "expert_weights_norm": routing.normalize,
+        "expert_weights_scale": routing.scale,
+        "leading_dense_block_count": experts.layers.index(True),
+    }
+    if routing.num_groups > 1:
+        entries["expert_group_count"] = routing.num_groups
+        entries["expert_group_used_count"] = routing.top_groups
+    return entries
+
+
+def _gguf_scoring(fields: Fields) -> Any:
+    func = fields.integer("expert_gating_func", 1)
+    if func not in _GGUF_SCORING:
+        raise UnsupportedModelError(
+            f"{fields.path}: experts of the gating function {func} are not supported, but 1 "
+            "(softmax) and 2 (sigmoid) are"
+        )
+    return _GGUF_SCORING[func]
+
+
+def _experts_of(config: ModelConfig) -> ExpertsConfig:
+    if config.experts is None:
+        raise UnsupportedModelError(f"{config.name}: a {config.architecture} without experts")
+    return config.experts

@@ -1,0 +1,225 @@
+"""Native experts: against the reference, and each token the same in any company."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+import torch
+from coded_weights import coded
+from weights import stored
+
+from octavo.errors import EngineError
+from octavo.kernels import reference
+from octavo.kernels.cpu import abi, packing
+from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
+from octavo.quantization.levels import E2M1
+from octavo.quantization.tensors import to_torch
+
+HIDDEN, INNER = 64, 96
+ROUTINGS = {
+    "softmax": Routing(num_experts=9, top_k=4, normalize=False),
+    "sigmoid": Routing(num_experts=5, top_k=2, scoring="sigmoid", scale=2.5),
+    "groups": Routing(
+        num_experts=8, top_k=3, scoring="sigmoid", num_groups=4, top_groups=2, group_top=2
+    ),
+}
+EPILOGUES = {
+    "silu": abi.OCT_EPI_SILU_MUL,
+    "gelu_tanh": abi.OCT_EPI_GELU_TANH_MUL,
+    "gelu": abi.OCT_EPI_GELU_ERF_MUL,
+    CLAMPED_SWIGLU: abi.OCT_EPI_CLAMPED_SWIGLU,
+}
+SCORING = {"softmax": abi.OCT_SCORE_SOFTMAX, "sigmoid": abi.OCT_SCORE_SIGMOID}
+
+
+class Case:
+    """Random experts, as a file has them and packed, and what the reference makes of rows."""
+
+    def __init__(self, native, routing, make=None, activation="silu", biases=False, seed=0):
+        self.native, self.routing, self.activation = native, routing, activation
+        self.rng = np.random.default_rng(seed)
+        make = make or self.floats
+        self.experts = [
+            Expert(
+                *(make(INNER, HIDDEN), make(INNER, HIDDEN), make(HIDDEN, INNER)),
+                *((self.normal(n) if biases else None) for n in (INNER, INNER, HIDDEN)),
+            )
+            for _ in range(routing.num_experts)
+        ]
+        self.correction = 0.2 * self.normal(routing.num_experts)
+        self.norm = 1 + 0.1 * self.normal(HIDDEN)
+        self.packed = [
+            [packing.pack(matrix, native.library, native.pool) for matrix in expert.matrices]
+            for expert in self.experts
+        ]
+        self.loads = np.zeros(routing.num_experts, dtype=np.int64)
+
+    def normal(self, *shape):
+        return self.rng.normal(size=shape).astype(np.float32)
+
+    def floats(self, n, k):
+        return stored(torch.from_numpy(self.normal(n, k) / math.sqrt(k)))
+
+    def inputs(self, rows):
+        return self.normal(rows, HIDDEN), self.normal(rows, self.routing.num_experts)
+
+    def arguments(self, x, logits, out, residual=None):
+        def at(array):
+            return None if array is None else array.ctypes.data
+
+        experts = (abi.Expert * len(self.experts))()
+        for target, expert, packed in zip(experts, self.experts, self.packed, strict=True):
+            target.gate, target.up, target.down = (weight.as_struct() for weight in packed)
+            target.gate_bias, target.up_bias = at(expert.gate_bias), at(expert.up_bias)
+            target.down_bias = at(expert.down_bias)
+        routing = self.routing
+        args = abi.ExpertsArgs(
+            hidden=HIDDEN,
+            inner=INNER,
+            epilogue=EPILOGUES[self.activation],
+            eps=1e-5,
+            routing=abi.Routing(
+                *(routing.num_experts, routing.top_k, SCORING[routing.scoring]),
+                *(routing.normalize, routing.num_groups, routing.top_groups, routing.group_top),
+                *(routing.scale, at(self.correction)),
+            ),
+            experts=experts,
+            norm=at(self.norm),
+            logits=at(logits),
+            residual=at(residual),
+            out=at(out),
+            loads=at(self.loads),
+        )
+        setattr(args, "in", at(x))
+        return args
+
+    def run(self, x, logits, residual=None, pool=None):
+        x, logits = np.ascontiguousarray(x), np.ascontiguousarray(logits)
+        out = np.full_like(x, -7) if residual is None else residual
+        args = self.arguments(x, logits, out, residual)
+        pool = pool or self.native.pool
+        self.native.check(self.native.lib.oct_experts(pool, ctypes.byref(args), len(x)))
+        return out
+
+    def expected(self, x, logits):
+        """By the reference, of which the router is told its logits: they are its bias."""
+
+        def tensors(expert):
+            biases = (None if each is None else torch.from_numpy(each) for each in expert[3:])
+            return Expert(*map(to_torch, expert.matrices), *biases)
+
+        experts = [tensors(expert) for expert in self.experts]
+        normed = reference.rmsnorm(torch.from_numpy(x), torch.from_numpy(self.norm), 1e-5)
+        none = torch.zeros(self.routing.num_experts, HIDDEN)
+        correction = torch.from_numpy(self.correction)
+        rows = [
+            reference.moe(
+                row[None],
+                Router(none, torch.from_numpy(bias), correction),
+                experts,
+                self.routing,
+                self.activation,
+            )
+            for row, bias in zip(normed, logits, strict=True)
+        ]
+        return torch.cat(rows).numpy()
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("activation", EPILOGUES)
+def test_near_the_reference(native, name, activation):
+    case = Case(native, ROUTINGS[name], activation=activation, biases=True)
+    x, logits = case.inputs(33)
+    np.testing.assert_allclose(case.run(x, logits), case.expected(x, logits), atol=2e-5)
+
+
+MXFP4 = {"bits": 4, "group_size": 32, "zeros": 0.0, "levels": E2M1}
+FORMATS = {
+    "bfloat16": lambda n, k: stored(torch.randn(n, k).bfloat16()),
+    "float16": lambda n, k: stored(torch.randn(n, k).half()),
+    "mxfp4": lambda n, k: coded(n, k, **MXFP4, seed=n),
+    "gptq": lambda n, k: coded(n, k, 4, 32, seed=k),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_of_any_format(native, format):
+    case = Case(native, ROUTINGS["softmax"], FORMATS[format])
+    x, logits = case.inputs(12)
+    expected = case.expected(x, logits)
+    assert np.abs(case.run(x, logits) - expected).max() < 0.02 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "mxfp4"])
+def test_a_token_is_the_same_in_any_company(native, make_pool, format):
+    """Of more rows than encode by themselves, of fewer, and alone; by one thread and by three."""
+    case = Case(native, ROUTINGS["softmax"], FORMATS[format])
+    x, logits = case.inputs(70)
+    together = case.run(x, logits)
+    for pool, rows in ((make_pool(1), 70), (make_pool(3), 9), (native.pool, 1)):
+        for start in range(0, 70, max(rows, 7)):
+            part = slice(start, start + rows)
+            np.testing.assert_array_equal(
+                case.run(x[part], logits[part], pool=pool), together[part]
+            )
+
+
+def test_the_residual_is_added_where_it_lies(native):
+    case = Case(native, ROUTINGS["sigmoid"])
+    x, logits = case.inputs(11)
+    made = case.run(x, logits)
+    residual = case.normal(11, HIDDEN)
+    expected = residual + made
+    np.testing.assert_array_equal(case.run(x, logits, residual=residual), expected)
+
+
+def test_tokens_of_experts_are_counted(native):
+    case = Case(native, Routing(num_experts=4, top_k=2))
+    case.correction[:] = 0
+    x, _ = case.inputs(3)
+    logits = np.array([[9, 5, 0, 0], [0, 9, 5, 0], [9, 0, 5, 0]], dtype=np.float32)
+    for times in (1, 2):
+        case.run(x, logits)
+        assert case.loads.tolist() == [2 * times, 2 * times, 2 * times, 0]
+
+
+def test_what_is_no_number_is_seen_in_its_own_row_only(native):
+    case = Case(native, ROUTINGS["groups"])
+    x, logits = case.inputs(4)
+    whole = case.run(x, logits)
+    x[1, 5], logits[2, :] = np.nan, np.nan
+    damaged = case.run(x, logits)
+    assert np.isnan(damaged[1:3]).all()
+    np.testing.assert_array_equal(damaged[[0, 3]], whole[[0, 3]])
+
+
+def test_chunks_of_a_long_step_are_as_one(native):
+    """A step of which the rows between the linears would take more than 128 MiB."""
+    case = Case(native, Routing(num_experts=2, top_k=2), FORMATS["bfloat16"])
+    case.correction[:] = 0
+    rows = (128 << 20) // (4 * (HIDDEN + INNER) * 2)
+    x, logits = (np.tile(each, (rows // 100 + 2, 1)) for each in case.inputs(100))
+    made = case.run(x, logits)
+    np.testing.assert_array_equal(made, np.tile(made[:100], (len(x) // 100, 1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda args: setattr(args.routing, "top_k", 10), "10 of 9 experts"),
+        (lambda args: setattr(args.routing, "num_groups", 2), "2 groups"),
+        (lambda args: setattr(args.experts[3].up, "n", 80), "expert 3 has a matrix"),
+        (lambda args: setattr(args, "epilogue", abi.OCT_EPI_RESIDUAL), "the epilogue 1"),
+        (lambda args: setattr(args, "out", getattr(args, "in")), "a place of its own"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused(native, change, said):
+    case = Case(native, ROUTINGS["softmax"])
+    x, logits = case.inputs(2)
+    args = case.arguments(x, logits, np.zeros_like(x))
+    change(args)
+    with pytest.raises(EngineError, match=said):
+        native.check(native.lib.oct_check_experts(ctypes.byref(args)))
