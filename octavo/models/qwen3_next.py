@@ -8,10 +8,11 @@ recurrent layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec
 from octavo.layers.gated_attention import GatedAttention
@@ -20,10 +21,10 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import GatedDeltaNet
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import hf_expert_entries, hf_experts
+from octavo.models.experts import hf_experts
 from octavo.models.family import Family, HFNames
-from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
-from octavo.models.qwen_moe import SHARED_EXPERT, expert_layer_entries, expert_layers
+from octavo.models.hybrid import HybridDecoderLayer, hf_layers_of, mixer_names
+from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers
 
 _PERIOD = 4  # of which the last layer attends
 
@@ -90,18 +91,6 @@ def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
     )
 
 
-def _expert_entries(config: ModelConfig) -> dict[str, Any]:
-    experts = config.experts
-    if experts is None:
-        return {"num_experts": 0}
-    return {
-        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
-        **expert_layer_entries(config),
-        "norm_topk_prob": experts.routing.normalize,
-        "shared_expert_intermediate_size": experts.shared_inner,
-    }
-
-
 def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
     """Rows of projections, which in files lie head by head, as those of all heads of each kind."""
     if parameter.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")):
@@ -124,19 +113,11 @@ def _by_kind(num_heads: int, sizes: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([kind.reshape(-1) for kind in kinds])
 
 
-def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    recurrence = config.recurrence
-    assert recurrence is not None and recurrence.delta is not None
-    delta = recurrence.delta
-    return {
-        "layer_types": hf_layer_types(config, "linear_attention"),
-        "linear_num_key_heads": delta.key_heads,
-        "linear_key_head_dim": delta.key_dim,
-        "linear_num_value_heads": delta.value_heads,
-        "linear_value_head_dim": delta.value_dim,
-        "linear_conv_kernel_dim": recurrence.conv.kernel,
-        **_expert_entries(config),
-    }
+def _to_hf(config: ModelConfig) -> NoReturn:
+    raise UnsupportedModelError(
+        f"{config.name}: folders of a {config.architecture} have rows of projections in another "
+        "order, in which octavo does not write them"
+    )
 
 
 QWEN3_NEXT = Family(

@@ -122,10 +122,10 @@ CASES = {
 }
 
 
-def make_model(name):
+def make_model(name, **more):
     kind, changes = CASES[name]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SIZES, **changes})
+    config = AutoConfig.for_model(kind, **{**SIZES, **changes, **more})
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_config(config, **eager).eval()
     for key, parameter in model.named_parameters():
