@@ -309,7 +309,10 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     num_state_slots = _state_slots(capacity, max_num_seqs)
     state_bytes = num_state_slots * capacity.state_bytes
     if num_state_slots:
-        choices.append(f"states: {num_state_slots} slots, {state_bytes / GIB:.2f} GiB")
+        choices.append(
+            f"states: {num_state_slots} slots, {state_bytes / GIB:.2f} GiB: two for each request "
+            "that runs, the others for snapshots of prefixes"
+        )
     blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
     if args.num_blocks is not None:
         num_blocks = args.num_blocks
