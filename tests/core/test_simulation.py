@@ -245,7 +245,7 @@ def test_seeds_with_windows(seed, windows, make_engine, make_request):
 
 
 @pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
-@pytest.mark.parametrize("seed", range(200, 220))
+@pytest.mark.parametrize("seed", range(200, 210))
 def test_seeds_with_states(seed, windows, make_engine, make_request):
     Press(seed, make_engine, make_request, windows, has_states=True).run()
 
