@@ -3,11 +3,11 @@
     python benchmarks/kernels_latent.py --threads 2
     python benchmarks/kernels_latent.py --heads 128 --layers 2 --only "decode"
 
-Sizes of a layer are DeepSeek-V2's and V3's: rows of 512 and 64 numbers, queries of 128 and 64, values
-of 128; ``--heads`` 16 is V2-Lite, 64 Kimi K2, 128 V2 and V3. ``expanded`` is ``oct_attention`` with as
-many key heads as query heads, of 160 numbers each, which is as many as keys of 192 and values of 128
-have together; it does not make them of latents, as nobody would twice. Each layer has KV memory of
-its own. Prints the best of many steps, and the megabytes of KV that a step reads of both.
+Sizes of a layer are DeepSeek-V2's and V3's: rows of 512 and 64 numbers, queries of 128 and 64,
+values of 128; ``--heads`` 16 is V2-Lite, 64 Kimi K2, 128 V2 and V3. ``expanded`` is
+``oct_attention`` with as many key heads as query heads, of 160 numbers each, which is as many as
+keys of 192 and values of 128 have together; it does not make them of latents, as nobody would
+twice. Each layer has KV memory of its own. Prints the best of many steps, and the megabytes of KV that a step reads of both.
 """
 
 from __future__ import annotations

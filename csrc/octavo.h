@@ -232,6 +232,10 @@ typedef struct oct_sequences {
   int64_t group_stride;
   int32_t share_prefixes; /* 0 or 1 */
   const oct_sight* sights; /* [S], for layers without windows and sequences without trees; NULL */
+  /* Of layers with states: the slot that each sequence goes on from, -1 where it begins, and the one
+   * that it writes, which nobody else reads or writes. [S] each; NULL for a model without them. */
+  const int32_t* state_source;
+  const int32_t* state_target;
 } oct_sequences;
 
 typedef struct oct_attention_args {
@@ -412,6 +416,72 @@ typedef struct oct_rows_args {
   float factor;
 } oct_rows_args;
 
+/* ---- Recurrent layers ----------------------------------------------------------------------- */
+
+/* Where a layer keeps a state, float32 of a fixed size for each slot. */
+typedef struct oct_states {
+  float* data;         /* this layer's part of the first slot */
+  int64_t slot_floats; /* from one slot to the next */
+  int32_t num_slots;
+} oct_states;
+
+/* A causal convolution of each channel by itself over the last `kernel` positions, then silu. Gated,
+ * its input is x[c] * x[2 C + c], and its output is multiplied with x[C + c], of C channels.
+ * The state: the inputs of the last positions, [kernel - 1, C]. */
+typedef struct oct_conv_args {
+  int32_t channels, kernel, gated;
+  const float* x; /* [T, ...], ldx floats from token to token */
+  int64_t ldx;
+  const float* weight; /* [kernel, C], that of the last position last */
+  const float* bias;   /* [C] or NULL */
+  float* out;          /* [T, C], contiguous */
+  oct_states states;
+} oct_conv_args;
+
+/* The recurrence of Mamba 2, of H heads of P values in G groups, with N numbers of state for a value:
+ *     step = softplus(steps[h] + step_bias[h]) within [step_min, step_max]
+ *     S    = S * exp(step * decay[h]) + B * (step * x);   y = C S + skip[h] * x
+ * A row of x: x [H, P], B [G, N], C [G, N]. The state: [H, N, P]. */
+typedef struct oct_scan_args {
+  int32_t heads, head_dim, groups, state_dim;
+  float step_min, step_max;
+  const float* x;     /* [T, H P + 2 G N], ldx floats from token to token */
+  const float* steps; /* [T, H], ldsteps floats from token to token */
+  int64_t ldx, ldsteps;
+  const float* decay; /* [H], negative */
+  const float* skip;  /* [H] */
+  const float* step_bias;
+  float* out;         /* [T, H P], contiguous */
+  oct_states states;
+} oct_scan_args;
+
+/* The gated delta rule, of Hk heads of keys with K values and Hv of values with V, q and k of length 1:
+ *     S = S * exp(decay[h] * softplus(gates[Hv + h] + step_bias[h]))
+ *     S = S + k * sigmoid(gates[h]) * (v - k S);   y = q S / sqrt(K)
+ * A row of x: q [Hk, K], k [Hk, K], v [Hv, V]. The state: [Hv, K, V]. */
+typedef struct oct_delta_args {
+  int32_t key_heads, key_dim, value_heads, value_dim;
+  const float* x;     /* [T, 2 Hk K + Hv V], ldx floats from token to token */
+  const float* gates; /* [T, 2 Hv], ldgates floats from token to token */
+  int64_t ldx, ldgates;
+  const float* decay; /* [Hv], negative */
+  const float* step_bias;
+  float* out;         /* [T, Hv V], contiguous */
+  oct_states states;
+} oct_delta_args;
+
+/* rmsnorm over each `group` values of x * silu(gate), times weight [width]; or, unless gate_first, of
+ * x, times weight [group] and then silu(gate). */
+typedef struct oct_gated_norm_args {
+  int32_t width, group, gate_first;
+  float eps;
+  const float* x;    /* [T, width], contiguous */
+  const float* gate; /* [T, width], ldgate floats from token to token */
+  int64_t ldgate;
+  const float* weight;
+  float* out; /* [T, width], contiguous */
+} oct_gated_norm_args;
+
 /* Whether all of a token's activations are finite numbers: 1 or 0 into the step's row_finite. */
 typedef struct oct_check_args {
   const float* x; /* [T, width] */
@@ -426,7 +496,11 @@ enum {
   OCT_OP_CHECK = 4,
   OCT_OP_HEAD = 5,      /* a linear with the epilogue HEAD, over the rows that the step asks for */
   OCT_OP_EXPERTS = 6,   /* over all tokens */
-  OCT_OP_LATENT = 7
+  OCT_OP_LATENT = 7,
+  OCT_OP_CONV = 20,
+  OCT_OP_SCAN = 21,
+  OCT_OP_DELTA = 22,
+  OCT_OP_GATED_NORM = 23
 };
 
 /* How a token is sent to experts, by logits of all; octavo/kernels/routing.py says what this means. */

@@ -13,6 +13,7 @@
 
 #include "kernels.h"
 #include "latent.h"
+#include "recurrence.h"
 #include "rows.h"
 #include "shared_prefix.h"
 
@@ -146,6 +147,14 @@ void run_node(const oct_node& node, const oct_program& program, const oct_batch&
       return latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs, worker);
     case OCT_OP_EXPERTS:
       return experts(*static_cast<const oct_experts_args*>(node.args), batch.seqs.num_tokens, worker);
+    case OCT_OP_CONV:
+      return short_conv(*static_cast<const oct_conv_args*>(node.args), batch.seqs, worker);
+    case OCT_OP_SCAN:
+      return selective_scan(*static_cast<const oct_scan_args*>(node.args), batch.seqs, worker);
+    case OCT_OP_DELTA:
+      return delta_rule(*static_cast<const oct_delta_args*>(node.args), batch.seqs, worker);
+    case OCT_OP_GATED_NORM:
+      return gated_norm(*static_cast<const oct_gated_norm_args*>(node.args), batch.seqs, worker);
   }
 }
 
@@ -185,6 +194,7 @@ class Rounds {
       kv_len_[s]++;
       samples_[s].position++;
     }
+    batch_.seqs.state_source = batch_.seqs.state_target;
     batch_.token_ids = batch_.tokens;
     batch_.tokens += seqs;
     batch_.status += seqs;
@@ -296,6 +306,14 @@ int32_t check_node(const oct_node& node, const oct_program& program, const oct_b
       return check_latent(*static_cast<const oct_latent_args*>(node.args), batch.seqs);
     case OCT_OP_EMBED:
       return check_embed(*static_cast<const oct_embed_args*>(node.args), program, batch);
+    case OCT_OP_CONV:
+      return check_conv(*static_cast<const oct_conv_args*>(node.args), batch.seqs);
+    case OCT_OP_SCAN:
+      return check_scan(*static_cast<const oct_scan_args*>(node.args), batch.seqs);
+    case OCT_OP_DELTA:
+      return check_delta(*static_cast<const oct_delta_args*>(node.args), batch.seqs);
+    case OCT_OP_GATED_NORM:
+      return check_gated_norm(*static_cast<const oct_gated_norm_args*>(node.args));
     case OCT_OP_ROWS:
     case OCT_OP_CHECK:
     case OCT_OP_HEAD:

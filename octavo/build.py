@@ -99,6 +99,7 @@ def _load_engine(
     speculation = args.speculation()
     drafter = None
     if speculation is not None:
+        _check_speculation(model_config)
         drafter = open_drafter(speculation, Target(rank, spec, model_config, tokenizer))
     phases.end("weights")
     capacity = _with_draft_kv(rank.capacity, drafter)
@@ -122,6 +123,16 @@ def _load_engine(
     }
     text_engine = TextEngine(engine, tokenizer, model_config.vocab_size, eos_token_ids, config.seed)
     return LoadedEngine(config, text_engine, model_config, info, phases.seconds)
+
+
+def _check_speculation(model: ModelConfig) -> None:
+    """ConfigError if nobody can guess at a model's tokens: what a guess that was wrong has written
+    of keys and values is written over, but of a state it would stay."""
+    if model.state_layers:
+        raise ConfigError(
+            f"speculation: {model.name} has recurrent layers, whose states cannot go back to "
+            "before a guess that was wrong: leave it off"
+        )
 
 
 class _Phases:
@@ -183,6 +194,7 @@ def _rank_limits(config: EngineConfig) -> RankLimits:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         kv_groups=config.cache.groups,
         num_shelf_blocks=0 if config.cache.offload is None else config.cache.offload.num_places,
+        num_state_slots=config.cache.num_state_slots,
     )
 
 

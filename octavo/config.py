@@ -19,6 +19,7 @@ from octavo.core.kv_tables import ONE_TABLE, Windows, longest_sequence, most_blo
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.sight import DEFAULT_SINKS, SightRules
+from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
 from octavo.offload.settings import OffloadConfig, shelf_blocks
@@ -338,7 +339,8 @@ class EngineArgs:
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The KV pool. ``groups``: of layers that have block tables of their own; None: one for all.
-    ``offload``: where evicted blocks go."""
+    ``offload``: where evicted blocks go. ``num_state_slots``: of a model with recurrent layers
+    (``core/state_slots.py``)."""
 
     block_size: int
     num_blocks: int
@@ -346,6 +348,7 @@ class CacheConfig:
     enable_prefix_caching: bool
     groups: KVGroups | None = None
     offload: OffloadConfig | None = None
+    num_state_slots: int = 0
 
     @property
     def windows(self) -> Windows:
@@ -392,6 +395,13 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
     if groups is not None:
         slot_bytes = groups.bytes_of_slot(slot_bytes)
     block_bytes = args.block_size * slot_bytes
+    num_state_slots = _state_slots(capacity, max_num_seqs)
+    state_bytes = num_state_slots * capacity.state_bytes
+    if num_state_slots:
+        choices.append(
+            f"states: {num_state_slots} slots, {state_bytes / GIB:.2f} GiB: two for each request "
+            "that runs, the others for snapshots of prefixes"
+        )
     blocks_per_seq = most_blocks(windows, wanted_len, args.block_size, step_tokens)
     sights = args.sights(capacity.no_sinks)
     sights.check(wanted_len)
@@ -413,7 +423,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         memory = capacity.kv_memory_bytes
         if args.max_model_len == "auto":  # as much as one request needs, if it is there
             memory = max(memory, min(blocks_per_seq * block_bytes, capacity.kv_memory_most))
-        num_blocks = max(1, min(useful, memory // block_bytes))
+        num_blocks = max(1, min(useful, (memory - state_bytes) // block_bytes))
         choices.append(
             f"KV pool: {num_blocks} blocks of {args.block_size} tokens{_of_layers(groups)}, "
             f"{num_blocks * block_bytes / GIB:.2f} GiB"
@@ -437,7 +447,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(f"max_model_len: {wanted_len}, all that the model has")
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
-    offload = _offload(args, groups, block_bytes)
+    offload = _offload(args, capacity, groups, block_bytes)
     if offload is not None:
         choices.append(_told(offload, capacity.device))
     return EngineConfig(
@@ -453,6 +463,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
             args.enable_prefix_caching,
             groups,
             offload,
+            num_state_slots,
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=default_step_tokens(args, capacity.device, max_model_len),
@@ -487,6 +498,15 @@ def _is_gpu(device: str) -> bool:
     return device.startswith("cuda")
 
 
+def _state_slots(capacity: Capacity, max_num_seqs: int) -> int:
+    """Slots for the states of recurrent layers: two for each request that runs, and as many again
+    for snapshots, if that takes no more than half of the memory for keys and values."""
+    if not capacity.state_bytes:
+        return 0
+    fit = capacity.kv_memory_bytes // 2 // capacity.state_bytes
+    return max(least_slots(depth=1), min(2 * slots_per_request(depth=1) * max_num_seqs, fit))
+
+
 def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroups | None:
     """The groups of layers that get block tables of their own; None where one does for all: nothing
     would be freed, or who guesses tokens knows of one only."""
@@ -500,7 +520,9 @@ def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroup
     return groups if is_outgrown else None
 
 
-def _offload(args: EngineArgs, groups: KVGroups | None, block_bytes: int) -> OffloadConfig | None:
+def _offload(
+    args: EngineArgs, capacity: Capacity, groups: KVGroups | None, block_bytes: int
+) -> OffloadConfig | None:
     """Where evicted blocks go; None: nowhere. ConfigError if they cannot be kept."""
     if args.kv_offload is None and not args.swap_space:
         return None
@@ -511,6 +533,11 @@ def _offload(args: EngineArgs, groups: KVGroups | None, block_bytes: int) -> Off
         raise ConfigError(
             f"{name}: layers of this model free blocks that have left their windows, and what they "
             "still have cannot be stored: set enable_window_tables off, or leave it out"
+        )
+    if capacity.state_bytes:
+        raise ConfigError(
+            f"{name}: this model has recurrent layers, and blocks are of no use without the state "
+            "that these had at their end: leave it out"
         )
     folder, max_bytes = (None, 0) if args.kv_offload is None else parse_folder(args.kv_offload)
     if folder is not None and max_bytes < block_bytes:

@@ -14,6 +14,7 @@ from octavo.core.engine import Engine
 from octavo.core.executor import Executor
 from octavo.core.prefix_cache import NoPrefixCache, PrefixCache, RadixPrefixCache
 from octavo.core.scheduler import Scheduler
+from octavo.core.state_slots import StateSlots
 
 _ADMISSION: dict[str, type[AdmissionPolicy]] = {
     "continuous": ContinuousAdmission,
@@ -33,8 +34,14 @@ def build_engine(
     windows = config.cache.windows
     cache: PrefixCache = NoPrefixCache()
     if config.cache.enable_prefix_caching:
-        cache = RadixPrefixCache(size, windows)
-    block_manager = BlockManager(executor.kv_capacity(), size, cache, windows, store=store)
+        cache = RadixPrefixCache(size, windows, needs_states=config.cache.num_state_slots > 0)
+    states = None
+    if config.cache.num_state_slots:
+        depth = executor.depth if executor.feeds_tokens else 1
+        states = StateSlots(config.cache.num_state_slots, size, cache, depth)
+    block_manager = BlockManager(
+        executor.kv_capacity(), size, cache, windows, store=store, states=states
+    )
     admission = _ADMISSION[config.batching]()
     limits = replace(config.scheduler, runs_ahead=executor.feeds_tokens)
     return Engine(Scheduler(limits, block_manager, admission, proposer), executor, clock)

@@ -16,6 +16,17 @@ OVERFLOW = "logit_bias or penalties made a logit NaN or infinite"
 NO_TOKEN_LEFT = "allowed_token_ids, bad_words, min_tokens and logit_bias leave no token to sample"
 
 
+NO_STATE = -1
+
+
+class StateStep(NamedTuple):
+    """The slots of states of one step of a request (``state_slots.py``): what it goes on from
+    (NO_STATE where a sequence begins), and what it writes; that of no other item of a batch."""
+
+    source: int
+    target: int
+
+
 class Distribution(NamedTuple):
     """How likely a drafter was to draw each token: weights, which need not sum to 1.
 
@@ -117,6 +128,8 @@ class ScheduledRequest:
     - with a ``draft``, as many of it as are right, along one path, and the one that follows;
     - without, in rounds: it may go on by itself, each round from the token of the one before.
 
+    ``states`` are None for models whose layers keep something of each token, and nothing else.
+
     There are slots for all of them. A draft takes one for each of its tokens, in their order,
     whatever the positions they stand for; those of the path that was right have to be where their
     positions say before the next step reads them, which is the executor's business.
@@ -127,6 +140,7 @@ class ScheduledRequest:
     num_tokens: int
     num_sampled: int
     draft: Draft | None = None
+    states: StateStep | None = None
 
     @property
     def num_seen(self) -> int:

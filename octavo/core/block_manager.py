@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from octavo.core.batch import NO_STATE
 from octavo.core.block_store import BlockStore, NoBlockStore
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
 from octavo.core.sight import Sight
+from octavo.core.state_slots import NoStates, States
 from octavo.errors import EngineError
 
 
@@ -35,6 +37,7 @@ class SharedPrefix(NamedTuple):
     tables: Sequence[list[int]]  # of each group of layers; all as long
     stored: Sequence[bytes] = ()  # keys of the blocks after those, which the store has
     is_awaited: bool = False
+    state: int = NO_STATE  # the slot of the state after them
 
 
 class BlockManager:
@@ -44,7 +47,8 @@ class BlockManager:
 
     Args:
         windows: of each group of layers with tables of its own, the positions that it sees.
-        store: where blocks go that are forgotten here; of one table only.
+        store: where blocks go that are forgotten here; of one table only, and without states.
+        states: of the model's recurrent layers, if it has any.
     """
 
     def __init__(
@@ -54,8 +58,9 @@ class BlockManager:
         prefix_cache: PrefixCache | None = None,
         windows: Windows = ONE_TABLE,
         store: BlockStore | None = None,
+        states: States | None = None,
     ):
-        assert store is None or tuple(windows) == ONE_TABLE
+        assert store is None or (tuple(windows) == ONE_TABLE and states is None)
         assert num_blocks > 0 and block_size > 0
         assert list(windows) == sorted(windows, key=lambda window: window is not None), windows
         self.num_blocks = num_blocks
@@ -66,6 +71,7 @@ class BlockManager:
         self.nothing_shared = SharedPrefix(0, [[] for _ in windows])
         self.prefix_cache: PrefixCache = NoPrefixCache() if prefix_cache is None else prefix_cache
         self.store: BlockStore = NoBlockStore() if store is None else store
+        self.states: States = NoStates() if states is None else states
         self.ref_counts = [0] * num_blocks
         # Unreferenced blocks, next to be reused first: the free ones, then the cached, by age.
         self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -125,7 +131,8 @@ class BlockManager:
         shared = self.nothing_shared
         if cached:
             tables = [[*table] for table in zip(*cached, strict=True)]
-            shared = self._shared(len(cached) * self.block_size, tables, request.sight)
+            state = self.prefix_cache.state_of(cached[-1][0]) if self.states.exist else NO_STATE
+            shared = self._shared(len(cached) * self.block_size, tables, request.sight, state)
         if request.sight is not None:
             return shared
         stored = self.store.ask(request, len(cached), limit)
@@ -147,7 +154,9 @@ class BlockManager:
 
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
-        has left some of them behind."""
+        has left some of them behind, or has a state: that is of all its tokens."""
+        if self.states.exist:
+            return self.nothing_shared
         end = self.blocks_for(num_tokens)
         tables = [table[:end] for table in source.block_tables]
         shared = self._shared(num_tokens, tables, source.sight)
@@ -157,12 +166,16 @@ class BlockManager:
         return shared
 
     def _shared(
-        self, num_tokens: int, tables: list[list[int]], sight: Sight | None
+        self,
+        num_tokens: int,
+        tables: list[list[int]],
+        sight: Sight | None,
+        state: int = NO_STATE,
     ) -> SharedPrefix:
         """Without the blocks that no query after these tokens sees."""
         for gone, table in zip(self._left_behind(num_tokens, sight), tables, strict=True):
             table[gone.start : gone.stop] = [GONE] * len(gone)
-        return SharedPrefix(num_tokens, tables)
+        return SharedPrefix(num_tokens, tables, state=state)
 
     def _left_behind(self, num_tokens: int, sight: Sight | None) -> Iterator[range]:
         """The blocks of each table that no query after so many tokens sees."""
@@ -205,7 +218,7 @@ class BlockManager:
             end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
             needed += end - len(table) + copied
             idle += sum(block_id != GONE and not self.ref_counts[block_id] for block_id in table)
-        if needed > len(self.free_blocks) - idle:
+        if needed > len(self.free_blocks) - idle or not self.states.admit(request, shared.state):
             return False
         for block_id in chain(*shared.tables):
             if block_id != GONE:
@@ -314,6 +327,7 @@ class BlockManager:
             if known != own:
                 self._adopt(tables, index, known)
         request.num_published_blocks = num_full
+        self.states.keep(request, tables[0][num_full - 1])
         if self.has_windows or request.sight is not None:
             self._leave_behind(request)
 
@@ -342,6 +356,7 @@ class BlockManager:
             self._release(block_id for block_id in reversed(table) if block_id != GONE)
         request.block_ids = []
         request.further_tables = []
+        self.states.free(request)
         request.num_computed_tokens = 0
         request.num_published_blocks = 0
 
@@ -354,7 +369,7 @@ class BlockManager:
             block_id, _ = next_to_go(last=False)
             if block_id in cache:
                 self._save(block_id)
-                cache.forget(block_id)
+                self.states.drop(cache.forget(block_id))
                 self.num_cached_blocks -= 1
             ref_counts[block_id] = 1
             taken.append(block_id)
@@ -392,7 +407,8 @@ class BlockManager:
 
         ``requests`` are all that may hold blocks. Costs time in proportion to the pool.
         """
-        violations = list(self._violations(requests))
+        requests = list(requests)
+        violations = [*self._violations(requests), *self.states.violations(requests)]
         if violations:
             raise EngineError(f"the block pool is damaged: {'; '.join(violations)}")
 

@@ -329,6 +329,8 @@ class Engine:
             )
         if blocks.num_used_blocks and not self.has_unfinished_requests:
             self._note([f"{blocks.num_used_blocks} blocks are used by nobody"])
+        if blocks.states.num_used and not self.has_unfinished_requests:
+            self._note([f"{blocks.states.num_used} slots of states are used by nobody"])
 
     def _note(self, violations: list[str]) -> None:
         self.num_invariant_violations += len(violations)

@@ -150,6 +150,7 @@ class Lookahead:
         """
         request = item.request
         rounds = min(self.max_rounds, request.max_total_tokens - item.end)
+        rounds = self.block_manager.states.cut(request, item.start, rounds)
         if item.num_tokens != 1 or item.num_sampled != 1 or rounds < 2 or request.is_masked:
             return item
         if self._drafts(request) or not self._can_hold(item, rounds - 1):

@@ -12,6 +12,9 @@ request with a ``Sight`` left behind is none: the blocks that follow wait until 
 Where layers with windows have tables of their own (``kv_tables.py``), a node is one block of each
 group, and some may be missing: a window leaves the first blocks of a sequence behind, and sees the
 last ones. A prefix is then known as far as each group has what its window sees at the end.
+
+Of a model with recurrent layers (``state_slots.py``) a node may have the state at its end, too, and
+a prefix is known up to a node that has one.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
+from octavo.core.batch import NO_STATE
 from octavo.core.block_store import next_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
 
@@ -73,8 +77,9 @@ class PrefixCache(Protocol):
         """
         ...
 
-    def forget(self, block_id: int) -> None:
-        """Drop a block, which no longer holds what it held."""
+    def forget(self, block_id: int) -> int:
+        """Drop a block, which no longer holds what it held. Returns the slot of the state that is
+        forgotten with it, or NO_STATE."""
         ...
 
     def __contains__(self, block_id: int) -> bool: ...
@@ -83,9 +88,26 @@ class PrefixCache(Protocol):
         """The key of a known block, as of ``block_store.keys_of``."""
         ...
 
+    def keep_state(self, block_id: int, slot: int) -> bool:
+        """Offer the state at the end of a block of the first group. Whether it is kept: not, if
+        there is one."""
+        ...
+
+    def state_of(self, block_id: int) -> int:
+        """The slot of the state at the end of a block of the first group, or NO_STATE."""
+        ...
+
+    def has_state(self, slot: int) -> bool:
+        """Whether a slot is that of a state that is kept."""
+        ...
+
+    def forget_state(self, slot: int) -> None:
+        """Drop a state that is kept, and leave its blocks."""
+        ...
+
 
 class _Node:
-    __slots__ = ("block_ids", "children", "key", "number", "parent", "tokens")
+    __slots__ = ("block_ids", "children", "key", "number", "parent", "state", "tokens")
 
     def __init__(
         self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None, number: int
@@ -95,6 +117,7 @@ class _Node:
         self.tokens = tokens
         self.parent = parent
         self.key = b""  # when it has been asked for; of a root, always
+        self.state = NO_STATE
         # Keyed by the token ids themselves: a dict compares keys for equality after hashing, so
         # a hash collision can cost time and can never serve the KV of other tokens.
         self.children: dict[tuple[int, ...], _Node] = {}
@@ -106,11 +129,16 @@ class RadixPrefixCache:
     Args:
         block_size: the number of tokens of an edge.
         windows: of the groups of layers, as the block manager has them.
+        needs_states: a prefix is of no use without the state at its end.
     """
 
-    def __init__(self, block_size: int, windows: Windows = ONE_TABLE):
+    def __init__(
+        self, block_size: int, windows: Windows = ONE_TABLE, *, needs_states: bool = False
+    ):
         self.block_size = block_size
         self._windows = tuple(windows)
+        self._needs_states = needs_states
+        self._states: dict[int, _Node] = {}  # by slot
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
         self._evicted: OrderedDict[int, None] = OrderedDict()  # numbers of nodes that are no more
@@ -152,8 +180,9 @@ class RadixPrefixCache:
         return MissReason.BLOCK_BORDER if is_all else MissReason.LEFT_BEHIND
 
     def _num_served(self, matched: Sequence[Sequence[int]]) -> int:
-        """Of blocks that follow each other, as many as every group has, as far as it sees them."""
-        if self._windows == ONE_TABLE:
+        """Of blocks that follow each other, as many as every group has, as far as it sees them; and
+        with a state at their end, where one is needed."""
+        if self._windows == ONE_TABLE and not self._needs_states:
             return len(matched)
         in_a_row = [0] * len(self._windows)  # that each group has, up to here
         num_served = 0
@@ -163,9 +192,12 @@ class RadixPrefixCache:
             if all(
                 have >= count - first_kept(window, count * self.block_size, self.block_size)
                 for window, have in zip(self._windows, in_a_row, strict=True)
-            ):
+            ) and self._has_state_after(block_ids[0]):
                 num_served = count
         return num_served
+
+    def _has_state_after(self, block_id: int) -> bool:
+        return not self._needs_states or (block_id != GONE and self.state_of(block_id) != NO_STATE)
 
     def publish(
         self,
@@ -214,10 +246,33 @@ class RadixPrefixCache:
             self._num_begun[tokens] = self._num_begun.get(tokens, 0) + 1
         return node
 
-    def forget(self, block_id: int) -> None:
+    def forget(self, block_id: int) -> int:
         node = self._nodes.pop(block_id)
-        node.block_ids[node.block_ids.index(block_id)] = GONE
+        group = node.block_ids.index(block_id)
+        node.block_ids[group] = GONE
+        slot = node.state if group == 0 else NO_STATE
+        if slot != NO_STATE:
+            self.forget_state(slot)
         self._drop_empty(node)
+        return slot
+
+    def keep_state(self, block_id: int, slot: int) -> bool:
+        node = self._nodes[block_id]
+        if node.state != NO_STATE:
+            return False
+        assert slot not in self._states, "a slot can hold one state only"
+        node.state = slot
+        self._states[slot] = node
+        return True
+
+    def state_of(self, block_id: int) -> int:
+        return self._nodes[block_id].state
+
+    def has_state(self, slot: int) -> bool:
+        return slot in self._states
+
+    def forget_state(self, slot: int) -> None:
+        self._states.pop(slot).state = NO_STATE
 
     def _drop_empty(self, node: _Node) -> None:
         """Forget a node, and those before it, if nobody has a block there or further on."""
@@ -272,7 +327,7 @@ class NoPrefixCache:
     ) -> Sequence[int]:
         return block_ids
 
-    def forget(self, block_id: int) -> None:
+    def forget(self, block_id: int) -> int:
         raise AssertionError("nothing was published")
 
     def key_of(self, block_id: int) -> bytes:
@@ -280,3 +335,15 @@ class NoPrefixCache:
 
     def __contains__(self, block_id: int) -> bool:
         return False
+
+    def keep_state(self, block_id: int, slot: int) -> bool:
+        return False
+
+    def state_of(self, block_id: int) -> int:
+        return NO_STATE
+
+    def has_state(self, slot: int) -> bool:
+        return False
+
+    def forget_state(self, slot: int) -> None:
+        raise AssertionError("no state was kept")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sight import Sight
 from octavo.core.stats import RequestStats
 from octavo.core.token_mask import Bits, TokenMask
+
+if TYPE_CHECKING:
+    from octavo.core.state_slots import StateChain
 
 
 class RequestStatus(Enum):
@@ -75,6 +79,8 @@ class Request:
     block_ids: list[int] = field(init=False, default_factory=list)
     further_tables: list[list[int]] = field(init=False, default_factory=list)
     num_published_blocks: int = field(init=False, default=0)
+    # While it runs, of a model with recurrent layers.
+    states: StateChain | None = field(init=False, default=None)
     # Of the steps that are under way: tokens that they compute, drafts too, and tokens that they
     # will certainly sample (where their number is open, none is certain).
     num_tokens_in_flight: int = field(init=False, default=0)

@@ -106,6 +106,7 @@ class Scheduler:
         admission: AdmissionPolicy | None = None,
         proposer: DraftProposer | None = None,
     ):
+        assert proposer is None or not block_manager.states.exist, "a state is not taken back"
         self.config = config
         self.block_manager = block_manager
         self.admission: AdmissionPolicy = admission or ContinuousAdmission()
@@ -236,6 +237,7 @@ class Scheduler:
         """Forget that an item was submitted: the step that it went on from raised."""
         item.request.num_tokens_in_flight -= item.num_tokens
         item.request.num_awaited_tokens -= item.num_sampled == 1
+        self.block_manager.states.withdraw(item.request)
 
     def report_again(self, request_ids: Iterable[str]) -> tuple[str, ...]:
         """Name these as finished in the next batch too: the last one may not have got through.
@@ -303,8 +305,10 @@ class Scheduler:
         )
         self.num_steps += 1
         self._finished_ids.clear()
+        begin = self.block_manager.states.begin
         for item in batch.items:
             request = item.request
+            item.states = begin(request)
             request.num_tokens_in_flight += item.num_tokens
             if item.num_sampled == 1:
                 request.num_awaited_tokens += 1
@@ -340,11 +344,14 @@ class Scheduler:
         """
         start = request.num_computed_tokens + request.num_tokens_in_flight
         missing = len(request.token_ids) + request.num_awaited_tokens - start
-        if missing <= budget:
-            return ScheduledRequest(request, start, missing, num_sampled=1)
-        if budget > 0 and self.config.enable_chunked_prefill:
-            return ScheduledRequest(request, start, budget, num_sampled=0)
-        return None
+        num_tokens = min(missing, budget)
+        if self.config.enable_chunked_prefill:
+            num_tokens = self.block_manager.states.cut(request, start, num_tokens)
+        elif num_tokens < missing:
+            return None
+        if num_tokens == 0:
+            return None
+        return ScheduledRequest(request, start, num_tokens, int(num_tokens == missing))
 
     def _make_room(self, request: Request, num_tokens: int) -> tuple[bool, list[Request]]:
         """Allocate slots up to ``num_tokens``, preempting where it must. Also returns whom."""
@@ -477,6 +484,7 @@ class Scheduler:
         """Take in the results of a step: tokens, published blocks, requests that end."""
         updates: list[RequestUpdate] = []
         commit, token_ids_of = self.block_manager.commit, output.token_ids
+        end_of_states = self.block_manager.states.end
         for item in batch.items:
             request = item.request
             request.num_tokens_in_flight -= item.num_tokens
@@ -494,6 +502,7 @@ class Scheduler:
                 updates.append(RequestUpdate(request, []))
                 continue
             request.num_computed_tokens = item.end
+            end_of_states(request)
             commit(request)
             new_token_ids = self._append(request, token_ids_of.get(request_id, []))
             update = RequestUpdate(request, new_token_ids)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from octavo.engine_folder.plain_data import read_dataclass
+from octavo.engine_folder.recurrence import RecurrenceReader, recurrence_json
 from octavo.fields import Fields
 from octavo.kernels.fusion import (
     ALONE,
@@ -35,6 +36,7 @@ from octavo.kernels.fusion import (
     Matrix,
     Norm,
     Phase,
+    Recurrence,
     Rows,
     Segment,
     writes,
@@ -190,6 +192,8 @@ class _Writer:
                     "scale": phase.scale,
                     "remainder_above": _finite(phase.remainder_above),
                 }
+            case Recurrence():
+                return recurrence_json(phase, value, self._constant)
             case Experts():
                 return {
                     "kind": "experts",
@@ -290,6 +294,9 @@ class _Reader:
         self._written: set[int] = set()
         self._ropes = fields.each("ropes", lambda f, name: self._rope(f.section(name)))
         self._layers: set[int] = set()
+        self._recurrences = RecurrenceReader(
+            config.recurrence, self._read, self._constant, self._out
+        )
 
     def phases(self) -> list[Phase]:
         phases: list[Phase] = self._fields.each("phases", lambda f, name: self._phase(f, name))
@@ -299,9 +306,10 @@ class _Reader:
         for kind in (Embed, Check, Head):
             if kinds.count(kind) != 1:
                 raise self._fields.error("phases", f"have more than one {kind.__name__.lower()}")
-        if len(self._layers) != self._config.num_layers:
+        num_layers = len(self._config.kv_layers)
+        if len(self._layers) != num_layers:
             raise self._fields.error(
-                "phases", f"attend in {len(self._layers)} of {self._config.num_layers} layers"
+                "phases", f"attend in {len(self._layers)} of {num_layers} layers"
             )
         return phases
 
@@ -317,6 +325,7 @@ class _Reader:
             "check": lambda f: Check(self._flat(f, "source")),
             "head": self._head,
             "experts": self._experts,
+            "recurrence": self._recurrences.phase,
         }
         if kind not in readers:
             raise fields.error("kind", f"{kind!r:.60} is none of {', '.join(readers)}")

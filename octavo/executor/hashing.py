@@ -12,6 +12,9 @@ error. A window is of two positions at least: a step goes on from the state of t
 
 A request with a ``Sight`` has in all groups what that sees; as far as it sees all, its KV is that
 of others.
+With recurrent layers (``core/state_slots.py``) there is one number more, which each token changes
+in turn: it is *carried* from step to step in a slot, and KV and answers depend on it. A slot that
+is stale, or another's, changes the text, too.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from functools import partial, reduce
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from octavo.core.batch import Batch, Draft, ScheduledRequest, StepOutput
+from octavo.core.batch import NO_STATE, Batch, Draft, ScheduledRequest, StateStep, StepOutput
 from octavo.core.drafting import Opening
 from octavo.core.executor import NoModel, StepHandle
 from octavo.core.kv_tables import ONE_TABLE, Windows
@@ -62,21 +65,29 @@ def _seen_before(window: int | None, sight: Sight | None, position: int) -> list
     return None if window is None else [*range(max(0, position - window + 1), position)]
 
 
+def _carry(carried: int | None, token_id: int, position: int) -> int | None:
+    """What is carried on beyond a token; None by a model without recurrent layers."""
+    return None if carried is None else _mix(carried, _mix(token_id, position))
+
+
 def _next(
     windows: Windows,
     token_id: int,
     position: int,
     before: _Slots,
     read: _Read,
+    carried: int | None = None,
     sight: Sight | None = None,
 ) -> _Slots:
-    """The slots of a position that follows those of ``before``."""
+    """The slots of a position that follows those of ``before``; ``carried`` beyond its token."""
     kvs: list[int] = []
     folds: list[int] = []
     for group, window in enumerate(windows):
         kv = _mix(token_id, position)
         if group:
             kv = _mix(kv, group)
+        if carried is not None:
+            kv = _mix(kv, carried)
         seen = _seen_before(window, sight, position)
         if seen is None:
             fold = before[group].fold
@@ -85,8 +96,14 @@ def _next(
             fold = reduce(_mix, [read(group, other) for other in seen], 0)
         kvs.append(kv)
         folds.append(_mix(fold, kv))
-    state = reduce(_mix, folds)
+    state = _state(folds, carried)
     return tuple(_Slot(kv, fold, state) for kv, fold in zip(kvs, folds, strict=True))
+
+
+def _state(folds: Sequence[int], carried: int | None) -> int:
+    """What the next token follows from."""
+    state = reduce(_mix, folds)
+    return state if carried is None else _mix(state, carried)
 
 
 def _first(windows: Windows) -> _Slots:
@@ -100,16 +117,20 @@ def expected_tokens(
     vocab_size: int,
     windows: Windows = ONE_TABLE,
     sight: Sight | None = None,
+    *,
+    has_states: bool = False,
 ) -> list[int]:
     """What the hash model answers to a prompt, computed without blocks."""
     tokens = list(prompt_token_ids)
     slots: list[_Slots] = []
     last = _first(windows)
+    carried = 0 if has_states else None
     for position in range(len(prompt_token_ids) + num_tokens):
         if position >= len(prompt_token_ids):
             tokens.append(last[0].state % vocab_size)
         read = partial(_read_list, slots)
-        last = _next(windows, tokens[position], position, last, read, sight)
+        carried = _carry(carried, tokens[position], position)
+        last = _next(windows, tokens[position], position, last, read, carried, sight)
         slots.append(last)
     return tokens[len(prompt_token_ids) :]
 
@@ -212,6 +233,7 @@ class _Work:
     num_sampled: int
     draft: Draft | None
     sight: Sight | None
+    states: StateStep | None
 
     @classmethod
     def of(cls, item: ScheduledRequest) -> _Work:
@@ -225,6 +247,7 @@ class _Work:
             item.num_sampled,
             item.draft,
             request.sight,
+            item.states,
         )
 
 
@@ -253,6 +276,7 @@ class HashExecutor:
     here, before the scheduler has heard of it; not to requests that ``feeds`` says no to.
 
     A ``shelf`` has what blocks hold as bytes, so that any store can keep them.
+    With ``num_state_slots`` there are recurrent layers, and no drafts.
     """
 
     def __init__(
@@ -265,6 +289,7 @@ class HashExecutor:
         feeds: Callable[[Request], bool] = lambda request: True,
         windows: Windows = ONE_TABLE,
         num_shelf_blocks: int = 0,
+        num_state_slots: int = 0,
     ):
         assert all(window is None or window > 1 for window in windows), windows
         self.depth = depth
@@ -279,6 +304,7 @@ class HashExecutor:
         self._slots = [_Slot(_FREED, _FREED, _FREED)] * (num_blocks * block_size)
         self._packing = struct.Struct(f"<{len(_Slot._fields) * block_size}q")
         self.shelf = [bytearray(self._packing.size) for _ in range(num_shelf_blocks)]
+        self._carried = [_FREED] * num_state_slots
         # The token that was sampled last of each request, and its position.
         self._sampled: dict[str, tuple[int, int]] = {}
 
@@ -338,20 +364,30 @@ class HashExecutor:
             if position != work.end - 1 or len(token_ids) < work.end - work.start - 1:
                 raise RuntimeError(f"{work.request_id} goes on from a token that never came")
             token_ids = [*token_ids, token_id]
-        state = self._forward(tables, token_ids, work.start, work.sight)
-        if work.num_sampled == 0:
-            return []
+        carried = self._carried_by(work)
+        state, carried = self._forward(tables, token_ids, work.start, carried, work.sight)
+        sampled = [state % self._vocab_size] if work.num_sampled else []
         if work.draft is not None:
             return self._verify(tables, work.draft, state, work.end)
-        sampled = [state % self._vocab_size]
         for position in range(work.end, work.end + self._num_rounds(work) - 1):
-            state = self._forward(tables, sampled[-1:], position, work.sight)
+            state, carried = self._forward(tables, sampled[-1:], position, carried, work.sight)
             sampled.append(state % self._vocab_size)
+        if work.states is not None:
+            assert carried is not None
+            self._carried[work.states.target] = carried
         return sampled
+
+    def _carried_by(self, work: _Work) -> int | None:
+        """What an item goes on from."""
+        if work.states is None:
+            return None
+        if work.draft is not None or (work.states.source == NO_STATE) != (work.start == 0):
+            raise RuntimeError(f"{work.request_id} has a state that is not of its tokens")
+        return self._carried[work.states.source] if work.start else 0
 
     def _num_rounds(self, work: _Work) -> int:
         """Of those that are allowed now more, now fewer."""
-        return 1 + self._num_items % work.num_sampled
+        return 1 + self._num_items % work.num_sampled if work.num_sampled else 0
 
     def _verify(self, tables: _Tables, draft: Draft, state: int, base: int) -> list[int]:
         """The drafted tokens that are right, down one path, and the one that follows them.
@@ -383,30 +419,44 @@ class HashExecutor:
             self._write(tables, base + place, self._read_slots(tables, base + index))
 
     def _forward(
-        self, tables: _Tables, token_ids: Sequence[int], start: int, sight: Sight | None
-    ) -> int:
-        """Write the KV of tokens from position ``start`` on; the state after the last of them."""
+        self,
+        tables: _Tables,
+        token_ids: Sequence[int],
+        start: int,
+        carried: int | None,
+        sight: Sight | None,
+    ) -> tuple[int, int | None]:
+        """Write the KV of tokens from position ``start`` on; the state after the last of them, and
+        what is carried on."""
         slots = self._read_slots(tables, start - 1) if start else _first(self._windows)
         read = partial(self._read_kv, tables)
         for position, token_id in enumerate(token_ids, start):
-            slots = _next(self._windows, token_id, position, slots, read, sight)
+            carried = _carry(carried, token_id, position)
+            slots = _next(self._windows, token_id, position, slots, read, carried, sight)
             self._write(tables, position, slots)
         if self._is_audit():
-            return self._audited_state(tables, start + len(token_ids), sight)
-        return slots[0].state
+            return self._audited_state(tables, start + len(token_ids), carried, sight), carried
+        return slots[0].state, carried
 
     def _is_audit(self) -> bool:
         self._num_items += 1
         return self._num_items % self._audit_every == 0
 
-    def _audited_state(self, tables: _Tables, num_tokens: int, sight: Sight | None = None) -> int:
-        """The state after a sequence, from its KV alone: slot by slot through its block tables."""
+    def _audited_state(
+        self,
+        tables: _Tables,
+        num_tokens: int,
+        carried: int | None = None,
+        sight: Sight | None = None,
+    ) -> int:
+        """The state after a sequence, from what is kept of it: slot by slot through its block
+        tables."""
         folds: list[int] = []
         for group, window in enumerate(self._windows):
             before = _seen_before(window, sight, num_tokens - 1)
             seen = range(num_tokens) if before is None else [*before, num_tokens - 1]
             folds.append(reduce(_mix, [self._read_kv(tables, group, each) for each in seen], 0))
-        return reduce(_mix, folds)
+        return _state(folds, carried)
 
     def _read_path(
         self, tables: _Tables, path: Sequence[_Slots], base: int, group: int, position: int

@@ -42,6 +42,10 @@ class Ops:
     lm_head: Op
     store_latents: Op
     latent_attention: Op
+    short_conv: Op
+    selective_scan: Op
+    delta_rule: Op
+    gated_norm: Op
     layernorm: Op
     activate: Op
     scale: Op

@@ -32,6 +32,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from octavo.kernels.recorder import Call, RopeTable, Tape, Value
+from octavo.kernels.recurrence_specs import RecurrentSpec
 from octavo.kernels.routing import Expert, Routing
 
 MAX_SEGMENTS = 4  # as OCT_MAX_SEGMENTS
@@ -199,7 +200,22 @@ class Experts:
     inner_remainder_above: float = math.inf  # of what goes into ``down``
 
 
-Phase = Embed | Linear | Attention | Rows | Check | Head | Experts | LatentAttention
+@dataclass(slots=True)
+class Recurrence:
+    """An op of a recurrent layer, of which ``spec`` says which; ``kernels/recurrence.py`` has what
+    its inputs and its constants are, in their order.
+
+    ``layer`` counts the layers that have states; None where the op has none.
+    """
+
+    spec: RecurrentSpec
+    layer: int | None
+    inputs: tuple[Value, ...]
+    constants: tuple[np.ndarray | None, ...]
+    out: Value
+
+
+Phase = Embed | Linear | Attention | LatentAttention | Recurrence | Rows | Check | Head | Experts
 
 # Where a layer looks at other positions.
 MIXERS = (Attention, LatentAttention)
@@ -262,6 +278,8 @@ class _Fusion:
                 self._router(call)
             case "experts":
                 self._experts(call)
+            case "short_conv" | "selective_scan" | "delta_rule" | "gated_norm":
+                self._recurrence(call)
             case _ if call.name in _WAITING:
                 pass
             case _:
@@ -452,6 +470,13 @@ class _Fusion:
         self.phases.append(phase)
         self.made.add(phase.out)
 
+    def _recurrence(self, call: Call) -> None:
+        spec, layer = call.arguments["spec"], call.arguments["layer"]
+        inputs = tuple(self._need(value) for value in call.inputs)
+        out = call.outputs[0]
+        self.phases.append(Recurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.made.add(out)
+
     def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
         """The value that a norm of every head reads, if ``value`` is made by one."""
         call = value.source.producer
@@ -574,6 +599,8 @@ def reads(phase: Phase) -> Iterator[Value]:
             values = [phase.source]
         case Experts():
             values = [phase.source, phase.logits, phase.residual]
+        case Recurrence():
+            values = [*phase.inputs]
         case Embed():
             values = []
     return (value.source for value in values if value is not None)
@@ -585,7 +612,7 @@ def writes(phase: Phase) -> Iterator[Value]:
         case Linear():
             outs = phase.segments[:1] if phase.activation else phase.segments
             values = [phase.sum_out, *(segment.out for segment in outs)]
-        case Embed() | Attention() | Rows() | Experts() | LatentAttention():
+        case Embed() | Attention() | Rows() | Experts() | LatentAttention() | Recurrence():
             values = [phase.out]
         case Check() | Head():
             values = []
@@ -598,6 +625,7 @@ def residual_stream(phases: Sequence[Phase], num_layers: int) -> tuple[Value, No
 
     CannotFuse if no norm stands there.
     """
+    _refuse_recurrences(phases)
     reader = next(
         (p for p in phases if isinstance(p, MIXERS) and p.layer == num_layers),
         phases[-1],
@@ -672,6 +700,7 @@ def _product(phase: Phase) -> Value | None:
 def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
     """The phases of a model that ends after its first ``num_layers`` layers: what the next one
     would begin with goes through the last norm to the head. CannotFuse if that is not known."""
+    _refuse_recurrences(phases)
     head = phases[-1]
     assert isinstance(head, Head)
     if num_layers == sum(isinstance(phase, MIXERS) for phase in phases):
@@ -691,6 +720,11 @@ def exit_after(phases: Sequence[Phase], num_layers: int) -> list[Phase]:
         stream = _like(entry.source)
         kept.append(Rows("add", entry.source, stream, b=added))
     return [*kept, Check(stream), replace(head, source=stream)]
+
+
+def _refuse_recurrences(phases: Sequence[Phase]) -> None:
+    if any(isinstance(phase, Recurrence) for phase in phases):
+        raise CannotFuse("layers are counted by their attention, and recurrent ones have none")
 
 
 def _first_of_layer(phases: Sequence[Phase], layer: int) -> int:

@@ -16,6 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.kernels.arguments import Rotation, RowNorm
+from octavo.kernels.recurrence_specs import (
+    ConvSpec,
+    DeltaSpec,
+    GatedNormSpec,
+    RecurrentSpec,
+    ScanSpec,
+)
 from octavo.kernels.routing import Expert, Router, Routing
 from octavo.quantization.base import Weight
 
@@ -85,6 +92,12 @@ class Value:
 
 class LayerKV(NamedTuple):
     """Stands for the keys or the values of a layer's KV cache."""
+
+    layer: int
+
+
+class LayerState(NamedTuple):
+    """Stands for the states of a layer."""
 
     layer: int
 
@@ -242,4 +255,54 @@ def moe(
         routing=routing,
         correction=router.correction,
         activation=activation,
+    )[0]
+
+
+def short_conv(
+    x: Value, weight: np.ndarray, bias: np.ndarray | None, state: LayerState, spec: ConvSpec
+) -> Value:
+    return _recurrent("short_conv", (x,), (weight, bias), spec, state)
+
+
+def selective_scan(
+    x: Value,
+    steps: Value,
+    a_log: np.ndarray,
+    skip: np.ndarray,
+    step_bias: np.ndarray,
+    state: LayerState,
+    spec: ScanSpec,
+) -> Value:
+    return _recurrent("selective_scan", (x, steps), (a_log, skip, step_bias), spec, state)
+
+
+def delta_rule(
+    x: Value,
+    gates: Value,
+    a_log: np.ndarray,
+    step_bias: np.ndarray,
+    state: LayerState,
+    spec: DeltaSpec,
+) -> Value:
+    return _recurrent("delta_rule", (x, gates), (a_log, step_bias), spec, state)
+
+
+def gated_norm(x: Value, gate: Value, weight: np.ndarray, spec: GatedNormSpec) -> Value:
+    return _recurrent("gated_norm", (x, gate), (weight,), spec)
+
+
+def _recurrent(
+    name: str,
+    inputs: tuple[Value, ...],
+    constants: tuple[np.ndarray | None, ...],
+    spec: RecurrentSpec,
+    state: LayerState | None = None,
+) -> Value:
+    return inputs[0].tape.record(
+        name,
+        inputs,
+        (spec.width,),
+        constants=constants,
+        spec=spec,
+        layer=None if state is None else state.layer,
     )[0]

@@ -32,13 +32,16 @@ from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import JoinedStore, KVStore
+from octavo.kernels.recurrence import delta_rule, gated_norm, selective_scan, short_conv
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.tensors import WeightTensor
 
 __all__ = [
     "activate",
     "add",
+    "delta_rule",
     "embed",
+    "gated_norm",
     "embed_positions",
     "gelu_mul",
     "latent_attention",
@@ -50,6 +53,8 @@ __all__ = [
     "plan_attention",
     "rmsnorm",
     "rope",
+    "selective_scan",
+    "short_conv",
     "scale",
     "sigmoid_mul",
     "silu_mul",

@@ -57,6 +57,11 @@ class Attention(Module):
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
         """x [T, hidden_size] to the same; ``cos_sin`` as made by ``RotaryEmbedding``, None: heads
         are not turned."""
+        attended: Activations = self.o_proj(self.attend(x, cos_sin, ctx), ctx)
+        return attended
+
+    def attend(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:
+        """The same up to the output projection: [T, num_heads * head_dim]."""
         q = self._heads(self.q_proj(x, ctx), self.q_norm, self.num_heads, ctx)
         k = self._heads(self.k_proj(x, ctx), self.k_norm, self.num_kv_heads, ctx)
         v = self._heads(self.v_proj(x, ctx), None, self.num_kv_heads, ctx)
@@ -78,7 +83,8 @@ class Attention(Module):
             sinks=None if self.sinks is None else self.sinks.value,
             rotated=lambda positions: rotated(positions)[0],
         )
-        return self.o_proj(attended.view(-1, self.num_heads * self.head_dim), ctx)
+        heads: Activations = attended.view(-1, self.num_heads * self.head_dim)
+        return heads
 
     def _heads(
         self, x: Activations, norm: RMSNorm | None, num_heads: int, ctx: ForwardContext

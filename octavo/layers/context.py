@@ -61,7 +61,8 @@ class StepAttention(Protocol):
 class ForwardContext(Protocol):
     """One step of T tokens, handed down as an argument from the model to every layer.
 
-    Running a model keeps the KV of the step's tokens, and changes nothing else.
+    Running a model keeps the KV of the step's tokens, writes the states of its sequences, and
+    changes nothing else.
     """
 
     @property
@@ -73,6 +74,10 @@ class ForwardContext(Protocol):
     def attention(self) -> StepAttention: ...
     @property
     def ops(self) -> Ops: ...
+
+    def states(self, layer: int) -> Any:
+        """What ops of recurrent layers take as the states of one, counting those layers alone."""
+        ...
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Any:
         """Cosines and sines for all positions of the step, of ``table(num_positions)``."""

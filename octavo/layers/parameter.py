@@ -55,7 +55,7 @@ class Parameter:
         values = weight.dequantize() if weight.is_quantized else weight.floats()
         # A copy even of float32: reading a page of the file for every norm would be slower.
         values = values + np.float32(self.plus)
-        if len(self.shape) == 1:
+        if len(self.shape) != 2:
             return values
         return StoredWeight(GGMLType.F32, float_bytes(values, GGMLType.F32), self.shape)
 

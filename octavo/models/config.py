@@ -18,6 +18,7 @@ from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.fields import Fields
 from octavo.kernels.routing import Routing
 from octavo.layers.latent_config import LatentConfig
+from octavo.layers.recurrence_config import RecurrenceConfig, StateSpec
 from octavo.layers.rope_config import RopeConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -136,6 +137,7 @@ class ModelConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     latent: LatentConfig | None = None  # of layers with latent attention: then all
     experts: ExpertsConfig | None = None
+    recurrence: RecurrenceConfig | None = None
 
     @staticmethod
     def from_hf(
@@ -167,7 +169,7 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> tuple[KVSpec, ...]:
-        """What each layer keeps of tokens."""
+        """What each layer keeps of tokens, of those that attend."""
         if self.latent is not None:
             kept = KVSpec("latent", 1, self.latent.kv_rank, self.latent.rope_dim)
             return (kept,) * self.num_layers
@@ -179,8 +181,25 @@ class ModelConfig:
                 self.head_dim,
                 window,
             )
-            for window in self.layer_windows
+            for layer, window in enumerate(self.layer_windows)
+            if self.attends(layer)
         )
+
+    @property
+    def state_layers(self) -> tuple[StateSpec, ...]:
+        """What each recurrent layer keeps of a sequence."""
+        if self.recurrence is None:
+            return ()
+        return (self.recurrence.state,) * len(self.recurrence.layers)
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer looks at tokens before."""
+        recurrence = self.recurrence
+        return recurrence is None or recurrence.parallel or layer not in recurrence.layers
+
+    def kv_index(self, layer: int) -> int:
+        """The place of a layer among those that attend."""
+        return sum(map(self.attends, range(layer)))
 
     @property
     def turns_positions(self) -> bool:
@@ -224,6 +243,9 @@ class ModelConfig:
             require(
                 not outside, name, f"{outside} is not in the vocabulary of {self.vocab_size} tokens"
             )
+        if self.recurrence is not None:
+            fault = self.recurrence.fault(self.num_layers)
+            require(fault is None, "recurrence", f"{fault}")
         assert self.activation in ACTIVATIONS
         return self
 

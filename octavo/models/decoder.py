@@ -107,10 +107,12 @@ def add_scaled(
     return added
 
 
-def make_attention(config: ModelConfig, index: int, **more: Any) -> Attention:
+def make_attention(
+    config: ModelConfig, index: int, make: type[Attention] = Attention, **more: Any
+) -> Attention:
     """The attention of a layer as its config has it; ``more`` is what the config leaves open."""
-    return Attention(
-        index,
+    return make(
+        config.kv_index(index),
         config.hidden_size,
         config.num_heads,
         config.num_kv_heads,

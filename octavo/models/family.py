@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo.fields import Fields
     from octavo.models.config import Activation, ModelConfig
 
@@ -36,6 +38,14 @@ WriteConfig = Callable[["ModelConfig"], Mapping[str, Any]]
 
 def _nothing(*_: Any) -> Mapping[str, Any]:
     return {}
+
+
+# From a config and the name of a parameter to rows of a tensor.
+RowOrder = Callable[["ModelConfig", str], "np.ndarray | None"]
+
+
+def _as_they_lie(*_: Any) -> None:
+    return None
 
 
 class TensorNames:
@@ -176,6 +186,8 @@ class Family:
             files; where they differ, rows of queries and keys lie in another order in each.
         activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
+            they are here; None where they lie so.
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``.
         to_hf, to_gguf: and to be written.
     """
@@ -194,6 +206,7 @@ class Family:
     gguf_interleaved: bool = False
     activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
+    row_order: RowOrder = _as_they_lie
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing
     to_hf: WriteConfig = _nothing

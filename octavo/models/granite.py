@@ -69,7 +69,7 @@ GRANITE = Family(
 )
 
 _UP = "mlp.experts.N.gate_up_proj"
-_MOE_NAMES = {
+MOE_NAMES = {
     "block_sparse_moe.router.layer": "mlp.gate",
     "block_sparse_moe.input_linear": _UP,
     "block_sparse_moe.output_linear": "mlp.experts.N.down_proj",
@@ -79,7 +79,7 @@ GRANITE_MOE = Family(
     model_type="granitemoe",
     model=LlamaForCausalLM,
     gguf="granitemoe",
-    hf_names=HFNames(layer=_MOE_NAMES),
+    hf_names=HFNames(layer=MOE_NAMES),
     gguf_names=GGUF_EXPERT_NAMES,
     fused={_UP: ("mlp.experts.N.gate_proj", "mlp.experts.N.up_proj")},
     gguf_interleaved=True,

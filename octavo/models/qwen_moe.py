@@ -34,7 +34,13 @@ _DEFAULTS = {
 }
 
 
-def _layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
+SHARED_EXPERT = {
+    f"mlp.shared_expert.{projection}": f"mlp.shared_experts.{projection}"
+    for projection in ("gate_proj", "up_proj", "down_proj")
+}
+
+
+def expert_layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
     """All have experts but those in ``mlp_only_layers``, and with a step, those between."""
     step = fields.integer("decoder_sparse_step", 1)
     without = fields.each("mlp_only_layers", partial(Fields.integer, minimum=0))
@@ -57,7 +63,7 @@ def _qwen2_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
         "experts": hf_experts(
             fields,
             config,
-            layers=_layers(fields, config),
+            layers=expert_layers(fields, config),
             routing={"normalize": fields.boolean("norm_topk_prob")},
             shared_inner=fields.integer("shared_expert_intermediate_size"),
             shared_gate=True,
@@ -79,7 +85,9 @@ def _qwen3_from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "qk_norm": True,
         "layer_windows": qwen_windows(fields, config),
-        "experts": hf_experts(fields, config, layers=_layers(fields, config), routing=routing),
+        "experts": hf_experts(
+            fields, config, layers=expert_layers(fields, config), routing=routing
+        ),
     }
 
 
@@ -98,12 +106,7 @@ QWEN2_MOE = Family(
     model_type="qwen2_moe",
     model=LlamaForCausalLM,
     gguf="qwen2moe",
-    hf_names=HFNames(
-        layer={
-            f"mlp.shared_expert.{projection}": f"mlp.shared_experts.{projection}"
-            for projection in ("gate_proj", "up_proj", "down_proj")
-        }
-    ),
+    hf_names=HFNames(layer=SHARED_EXPERT),
     gguf_names=GGUF_EXPERT_NAMES,
     hf_defaults={
         **_DEFAULTS,

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
 from octavo.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
@@ -19,14 +21,16 @@ from octavo.quantization.base import Weight, entry_of, transposed
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
-    from [inputs, outputs] where it ``is_transposed``. ``entry``: (which, of how many) where a
-    tensor has the same of several modules, one behind the other."""
+    from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``order``.
+    ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
+    other."""
 
     tensor: str
     start: int = 0
     stop: int | None = None
     step: int = 1
     is_transposed: bool = False
+    order: np.ndarray | None = None
     entry: tuple[int, int] | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
@@ -36,6 +40,8 @@ class Source:
         # Codes with scales of several modules are never turned.
         if self.is_transposed and (self.entry is None or not weight.is_quantized):
             weight = transposed(weight)
+        if self.order is not None and len(self.order) == weight.shape[0]:
+            weight = weight.select(self.order)
         is_whole = (self.start, self.stop, self.step) == (0, None, 1)
         return weight if is_whole else weight.narrow(self.start, self.stop, self.step)
 
@@ -66,10 +72,10 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
         if parameter is None:
             yield None, Source(tensor)
             continue
-        parts = family.parts(parameter)
+        parts, order = family.parts(parameter), family.row_order(config, parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
         for part, start, stop, step in rows:
-            source = Source(tensor, start, stop, step, names.is_transposed(tensor))
+            source = Source(tensor, start, stop, step, names.is_transposed(tensor), order)
             yield from _of_each_expert(part, source, config)
 
 

@@ -31,6 +31,7 @@ from octavo.runtime.memory_ledger import Line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
+from octavo.runtime.state_memory import StateMemory
 
 if TYPE_CHECKING:
     from octavo.models.registry import CausalLM
@@ -131,6 +132,8 @@ def _fused_backend(
 ) -> Backend:
     if reason := why_not_fused(spec):
         raise CannotFuse(reason)
+    if model_config.state_layers:
+        raise CannotFuse("there are no kernels of a GPU for recurrent layers")
     need_torch("kernels fused")
     from octavo.runtime.cuda_backend import FusedBackend
 
@@ -236,7 +239,8 @@ class NativeBackend:
             self._spec.block_size,
             kv_format,
             limits.kv_groups,
-            num_shelf_blocks=limits.num_shelf_blocks,
+            limits.num_shelf_blocks,
+            state_memory(model, limits),
         )
         try:
             streams = self._model.plan.streams(depths)
@@ -256,6 +260,11 @@ class NativeBackend:
             1 if limits.kv_groups is None else limits.kv_groups.num_groups,
             self._spec.shared_prefix_decode,
         )
+
+
+def state_memory(model: ModelConfig, limits: RankLimits) -> StateMemory | None:
+    """For the states of a model's recurrent layers, if it has any."""
+    return StateMemory(model.state_layers, limits.num_state_slots) if model.state_layers else None
 
 
 def pack_model(

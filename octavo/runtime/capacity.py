@@ -69,6 +69,7 @@ class RankLimits:
 
     ``kv_groups`` are those whose tables requests bring; None: one table for all layers.
     ``num_shelf_blocks``: that can be copied to host memory; their ids follow those of the pool.
+    ``num_state_slots`` are for sequences of a model with recurrent layers.
     """
 
     num_blocks: int
@@ -77,6 +78,7 @@ class RankLimits:
     max_num_batched_tokens: int
     kv_groups: KVGroups | None = None
     num_shelf_blocks: int = 0
+    num_state_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Capacity:
     ``ledger``: where a GPU's memory goes. ``kv_groups`` are those of the model's layers that may
     have block tables of their own; None: all have to share one. ``no_sinks`` is what keeps
     requests from sinks and windows of their own (``core/sight.py``); empty for nothing.
+    ``state_bytes``: that recurrent layers keep of a sequence.
     """
 
     device: str
@@ -99,6 +102,7 @@ class Capacity:
     kv_groups: KVGroups | None = None
     no_sinks: str = ""
     kv_memory_most: int = 0  # that it may use for a longer context, where that is asked for
+    state_bytes: int = 0
 
 
 def capacity_of(
@@ -132,6 +136,7 @@ def capacity_of(
         ledger=ledger,
         kv_groups=group_layers(config.kv_layers) if has_window_tables else None,
         no_sinks=_why_no_sinks(config) if has_sinks else _NO_KERNELS_FOR_SINKS,
+        state_bytes=sum(spec.num_bytes for spec in config.state_layers),
     )
 
 
@@ -140,6 +145,8 @@ def _why_no_sinks(config: ModelConfig) -> str:
     kinds = {spec.kind for spec in config.kv_layers}
     if kinds != {"full"}:
         return f"only layers that see all can, and {config.name} has others ({', '.join(kinds)})"
+    if config.recurrence is not None:
+        return f"only layers that see all can, and those of {config.name} that recur forget nothing"
     if config.rope.scaling == "dynamic":
         return f"rotations of {config.name} depend on how long a sequence is (dynamic scaling)"
     return ""

@@ -13,15 +13,18 @@ import torch
 from octavo.core.batch import Batch, TokenLogprobs
 from octavo.core.executor import Probe
 from octavo.kernels.dispatch import Ops
+from octavo.kernels.recurrence import LayerStates
 from octavo.layers.taps import with_taps
 from octavo.models.kv_groups import KVGroups, one_table
 from octavo.models.registry import CausalLM
 from octavo.runtime.eager_attention import EagerAttention, PagedAttention
+from octavo.runtime.eager_states import EagerStates
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
 from octavo.runtime.input_batch import InputBatch, StepInputs, blocks_of_row
 from octavo.runtime.kv_cache import KVCache
 from octavo.runtime.sampler import compute_logprobs, probabilities, sample
 from octavo.runtime.sampling_row import sampling_row
+from octavo.runtime.state_memory import StateMemory
 from octavo.runtime.torch_probe import TorchProbe
 
 
@@ -49,6 +52,10 @@ class EagerContext:
     attention: PagedAttention
     ops: Ops
     rope_tables: RopeTables = field(default_factory=RopeTables)
+    layer_states: Sequence[LayerStates] = ()
+
+    def states(self, layer: int) -> LayerStates:
+        return self.layer_states[layer]
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> torch.Tensor:
         return self.rope_tables.get(table, self.attention.num_positions, self.positions.device)
@@ -68,10 +75,12 @@ class EagerForward(InTurn):
         max_tokens: int,
         depths: Collection[int] = (),
         groups: KVGroups | None = None,
+        states: StateMemory | None = None,
     ):
         self._streams: dict[int, torch.Tensor] = {}  # hidden states of the last run, by depth
         self.model = with_taps(model, depths, self._streams.__setitem__) if depths else model
         self.kv_cache = kv_cache
+        self._states = states if states is None else EagerStates(states, device)
         self._ops = ops
         self._device = device
         self._limits = max_num_seqs, max_model_len, max_tokens
@@ -98,7 +107,7 @@ class EagerForward(InTurn):
     @torch.inference_mode()
     def run(self, batch: Batch, weighed: Collection[str] = ()) -> Rows:
         inputs = self._input_batch.build(batch)
-        self._context = self._make_context(inputs)
+        self._context = self._make_context(inputs, batch)
         begin = time.perf_counter()
         hidden = self.model(self._tensor(inputs.token_ids), self._context)
         self._hidden = cast(torch.Tensor, hidden)
@@ -139,12 +148,13 @@ class EagerForward(InTurn):
         self.kernel_seconds += time.perf_counter() - begin
         return cast(torch.Tensor, logits)
 
-    def _make_context(self, inputs: StepInputs) -> EagerContext:
+    def _make_context(self, inputs: StepInputs, batch: Batch) -> EagerContext:
         return EagerContext(
             positions=self._tensor(inputs.positions),
             attention=self._attention.plan(inputs),
             ops=self._ops,
             rope_tables=self._rope_tables,
+            layer_states=() if self._states is None else self._states.of_step(inputs, batch),
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:

@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from octavo.core.batch import Batch
+from octavo.core.batch import Batch, StateStep
 from octavo.core.request import Request
 from octavo.core.sight import Sight, unit_left_out
 
@@ -181,6 +181,13 @@ def flatten(batch: Batch, tables: BlockTables) -> FlatBatch:
     if sights:
         sights += [None] * (len(starts) - len(sights))
     return FlatBatch(token_ids, starts, counts, rows, num_blocks, parents, sights)
+
+
+def state_steps(batch: Batch) -> list[StateStep]:
+    """The slots of each item of a batch, of a model with recurrent layers."""
+    steps = [item.states for item in batch.items]
+    assert None not in steps, "a request without slots for its states"
+    return cast(list[StateStep], steps)
 
 
 class InputBatch:

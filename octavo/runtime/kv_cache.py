@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.kernels.kv_stores import Codec, KVStore
 from octavo.models.kv_groups import KVGroups, one_table
-from octavo.runtime.native_kv_cache import untouched_zeros
+from octavo.runtime.untouched import untouched_zeros
 
 # Copies units of memories, [layers, units, ...] each, by pairs of a source and a target.
 CopyUnits: TypeAlias = Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], None]

@@ -24,7 +24,13 @@ from octavo.kernels.cpu.program import Program
 from octavo.kernels.fusion import CannotFuse
 from octavo.kernels.recorder import Value
 from octavo.runtime.forward import InTurn, Observed, Rows, SampledRows
-from octavo.runtime.input_batch import BlockTables, StepSight, blocks_of_row, flatten
+from octavo.runtime.input_batch import (
+    BlockTables,
+    StepSight,
+    blocks_of_row,
+    flatten,
+    state_steps,
+)
 from octavo.runtime.native_kv_cache import NativeCache
 from octavo.runtime.native_sampling import LogprobArray, SampleArray, status_error
 from octavo.runtime.probe import NativeProbe
@@ -65,6 +71,8 @@ class NativeForward(InTurn):
         self._kv_len = _int32s(max_num_seqs)
         self._parents = _int32s(max_tokens)
         self._sights = (abi.Sight * max_num_seqs)()
+        self._state_source = _int32s(max_num_seqs)
+        self._state_target = _int32s(max_num_seqs)
         self._out_rows = _int32s(rows)
         self._logits_at = array("Q", bytes(8 * rows))
         self._tokens = _int32s(rows)
@@ -85,6 +93,8 @@ class NativeForward(InTurn):
             kv_len=_address(self._kv_len),
             block_size=self.kv_cache.block_size,
             share_prefixes=self._share_prefixes,
+            state_source=_address(self._state_source),
+            state_target=_address(self._state_target),
         )
         return abi.Batch(
             seqs=sequences,
@@ -198,6 +208,10 @@ class NativeForward(InTurn):
         self._token_ids[:num_tokens] = array("i", token_ids)
         self._query_start[1 : num_seqs + 1] = array("i", accumulate(counts))
         self._kv_len[:num_seqs] = array("i", kv_len)
+        if self.kv_cache.states is not None:
+            steps = state_steps(batch)
+            self._state_source[:num_seqs] = array("i", [step.source for step in steps])
+            self._state_target[:num_seqs] = array("i", [step.target for step in steps])
         sequences = self._arguments.seqs
         sequences.num_seqs, sequences.num_tokens = num_seqs, num_tokens
         sequences.parents = None

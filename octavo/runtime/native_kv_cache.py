@@ -14,11 +14,11 @@ from octavo.kernels.cpu.layout import KV_CHUNK
 from octavo.kernels.cpu.library import Library
 from octavo.kernels.cpu.program import KVLayout
 from octavo.models.kv_groups import KVGroups, one_table
+from octavo.runtime.state_memory import StateMemory
+from octavo.runtime.untouched import untouched_zeros
 
 if TYPE_CHECKING:
     from octavo.models.config import KVSpec
-
-_LINE_BYTES = 64
 
 
 class NativeBlocks:
@@ -33,6 +33,8 @@ class NativeBlocks:
         groups: of the layers; None: all have one table.
         num_shelf_blocks: after those of the pool; no kernel knows of them.
     """
+
+    states: StateMemory | None = None  # of recurrent layers, if there are any
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class NativeBlocks:
             self.block_bytes,
             [self._data[0, place].ctypes.data for _, place in self._groups.places],
             [group for group, _ in self._groups.places],
+            None if self.states is None else self.states.layout(),
         )
 
 
@@ -99,6 +102,7 @@ class NativeKVCache(NativeBlocks):
 
     Args:
         kv_format: OCT_KV_*.
+        states: of recurrent layers, if there are any.
     """
 
     def __init__(
@@ -112,11 +116,12 @@ class NativeKVCache(NativeBlocks):
         kv_format: int,
         groups: KVGroups | None = None,
         num_shelf_blocks: int = 0,
+        states: StateMemory | None = None,
     ):
         chunk_bytes = library.check(library.lib.oct_kv_chunk_bytes(kv_format, head_dim))
         layer_bytes = num_kv_heads * (block_size // KV_CHUNK) * chunk_bytes
         super().__init__(num_layers, num_blocks, block_size, layer_bytes, groups, num_shelf_blocks)
-        self._library = library
+        self._library, self.states = library, states
         self._memory = abi.KVMemory(
             kv_format=kv_format,
             num_kv_heads=num_kv_heads,
@@ -202,23 +207,14 @@ def create_native_cache(
     kv_format: int,
     groups: KVGroups | None = None,
     num_shelf_blocks: int = 0,
+    states: StateMemory | None = None,
 ) -> NativeCache:
-    """The cache of layers that all keep as much of a token."""
+    """The cache of layers that all keep as much of a token, and of the states of others."""
     kept = layers[0]
     blocks = len(layers), num_blocks, block_size
     if kept.kind == "latent":
         rows = kept.key_dim, kept.value_dim
+        assert states is None, "no model has latents and states"
         return NativeLatentCache(library, *blocks, *rows, kv_format, groups, num_shelf_blocks)
     heads = kept.num_kv_heads, kept.key_dim
-    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_shelf_blocks)
-
-
-def untouched_zeros(num_bytes: int) -> np.ndarray:
-    """Zeros (uint8, from the beginning of a cache line) that cost memory where they are written.
-
-    numpy asks the system for pages that are zero already and that exist from their first use, where
-    torch fills what it allocates. A large pool then starts at once and counts as it fills.
-    """
-    data = np.zeros(num_bytes + _LINE_BYTES, dtype=np.uint8)
-    start = -data.ctypes.data % _LINE_BYTES
-    return data[start : start + num_bytes]
+    return NativeKVCache(library, *blocks, *heads, kv_format, groups, num_shelf_blocks, states)

@@ -17,7 +17,7 @@ from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import RECORDER, Ops, create_ops
 from octavo.kernels.fusion import Matrix
-from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
+from octavo.kernels.recorder import LayerKV, LayerState, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class RecordingContext:
         self.ops = ops
         self.positions = token_ids
         self.attention = RecordedAttention(ops)
+
+    def states(self, layer: int) -> LayerState:
+        return LayerState(layer)
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> RopeTable:
         return RopeTable(rotary_dim, table)

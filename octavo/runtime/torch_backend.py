@@ -15,6 +15,7 @@ from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
 from octavo.models.loader import weights_bytes
 from octavo.models.registry import CausalLM
+from octavo.runtime.backends import state_memory
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.device_memory import device_memory, out_of_memory_told
 from octavo.runtime.eager_forward import EagerForward
@@ -95,7 +96,7 @@ class TorchBackend:
         model = self._model_config
         kept = model.kv_layers[0]
         kv_cache = KVCache(
-            model.num_layers,
+            len(model.kv_layers),
             limits.num_blocks,
             self._spec.block_size,
             kept.num_kv_heads,
@@ -116,4 +117,5 @@ class TorchBackend:
             limits.max_num_batched_tokens,
             depths,
             limits.kv_groups,
+            state_memory(model, limits),
         )

@@ -12,6 +12,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.shelf import Shelf
+from octavo.core.state_slots import StateSlots
 from octavo.executor.hashing import GuessingProposer, HashExecutor
 
 
@@ -34,11 +35,19 @@ def make_engine(
     num_places: int = 0,
     make_depot=None,
     rule=None,
+    state_slots: int = 0,
+    snapshot_tokens: int = 8,
     **config,
 ) -> Engine:
-    """An engine over the hash model; with a shelf of so many places, and a depot behind it."""
+    """An engine over the hash model; with a shelf of so many places, and a depot behind it; with
+    recurrent layers, if there are slots for states."""
     config = {"max_model_len": 64, "runs_ahead": depth > 1, **config}
-    cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
+    cache = NoPrefixCache()
+    if prefix_caching:
+        cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)
+    states = None
+    if state_slots:
+        states = StateSlots(state_slots, block_size, cache, depth, snapshot_tokens)
     executor = HashExecutor(
         num_blocks,
         block_size,
@@ -46,12 +55,13 @@ def make_engine(
         feeds=feeds,
         windows=windows,
         num_shelf_blocks=num_places,
+        num_state_slots=state_slots,
     )
     shelf = None
     if num_places:
         depot = make_depot(executor.shelf) if make_depot is not None else None
         shelf = Shelf(num_blocks, num_places, block_size, 100, depot, rule)
-    blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf)
+    blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)
     return Engine(scheduler, executor)

@@ -59,6 +59,7 @@ class Press:
         depth: steps in flight, of requests that mostly run ahead; None draws it.
         offloads: what is evicted is stored, where it can be damaged, lost, or late.
         has_sights: many requests see sinks and a window, and may become longer than the context.
+        has_states: the model has recurrent layers; then nobody drafts.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Press:
         *,
         offloads: bool = False,
         has_sights: bool = False,
+        has_states: bool = False,
     ):
         rng = self.rng = random.Random(seed)
         self.make_request = make_request
@@ -83,11 +85,13 @@ class Press:
         depth = depth or rng.choice([1, 1, 1, 2, 3])
         self.windows = windows
         self.has_sights = has_sights
+        self.has_states = has_states
+        drafts = HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None
         self.engine = make_engine(
             self.num_blocks,
             block_size,
             depth=depth,
-            propose=HashDrafts(rng, windows=windows) if rng.random() < 0.3 else None,
+            propose=None if has_states else drafts,
             passes=rng.choice([0, 2, 5]),
             # Without it, a pipeline: no request is in two steps at once.
             runs_ahead=depth > 1 and rng.random() < 0.8,
@@ -106,6 +110,9 @@ class Press:
             max_rounds=rng.choice([1, 1, 4]),
             windows=windows,
             **(store_of(random.Random(seed)) if offloads else {}),
+            # From as many as one request needs to more than there are requests.
+            state_slots=depth + rng.choice([2, 3, 6, 40]) if has_states else 0,
+            snapshot_tokens=rng.choice([1, 8, 64]),
         )
         self.prefixes = [
             [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.max_model_len // 2))]
@@ -209,6 +216,7 @@ class Press:
                     VOCAB,
                     self.windows,
                     request.sight,
+                    has_states=self.has_states,
                 )
 
     def check_what_is_held(self) -> None:
@@ -305,6 +313,12 @@ def test_seeds_with_sights(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, has_sights=True).run()
 
 
+@pytest.mark.parametrize("windows", [ONE_TABLE, (None, 4), (9,)])
+@pytest.mark.parametrize("seed", range(200, 210))
+def test_seeds_with_states(seed, windows, make_engine, make_request):
+    Press(seed, make_engine, make_request, windows, has_states=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("least", "depth"),
@@ -315,8 +329,8 @@ def test_seeds_with_sights(seed, make_engine, make_request):
     ],
 )
 def test_many_steps(make_engine, make_request, least, depth):
-    """At least so many steps, half of the workloads with windows; the rate is printed with
-    ``pytest -s``."""
+    """At least so many steps, half of the workloads with windows, and a third with states; the rate
+    is printed with ``pytest -s``."""
     num_steps = num_preemptions = num_hits = num_accepted = num_overlapping = seed = 0
     started = time.monotonic()
     while num_steps < least:
@@ -329,6 +343,7 @@ def test_many_steps(make_engine, make_request, least, depth):
             windows,
             depth,
             has_sights=windows is ONE_TABLE and seed % 4 == 1,
+            has_states=seed % 3 == 0 and seed % 4 != 1,
         )
         num_steps += press.run()
         num_preemptions += press.engine.scheduler.num_preemptions

@@ -14,6 +14,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.state_slots import StateSlots
 from octavo.errors import RequestError
 from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
@@ -31,6 +32,7 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.sampled_from([1, 1, 2, 3]),
         drafts=st.one_of(st.none(), st.integers(0, 1000)),
         windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
+        spare_slots=st.one_of(st.none(), st.integers(0, 6)),
     )
     def start(
         self,
@@ -43,9 +45,17 @@ class EngineMachine(RuleBasedStateMachine):
         depth,
         drafts,
         windows,
+        spare_slots,
     ):
-        cache = RadixPrefixCache(block_size, windows) if caching else NoPrefixCache()
-        blocks = BlockManager(num_blocks, block_size, cache, windows)
+        cache = NoPrefixCache()
+        self.has_states = spare_slots is not None
+        if caching:
+            cache = RadixPrefixCache(block_size, windows, needs_states=self.has_states)
+        states, num_slots = None, 0
+        if self.has_states:
+            num_slots, drafts = depth + 2 + spare_slots, None
+            states = StateSlots(num_slots, block_size, cache, depth, snapshot_tokens=4)
+        blocks = BlockManager(num_blocks, block_size, cache, windows, states)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -60,7 +70,9 @@ class EngineMachine(RuleBasedStateMachine):
         if drafts is not None:
             guesses = HashDrafts(random.Random(drafts), windows=windows)
             proposer = GuessingProposer(guesses, passes=drafts % 5)
-        executor = HashExecutor(num_blocks, block_size, depth=depth, windows=windows)
+        executor = HashExecutor(
+            num_blocks, block_size, depth=depth, windows=windows, num_state_slots=num_slots
+        )
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
         self.requests: list[Request] = []
         self.ended: set[str] = set()
@@ -123,7 +135,11 @@ class EngineMachine(RuleBasedStateMachine):
             if request.is_finished:
                 self.ended.add(request.request_id)
                 assert request.output_token_ids == expected_tokens(
-                    request.prompt_token_ids, request.params.max_tokens, 97, self.blocks.windows
+                    request.prompt_token_ids,
+                    request.params.max_tokens,
+                    97,
+                    self.blocks.windows,
+                    has_states=self.has_states,
                 )
 
     @invariant()

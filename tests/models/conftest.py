@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.core.batch import NO_STATE
 from octavo.kernels.cpu import abi, library
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.kv_stores import Floats, KVStore
+from octavo.kernels.recurrence import LayerStates, SequenceStates
 from octavo.layers.tensors import with_tensors
 from octavo.models.loader import load_model
 from octavo.runtime.backends import NativeBackend, pack_model
@@ -99,9 +101,24 @@ class Driver:
         )
         group = GroupOfStep(slots.to(self._device), plan)
         attention = PagedAttention(self.ops, caches, [group], [0] * self.config.num_layers)
-        ctx = EagerContext(positions.to(self._device), attention, self.ops)
+        states = self._states(lengths, starts)
+        ctx = EagerContext(positions.to(self._device), attention, self.ops, layer_states=states)
         token_ids = torch.tensor([token for tokens in new for token in tokens])
         return self.model(token_ids.to(self._device), ctx), ctx
+
+    def _states(self, lengths, starts):
+        """Of recurrent layers: a sequence has one slot, in which it goes on."""
+        if starts[0] == 0:
+            self._memories = [
+                [torch.zeros(len(lengths), *shape, device=self._device) for shape in spec.shapes]
+                for spec in self.config.state_layers
+            ]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        sequences = [
+            SequenceStates(end - length, end, slot if start else None, slot)
+            for slot, (end, length, start) in enumerate(zip(ends, lengths, starts, strict=True))
+        ]
+        return [LayerStates(memories, sequences) for memories in self._memories]
 
 
 class NativeDriver:
@@ -123,6 +140,7 @@ class NativeDriver:
             max_num_seqs=len(prompts),
             max_model_len=max(lengths),
             max_num_batched_tokens=sum(lengths),
+            num_state_slots=len(prompts),
         )
         forward = self._make_forward(limits)
         ends = np.cumsum(lengths)
@@ -140,7 +158,10 @@ class NativeDriver:
             "tokens": np.zeros(len(rows), dtype=np.int32),
             "status": np.zeros(len(rows), dtype=np.int32),
             "row_finite": np.zeros(sum(lengths), dtype=np.uint8),
+            "state_source": np.full(len(prompts), NO_STATE, dtype=np.int32),
+            "state_target": np.arange(len(prompts), dtype=np.int32),
         }
+        of_sequences = ("q_start", "kv_len", "block_table", "state_source", "state_target")
         at = {name: array.ctypes.data for name, array in arrays.items()}
         batch = abi.Batch(
             seqs=abi.Sequences(
@@ -148,7 +169,7 @@ class NativeDriver:
                 num_tokens=sum(lengths),
                 table_stride=blocks_each,
                 block_size=BLOCK_SIZE,
-                **{name: at.pop(name) for name in ("q_start", "kv_len", "block_table")},
+                **{name: at.pop(name) for name in of_sequences},
             ),
             num_rounds=1,
             num_out=len(rows),

@@ -17,6 +17,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerConfig
 from octavo.core.shelf import Shelf
+from octavo.core.state_slots import StateSlots
 from octavo.executor.local import LocalExecutor
 from octavo.models.kv_groups import KVGroups
 from octavo.models.loader import load_model
@@ -45,6 +46,7 @@ class Bench:
         proposer: DraftProposer | None = None,
         groups: KVGroups | None = None,
         num_places: int = 0,
+        state_slots: int = 0,
         **limits: Any,
     ) -> Engine:
         limits = {"max_model_len": 128, "max_num_seqs": 16, **limits}
@@ -66,15 +68,20 @@ class Bench:
                 scheduler_config.max_num_batched_tokens,
                 groups,
                 num_shelf_blocks=num_places,
+                num_state_slots=state_slots,
             )
         )
         shelf = Shelf(num_blocks, num_places, block_size) if num_places else None
         executor = LocalExecutor(rank)
         windows = ONE_TABLE if groups is None else groups.windows
-        cache = RadixPrefixCache(block_size, windows) if prefix_caching else NoPrefixCache()
+        cache, states = NoPrefixCache(), None
+        if prefix_caching:
+            cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)
+        if state_slots:
+            states = StateSlots(state_slots, block_size, cache, snapshot_tokens=32)
         scheduler = Scheduler(
             replace(scheduler_config, runs_ahead=executor.feeds_tokens),
-            BlockManager(num_blocks, block_size, cache, windows, store=shelf),
+            BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states),
             StaticAdmission() if static else None,
             proposer,
         )
@@ -121,3 +128,8 @@ def _run_all() -> Callable[..., Any]:
 @pytest.fixture(name="load_bench", scope="session")
 def _load_bench() -> Callable[..., Bench]:
     return load_bench
+
+
+@pytest.fixture(name="bench_of", scope="session")
+def _bench_of() -> Callable[..., Bench]:
+    return lambda model, config: Bench(model, config, torch.device("cpu"))

@@ -105,6 +105,10 @@ OCT_OP_CHECK = 4
 OCT_OP_HEAD = 5
 OCT_OP_EXPERTS = 6
 OCT_OP_LATENT = 7
+OCT_OP_CONV = 20
+OCT_OP_SCAN = 21
+OCT_OP_DELTA = 22
+OCT_OP_GATED_NORM = 23
 
 # What a router's logits become.
 OCT_SCORE_SOFTMAX = 0
@@ -186,6 +190,8 @@ class Sequences(Structure):
         ("group_stride", c_int64),
         ("share_prefixes", c_int32),
         ("sights", c_void_p),
+        ("state_source", c_void_p),
+        ("state_target", c_void_p),
     )
 
 
@@ -319,6 +325,79 @@ class RowsArgs(Structure):
     )
 
 
+class States(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("slot_floats", c_int64),
+        ("num_slots", c_int32),
+    )
+
+
+class ConvArgs(Structure):
+    _fields_ = (
+        ("channels", c_int32),
+        ("kernel", c_int32),
+        ("gated", c_int32),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("states", States),
+    )
+
+
+class ScanArgs(Structure):
+    _fields_ = (
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("groups", c_int32),
+        ("state_dim", c_int32),
+        ("step_min", c_float),
+        ("step_max", c_float),
+        ("x", c_void_p),
+        ("steps", c_void_p),
+        ("ldx", c_int64),
+        ("ldsteps", c_int64),
+        ("decay", c_void_p),
+        ("skip", c_void_p),
+        ("step_bias", c_void_p),
+        ("out", c_void_p),
+        ("states", States),
+    )
+
+
+class DeltaArgs(Structure):
+    _fields_ = (
+        ("key_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_heads", c_int32),
+        ("value_dim", c_int32),
+        ("x", c_void_p),
+        ("gates", c_void_p),
+        ("ldx", c_int64),
+        ("ldgates", c_int64),
+        ("decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("out", c_void_p),
+        ("states", States),
+    )
+
+
+class GatedNormArgs(Structure):
+    _fields_ = (
+        ("width", c_int32),
+        ("group", c_int32),
+        ("gate_first", c_int32),
+        ("eps", c_float),
+        ("x", c_void_p),
+        ("gate", c_void_p),
+        ("ldgate", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+    )
+
+
 class CheckArgs(Structure):
     _fields_ = (
         ("x", c_void_p),
@@ -421,6 +500,11 @@ STRUCTS: dict[str, type[Structure]] = {
     "oct_logprobs": Logprobs,
     "oct_embed_args": EmbedArgs,
     "oct_rows_args": RowsArgs,
+    "oct_states": States,
+    "oct_conv_args": ConvArgs,
+    "oct_scan_args": ScanArgs,
+    "oct_delta_args": DeltaArgs,
+    "oct_gated_norm_args": GatedNormArgs,
     "oct_check_args": CheckArgs,
     "oct_routing": Routing,
     "oct_expert": Expert,

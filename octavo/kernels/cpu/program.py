@@ -18,6 +18,7 @@ from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.latent_weights import head_matrices
 from octavo.kernels.cpu.library import Library, Pool
+from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
 from octavo.kernels.fusion import Matrix, Norm, Phase
 from octavo.kernels.recorder import RopeTable, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Routing
@@ -60,6 +61,7 @@ class KVLayout:
     block_bytes: int  # from one block to the next
     layers: list[int]  # the address of each layer's part of the first block
     groups: list[int]  # of each layer, the group whose block tables are its own
+    states: StateLayout | None = None  # of recurrent layers
 
 
 class Program:
@@ -185,6 +187,8 @@ class Program:
                 return abi.OCT_OP_LATENT, self._latent(phase)
             case fusion.Experts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
+            case fusion.Recurrence():
+                return recurrence_struct(phase, self._at, self._constant, self.kv.states)
 
     def _embed(self, phase: fusion.Embed) -> abi.EmbedArgs:
         arguments = abi.EmbedArgs(

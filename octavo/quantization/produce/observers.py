@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 from weakref import ref
 
 import numpy as np
@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.dispatch import Ops, create_ops
 from octavo.kernels.reference import rmsnorm, rope
@@ -287,6 +288,12 @@ class _WindowsContext:
     positions: Tensor
     attention: _WindowsAttention
     ops: Ops
+
+    def states(self, layer: int) -> NoReturn:
+        raise UnsupportedModelError(
+            "methods that look at activations do not run recurrent layers: choose one without "
+            "calibration"
+        )
 
     def rope_table(self, table: Callable[[int], np.ndarray], rotary_dim: int) -> Tensor:
         return torch.from_numpy(table(self.attention.length))

@@ -1,0 +1,296 @@
+"""Who holds which state: of layers that keep one of fixed size, and nothing of a token.
+
+State spaces, linear attention and short convolutions have a state which each token changes. A
+*slot* holds those of all such layers of a model, for one sequence. A slot is a number here; the
+memory behind it belongs to the executor.
+
+A step changes no state in place. It reads the slot that the step before has written, and writes
+another one::
+
+    chain   4 ── step ── 9 ── step ── 2     4: of all computed tokens; 9, 2: of steps in flight
+    spare   7                               what later steps write to; 4 comes here in the end
+
+So a step that raised can be run again, and a *snapshot* is a slot that is left as it is: at the end
+of a block the prefix cache may keep it, the sequence takes another, and nothing is copied. Whoever
+has the same prefix begins its chain with it. A prefix is known as far as there are blocks of it
+*and* a snapshot at their end; a step therefore stops where one is wanted.
+
+Each running request has the slots that it needs from its admission to its end, so nobody waits for
+one in between; snapshots take what is left, and the oldest one goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.batch import NO_STATE, StateStep
+from octavo.core.prefix_cache import NoPrefixCache, PrefixCache
+from octavo.core.request import Request
+from octavo.errors import ConfigError
+
+# Between two snapshots of a long sequence. More of them would take the memory of other sequences;
+# fewer would have more tokens computed again.
+SNAPSHOT_TOKENS = 512
+
+
+@dataclass(slots=True)
+class StateChain:
+    """The slots of a running request."""
+
+    slots: list[int]  # of its computed tokens, then one for each step in flight
+    spare: list[int] = field(default_factory=list)
+
+
+class States(Protocol):
+    """What the scheduler and the block manager ask.
+
+    ``exist``: whether the model has recurrent layers.
+    """
+
+    @property
+    def exist(self) -> bool: ...
+
+    def admit(self, request: Request, snapshot: int) -> bool:
+        """Give a request its slots, the first of which it reads: a snapshot, or NO_STATE. Changes
+        nothing if there are too few."""
+        ...
+
+    def cut(self, request: Request, start: int, num_tokens: int) -> int:
+        """Of so many tokens from position ``start`` on, those that one step may compute."""
+        ...
+
+    def begin(self, request: Request) -> StateStep | None:
+        """The slots of one more step; None for a model without states."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """The oldest step in flight is over."""
+        ...
+
+    def withdraw(self, request: Request) -> None:
+        """The last step in flight does not count."""
+        ...
+
+    def keep(self, request: Request, block_id: int) -> None:
+        """Offer the state at the end of what is computed, which is that of this block."""
+        ...
+
+    def drop(self, slot: int) -> None:
+        """The prefix cache has forgotten a snapshot; NO_STATE is none."""
+        ...
+
+    def free(self, request: Request) -> None:
+        """Take back all slots of a request."""
+        ...
+
+    @property
+    def num_used(self) -> int:
+        """Slots that requests hold."""
+        ...
+
+    def violations(self, requests: Iterable[Request]) -> Iterator[str]:
+        """What is inconsistent. ``requests`` are all that may hold slots."""
+        ...
+
+
+class NoStates:
+    """Of models whose layers all keep something of each token."""
+
+    exist = False
+    num_used = 0
+
+    def admit(self, request: Request, snapshot: int) -> bool:
+        return True
+
+    def cut(self, request: Request, start: int, num_tokens: int) -> int:
+        return num_tokens
+
+    def begin(self, request: Request) -> StateStep | None:
+        return None
+
+    def end(self, request: Request) -> None:
+        pass
+
+    def withdraw(self, request: Request) -> None:
+        pass
+
+    def keep(self, request: Request, block_id: int) -> None:
+        pass
+
+    def drop(self, slot: int) -> None:
+        pass
+
+    def free(self, request: Request) -> None:
+        pass
+
+    def violations(self, requests: Iterable[Request]) -> Iterator[str]:
+        return iter(())
+
+
+class StateSlots:
+    """Owns every slot. As of blocks, each is used, cached (a snapshot that nobody reads), or free.
+
+    Args:
+        block_size: of the prefix cache, at whose borders snapshots are.
+        depth: steps that one request may be in at once.
+        snapshot_tokens: between two snapshots of a sequence, beside that at the end of its prompt.
+
+    Raises:
+        ConfigError: there are too few slots for one request.
+    """
+
+    exist = True
+
+    def __init__(
+        self,
+        num_slots: int,
+        block_size: int,
+        prefix_cache: PrefixCache,
+        depth: int = 1,
+        snapshot_tokens: int = SNAPSHOT_TOKENS,
+    ):
+        if num_slots < least_slots(depth):
+            raise ConfigError(
+                f"{num_slots} slots for states are too few: {least_slots(depth)} serve one request"
+            )
+        self.num_slots = num_slots
+        self.num_cached = 0
+        self._block_size = block_size
+        self._cache = prefix_cache
+        self._has_snapshots = not isinstance(prefix_cache, NoPrefixCache)
+        self._per_request = slots_per_request(depth)
+        self._interval = max(1, snapshot_tokens // block_size) * block_size
+        self._ref_counts = [0] * num_slots
+        # Slots of nobody, next to be reused first: the free ones, then the cached, by age.
+        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._idle)
+
+    # -- of a request ------------------------------------------------------------------------
+
+    def admit(self, request: Request, snapshot: int) -> bool:
+        is_idle = snapshot != NO_STATE and self._ref_counts[snapshot] == 0
+        if len(self._idle) - is_idle < self._per_request:
+            return False
+        if snapshot != NO_STATE:
+            self._acquire(snapshot)
+        request.states = StateChain([snapshot], self._take(self._per_request))
+        return True
+
+    def cut(self, request: Request, start: int, num_tokens: int) -> int:
+        if not self._has_snapshots:
+            return num_tokens
+        return min(num_tokens, self._next_border(request, start) - start)
+
+    def begin(self, request: Request) -> StateStep:
+        chain = _chain_of(request)
+        step = StateStep(chain.slots[-1], chain.spare.pop())
+        chain.slots.append(step.target)
+        return step
+
+    def end(self, request: Request) -> None:
+        chain = _chain_of(request)
+        self._release(chain.slots.pop(0))
+        if len(chain.slots) + len(chain.spare) < self._per_request:
+            chain.spare += self._take(1)  # what was just released, since nobody else had it
+
+    def withdraw(self, request: Request) -> None:
+        chain = _chain_of(request)
+        chain.spare.append(chain.slots.pop())
+
+    def keep(self, request: Request, block_id: int) -> None:
+        num_computed, chain = request.num_computed_tokens, _chain_of(request)
+        if num_computed != self._next_border(request, num_computed - 1) or not self._idle:
+            return
+        if self._cache.keep_state(block_id, chain.slots[0]):
+            chain.spare += self._take(1)  # for the one that is not written to any more
+
+    def drop(self, slot: int) -> None:
+        if slot != NO_STATE and self._ref_counts[slot] == 0:
+            self.num_cached -= 1
+            self._idle.move_to_end(slot, last=False)
+
+    def free(self, request: Request) -> None:
+        if request.states is not None:
+            for slot in (*request.states.slots, *request.states.spare):
+                self._release(slot)
+            request.states = None
+
+    def _next_border(self, request: Request, start: int) -> int:
+        """Where a snapshot is wanted first, after position ``start``."""
+        border = (start // self._interval + 1) * self._interval
+        of_prompt = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        return of_prompt if start < of_prompt < border else border
+
+    # -- slots by number ---------------------------------------------------------------------
+
+    def _take(self, count: int) -> list[int]:
+        taken = []
+        for _ in range(count):
+            slot, _ = self._idle.popitem(last=False)
+            if self._cache.has_state(slot):
+                self._cache.forget_state(slot)
+                self.num_cached -= 1
+            self._ref_counts[slot] = 1
+            taken.append(slot)
+        return taken
+
+    def _acquire(self, slot: int) -> None:
+        if self._ref_counts[slot] == 0:
+            del self._idle[slot]
+            self.num_cached -= 1  # only snapshots are acquired
+        self._ref_counts[slot] += 1
+
+    def _release(self, slot: int) -> None:
+        if slot == NO_STATE:
+            return
+        self._ref_counts[slot] -= 1
+        assert self._ref_counts[slot] >= 0
+        if self._ref_counts[slot] > 0:
+            return
+        self._idle[slot] = None
+        if self._cache.has_state(slot):
+            self.num_cached += 1
+        else:
+            self._idle.move_to_end(slot, last=False)
+
+    # -- audit -------------------------------------------------------------------------------
+
+    def violations(self, requests: Iterable[Request]) -> Iterator[str]:
+        held = [0] * self.num_slots
+        for request in requests:
+            chain = request.states
+            if chain is None:
+                continue
+            own = [slot for slot in (*chain.slots, *chain.spare) if slot != NO_STATE]
+            for slot in own:
+                held[slot] += 1
+            if len(own) < self._per_request:
+                yield f"{request.request_id} has too few slots for states"
+        if held != self._ref_counts:
+            yield "reference counts of slots and those who hold them disagree"
+        if {slot for slot, count in enumerate(held) if count == 0} != set(self._idle):
+            yield "a held slot is free, or a slot is lost"
+        num_cached = sum(self._cache.has_state(slot) for slot in self._idle)
+        if num_cached != self.num_cached:
+            yield f"{num_cached} states are cached, not {self.num_cached}"
+
+
+def _chain_of(request: Request) -> StateChain:
+    assert request.states is not None, f"{request.request_id} has no states"
+    return request.states
+
+
+def slots_per_request(depth: int) -> int:
+    """What a running request holds: the state that it has, and one for each step in flight."""
+    return depth + 1
+
+
+def least_slots(depth: int) -> int:
+    """What one request needs that begins with a snapshot."""
+    return slots_per_request(depth) + 1

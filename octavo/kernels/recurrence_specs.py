@@ -1,0 +1,146 @@
+"""What the ops of recurrent layers are told: sizes, and which columns of their inputs they read.
+
+What a projection makes lies side by side in a row, and an op reads the columns that are for it,
+from ``first`` on. States are float32, whatever the activations are: they sum up over a whole text.
+
+Each has ``state``, the shape of what it keeps; ``width``, the columns that it makes; ``reads``, how
+many columns its inputs must have; and ``constants``, the sizes of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec:
+    """A causal convolution of each channel by itself, over ``kernel`` positions.
+
+    Plain, it is followed by silu. ``gated``, the columns are three times the channels (LFM2,
+    arXiv 2511.23404): what its input, and what its output are multiplied with, and its input.
+    """
+
+    channels: int
+    kernel: int
+    first: int = 0
+    gated: bool = False
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Inputs of the last positions, in their order."""
+        return self.kernel - 1, self.channels
+
+    @property
+    def width(self) -> int:
+        return self.channels
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.first + self.channels * (3 if self.gated else 1),)
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """Weights, and biases."""
+        return self.channels * self.kernel, self.channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanSpec:
+    """The recurrence of Mamba 2 (arXiv 2405.21060), whose states decay by a number for each head.
+
+    The columns are x [heads, head_dim], then B and C [groups, state_dim] each. Those from ``first``
+    on of another row are a step size for each head, which is held between two limits.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    first: int
+    step_min: float = 0.0
+    step_max: float | None = None
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.heads, self.state_dim, self.head_dim
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns of x, B and C."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.channels, self.first + self.heads
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """What makes the decays, what skips the recurrence, and biases of step sizes."""
+        return self.heads, self.heads, self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """The gated delta rule (arXiv 2412.06464), as Qwen3-Next has it.
+
+    The columns are queries and keys [key_heads, key_dim], then values [value_heads, value_dim].
+    Those of another row are two numbers for each head of values: how much is written, then how
+    much decays. Each head of keys serves as many heads of values in a row.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def width(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Columns of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.channels, 2 * self.value_heads
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """What makes the decays, and biases of these."""
+        return self.value_heads, self.value_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNormSpec:
+    """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``.
+
+    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it.
+    """
+
+    width: int
+    group: int
+    eps: float
+    first: int = 0
+    gate_first: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.width, self.first + self.width
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        return (self.width if self.gate_first else self.group,)
+
+
+RecurrentSpec: TypeAlias = ConvSpec | ScanSpec | DeltaSpec | GatedNormSpec

@@ -1,0 +1,96 @@
+"""The recurrent layers of a model, and what they keep of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
+
+_LINE_FLOATS = 16
+MAX_KERNEL = 16  # positions of a convolution, as the native kernels have it
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a layer keeps of a sequence, however long it is: float32 numbers in some shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of each shape, in whole cache lines."""
+        return tuple(-(-prod(shape) // _LINE_FLOATS) * _LINE_FLOATS for shape in self.shapes)
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * sum(self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceConfig:
+    """Which layers are recurrent, and what they consist of: all of the same.
+
+    These layers do not attend, unless they are ``parallel``: then they do both. After the
+    convolution there is ``mamba``, or ``delta``, with a norm, or nothing.
+    """
+
+    layers: tuple[int, ...]
+    conv: ConvSpec
+    mamba: ScanSpec | None = None
+    delta: DeltaSpec | None = None
+    norm: GatedNormSpec | None = None
+    conv_bias: bool = False
+    proj_bias: bool = False
+    parallel: bool = False
+
+    @property
+    def scan(self) -> ScanSpec | DeltaSpec | None:
+        """What comes after the convolution."""
+        return self.mamba or self.delta
+
+    @property
+    def state(self) -> StateSpec:
+        """What each of the layers keeps."""
+        shapes = [self.conv.state]
+        if self.scan is not None:
+            shapes.append(self.scan.state)
+        return StateSpec(tuple(shapes))
+
+    def fault(self, num_layers: int) -> str | None:
+        """What does not fit together, None if all does."""
+        layers, conv, scan, norm = set(self.layers), self.conv, self.scan, self.norm
+        if list(self.layers) != sorted(layers) or not layers <= set(range(num_layers)):
+            return f"layers {self.layers} are no {len(self.layers)} of {num_layers}"
+        if len(layers) == num_layers and not self.parallel:
+            return "no layer attends"
+        if not 2 <= conv.kernel <= MAX_KERNEL:
+            return f"a convolution over {conv.kernel} positions: 2 to {MAX_KERNEL} are possible"
+        if conv.channels < 1 or conv.first < 0:
+            return f"a convolution of {conv.channels} channels from {conv.first} on"
+        if scan is None or norm is None:
+            return None if conv.gated and scan is norm is None else "a norm follows a recurrence"
+        return _fault_of_scan(conv, scan) or _fault_of_norm(norm, scan)
+
+
+def _fault_of_scan(conv: ConvSpec, scan: ScanSpec | DeltaSpec) -> str | None:
+    heads, shared = _heads(scan)
+    if shared < 1 or heads < 1 or heads % shared:
+        return f"{heads} heads cannot be shared out to {shared}"
+    first = scan.first if isinstance(scan, ScanSpec) else 0
+    if conv.gated or conv.channels != scan.channels or min(*scan.state, first + 1) < 1:
+        return f"{conv.channels} channels for a recurrence of {scan.channels}"
+    return None
+
+
+def _fault_of_norm(norm: GatedNormSpec, scan: ScanSpec | DeltaSpec) -> str | None:
+    if norm.width != scan.width or norm.group < 1 or norm.width % norm.group or norm.first < 0:
+        return f"a norm of {norm.width} values in groups of {norm.group}, from {norm.first} on"
+    return None
+
+
+def _heads(scan: ScanSpec | DeltaSpec) -> tuple[int, int]:
+    """Heads, and those of what they share."""
+    if isinstance(scan, ScanSpec):
+        return scan.heads, scan.groups
+    return scan.value_heads, scan.key_heads

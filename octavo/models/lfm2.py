@@ -1,0 +1,110 @@
+"""LFM2: short convolutions between gates, and some layers that attend (arXiv 2511.23404)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.fields import Fields
+from octavo.kernels.recurrence_specs import ConvSpec
+from octavo.layers.recurrence_config import RecurrenceConfig
+from octavo.layers.recurrent import ShortConv
+from octavo.models.config import ModelConfig
+from octavo.models.decoder import DecoderForCausalLM
+from octavo.models.family import Family, HFNames
+from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
+
+
+class Lfm2DecoderLayer(HybridDecoderLayer):
+    mixer_type = ShortConv
+
+
+class Lfm2ForCausalLM(DecoderForCausalLM):
+    layer_type = Lfm2DecoderLayer
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+HF_NAMES = HFNames(
+    {"model.embedding_norm": "model.norm"},
+    {
+        "operator_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "self_attn.out_proj": "self_attn.o_proj",
+        "self_attn.q_layernorm": "self_attn.q_norm",
+        "self_attn.k_layernorm": "self_attn.k_norm",
+        "feed_forward.w1": "mlp.gate_proj",
+        "feed_forward.w3": "mlp.up_proj",
+        "feed_forward.w2": "mlp.down_proj",
+        **mixer_names("conv", ("in_proj", "conv", "out_proj")),
+    },
+)
+
+
+def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    if "layer_types" in fields:
+        layers = hf_layers_of(fields, config.num_layers, ("conv",))
+    else:
+        attending = fields.each("full_attn_idxs", lambda f, name: f.integer(name, minimum=0))
+        layers = tuple(index for index in range(config.num_layers) if index not in attending)
+    bias = fields.boolean("conv_bias", False)
+    conv = ConvSpec(
+        channels=config.hidden_size, kernel=fields.integer("conv_L_cache", minimum=2), gated=True
+    )
+    return {
+        "intermediate_size": _inner_size(fields, config.intermediate_size),
+        "tie_embeddings": fields.boolean("tie_embedding", config.tie_embeddings),
+        "qk_norm": True,
+        "recurrence": RecurrenceConfig(layers=layers, conv=conv, conv_bias=bias, proj_bias=bias),
+    }
+
+
+def _inner_size(fields: Fields, size: int) -> int:
+    """Of an MLP: configs mostly say that of one without a gate, which is made smaller by it."""
+    size = fields.integer("block_ff_dim", size)
+    if not fields.boolean("block_auto_adjust_ff_dim"):
+        return size
+    size = int(fields.number("block_ffn_dim_multiplier") * int(2 * size / 3))
+    multiple: int = fields.integer("block_multiple_of")
+    return -(-size // multiple) * multiple
+
+
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    recurrence = config.recurrence
+    assert recurrence is not None
+    return {
+        "layer_types": hf_layer_types(config, "conv"),
+        "conv_L_cache": recurrence.conv.kernel,
+        "conv_bias": recurrence.conv_bias,
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+LFM2 = Family(
+    architecture="Lfm2ForCausalLM",
+    model_type="lfm2",
+    model=Lfm2ForCausalLM,
+    hf_names=HF_NAMES,
+    hf_fields={"rms_norm_eps": "norm_eps"},
+    hf_defaults={
+        "vocab_size": 65_536,
+        "hidden_size": 2560,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "hidden_act": "silu",
+        "norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    from_hf=_from_hf,
+    to_hf=_to_hf,
+)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.batch import NO_STATE
+from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
+from octavo.core.state_slots import StateSlots
+from octavo.errors import ConfigError
+from octavo.executor.hashing import expected_tokens
+
+
+def items_of(engine):
+    """Those of the next step."""
+    engine.begin_step()
+    return engine._submitted[-1].batch.items
+
+
+def test_a_step_reads_what_the_one_before_has_written_and_writes_another(make_engine, make_request):
+    engine = make_engine(state_slots=8)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=3))
+    before = NO_STATE
+    for _ in range(3):
+        (item,) = items_of(engine)
+        assert item.states.source == before
+        assert item.states.target != before
+        before = item.states.target
+        engine.finish_step()
+
+
+def test_steps_in_flight_follow_each_other_in_slots_of_their_own(make_engine, make_request):
+    engine = make_engine(state_slots=8, depth=3)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=6))
+    steps = [items_of(engine)[0].states for _ in range(3)]
+    assert [step.source for step in steps] == [NO_STATE, steps[0].target, steps[1].target]
+    assert len({step.target for step in steps}) == 3
+
+
+def test_who_has_no_slot_waits(make_engine, make_request, run):
+    engine = make_engine(state_slots=5)  # two for each
+    for name in "abc":
+        engine.add(make_request(name, [ord(name)] * 5))
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["a", "b"]
+    assert len(run(engine)) == 3
+
+
+@pytest.mark.parametrize(("length", "hit"), [(9, 8), (8, 4), (5, 4), (4, 0), (23, 20)])
+def test_a_prompt_is_hit_up_to_its_last_whole_block(make_engine, make_request, run, length, hit):
+    engine = make_engine(state_slots=8, snapshot_tokens=1000)
+    prompt = list(range(length))
+    for name in "ab":
+        engine.add(make_request(name, prompt))
+        (request,) = run(engine)
+        assert request.output_token_ids == expected_tokens(prompt, 4, 97, has_states=True)
+    assert request.stats.num_cached_tokens == hit
+
+
+def test_a_longer_prompt_is_hit_at_the_last_snapshot_that_it_shares(make_engine, make_request, run):
+    engine = make_engine(state_slots=16, snapshot_tokens=8)
+    prompt = list(range(30))
+    engine.add(make_request("a", prompt))
+    run(engine)
+    engine.add(make_request("b", [*prompt[:22], 7, 7, 7]))  # 20 are in whole blocks
+    (request,) = run(engine)
+    assert request.stats.num_cached_tokens == 16
+
+
+def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run):
+    engine = make_engine(state_slots=16, snapshot_tokens=8)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=20))
+    (first,) = run(engine)
+    engine.add(make_request("b", [*first.token_ids, 5]))
+    (second,) = run(engine)
+    assert second.stats.num_cached_tokens == 16
+
+
+def test_blocks_without_a_snapshot_are_no_prefix():
+    cache = RadixPrefixCache(2, needs_states=True)
+    (parent,) = cache.publish(None, (1, 2), [7], "")
+    cache.publish(parent, (3, 4), [8], "")
+    assert cache.match([1, 2, 3, 4], 4, "") == []
+    assert cache.keep_state(7, 0)
+    assert not cache.keep_state(7, 1)
+    assert cache.match([1, 2, 3, 4], 4, "") == [[7]]
+    assert cache.keep_state(8, 1)
+    assert cache.match([1, 2, 3, 4], 4, "") == [[7], [8]]
+
+
+def test_a_snapshot_goes_with_its_block():
+    cache = RadixPrefixCache(2, needs_states=True)
+    cache.publish(None, (1, 2), [7], "")
+    cache.keep_state(7, 3)
+    assert cache.forget(7) == 3
+    assert not cache.has_state(3)
+
+
+def test_the_oldest_snapshot_goes_first(make_engine, make_request, run):
+    engine = make_engine(state_slots=4, snapshot_tokens=1000)  # two of a request, and two more
+    prompts = {name: [ord(name)] * 9 for name in "abc"}
+    for name, prompt in prompts.items():
+        engine.add(make_request(name, prompt))
+        run(engine)
+    hits = {}
+    for name in "cba":
+        engine.add(make_request(f"{name} again", prompts[name]))
+        (request,) = run(engine)
+        hits[name] = request.stats.num_cached_tokens
+    assert hits["c"] == hits["b"] == 8
+    assert hits["a"] == 0
+
+
+def test_samples_of_a_prompt_share_it_up_to_its_snapshot(make_engine, make_request, run):
+    engine = make_engine(state_slots=16, snapshot_tokens=1000)
+    prompt = list(range(10))
+    first = make_request("a", prompt)
+    others = [make_request(name, prompt, fork_of=first) for name in "bc"]
+    for request in (first, *others):
+        engine.add(request)
+    run(engine)
+    assert [request.stats.num_cached_tokens for request in (first, *others)] == [0, 8, 8]
+    expected = expected_tokens(prompt, 4, 97, has_states=True)
+    assert all(request.output_token_ids == expected for request in (first, *others))
+
+
+def test_rounds_stop_where_a_snapshot_is_wanted(make_engine, make_request, run):
+    engine = make_engine(state_slots=8, snapshot_tokens=8, max_rounds=8)
+    engine.add(make_request("a", [1, 2, 3, 4, 5], max_tokens=20))
+    ends = []
+    while step := engine.step():
+        ends.append(step.batch.items[0].request.num_computed_tokens or None)
+    assert {8, 16} <= set(ends)
+
+
+def test_fewer_slots_than_a_request_needs_are_refused():
+    with pytest.raises(ConfigError, match="2 slots for states are too few: 3 serve one request"):
+        StateSlots(2, 4, NoPrefixCache())
