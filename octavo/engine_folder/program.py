@@ -118,7 +118,7 @@ class _Writer:
                     "scale": scale,
                     "out": value(out),
                     "positions": None if positions is None else name(positions),
-                    "position_offset": offset,
+                    "position_offset": offset or None,
                 }
             case Linear():
                 return {
@@ -163,7 +163,7 @@ class _Writer:
                     "b": value(b),
                     "norm": norm(its_norm),
                     "bias": self._constant(bias),
-                    "factor": factor,
+                    "factor": factor if kind == "scale" else None,
                     "out": value(out),
                 }
             case Check(source):
@@ -313,7 +313,7 @@ class _Reader:
         weight = self._vocabulary(fields)
         width = weight.shape[1]
         positions = self._matrix(fields, "positions") if "positions" in fields else None
-        offset = fields.integer("position_offset", minimum=0)
+        offset = fields.integer("position_offset", 0, minimum=0)
         if positions is not None:
             wanted = self._config.max_position + offset, width
             if positions.shape != wanted:
@@ -422,7 +422,7 @@ class _Reader:
         if b is not None and b.width not in ((1, a.width) if kind == "sigmoid" else (a.width,)):
             raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
         out = self._out(fields, "out", a.width)
-        return Rows(kind, a, out, b, norm, bias, fields.number("factor"))
+        return Rows(kind, a, out, b, norm, bias, fields.number("factor", 1.0))
 
     def _head(self, fields: Fields) -> Head:
         weight = self._vocabulary(fields)

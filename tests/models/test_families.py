@@ -71,7 +71,6 @@ NOT_IN_GGUF = {
     "gpt2-odd": "activation",
     "opt": "no name",
     "opt-odd": "no name",
-    "starcoder2-odd": "activation",
 }
 
 

@@ -21,6 +21,7 @@ from octavo.models.gguf_export import Matrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
+from octavo.models.registry import family_of
 from octavo.models.safetensors_writer import NewTensor
 from octavo.quantization.base import float_bytes
 from octavo.quantization.coded import CodedWeight
@@ -127,6 +128,8 @@ def make(
     if wanted.method == "gguf" and out.exists():
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
+    if wanted.method != "gguf":
+        _refuse_shared_tensors(parameters)
     if not wanted.requantize:
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -144,6 +147,16 @@ def make(
         time.perf_counter() - begin,
         choice,
     )
+
+
+def _refuse_shared_tensors(parameters: Parameters) -> None:
+    architecture = parameters.config.architecture
+    if not family_of(architecture).has_plain_folders:
+        raise ConfigError(
+            f"{parameters.checkpoint.path}: a folder of a {architecture} has several matrices in "
+            "one tensor, or under names of its own, and is not written with quantized weights. "
+            "Say --method gguf"
+        )
 
 
 def _refuse_quantized(parameters: Parameters) -> None:
