@@ -19,6 +19,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
+from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
@@ -147,6 +148,20 @@ def test_gguf_files_are_the_same_model(case, native_driver, tmp_path):
     templates = {gguf.TENSOR_NAMES[tensor] for tensor in known}
     names = {re.sub(r"\d+", "{bid}", name.rpartition(".")[0]) for name in theirs}
     assert names <= templates
+
+
+def test_folders_have_the_tensors_that_transformers_wrote(case, tmp_path):
+    checkpoint = open_checkpoint(case.folder)
+    if case.name.startswith(("gpt-oss", "granite-moe")):
+        with pytest.raises(UnsupportedModelError, match="write a GGUF file"):
+            write_hf_folder(tmp_path / "out", checkpoint)
+        return
+    write_hf_folder(tmp_path / "out", checkpoint)
+    ours, theirs = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "out", case.folder)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor.float()) for name, tensor in theirs.items())
 
 
 def encode(type, rows, parameter):
