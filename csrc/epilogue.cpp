@@ -41,6 +41,8 @@ OCT_INLINE F32 gated(int epilogue, F32 gate, F32 up) {
 template <int kEpilogue>
 void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* maxima) {
   const oct_segment& segment = args.segments[p.segment];
+  constexpr bool kScales = kEpilogue == OCT_EPI_RESIDUAL || kEpilogue == OCT_EPI_HEAD;
+  const bool scales = kScales && args.scale != 0;
   for (int t = 0; t < p.tiles; t++) {
     const int column = (p.tile + t) * kTile;
     const int n = segment.weight.n - column < kTile ? segment.weight.n - column : kTile;
@@ -51,6 +53,7 @@ void finish_tiles(const oct_linear_args& args, const Products& p, HeadMaxima* ma
       const int at = (r * p.tiles + t) * kTile, row = p.row + r;
       F32 value = simd::load(p.values + at);
       if (segment.bias) value = simd::add(value, bias);
+      if (scales) value = simd::mul(value, simd::set1(args.scale));
       if constexpr (kEpilogue == OCT_EPI_HEAD) {
         const float cap = args.head->softcap;
         if (cap > 0) {

@@ -124,11 +124,12 @@ int32_t oct_unpack(oct_pool* pool, const oct_weight* weight, float* out);
 
 enum {
   OCT_EPI_NONE = 0,     /* y[s] = x w[s]^T + bias[s], each segment s into its own y */
-  OCT_EPI_RESIDUAL = 1, /* y = residual + (x w^T + bias); y may be residual */
+  OCT_EPI_RESIDUAL = 1, /* y = residual + scale (x w^T + bias); y may be residual */
   OCT_EPI_SILU_MUL = 2, /* y = silu(x w[0]^T) * (x w[1]^T); two segments of equal n */
   OCT_EPI_GELU_TANH_MUL = 3,
   OCT_EPI_GELU_ERF_MUL = 4,
-  OCT_EPI_HEAD = 5,     /* y are logits, softcap * tanh(y / softcap) if softcap > 0; see oct_head */
+  OCT_EPI_HEAD = 5,     /* y are logits, times scale, then softcap * tanh(y / softcap) if softcap > 0;
+                           see oct_head */
   /* y = g * sigmoid(1.702 g) * (u + 1), with g = min(x w[0]^T, 7) and u = x w[1]^T within +-7: the
    * gate of gpt-oss */
   OCT_EPI_CLAMPED_SWIGLU = 6
@@ -174,6 +175,7 @@ typedef struct oct_linear_args {
   oct_segment segments[OCT_MAX_SEGMENTS];
   const float* residual; /* leading dimension ldy of segment 0 */
   const oct_head* head;
+  float scale; /* of products that are added to a residual, or logits; 0: none */
 } oct_linear_args;
 
 int32_t oct_linear(oct_pool* pool, const oct_linear_args* args);
@@ -354,11 +356,14 @@ int32_t oct_logprob_rows(oct_pool* pool, int32_t num_rows, int32_t vocab,
 
 /* ---- A whole step -------------------------------------------------------------------------- */
 
-/* x = row ids[t] of a table [V, width], packed or stored, times scale. */
+/* x = row ids[t] of a table [V, width], packed or stored, times scale; and plus row position +
+ * position_offset of another table, where there is one: where it has no data, there is none. */
 typedef struct oct_embed_args {
   oct_weight table;
   float scale;
   float* out; /* [T, width] */
+  oct_weight positions;
+  int32_t position_offset;
 } oct_embed_args;
 
 /* Element-wise ops and norms that found no linear to be part of. */
@@ -368,7 +373,13 @@ enum {
   OCT_ROWS_SILU_MUL = 2, /* silu(a) * b */
   OCT_ROWS_GELU_TANH_MUL = 3,
   OCT_ROWS_GELU_ERF_MUL = 4,
-  OCT_ROWS_SIGMOID_MUL = 5 /* a * sigmoid(b), where each `width` values of a have one of b */
+  OCT_ROWS_LAYERNORM = 5, /* (a - mean) / sqrt(variance + eps) * weight, plus bias if there is one */
+  OCT_ROWS_SCALE = 6,     /* a * factor */
+  OCT_ROWS_SILU = 7,      /* silu(a) */
+  OCT_ROWS_GELU_TANH = 8,
+  OCT_ROWS_GELU_ERF = 9,
+  OCT_ROWS_RELU = 10,
+  OCT_ROWS_SIGMOID_MUL = 11 /* a * sigmoid(b), where each `width` values of a have one of b */
 };
 typedef struct oct_rows_args {
   int32_t kind, width; /* values in a row that belong together */
@@ -377,6 +388,8 @@ typedef struct oct_rows_args {
   const float* a;
   const float* b;      /* the second operand, or the norm's weight [width] */
   float* out;          /* [T, per_token, width]; may be a or b */
+  const float* bias;   /* [width] or NULL */
+  float factor;
 } oct_rows_args;
 
 /* Whether all of a token's activations are finite numbers: 1 or 0 into the step's row_finite. */

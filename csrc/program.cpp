@@ -196,6 +196,13 @@ int32_t check_embed(const oct_embed_args& args, const oct_program& program, cons
                   t, batch.token_ids[t], args.table.n);
     }
   }
+  for (int32_t s = 0; args.positions.data && s < batch.seqs.num_seqs; s++) {
+    const int32_t last = batch.seqs.kv_len[s] + batch.num_rounds - 2 + args.position_offset;
+    if (last >= args.positions.n) {
+      return fail(OCT_ERR_ARGUMENT, "sequence %d goes to row %d of a table of %d positions", s, last,
+                  args.positions.n);
+    }
+  }
   if (batch.num_rounds > 1 && program.vocab > args.table.n) {
     return fail(OCT_ERR_ARGUMENT, "rounds of a head of %d tokens, and a table of %d", program.vocab,
                 args.table.n);

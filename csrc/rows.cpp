@@ -4,12 +4,15 @@
 #include <cmath>
 
 #include "pack.h"
+#include "positions.h"
 #include "simd.h"
 
 namespace octavo {
 namespace {
 
 using namespace simd;
+
+constexpr int kPositionSlot = 0;  // of scratch: a row of a table of positions
 
 // Call f(index of the first, number of lanes) for all of n values, 16 at a time.
 template <class F>
@@ -18,6 +21,38 @@ OCT_INLINE void for_lanes(int n, F&& f) {
   for (; i + 16 <= n; i += 16) f(i, 16);
   if (i < n) f(i, n - i);
 }
+
+// In two passes, so that a large mean takes no digits from a small variance.
+void layernorm_row(const float* x, const oct_rows_args& args, float* out) {
+  const int width = args.width;
+  F32 total = zero();
+  for_lanes(width, [&](int i, int n) { total = add(total, load_first(x + i, n)); });
+  const F32 mean = set1(sum(total) / static_cast<float>(width));
+  F32 squares = zero();
+  for_lanes(width, [&](int i, int n) {
+    alignas(64) float centred[16] = {};  // zeros beyond the end
+    store_first(centred, sub(load_first(x + i, n), mean), n);
+    const F32 v = load(centred);
+    squares = fma(v, v, squares);
+  });
+  const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + args.eps);
+  for_lanes(width, [&](int i, int n) {
+    F32 v = mul(sub(load_first(x + i, n), mean), set1(scale));
+    v = mul(v, load_first(args.b + i, n));
+    store_first(out + i, args.bias ? add(v, load_first(args.bias + i, n)) : v, n);
+  });
+}
+
+template <class F>
+void each(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
+  for (int64_t i = begin; i < end; i += 16) {
+    const int n = static_cast<int>(std::min<int64_t>(16, end - i));
+    store_first(args.out + i, f(load_first(args.a + i, n)), n);
+  }
+}
+
+// A NaN is not less, and stays.
+OCT_INLINE F32 relu(F32 x) { return select(less(x, zero()), zero(), x); }
 
 template <class F>
 void elementwise(const oct_rows_args& args, int64_t begin, int64_t end, F&& f) {
@@ -36,6 +71,17 @@ void scale_rows(const oct_rows_args& args, int64_t begin, int64_t end) {
       store_first(args.out + i + j, mul(load_first(args.a + i + j, n), scale), n);
     });
   }
+}
+
+// Add what the table of positions has for row t of a step.
+void add_position(const oct_embed_args& args, const oct_sequences& seqs, int t,
+                  const Worker& worker, float* x) {
+  const int width = args.positions.k;
+  float* row = static_cast<float*>(worker.scratch(kPositionSlot, sizeof(float) * width));
+  unpack_row(args.positions, position_of_row(seqs, t) + args.position_offset, row);
+  for_lanes(width, [&](int i, int n) {
+    store_first(x + i, add(load_first(x + i, n), load_first(row + i, n)), n);
+  });
 }
 
 }  // namespace
@@ -59,10 +105,12 @@ void embed(const oct_embed_args& args, const oct_batch& batch, const Worker& wor
   for (int t = mine.begin; t < mine.end; t++) {
     float* x = args.out + static_cast<int64_t>(t) * width;
     unpack_row(args.table, batch.token_ids[t], x);
-    if (args.scale == 1.0f) continue;
-    for_lanes(width, [&](int i, int n) {
-      store_first(x + i, mul(load_first(x + i, n), set1(args.scale)), n);
-    });
+    if (args.scale != 1.0f) {
+      for_lanes(width, [&](int i, int n) {
+        store_first(x + i, mul(load_first(x + i, n), set1(args.scale)), n);
+      });
+    }
+    if (args.positions.data) add_position(args, batch.seqs, t, worker, x);
   }
 }
 
@@ -84,6 +132,21 @@ void rows(const oct_rows_args& args, const oct_batch& batch, const Worker& worke
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_tanh(a), b); });
     case OCT_ROWS_GELU_ERF_MUL:
       return elementwise(args, begin, end, [](F32 a, F32 b) { return mul(gelu_erf(a), b); });
+    case OCT_ROWS_LAYERNORM:
+      for (int64_t i = begin; i < end; i += args.width) {
+        layernorm_row(args.a + i, args, args.out + i);
+      }
+      return;
+    case OCT_ROWS_SCALE:
+      return each(args, begin, end, [&](F32 a) { return mul(a, set1(args.factor)); });
+    case OCT_ROWS_SILU:
+      return each(args, begin, end, [](F32 a) { return silu(a); });
+    case OCT_ROWS_GELU_TANH:
+      return each(args, begin, end, [](F32 a) { return gelu_tanh(a); });
+    case OCT_ROWS_GELU_ERF:
+      return each(args, begin, end, [](F32 a) { return gelu_erf(a); });
+    case OCT_ROWS_RELU:
+      return each(args, begin, end, [](F32 a) { return relu(a); });
     case OCT_ROWS_SIGMOID_MUL:
       if (args.width > 1) return scale_rows(args, begin, end);
       return elementwise(args, begin, end, [](F32 a, F32 b) {

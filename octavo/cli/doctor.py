@@ -1,4 +1,5 @@
-"""``octavo doctor``: what this machine has, what will be used and why, what is missing."""
+"""``octavo doctor``: what this machine has, what will be used and why, what is missing; the same of
+a model's files."""
 
 from __future__ import annotations
 
@@ -13,21 +14,63 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo.doctor import Report
+    from octavo.models.inspection import ModelReport
 
 EXAMPLES = """\
 examples:
   octavo doctor
   octavo doctor --json | jq .kernels
+  octavo doctor ./my-model      # what is missing in it, left over, or not supported
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="look over this model's files in place of the machine: no weight is read",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    return _run_on_machine(args) if args.model is None else _run_on_model(args)
+
+
+def _run_on_model(args: argparse.Namespace) -> int:
+    """1 where loading would fail."""
+    from octavo.models.inspection import inspect_model
+
+    report = inspect_model(terminal.resolve(args.model))
+    if args.json:
+        terminal.print_json(dataclasses.asdict(report))
+    else:
+        from rich.console import Console
+
+        print_model_report(report, Console(highlight=False, soft_wrap=True))
+    return 1 if report.problems else 0
+
+
+def print_model_report(report: ModelReport, console: Console) -> None:
+    rows = [
+        ("model", report.path),
+        ("architecture", report.architecture or "unknown"),
+        ("tensors", f"{report.num_tensors:,}, {terminal.format_bytes(report.num_bytes)}"),
+        ("quantization", report.quantization or "none"),
+    ]
+    for name, value in rows:
+        console.print(f"  {name:<14} {value}", markup=False)
+    console.print("[bold]Problems[/bold]")
+    if not report.problems:
+        console.print("  none")
+    for problem in report.problems:
+        where = f"{problem.name}: " if problem.name else ""
+        console.print(f"  - {problem.kind}: {where}{problem.reason}", markup=False)
+
+
+def _run_on_machine(args: argparse.Namespace) -> int:
     with terminal.spinner("looking at this machine"):
         from octavo.doctor import examine
 

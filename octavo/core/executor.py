@@ -145,7 +145,8 @@ class WeightMatrix(Protocol):
     """A weight that a step reads whole, as it lies in memory.
 
     ``is_head``: it makes logits, and is read only where something is sampled. ``arithmetic``: what
-    its products are computed in, by a name that :meth:`Probe.products` knows.
+    its products are computed in, by a name that :meth:`Probe.products` knows. ``share``: of an
+    expert's matrix, how many of how many a token uses; it is read if any token uses it.
     """
 
     @property
@@ -156,6 +157,8 @@ class WeightMatrix(Protocol):
     def num_bytes(self) -> int: ...
     @property
     def arithmetic(self) -> str: ...
+    @property
+    def share(self) -> tuple[int, int] | None: ...
 
 
 class Probe(Protocol):
@@ -197,6 +200,11 @@ class Probe(Protocol):
         bytes."""
         ...
 
+    def expert_tokens(self) -> tuple[int, ...]:
+        """Tokens that each expert has got so far, in all layers; () where there are no experts, or
+        nobody counts."""
+        ...
+
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         """Show the logits of prompts to ``observer``, from the next step on; None ends it."""
         ...
@@ -212,6 +220,9 @@ class NoModel:
     attention_arithmetic = ""
 
     def matrices(self) -> Sequence[WeightMatrix]:
+        return ()
+
+    def expert_tokens(self) -> tuple[int, ...]:
         return ()
 
     def products(self, arithmetic: str) -> Callable[[int], float]:

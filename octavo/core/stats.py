@@ -155,6 +155,9 @@ class StepStats:
     num_memory_bound: int | None = None
     num_compute_bound: int | None = None
     num_overhead_bound: int | None = None
+    # Totals too, of a model with experts whose meter counts them: tokens that each expert has got,
+    # in all layers.
+    expert_tokens: tuple[int, ...] = ()
 
     @classmethod
     def idle(cls, num_blocks: int = 0) -> StepStats:

@@ -1,6 +1,7 @@
 """Who says how near each step came to what the device allows, as the engine sees it.
 
 octavo.cost.roofline_meter      by the ceilings of the device, and what is known of the engine
+CountedExperts                  and besides, how many tokens each expert of the model got
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from octavo.core.batch import Batch
+from octavo.core.executor import Probe
 
 
 class StepMeter(Protocol):
@@ -22,3 +24,18 @@ class StepMeter(Protocol):
     def figures(self) -> Mapping[str, Any]:
         """The fields of `octavo.core.stats.StepStats` that are the meter's, by name."""
         ...
+
+
+class CountedExperts:
+    """Another meter, with the tokens of experts among its figures. The kernels count them in any
+    case; only to look costs some microseconds a step."""
+
+    def __init__(self, meter: StepMeter, probe: Probe):
+        self._meter, self._probe = meter, probe
+
+    def measure(self, batch: Batch, num_rounds: int, seconds: float) -> None:
+        self._meter.measure(batch, num_rounds, seconds)
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        return {**self._meter.figures, "expert_tokens": self._probe.expert_tokens()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.cost.rank_model import Arithmetic, AttentionOp, MatrixOp, RankModel
+from octavo.cost.rank_model import Arithmetic, AttentionOp, Experts, MatrixOp, RankModel
 
 if TYPE_CHECKING:
     from octavo.core.executor import WeightMatrix
@@ -42,9 +42,11 @@ def live_rank_model(
             `Executor.probe()`.
     """
     layers = Counter(config.kv_layers)
-    alike = Counter((m.is_head, m.num_params, m.num_bytes, m.arithmetic) for m in matrices)
+    alike = Counter(
+        (m.is_head, m.num_params, m.num_bytes, m.arithmetic, m.share or (1, 1)) for m in matrices
+    )
     return RankModel(
-        matrices=tuple(_matrix_op(*each, alike[each]) for each in sorted(alike)),
+        matrices=tuple(op for each in sorted(alike) for op in _matrix_ops(*each, alike[each])),
         attention=tuple(
             AttentionOp(
                 _name(kept),
@@ -86,17 +88,29 @@ def computed_in(arithmetic: str) -> Arithmetic:
     return "fp32" if "float32" in arithmetic else "fp16"
 
 
-def _matrix_op(
-    is_head: bool, num_params: int, num_bytes: int, arithmetic: str, count: int
-) -> MatrixOp:
-    """Of matrices that are alike. Their sides are not told, and matter to activations only."""
-    return MatrixOp(
-        name="head" if is_head else f"matrices of {num_params:,}",
-        count=count,
-        inputs=0,
-        outputs=0,
-        num_params=num_params,
-        num_bytes=num_bytes,
-        arithmetic=computed_in(arithmetic),
-        sampled_only=is_head,
-    )
+def _matrix_ops(
+    is_head: bool,
+    num_params: int,
+    num_bytes: int,
+    arithmetic: str,
+    share: tuple[int, int],
+    count: int,
+) -> Iterator[MatrixOp]:
+    """Of matrices that are alike; those of a layer's experts are one, as far as they are alike.
+    Their sides are not told, and matter to activations only."""
+    per_token, total = share
+    layers, others = divmod(count, total)
+    kind = "matrices" if total == 1 else "experts"
+    for count, together in ((layers, total), (1, others)):
+        if count and together:
+            yield MatrixOp(
+                name="head" if is_head else f"{kind} of {num_params:,}",
+                count=count,
+                inputs=0,
+                outputs=0,
+                num_params=num_params * together,
+                num_bytes=num_bytes * together,
+                arithmetic=computed_in(arithmetic),
+                sampled_only=is_head,
+                experts=None if total == 1 else Experts(total, per_token, on_rank=together),
+            )

@@ -257,7 +257,7 @@ def _experts_work(matrix: MatrixOp, experts: Experts, num_rows: int, model: Rank
     activations = here * (matrix.inputs + matrix.outputs) * model.activation_bytes
     return Work(
         matrix.count * (matrix.num_bytes * hit + activations),
-        2.0 * matrix.count * matrix.inputs * matrix.outputs * here,
+        2.0 * matrix.count * matrix.num_params / experts.on_rank * here,
     )
 
 

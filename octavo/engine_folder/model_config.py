@@ -43,6 +43,8 @@ def _check_angles(fields: Fields, name: str, rope: RopeConfig | None) -> None:
     """That the fields of a rope fit each other is seen by using them."""
     if rope is None:
         return
+    if rope.has_freq_factors and rope.scaling == "longrope":
+        rope = rope.unscaled()  # its divisors are constants of the program, which sees to them
     try:
         with np.errstate(all="ignore"):
             angles = inverse_frequencies(rope, np.arange(2))

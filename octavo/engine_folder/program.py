@@ -23,6 +23,7 @@ import numpy as np
 from octavo.engine_folder.plain_data import read_dataclass
 from octavo.fields import Fields
 from octavo.kernels.fusion import (
+    ALONE,
     MAX_SEGMENTS,
     Attention,
     Check,
@@ -48,11 +49,18 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime.op_program import StepPlan
 
 GATES = ("silu", "gelu_tanh", "gelu_erf")
+# Rows by what they take.
+_NORMS, _OF_ONE, _OF_TWO = (
+    ("norm", "layernorm"),
+    ("scale", *ALONE.values()),
+    ("add", "sigmoid", *GATES),
+)
 _MakeTable = Callable[[int], np.ndarray]
 _MAX_WIDTH = 1 << 24
 _MAX_WINDOW = (1 << 31) - 1
 _MATRICES, _BIASES = ("gate", "up", "down"), ("gate_bias", "up_bias", "down_bias")
 _ROPES = ("rope", "local_rope")  # of a ModelConfig
+_DIVISORS = ("freq_factors", "short_factors", "long_factors")  # of a RotaryEmbedding
 
 
 # -- to JSON --------------------------------------------------------------------------------------
@@ -104,8 +112,15 @@ class _Writer:
     def _phase(self, phase: Phase) -> dict[str, Any]:
         name, value, norm = self._plan.name_of, self._value, self._norm
         match phase:
-            case Embed(_, weight, scale, out):
-                return {"kind": "embed", "weight": name(weight), "scale": scale, "out": value(out)}
+            case Embed(_, weight, scale, out, positions, offset):
+                return {
+                    "kind": "embed",
+                    "weight": name(weight),
+                    "scale": scale,
+                    "out": value(out),
+                    "positions": None if positions is None else name(positions),
+                    "position_offset": offset or None,
+                }
             case Linear():
                 return {
                     "kind": "linear",
@@ -116,6 +131,7 @@ class _Writer:
                     "sum_out": value(phase.sum_out),
                     "residual": value(phase.residual),
                     "activation": phase.activation,
+                    "scale": phase.scale,
                     "remainder_above": _finite(phase.remainder_above),
                     "segments": [
                         {
@@ -151,13 +167,15 @@ class _Writer:
                     "rope": self._rope(phase.rope),
                     "interleaved": phase.interleaved,
                 }
-            case Rows(kind, a, out, b, its_norm):
+            case Rows(kind, a, out, b, its_norm, bias, factor):
                 return {
                     "kind": "rows",
                     "op": kind,
                     "a": value(a),
                     "b": value(b),
                     "norm": norm(its_norm),
+                    "bias": self._constant(bias),
+                    "factor": factor if kind == "scale" else None,
                     "out": value(out),
                 }
             case Check(source):
@@ -169,6 +187,7 @@ class _Writer:
                     "weight": name(phase.weight),
                     "norm": norm(phase.norm),
                     "softcap": phase.softcap,
+                    "scale": phase.scale,
                     "remainder_above": _finite(phase.remainder_above),
                 }
             case Experts():
@@ -211,10 +230,10 @@ class _Writer:
 
     def _rope_json(self, rotary: RotaryEmbedding) -> dict[str, Any]:
         config = next(name for name in _ROPES if getattr(self._config, name) == rotary.config)
-        factors = rotary.freq_factors
+        divisors = {name: getattr(rotary, name) for name in _DIVISORS}
         return {
             "config": config,
-            "freq_factors": None if factors is None else self._constant(factors.value),
+            **{name: p and self._constant(p.value) for name, p in divisors.items()},
         }
 
 
@@ -305,8 +324,15 @@ class _Reader:
 
     def _embed(self, fields: Fields) -> Embed:
         weight = self._vocabulary(fields)
-        ids = Value(self._tape, None, ())
-        return Embed(ids, weight, fields.number("scale"), self._out(fields, "out", weight.shape[1]))
+        width = weight.shape[1]
+        positions = self._matrix(fields, "positions") if "positions" in fields else None
+        offset = fields.integer("position_offset", 0, minimum=0)
+        if positions is not None:
+            wanted = self._config.max_position + offset, width
+            if positions.shape != wanted:
+                raise fields.error("positions", f"has the shape {positions.shape}, not {wanted}")
+        ids, out = Value(self._tape, None, ()), self._out(fields, "out", width)
+        return Embed(ids, weight, fields.number("scale"), out, positions, offset)
 
     def _linear(self, fields: Fields) -> Linear:
         source = self._flat(fields, "source")
@@ -324,6 +350,9 @@ class _Reader:
         phase.activation = fields.text("activation", None)
         if phase.activation not in (None, *GATES):
             raise fields.error("activation", f"is none of {', '.join(GATES)}")
+        phase.scale = fields.number("scale", None)
+        if phase.scale is not None and phase.residual is None:
+            raise fields.error("scale", "is of products that are added to a residual")
         # Written once all that is read has been: a phase does not read what it writes.
         if phase.added is not None:
             phase.sum_out = self._out(fields, "sum_out", k)
@@ -411,24 +440,28 @@ class _Reader:
 
     def _rows(self, fields: Fields) -> Rows:
         kind = fields.text("op")
-        if kind not in ("norm", "add", "sigmoid", *GATES):
-            raise fields.error("op", f"is none of norm, add, sigmoid, {', '.join(GATES)}")
+        if kind not in (*_NORMS, *_OF_ONE, *_OF_TWO):
+            raise fields.error("op", f"is none of {', '.join((*_NORMS, *_OF_ONE, *_OF_TWO))}")
         a = self._read(fields, "a")
-        is_norm = kind == "norm"
-        if is_norm != ("norm" in fields) or is_norm == ("b" in fields):
-            raise fields.error("op", "a norm has a norm, and all else a second operand")
-        norm = self._norm(fields, "norm", a.shape[-1])
-        b = None if is_norm else self._read(fields, "b")
+        if (kind in _NORMS) != ("norm" in fields) or (kind in _OF_TWO) != ("b" in fields):
+            raise fields.error("op", f"{kind} has a norm, or a second operand, where it takes none")
+        if "bias" in fields and kind != "layernorm":
+            raise fields.error("bias", f"{kind} has none")
+        size = a.shape[-1]
+        norm = self._norm(fields, "norm", size)
+        bias = self._constant(fields, "bias", size) if "bias" in fields else None
+        b = self._read(fields, "b") if kind in _OF_TWO else None
         if b is not None and b.width not in ((1, a.width) if kind == "sigmoid" else (a.width,)):
             raise fields.error("b", f"has {b.width} numbers, and a {a.width}")
-        return Rows(kind, a, self._out(fields, "out", a.width), b, norm)
+        out = self._out(fields, "out", a.width)
+        return Rows(kind, a, out, b, norm, bias, fields.number("factor", 1.0))
 
     def _head(self, fields: Fields) -> Head:
         weight = self._vocabulary(fields)
         source = self._flat(fields, "source", weight.shape[1])
         norm = self._norm(fields, "norm", source.width)
-        softcap = fields.number("softcap", None)
-        return Head(source, weight, norm, softcap, self._bound(fields))
+        softcap, scale = fields.number("softcap", None), fields.number("scale", None)
+        return Head(source, weight, norm, softcap, self._bound(fields), scale)
 
     def _experts(self, fields: Fields) -> Experts:
         routing = read_dataclass(fields.section("routing"), Routing)
@@ -522,10 +555,11 @@ class _Reader:
         if config is None:
             raise fields.error("config", f"the model has no {name!r:.60}")
         rotary = RotaryEmbedding(config)
-        if rotary.freq_factors is not None:
-            divisors = self._constant(fields, "freq_factors", config.rotary_dim // 2)
-            data = divisors.view(np.uint8).reshape(1, -1)
-            rotary.freq_factors.load(StoredWeight(GGMLType.F32, data, divisors.shape))
+        for name in _DIVISORS:
+            if (parameter := getattr(rotary, name)) is not None:
+                divisors = self._constant(fields, name, config.rotary_dim // 2)
+                data = divisors.view(np.uint8).reshape(1, -1)
+                parameter.load(StoredWeight(GGMLType.F32, data, divisors.shape))
         return RopeTable(config.rotary_dim, rotary.table)
 
     def _bound(self, fields: Fields, name: str = "remainder_above") -> float:

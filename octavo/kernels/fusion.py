@@ -11,11 +11,14 @@ row; attention takes in everything between the projections::
     rmsnorm > gate, up > silu_mul           one Linear of two segments, multiplied as they are made
     down > add                              one Linear
     down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
+    down > rmsnorm > add > q ...            (OLMo 2) the same
+    o > scale > add                         (Granite) one Linear, scaled
+    embed, positions > add                  (GPT-2) one Embed
 
     rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
 
 So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
-(:class:`Rows`).
+(:class:`Rows`): layernorms, activations that multiply nothing.
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ class Embed:
     weight: Matrix
     scale: float
     out: Value
+    positions: Matrix | None = None  # of which the row of a token's position is added
+    position_offset: int = 0
 
 
 @dataclass(slots=True)
@@ -82,6 +87,7 @@ class Linear:
     residual: Value | None = None  # the product is added to it
     activation: str | None = None  # "silu", "gelu_tanh", "gelu_erf": of segment 0, times segment 1
     remainder_above: float = math.inf  # see activations.py
+    scale: float | None = None  # of the product, before it is added to a residual
 
 
 @dataclass(slots=True)
@@ -103,14 +109,30 @@ class Attention:
 
 @dataclass(slots=True)
 class Rows:
-    """An element-wise op or a norm alone: "norm", "add", "silu", "gelu_tanh", "gelu_erf"; or
-    "sigmoid", of b, which has a number for each of a's or one for all of a token."""
+    """An element-wise op or a norm alone.
+
+    Kinds: "norm" and "layernorm", which has a ``bias`` or not; of a and b "add", "silu",
+    "gelu_tanh", "gelu_erf" (an activation of a, times b), "sigmoid" (of b, which has a number for
+    each of a's, or one for all of a token, times a); of a alone "scale", by ``factor``, and
+    those of ``ALONE``.
+    """
 
     kind: str
     a: Value
     out: Value
     b: Value | None = None
     norm: Norm | None = None
+    bias: np.ndarray | None = None
+    factor: float = 1.0
+
+
+# Activations that multiply nothing: from what an op calls them to a kind of Rows.
+ALONE = {
+    "silu": "silu_alone",
+    "gelu_tanh": "gelu_tanh_alone",
+    "gelu": "gelu_erf_alone",
+    "relu": "relu_alone",
+}
 
 
 @dataclass(slots=True)
@@ -122,13 +144,21 @@ class Check:
 
 @dataclass(slots=True)
 class Head:
-    """Logits of some rows: x = source, normed, times the weight, softcapped."""
+    """Logits of some rows: x = source, normed, times the weight, scaled, softcapped."""
 
     source: Value
     weight: Matrix
     norm: Norm | None = None
     softcap: float | None = None
     remainder_above: float = math.inf
+    scale: float | None = None
+
+
+# Ops that wait for who reads what they make.
+_WAITING = (
+    *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
+    *("store_kv", "store_latents"),
+)
 
 
 @dataclass(slots=True)
@@ -204,12 +234,7 @@ class _Fusion:
     def _take(self, call: Call) -> None:
         match call.name:
             case "embed":
-                scale = call.arguments["scale"]
-                ids, out = call.inputs[0], call.outputs[0]
-                self.phases.append(
-                    Embed(ids, call.arguments["weight"], 1.0 if scale is None else scale, out)
-                )
-                self.made.add(out)
+                self._embed(call)
             case "linear":
                 self._linear(call)
             case "paged_attention":
@@ -220,26 +245,39 @@ class _Fusion:
                 self._head(call)
             case "silu_mul" | "gelu_mul":
                 gate, up = (self._need(value) for value in call.inputs)
-                self._rows(_activation(call), gate, call.outputs[0], b=up)
+                self._rows(Rows(_activation(call), gate, call.outputs[0], up))
+            case "activate":
+                kind = ALONE[call.arguments["activation"]]
+                self._rows(Rows(kind, self._need(call.inputs[0]), call.outputs[0]))
             case "sigmoid_mul":
                 gate, x = (self._need(value) for value in call.inputs)
-                self._rows("sigmoid", x, call.outputs[0], b=gate)
+                self._rows(Rows("sigmoid", x, call.outputs[0], gate))
             case "router":
                 self._router(call)
             case "experts":
                 self._experts(call)
-            case "rmsnorm" | "add" | "rope" | "store_kv" | "store_latents":
-                pass  # waits for its reader
+            case _ if call.name in _WAITING:
+                pass
             case _:
                 raise CannotFuse(f"{call.name} has no native kernel where the model calls it")
 
+    def _embed(self, call: Call) -> None:
+        weight, scale = call.arguments["weight"], call.arguments["scale"]
+        phase = Embed(call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0])
+        sum_call = self._only_reader(phase.out, "add")
+        positions = sum_call and _other(sum_call, phase.out).source.producer
+        if sum_call and positions and positions.name == "embed_positions":
+            self.taken.update((id(sum_call), id(positions)))
+            phase.positions = positions.arguments["weight"]
+            phase.position_offset = positions.arguments["offset"]
+            phase.out = sum_call.outputs[0]
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
     def _linear(self, call: Call) -> None:
         source = call.inputs[0].source
-        group = [c for c in self.readers[source] if c.name == "linear" and c.inputs[0] is not None]
-        group = [c for c in group if id(c) not in self.taken][:MAX_SEGMENTS]
+        group = self._group(call)
         activation = self._common_reader(group)
-        if activation is None and (activation := self._common_reader(group[:2])) is not None:
-            group = group[:2]  # the others have readers of their own
         if activation is None and any(self._sum_reader(c) for c in group):
             group = [call]
         for member in group:
@@ -253,8 +291,8 @@ class _Fusion:
             self.taken.add(id(activation))
             phase.activation = _activation(activation)
             phase.segments[0].out = activation.outputs[0]
-        else:
-            phase.residual, phase.segments[0].out = self._sum_of(call)
+        elif (sum_call := self._sum_reader(call)) is not None:
+            self._absorb_sum(phase, sum_call)
         self.phases.append(phase)
         self.made.update(segment.out for segment in phase.segments)
 
@@ -269,7 +307,6 @@ class _Fusion:
         x, logits = call.inputs
         source, norm = self._normed(x)
         activation = call.arguments["activation"]
-        residual, out = self._sum_of(call)
         phase = Experts(
             source,
             self._need(logits),
@@ -277,31 +314,60 @@ class _Fusion:
             call.arguments["routing"],
             "gelu_erf" if activation == "gelu" else activation,
             call.arguments["correction"],
-            out,
+            call.outputs[0],
             norm,
-            residual,
         )
+        if (sum_call := self._sum_reader(call)) is not None:
+            phase.residual, scale = self._sum_of(phase.out, sum_call)
+            if phase.residual is not None:
+                phase.routing = replace(phase.routing, scale=phase.routing.scale * (scale or 1.0))
+                phase.out = sum_call.outputs[0]
         self.phases.append(phase)
         self.made.add(phase.out)
 
-    def _sum_of(self, call: Call) -> tuple[Value | None, Value]:
-        """What a product can be added to, if that is there, and what it makes then."""
-        sum_call = self._sum_reader(call)
-        if sum_call is not None:
-            other = _other(sum_call, call.outputs[0]).source
-            if other in self.made:
-                self.taken.add(id(sum_call))
-                return other, sum_call.outputs[0]
-        return None, call.outputs[0]
+    def _group(self, call: Call) -> list[Call]:
+        """The linears that read what ``call`` reads, and become one phase with it: the two of a
+        gate, or those that are of none."""
+        gate = self._gate_of(call)
+        return [
+            other
+            for other in self.readers[call.inputs[0].source]
+            if other.name == "linear"
+            and id(other) not in self.taken
+            and self._gate_of(other) is gate
+        ][:MAX_SEGMENTS]
+
+    def _gate_of(self, call: Call) -> Call | None:
+        """The op that multiplies a linear's output, or what an activation makes of it, with another
+        one's."""
+        reader = self._only_reader(call.outputs[0])
+        return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
+
+    def _absorb_sum(self, phase: Linear, sum_call: Call) -> None:
+        """Take in the sum of a linear's output, scaled or not, and the residual stream."""
+        phase.residual, phase.scale = self._sum_of(phase.segments[0].out, sum_call)
+        if phase.residual is not None:
+            phase.segments[0].out = sum_call.outputs[0]
+
+    def _sum_of(self, product: Value, sum_call: Call) -> tuple[Value | None, float | None]:
+        """What a product is added to, if that is there, and what it is scaled by before. The calls
+        are taken then."""
+        scale = self._only_reader(product, "scale")
+        other = _other(sum_call, product if scale is None else scale.outputs[0])
+        if other.source not in self.made:
+            return None, None
+        self.taken.add(id(sum_call))
+        if scale is None:
+            return other.source, None
+        self.taken.add(id(scale))
+        return other.source, scale.arguments["factor"]
 
     def _absorb_input(self, phase: Linear) -> None:
-        """Take in the norm that makes a linear's input, and the sum that the norm reads."""
+        """Take in the norm that makes a linear's input, and the sum that it or the linear reads."""
         norm_call = phase.source.producer
-        if norm_call is None or phase.source in self.made or not _is_row_norm(norm_call):
-            phase.source = self._need(phase.source)
-            return
-        phase.norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
-        phase.source = norm_call.inputs[0].source
+        if norm_call is not None and phase.source not in self.made and _is_row_norm(norm_call):
+            phase.norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            phase.source = norm_call.inputs[0].source
         sum_call = phase.source.producer
         if sum_call is None or phase.source in self.made or sum_call.name != "add":
             phase.source = self._need(phase.source)
@@ -383,7 +449,8 @@ class _Fusion:
     def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
         """The value that a norm of every head reads, if ``value`` is made by one."""
         call = value.source.producer
-        if call is None or value.source in self.made or call.name != "rmsnorm":
+        is_of_heads = call is not None and call.name == "rmsnorm" and not _is_row_norm(call)
+        if call is None or value.source in self.made or not is_of_heads:
             return self._need(value).view(-1, *value.shape), None
         norm = Norm(call.arguments["weight"], call.arguments["eps"])
         return self._need(call.inputs[0]).view(-1, *call.inputs[0].shape), norm
@@ -391,12 +458,20 @@ class _Fusion:
     def _head(self, call: Call) -> None:
         source, norm = self._normed(call.inputs[0])
         phase = Head(source, call.arguments["weight"], norm)
-        for reader in self.readers[call.outputs[0]]:
-            if reader.name != "softcap":
+        self._absorb_logits(phase, call.outputs[0])
+        self.phases += [Check(source), phase]
+
+    def _absorb_logits(self, phase: Head, logits: Value) -> None:
+        """Take in what is done to logits: a scale, and then a soft cap."""
+        for reader in self.readers[logits]:
+            if reader.name == "scale" and phase.softcap is None and phase.scale is None:
+                phase.scale = reader.arguments["factor"]
+            elif reader.name == "softcap" and phase.softcap is None:
+                phase.softcap = reader.arguments["cap"]
+            else:
                 raise CannotFuse(f"{reader.name} of logits has no native kernel")
             self.taken.add(id(reader))
-            phase.softcap = reader.arguments["cap"]
-        self.phases += [Check(source), phase]
+            self._absorb_logits(phase, reader.outputs[0])
 
     def _normed(self, value: Value) -> tuple[Value, Norm | None]:
         """What a norm of rows reads, if ``value`` is made by one, and the norm."""
@@ -413,22 +488,21 @@ class _Fusion:
         call = source.producer
         if source in self.made:
             return source
-        if call is not None and call.name == "rmsnorm":
-            norm = Norm(call.arguments["weight"], call.arguments["eps"])
-            x = self._need(call.inputs[0]).view(-1, *call.inputs[0].shape)
-            self._rows("norm", x, source, norm=norm)
-        elif call is not None and call.name == "add":
-            x, y = (self._need(v) for v in call.inputs)
-            self._rows("add", x, source, b=y)
-        else:
+        if call is None or call.name not in ("rmsnorm", "layernorm", "add", "scale"):
             raise CannotFuse(f"{call.name if call else 'token ids'} are read in an unknown way")
+        x, *more = (self._need(each).view(-1, *each.shape) for each in call.inputs)
+        self._rows(_row_op(call, x, source, *more))
         return source
 
-    def _rows(
-        self, kind: str, a: Value, out: Value, b: Value | None = None, norm: Norm | None = None
-    ) -> None:
-        self.phases.append(Rows(kind, a, out, b, norm))
-        self.made.add(out)
+    def _rows(self, phase: Rows) -> None:
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _only_reader(self, value: Value, name: str | None = None) -> Call | None:
+        """What alone reads a value, if it has this name."""
+        readers = self.readers[value]
+        is_it = len(readers) == 1 and name in (None, readers[0].name)
+        return readers[0] if is_it else None
 
     def _common_reader(self, group: list[Call]) -> Call | None:
         """The activation that alone reads a group of two, gate first."""
@@ -445,13 +519,27 @@ class _Fusion:
         return call
 
     def _sum_reader(self, call: Call) -> Call | None:
-        """The add that alone reads what a product makes."""
-        readers = self.readers[call.outputs[0]]
-        return readers[0] if len(readers) == 1 and readers[0].name == "add" else None
+        """The add that alone reads what a product makes, or what a scale makes of it."""
+        scale = self._only_reader(call.outputs[0], "scale")
+        return self._only_reader((scale or call).outputs[0], "add")
 
 
 def _is_row_norm(call: Call) -> bool:
     return call.name == "rmsnorm" and len(call.inputs[0].shape) == 1
+
+
+def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> Rows:
+    """An op that waited for its reader, as a phase of its own."""
+    arguments = call.arguments
+    match call.name:
+        case "rmsnorm":
+            return Rows("norm", a, out, norm=Norm(arguments["weight"], arguments["eps"]))
+        case "layernorm":
+            norm = Norm(arguments["weight"], arguments["eps"])
+            return Rows("layernorm", a, out, norm=norm, bias=arguments["bias"])
+        case "scale":
+            return Rows("scale", a, out, factor=arguments["factor"])
+    return Rows("add", a, out, b)
 
 
 def _activation(call: Call) -> str:

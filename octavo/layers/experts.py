@@ -73,6 +73,17 @@ class ExpertMLPs(Module):
         return ctx.ops.add(shared, chosen)
 
 
+def shares(model: Module) -> dict[int, tuple[int, int]]:
+    """Of matrices of experts, by the id of their module: how many of how many a token uses."""
+    return {
+        id(matrix): (layer.routing.top_k, layer.routing.num_experts)
+        for _, layer in model.named_modules()
+        if isinstance(layer, ExpertMLPs)
+        for mlp in layer.experts
+        for matrix in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    }
+
+
 def _expert(mlp: GatedMLP) -> routing.Expert:
     projections = mlp.gate_proj, mlp.up_proj, mlp.down_proj
     weights = [projection.weight.value for projection in projections]

@@ -93,8 +93,6 @@ COHERE2 = Family(
         "max_position_embeddings": 8192,
         "sliding_window": 4096,
         "tie_word_embeddings": True,
-        "bos_token_id": 5,
-        "eos_token_id": 255_001,
     },
     from_hf=_from_hf,
     to_hf=lambda config: {**hf_window_entries(config), "logit_scale": _logit_scale(config)},

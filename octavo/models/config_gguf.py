@@ -64,7 +64,7 @@ def _shared(
     num_layers = fields.integer("block_count", maximum=MAX_LAYERS)
     num_heads = _uniform(fields, "attention.head_count")
     head_dim = fields.integer("attention.key_length", max(hidden_size // num_heads, 1))
-    rope = _rope(fields, family.gguf_interleaved, head_dim, "rope_freqs.weight" in tensors)
+    rope = _rope(fields, family.gguf_interleaved, head_dim, tensors)
     window = fields.integer("attention.sliding_window", None, minimum=0) or None
     return ModelConfig(
         architecture=family.architecture,
@@ -122,7 +122,9 @@ def _vocab_size(fields: Fields, vocabulary: Fields, tensors: Mapping[str, Any]) 
     return rows
 
 
-def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bool) -> RopeConfig:
+def _rope(
+    fields: Fields, interleaved: bool, head_dim: int, tensors: Mapping[str, Any]
+) -> RopeConfig:
     max_position = fields.integer("context_length", minimum=2)
     scaling = fields.text("rope.scaling.type", "none")
     # An older spelling of linear scaling, by the factor alone.
@@ -137,8 +139,10 @@ def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bo
             "rope.scaling.original_context_length", max_position, minimum=2
         ),
         max_position=max_position,
-        has_freq_factors=has_freq_factors,
+        has_freq_factors="rope_freqs.weight" in tensors,
     )
+    if "rope_factors_long.weight" in tensors:
+        return _longrope(rope, fields)
     if scaling == "none":
         return rope
     if scaling == "linear":
@@ -161,6 +165,17 @@ def _rope(fields: Fields, interleaved: bool, head_dim: int, has_freq_factors: bo
     raise UnsupportedModelError(
         f"{fields.path}: rope scaling {scaling!r:.80} is not supported in GGUF files, but none, "
         "linear and yarn are"
+    )
+
+
+def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
+    """No key says so: there are two tensors of divisors."""
+    return replace(
+        rope,
+        scaling="longrope",
+        factor=rope.max_position / rope.original_max_position,
+        attention_factor=fields.number("rope.scaling.attn_factor", 1.0),
+        has_freq_factors=True,
     )
 
 

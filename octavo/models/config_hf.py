@@ -159,9 +159,9 @@ def _rope(path: Path, values: Mapping[str, Any], head_dim: int, max_position: in
         theta=fields.number("rope_theta", above=1.0),
         rotary_dim=int(head_dim * fields.number("partial_rotary_factor", 1.0)),
         scaling=scaling,
-        original_max_position=fields.integer(
-            "original_max_position_embeddings", max_position, minimum=2
-        ),
+        original_max_position=max_position
+        if scaling == "default"
+        else fields.integer("original_max_position_embeddings", max_position, minimum=2),
         max_position=max_position,
     )
     if scaling in ("linear", "llama3", "dynamic"):
@@ -209,7 +209,7 @@ def _longrope(rope: RopeConfig, fields: Fields) -> RopeConfig:
     attention = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
     return replace(
         rope,
-        factor=factor,
+        factor=rope.max_position / trained,
         attention_factor=fields.number("attention_factor", attention),
         short_factor=tuple(fields.each("short_factor", Fields.number, rope.rotary_dim // 2)),
         long_factor=tuple(fields.each("long_factor", Fields.number, rope.rotary_dim // 2)),

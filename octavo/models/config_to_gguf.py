@@ -93,6 +93,9 @@ def _rope(rope: RopeConfig) -> dict[str, Any]:
     if rope.scaling in ("linear", "yarn"):
         values["rope.scaling.type"] = rope.scaling
         values["rope.scaling.factor"] = rope.factor
+    if rope.scaling == "longrope":
+        values["rope.scaling.original_context_length"] = rope.original_max_position
+        values["rope.scaling.attn_factor"] = rope.attention_factor
     if rope.scaling == "yarn":
         strength = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
         values["rope.scaling.original_context_length"] = rope.original_max_position

@@ -64,6 +64,11 @@ class TensorNames:
         self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether they are the names here."""
+        return not self._top and not self._layer
+
     def parameter(self, tensor: str) -> str | None:
         """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None for what is
         no part of a model."""
@@ -193,6 +198,11 @@ class Family:
     from_gguf: ReadConfig = _nothing
     to_hf: WriteConfig = _nothing
     to_gguf: WriteConfig = _nothing
+
+    @property
+    def has_plain_folders(self) -> bool:
+        """Whether each parameter is a tensor of its own name in a folder."""
+        return not self.fused and self.hf_names.is_plain
 
     def parts(self, parameter: str) -> tuple[str, ...]:
         """The parameters that the rows of one are, where it is fused; else itself."""

@@ -40,11 +40,14 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Shape(NamedTuple):
-    """A matrix from ``k`` values to ``n``, by the name of its parameter."""
+    """A matrix from ``k`` values to ``n``, by the name of its parameter. ``is_exact``: it is held
+    in float32, whatever its file has. ``share`` as of a ``Matrix``."""
 
     name: str
     n: int
     k: int
+    is_exact: bool = False
+    share: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Matrix:
     num_params: int
     num_bytes: int
     arithmetic: str
+    share: tuple[int, int] | None = None
 
 
 class Coded(NamedTuple):
@@ -73,12 +77,21 @@ Keep = Callable[[Shape, Type], Matrix]
 
 
 def shapes(config: ModelConfig) -> Iterator[Shape]:
-    """The matrices that a step reads whole: all but tables, of which it reads rows."""
-    from octavo.layers.linear import Linear, LMHead  # a model is made, without a weight
+    """The matrices that a step reads whole, if at all: all but tables, of which it reads rows."""
+    from octavo.layers.experts import Router, shares  # a model is made, without a weight
+    from octavo.layers.linear import Linear, LMHead
 
-    for name, module in model_class(config.architecture)(config).named_modules():
-        if isinstance(module, Linear | LMHead):
-            yield Shape(f"{name}.weight", *module.weight.shape)
+    model = model_class(config.architecture)(config)
+    share_of = shares(model)
+    for name, module in model.named_modules():
+        if isinstance(module, Linear | LMHead | Router):
+            n, k = module.weight.shape
+            yield Shape(f"{name}.weight", n, k, module.weight.exact, share_of.get(id(module)))
+
+
+def choosable(config: ModelConfig) -> list[Shape]:
+    """Those of layers whose type is a matter of choice."""
+    return [each for each in shapes(config) if each.name != HEAD and not each.is_exact]
 
 
 def packed(shape: Shape, type: Type) -> Matrix:
@@ -90,13 +103,17 @@ def packed(shape: Shape, type: Type) -> Matrix:
     else:
         raise UnsupportedModelError(f"{shape.name}: the native kernels cannot run {type.name}")
     num_bytes = packed_bytes(format, shape.n, shape.k, group) + columns_bytes(shape.k, is_reordered)
-    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, ARITHMETIC[format])
+    return _matrix(shape, num_bytes, ARITHMETIC[format])
 
 
 def as_stored(shape: Shape, type: Type) -> Matrix:
     """As the reference ops keep it on a CPU: the bytes of the file."""
     num_bytes = type.num_bytes if isinstance(type, Coded) else shape.n * row_bytes(type, shape.k)
-    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, "torch float32")
+    return _matrix(shape, num_bytes, "torch float32")
+
+
+def _matrix(shape: Shape, num_bytes: int, arithmetic: str) -> Matrix:
+    return Matrix(shape.name == HEAD, shape.n * shape.k, num_bytes, arithmetic, shape.share)
 
 
 def matrices(
@@ -107,16 +124,18 @@ def matrices(
     Args:
         types: of all, or of each by the name of its parameter, as ``weight_types`` has them.
     """
-    type_of = types.__getitem__ if isinstance(types, Mapping) else lambda _: types
-    return [keep(shape, type_of(shape.name)) for shape in shapes(config)]
+
+    def type_of(shape: Shape) -> Type:
+        if shape.is_exact:
+            return GGMLType.F32
+        return types[shape.name] if isinstance(types, Mapping) else types
+
+    return [keep(shape, type_of(shape)) for shape in shapes(config)]
 
 
 def matrices_of_bits(config: ModelConfig, bits: float) -> list[Matrix]:
     """The same where no more is known than the bits of a weight, with whatever scales it has."""
-    return [
-        Matrix(shape.name == HEAD, shape.n * shape.k, round(shape.n * shape.k * bits / 8), "")
-        for shape in shapes(config)
-    ]
+    return [_matrix(shape, round(shape.n * shape.k * bits / 8), "") for shape in shapes(config)]
 
 
 def weight_types(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Type]:

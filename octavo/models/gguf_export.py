@@ -14,7 +14,7 @@ model may be larger than memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ from octavo.models.config_gguf import end_ids_by_text
 from octavo.models.config_to_gguf import check_gguf_config, gguf_config
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
-from octavo.models.parameters import FREQ_FACTORS, Parameters
+from octavo.models.parameters import FileTensor, Parameters
 from octavo.models.registry import family_of
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
@@ -57,6 +57,7 @@ _FILE_TYPES = {
     GGMLType.IQ4_NL: 25,
     GGMLType.IQ4_XS: 30,
     GGMLType.BF16: 32,
+    GGMLType.MXFP4: 38,
 }
 
 
@@ -64,8 +65,8 @@ _FILE_TYPES = {
 class Matrix:
     """A matrix of a file to be, for who chooses its type.
 
-    ``name``: in the file; ``parameter``: the name that Hugging Face has. ``type``: in the
-    checkpoint; None where that has another format.
+    ``name``: in the file; ``parameter``: the name that Hugging Face has, of the first one where it
+    is several. ``type``: in the checkpoint; None where that has another format.
     """
 
     name: str
@@ -106,13 +107,13 @@ def export_gguf(
     """
     parameters = Parameters(checkpoint, layout="gguf")
     types = _choose_types(parameters, type_of, encode)
-    tensors = [*_freq_factors(parameters), *_tensors(parameters, types, encode)]
+    tensors = [*_divisors(parameters), *_tensors(parameters, types, encode)]
     entries = _metadata(parameters)
-    is_copy = all(parameters.type(name) == type for name, type in types.items())
+    is_copy = all(_stored_type(parameters, tensor) == type for tensor, type in types.items())
     if file_type is not None:
         entries["general.file_type"] = file_type
     elif not (is_copy and "general.file_type" in entries):
-        entries["general.file_type"] = _file_type(parameters, types)
+        entries["general.file_type"] = _file_type(types)
     entries |= {"general.quantization_version": QUANTIZATION_VERSION, **(metadata or {})}
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_gguf_config(parameters.config, entries, shapes)
@@ -153,11 +154,11 @@ def _token_ids(config: ModelConfig, tokenizer: Mapping[str, Any]) -> dict[str, i
     return ids
 
 
-def _file_type(parameters: Parameters, types: Mapping[str, GGMLType]) -> int:
+def _file_type(types: Mapping[FileTensor, GGMLType]) -> int:
     counts: Counter[GGMLType] = Counter()
-    for name, type in types.items():
-        if name not in (EMBEDDING, HEAD):  # which every mix has in a type of their own
-            counts[type] += prod(parameters.shape(name))
+    for tensor, type in types.items():
+        if tensor.parts[0] not in (EMBEDDING, HEAD):  # which every mix has in a type of their own
+            counts[type] += prod(tensor.shape)
     most = counts.most_common(1)[0][0]
     if most not in _FILE_TYPES:
         raise ConfigError(f"no file_type is known of {most.name}: give one")
@@ -169,17 +170,17 @@ def _file_type(parameters: Parameters, types: Mapping[str, GGMLType]) -> int:
 
 def _choose_types(
     parameters: Parameters, type_of: TypeOf, encode: Encode | None
-) -> dict[str, GGMLType]:
-    """The type of each matrix, by its parameter; ConfigError for one that it cannot have."""
+) -> dict[FileTensor, GGMLType]:
+    """The type of each matrix; ConfigError for one that it cannot have."""
     types = {}
-    for name in parameters.names:
-        shape = parameters.shape(name)
-        if len(shape) != 2 or name in parameters.exact:
+    for tensor in parameters.tensors:
+        first = tensor.parts[0]
+        if len(parameters.shape(first)) < 2 or first in parameters.exact:
             continue
-        rows, columns = shape
-        stored = parameters.type(name)
-        matrix = Matrix(_gguf_name(parameters, name), name, (rows, columns), stored)
-        type = types[name] = type_of(matrix)
+        rows, columns = tensor.shape[-2:]
+        stored = _stored_type(parameters, tensor)
+        matrix = Matrix(_checked(tensor.name), tensor.parts[0], (rows, columns), stored)
+        type = types[tensor] = type_of(matrix)
         if columns % block_shape(type)[0]:
             raise ConfigError(
                 f"{matrix.name}: rows of {columns} values cannot be {type.name}, which has blocks "
@@ -190,35 +191,29 @@ def _choose_types(
     return types
 
 
+def _stored_type(parameters: Parameters, tensor: FileTensor) -> GGMLType | None:
+    """That of all parts; None where they have several, or none of GGUF's."""
+    found = {parameters.type(part) for part in tensor.parts}
+    return found.pop() if len(found) == 1 else None
+
+
 def _tensors(
-    parameters: Parameters, types: Mapping[str, GGMLType], encode: Encode | None
+    parameters: Parameters, types: Mapping[FileTensor, GGMLType], encode: Encode | None
 ) -> Iterator[TensorToWrite]:
-    names: dict[str, list[str]] = {}
-    for name in parameters.names:
-        names.setdefault(_gguf_name(parameters, name), []).append(name)
-    stacks = family_of(parameters.config.architecture).gguf_names.is_of_all_experts
-    for tensor, parts in names.items():
-        type, shape = types.get(parts[0], GGMLType.F32), parameters.shape(parts[0])
-        shape = (len(parts), *shape) if stacks(tensor) else shape
-        yield TensorToWrite(tensor, shape, type, _chunks_of_all(parameters, parts, type, encode))
-
-
-def _chunks_of_all(
-    parameters: Parameters, names: Sequence[str], type: GGMLType, encode: Encode | None
-) -> Iterator[np.ndarray]:
-    """The bytes of parameters, one behind the other."""
-    for name in names:
-        yield from _chunks(parameters, name, type, encode)
+    for tensor in parameters.tensors:
+        type = types.get(tensor, GGMLType.F32)
+        chunks = _chunks(parameters, tensor, type, encode)
+        yield TensorToWrite(_checked(tensor.name), tensor.shape, type, chunks)
 
 
 def _chunks(
-    parameters: Parameters, name: str, type: GGMLType, encode: Encode | None
+    parameters: Parameters, tensor: FileTensor, type: GGMLType, encode: Encode | None
 ) -> Iterator[np.ndarray]:
     """The bytes of a tensor, some rows at a time."""
-    shape = parameters.shape(name)
-    step = max(1, _CHUNK_VALUES // prod(shape[1:]))
-    for start in range(0, shape[0], step):
-        yield _encoded(parameters, name, type, encode, start, start + step)
+    step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
+    for part in tensor.parts:
+        for start in range(0, parameters.shape(part)[0], step):
+            yield _encoded(parameters, part, type, encode, start, start + step)
 
 
 def _encoded(
@@ -243,15 +238,14 @@ def _encoded(
     return blocks
 
 
-def _freq_factors(parameters: Parameters) -> Iterator[TensorToWrite]:
-    factors = parameters.freq_factors
-    if factors is not None:
-        name = _gguf_name(parameters, FREQ_FACTORS)
-        yield TensorToWrite(name, factors.shape, GGMLType.F32, [factors.astype("<f4")])
+def _divisors(parameters: Parameters) -> Iterator[TensorToWrite]:
+    names = family_of(parameters.config.architecture).gguf_names
+    for name, values in parameters.divisors.items():
+        array = values.astype("<f4")
+        yield TensorToWrite(_checked(names.tensor(name)), array.shape, GGMLType.F32, [array])
 
 
-def _gguf_name(parameters: Parameters, name: str) -> str:
-    found = family_of(parameters.config.architecture).gguf_names.tensor(name)
-    if len(found.encode()) > _MAX_NAME:
-        raise UnsupportedModelError(f"{found}: names in GGUF files have {_MAX_NAME} bytes at most")
-    return found
+def _checked(name: str) -> str:
+    if len(name.encode()) > _MAX_NAME:
+        raise UnsupportedModelError(f"{name}: names in GGUF files have {_MAX_NAME} bytes at most")
+    return name

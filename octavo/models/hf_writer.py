@@ -23,7 +23,7 @@ from octavo.files import NewFolder
 from octavo.model_files import ModelFolder
 from octavo.models.checkpoint import Checkpoint, GGUFFiles
 from octavo.models.config_to_hf import generation_config, hf_config
-from octavo.models.parameters import Parameters
+from octavo.models.parameters import FileTensor, Parameters
 from octavo.models.safetensors_writer import NewTensor, write_safetensors
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
@@ -68,22 +68,31 @@ def write_hf_folder(
 
 
 def float_tensors(parameters: Parameters, dtype: GGMLType = GGMLType.F32) -> Iterator[NewTensor]:
-    """Every parameter, rounded to ``dtype``, one of F32, F16 and BF16."""
-    for name in parameters.names:
-        yield float_tensor(parameters, name, dtype)
+    """Every tensor of a folder, rounded to ``dtype``, one of F32, F16 and BF16."""
+    for tensor in parameters.tensors:
+        yield _file_tensor(parameters, tensor, dtype)
 
 
 def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F32) -> NewTensor:
-    """One of them, of which no more than some rows are in memory at once."""
+    """A parameter by its own name, of which no more than some rows are in memory at once."""
+    whole = FileTensor(name, (name,), parameters.shape(name), is_transposed=False)
+    return _file_tensor(parameters, whole, dtype)
+
+
+def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
     assert dtype in FLOAT_TYPES, dtype
-    shape = parameters.shape(name)
-    step = max(1, _CHUNK_VALUES // prod(shape[1:]))
+    if tensor.is_transposed:  # which is put together first: its columns are spread over all rows
+        whole = np.concatenate([parameters.rows(part) for part in tensor.parts])
+        chunk = float_bytes(np.ascontiguousarray(whole.T), dtype)
+        return NewTensor(tensor.name, dtype.name, whole.T.shape, [chunk])
+    step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
 
     def chunks() -> Iterator[np.ndarray]:
-        for start in range(0, shape[0], step):
-            yield float_bytes(parameters.rows(name, start, start + step), dtype)
+        for part in tensor.parts:
+            for start in range(0, parameters.shape(part)[0], step):
+                yield float_bytes(parameters.rows(part, start, start + step), dtype)
 
-    return NewTensor(name, dtype.name, shape, chunks())
+    return NewTensor(tensor.name, dtype.name, tensor.shape, chunks())
 
 
 def _check_free(out: Path) -> None:

@@ -1,5 +1,5 @@
-"""OLMoE: Llama's layers with experts in all of them, and norms of queries and keys that are over all
-heads of a token."""
+"""OLMoE: Llama's layers with experts in all of them, and norms of queries and keys that are over
+all heads of a token."""
 
 from __future__ import annotations
 

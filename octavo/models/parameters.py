@@ -1,6 +1,6 @@
 """The parameters of any checkpoint as floats, in the layout that a file to be written has.
 
-Two layouts of the same model differ in three things, and in nothing else:
+Two layouts of the same model differ in these things, and in nothing else:
 
 ====================  ====================================  =======================================
 what                  ``"hf"``                              ``"gguf"``
@@ -9,6 +9,7 @@ rows of q and k       Llama: pairs that turn together are   such pairs are neigh
                       half a head apart                     ``LLAMA_ROPE_TYPE_NORM``)
 Gemma's norms         less one                              as they are multiplied
 llama3's rope         numbers in the config                 a tensor of divisors
+longrope              lists in the config                   two tensors of divisors
 ====================  ====================================  =======================================
 
 Nothing is read before it is asked for, and then only the rows that are asked for.
@@ -16,8 +17,9 @@ Nothing is read before it is asked for, and then only the rows that are asked fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,6 +39,9 @@ from octavo.quantization.ggml_types import GGMLType
 Layout = Literal["hf", "gguf"]
 
 FREQ_FACTORS = "model.rotary_emb.freq_factors"
+SHORT_FACTORS = "model.rotary_emb.short_factors"
+LONG_FACTORS = "model.rotary_emb.long_factors"
+_DIVISORS = (FREQ_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
 # Llama 3's rope as it was published; only the trained length is looked for.
 _LOW, _HIGH = 1.0, 4.0
@@ -54,11 +59,25 @@ def float_rows(
     return Parameters(checkpoint).rows(name, start, stop)
 
 
+class FileTensor(NamedTuple):
+    """A tensor of a file to be: the ``parts``, which are parameters, one below the other.
+
+    ``shape``: of these; the file has it as [inputs, outputs] if it ``is_transposed``. Those of all
+    experts are one behind the other, and their number is the first dimension.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    shape: tuple[int, ...]
+    is_transposed: bool
+
+
 class Parameters:
     """The parameters of an open checkpoint in one layout, by the names that Hugging Face has.
 
     ``config``: the model's, as a file in this layout says it. ``names``: in the model's order; a
-    tied head is not among them, nor is ``FREQ_FACTORS``, of which ``freq_factors`` has the values.
+    tied head is not among them, nor are the divisors of rope, of which ``divisors`` has the values
+    by name. ``tensors``: what a file has of these names, some of which may be the rows of one.
     ``exact``: those that models hold in float32, whatever their file has.
 
     Raises:
@@ -78,13 +97,28 @@ class Parameters:
         self.names = tuple(
             name
             for name in parameters
-            if name != FREQ_FACTORS and not (stored.tie_embeddings and name == HEAD)
+            if name not in _DIVISORS and not (stored.tie_embeddings and name == HEAD)
         )
-        divisors = self.weight(FREQ_FACTORS).floats() if stored.rope.has_freq_factors else None
+        divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
         self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
-        self.freq_factors = divisors if divisors is not None else _freq_factors(stored.rope)
+        self.divisors = divisors or _divisors(stored.rope)
+        self.tensors = tuple(self._tensors())
         self._stored = stored
         self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
+
+    def _tensors(self) -> Iterator[FileTensor]:
+        family = family_of(self.config.architecture)
+        names = family.hf_names if self.layout == "hf" else family.gguf_names
+        parts: dict[str, list[str]] = {}
+        for name in self.names:
+            parts.setdefault(names.tensor(family.whole(name)), []).append(name)
+        for tensor, its_parts in parts.items():
+            shape = self.shape(its_parts[0])
+            if names.is_of_all_experts(tensor):
+                shape = (len(its_parts), *shape)
+            else:
+                shape = (sum(self.shape(part)[0] for part in its_parts), *shape[1:])
+            yield FileTensor(tensor, tuple(its_parts), shape, names.is_transposed(tensor))
 
     def weight(self, name: str) -> Weight:
         """As the checkpoint has it, in the layout that it has there."""
@@ -171,16 +205,23 @@ def _row_order(num_rows: int, head_dim: int, first: int, wanted: RopeConfig) -> 
 # -- configs in a layout --------------------------------------------------------------------------
 
 
-def _hf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
+def _hf_layout(config: ModelConfig, divisors: Mapping[str, np.ndarray]) -> ModelConfig:
     family = family_of(config.architecture)
     rope = config.rope
-    if freq_factors is not None:
-        rope = _llama3_rope(replace(rope, has_freq_factors=False), freq_factors)
+    if FREQ_FACTORS in divisors:
+        rope = _llama3_rope(replace(rope, has_freq_factors=False), divisors[FREQ_FACTORS])
+    elif divisors:
+        rope = replace(
+            rope,
+            has_freq_factors=False,
+            short_factor=tuple(divisors[SHORT_FACTORS].tolist()),
+            long_factor=tuple(divisors[LONG_FACTORS].tolist()),
+        )
     config = replace(config, rope=rope, norm_plus_one=family.norm_plus_one)
     return _with_interleaved(config, family.hf_interleaved)
 
 
-def _gguf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelConfig:
+def _gguf_layout(config: ModelConfig, _: Mapping[str, np.ndarray]) -> ModelConfig:
     family = family_of(config.architecture)
     rope = config.rope
     if rope.scaling == "llama3":
@@ -191,6 +232,8 @@ def _gguf_layout(config: ModelConfig, freq_factors: np.ndarray | None) -> ModelC
             max_position=rope.max_position,
             has_freq_factors=True,
         )
+    elif rope.scaling == "longrope":
+        rope = replace(rope, has_freq_factors=True, short_factor=(), long_factor=())
     config = replace(config, rope=rope, norm_plus_one=False)
     return _with_interleaved(config, family.gguf_interleaved)
 
@@ -202,10 +245,16 @@ def _with_interleaved(config: ModelConfig, interleaved: bool) -> ModelConfig:
     return replace(config, rope=rope, local_rope=None if local_rope == rope else local_rope)
 
 
-def _freq_factors(rope: RopeConfig) -> np.ndarray | None:
-    """By what llama3's scaling divides each angle, float32 [rotary_dim / 2]; None of others."""
-    if rope.scaling != "llama3":
-        return None
+def _divisors(rope: RopeConfig) -> dict[str, np.ndarray]:
+    """By what a scaling divides each angle, float32 [rotary_dim / 2], where files have that."""
+    if rope.scaling == "longrope":
+        lists = {SHORT_FACTORS: rope.short_factor, LONG_FACTORS: rope.long_factor}
+        return {name: np.array(values, dtype=np.float32) for name, values in lists.items()}
+    return {FREQ_FACTORS: _freq_factors(rope)} if rope.scaling == "llama3" else {}
+
+
+def _freq_factors(rope: RopeConfig) -> np.ndarray:
+    """Of llama3's scaling."""
     nowhere = np.empty(0)  # these scalings are the same at all positions
     unscaled = inverse_frequencies(replace(rope, scaling="default"), nowhere)
     return unscaled / inverse_frequencies(rope, nowhere)
@@ -225,8 +274,7 @@ def _llama3_rope(rope: RopeConfig, freq_factors: np.ndarray) -> RopeConfig:
             low_freq_factor=_LOW,
             high_freq_factor=_HIGH,
         )
-        divisors = _freq_factors(found)
-        if divisors is not None and np.allclose(divisors, freq_factors, rtol=1e-5, atol=0):
+        if np.allclose(_freq_factors(found), freq_factors, rtol=1e-5, atol=0):
             return found
     raise UnsupportedModelError(
         "rope_freqs.weight: these divisors are not of Llama 3's rope scaling, and a config of "

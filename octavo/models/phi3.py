@@ -46,8 +46,6 @@ PHI3 = Family(
         **HF_DEFAULTS,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 32_000,
     },
     from_hf=_windows,
     to_hf=lambda config: {

@@ -162,7 +162,7 @@ _FALLBACKS = {
     GGMLType.IQ4_XS: GGMLType.IQ4_NL,
 }
 
-_IN_LAYER = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|attn_output)\.weight")
+_IN_LAYER = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|attn_output)(?:_exps|_shexp)?\.weight")
 
 
 def type_of(name: str, shape: tuple[int, ...], target: str, facts: ModelFacts) -> GGMLType:

@@ -48,7 +48,7 @@ from octavo.runtime.memory_ledger import (
     scratch_line,
     tokens_line,
 )
-from octavo.runtime.op_program import StepPlan, plan_step, products_of
+from octavo.runtime.op_program import StepPlan, plan_step, products_of, share_of
 from octavo.runtime.streams import Stream
 from octavo.runtime.torch_probe import FusedProbe
 
@@ -170,7 +170,7 @@ class FusedBackend:
 
     def _create_probe(self, runner: Observed, kv_cache: KVCache) -> FusedProbe:
         weights = [
-            (isinstance(phase, Head), self._weights(together))
+            (isinstance(phase, Head), self._weights(together), share_of(phase))
             for phase in self._plan.phases
             if not isinstance(phase, Embed)
             for together in products_of(phase)

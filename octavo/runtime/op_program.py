@@ -134,10 +134,19 @@ def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
         for expert in phase.experts:
             yield expert.gate, expert.up
             yield (expert.down,)
-    elif isinstance(phase, fusion.Embed | fusion.Head):
+    elif isinstance(phase, fusion.Embed):
+        yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
+    elif isinstance(phase, fusion.Head):
         yield (phase.weight,)
     elif isinstance(phase, fusion.LatentAttention):
         yield (phase.kv_b,)
+
+
+def share_of(phase: fusion.Phase) -> tuple[int, int] | None:
+    """How many of how many experts a token uses."""
+    if not isinstance(phase, fusion.Experts):
+        return None
+    return phase.routing.top_k, phase.routing.num_experts
 
 
 def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dict[str, Weight]]:

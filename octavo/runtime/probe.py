@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from octavo.core.executor import LogitsObserver
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import ARITHMETIC, KV_FORMATS, columns_bytes
@@ -36,6 +38,9 @@ class RunnerProbe:
     def kv_bytes_per_token(self) -> float:
         return self._cache.bytes_per_token
 
+    def expert_tokens(self) -> tuple[int, ...]:
+        return ()
+
     def observe_logits(self, observer: LogitsObserver | None) -> None:
         self._runner.logits_observer = observer
 
@@ -61,10 +66,15 @@ class NativeProbe(RunnerProbe):
                 )
                 + columns_bytes(weight.k, bool(weight.columns)),
                 ARITHMETIC[weight.format],
+                share,
             )
-            for op, weight in self._program.weights()
+            for op, weight, share in self._program.weights()
             if op != abi.OCT_OP_EMBED
         ]
+
+    def expert_tokens(self) -> tuple[int, ...]:
+        loads = self._program.expert_loads
+        return tuple(np.sum(loads, axis=0).tolist()) if loads else ()
 
     def products(self, arithmetic: str) -> Callable[[int], float]:
         return products(self._library, self._program.pool, arithmetic)

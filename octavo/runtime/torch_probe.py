@@ -8,6 +8,7 @@ import torch
 
 from octavo.kernels.cpu.probes import READ_BYTES
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
+from octavo.layers.experts import Router, shares
 from octavo.layers.linear import Linear, LMHead
 from octavo.layers.module import Module
 from octavo.models.footprint import Matrix
@@ -54,15 +55,17 @@ class TorchProbe(DeviceProbe):
         self._model = model
 
     def matrices(self) -> list[Matrix]:
+        share_of = shares(self._model)
         return [
             Matrix(
                 isinstance(module, LMHead),
                 module.weight.shape[0] * module.weight.shape[1],
                 module.weight.value.nbytes,
                 self.attention_arithmetic,
+                share_of.get(id(module)),
             )
             for _, module in self._model.named_modules()
-            if isinstance(module, Linear | LMHead)
+            if isinstance(module, Linear | LMHead | Router)
         ]
 
 
@@ -70,14 +73,15 @@ class FusedProbe(DeviceProbe):
     """Of a model that runs phase by phase.
 
     Args:
-        weights: what phases multiply with, and whether it is the head.
+        weights: what phases multiply with, whether it is the head, and its share if it is an
+            expert's.
         multiplied_as: the type in which many rows are multiplied with a weight.
     """
 
     def __init__(
         self,
         runner: Observed,
-        weights: Iterable[tuple[bool, DeviceWeight]],
+        weights: Iterable[tuple[bool, DeviceWeight, tuple[int, int] | None]],
         multiplied_as: Callable[[DeviceWeight], torch.dtype],
         cache: Cache,
         device: torch.device,
@@ -90,8 +94,9 @@ class FusedProbe(DeviceProbe):
                 part.shape[0] * part.shape[1],
                 part.nbytes,
                 arithmetic_of(multiplied_as(part)),
+                share,
             )
-            for is_head, weight in weights
+            for is_head, weight, share in weights
             for part in parts_of(weight)
         ]
 

@@ -6,7 +6,8 @@ import pytest
 from kv_layers import kv_layers
 
 from octavo.cost.live import computed_in, live_rank_model
-from octavo.cost.rank_model import AttentionOp
+from octavo.cost.rank_model import AttentionOp, Experts
+from octavo.cost.work import Rows, matrix_work
 from octavo.models.footprint import Matrix
 
 
@@ -37,6 +38,20 @@ def test_a_model_of_its_config_and_of_what_it_weighs():
     }
     assert model.weights_bytes == 171 and model.kv_bytes_per_token == 40.0
     assert model == live_rank_model(Config, matrices[::-1], 40.0)  # in whatever order they come
+
+
+def test_experts_of_a_layer_are_read_if_a_token_uses_them():
+    """Two layers of three matrices each in four experts, and one more that is packed otherwise."""
+    alike = [Matrix(False, 100, 50, "int4 x int8", (2, 4))] * 24
+    other = [Matrix(False, 100, 200, "float32", (2, 4))]
+    model = live_rank_model(Config, [*alike, *other], 8)
+    assert [(op.count, op.num_params, op.num_bytes, op.experts) for op in model.matrices] == [
+        (6, 400, 200, Experts(4, 2, on_rank=4)),
+        (1, 100, 200, Experts(4, 2, on_rank=1)),
+    ]
+    assert model.weights_bytes == 24 * 50 + 200
+    work = matrix_work(model.matrices[0], Rows(1, 1, [0]), model)
+    assert (work.bytes, work.flops) == pytest.approx((6 * 100, 6 * 2 * 100 * 2))
 
 
 def test_without_windows_all_layers_are_alike():

@@ -143,6 +143,9 @@ def walk(program: Any, config: Any) -> None:
                 args = abi.EmbedArgs.from_address(node.args)
                 weight(args.table)
                 assert args.table.n >= struct.vocab
+                if args.positions.data:
+                    weight(args.positions)
+                    assert args.positions.k == args.table.k
                 activations(args.out, args.table.k)
             case abi.OCT_OP_LINEAR | abi.OCT_OP_HEAD:
                 args = abi.LinearArgs.from_address(node.args)
@@ -183,9 +186,10 @@ def walk(program: Any, config: Any) -> None:
                 width = args.width * args.per_token
                 activations(args.a, width)
                 activations(args.out, width)
-                if args.kind == abi.OCT_ROWS_NORM:
+                if args.kind in (abi.OCT_ROWS_NORM, abi.OCT_ROWS_LAYERNORM):
                     constant(args.b, args.width)
-                else:
+                    constant(args.bias, args.width)
+                elif args.kind < abi.OCT_ROWS_LAYERNORM:
                     activations(args.b, width)
             case abi.OCT_OP_CHECK:
                 args = abi.CheckArgs.from_address(node.args)

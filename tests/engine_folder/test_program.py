@@ -75,13 +75,27 @@ CONFIGS = {
     "qwen2-moe": {**LLAMA, "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 5},
     "gpt-oss": {**LLAMA, "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
     "glm4-moe": {**LLAMA, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8},
+    # Scales; norms of whole projections; layernorms, and layers without rope; positions, biases.
+    "granite": {
+        **LLAMA,
+        "architectures": ["GraniteForCausalLM"],
+        "residual_multiplier": 0.2,
+        "logits_scaling": 8.0,
+        "embedding_multiplier": 3.0,
+    },
+    "olmo2": {**LLAMA, "architectures": ["Olmo2ForCausalLM"]},
+    "cohere2": {**LLAMA, "architectures": ["Cohere2ForCausalLM"], "sliding_window_pattern": 2},
+    "opt": {**LLAMA, "architectures": ["OPTForCausalLM"], "activation_function": "relu"},
 }
 
 
 def config_of(name: str) -> ModelConfig:
-    if name == "divisors":  # which only GGUF files have
+    if name in ("divisors", "longrope"):  # as only GGUF files have them
         config = ModelConfig.from_hf(LLAMA)
-        return replace(config, rope=replace(config.rope, has_freq_factors=True))
+        rope = replace(config.rope, has_freq_factors=True)
+        return replace(
+            config, rope=replace(rope, scaling="longrope") if name == "longrope" else rope
+        )
     return ModelConfig.from_hf(CONFIGS[name])
 
 
@@ -119,7 +133,7 @@ def read_back(plan: Any, model: Any, config: ModelConfig, weights: dict[str, Wei
 
 
 @pytest.mark.parametrize("activations", ["int8", "mixed", "int16"])
-@pytest.mark.parametrize("name", [*CONFIGS, "divisors"])
+@pytest.mark.parametrize("name", [*CONFIGS, "divisors", "longrope"])
 def test_a_program_survives_being_written(name, activations):
     config = config_of(name)
     model = random_model(config)
@@ -153,8 +167,6 @@ ARGUMENTS = {
     abi.OCT_OP_LATENT: abi.LatentArgs,
     abi.OCT_OP_EXPERTS: abi.ExpertsArgs,
 }
-
-
 ADDRESSES = (
     *("in", "add", "x_out", "y", "residual", "a", "b", "q", "k", "v", "out", "x"),
     *("ckv", "logits"),
@@ -229,7 +241,8 @@ def constants_of(struct: ctypes.Structure, config: ModelConfig) -> dict[str, int
             inner, hidden = struct.gate.n, struct.gate.k
             return {"gate_bias": inner, "up_bias": inner, "down_bias": hidden}
         case abi.RowsArgs():
-            return {"b": struct.width} if struct.kind == abi.OCT_ROWS_NORM else {}
+            of_norm = ("b",) if struct.kind in (abi.OCT_ROWS_NORM, abi.OCT_ROWS_LAYERNORM) else ()
+            return dict.fromkeys((*of_norm, "bias"), struct.width)
     return {}
 
 

@@ -96,7 +96,7 @@ def test_a_gemma_layer_is_five_phases_too():
     assert phases[2].q_norm and phases[2].k_norm and phases[2].rope
 
 
-def test_a_value_with_a_second_reader_is_written():
+def test_halves_side_by_side_read_the_same_norm():
     tape, x = start()
     both = norm(x)
     attended = recorder.linear(attention(both), matrix(HIDDEN, HIDDEN))
@@ -104,10 +104,65 @@ def test_a_value_with_a_second_reader_is_written():
     x = recorder.add(recorder.add(x, attended), fed)
     finish(x)
     phases = fusion.fuse(tape)
-    assert "Check" in kinds(phases) and kinds(phases)[-1] == "Head"
-    # q, k, v and gate fill a phase; up stands alone, and so does what multiplies them.
-    assert "Rows silu" in kinds(phases)
-    assert len(phases[1].segments) == fusion.MAX_SEGMENTS
+    layer = ["Linear", "Attention", "Linear", "Linear", "Linear"]
+    assert kinds(phases) == ["Embed", *layer, "Check", "Head"]
+    assert len(phases[1].segments) == 3 and phases[1].norm is not None
+    assert phases[4].activation == "silu" and phases[4].norm is not None
+
+
+def test_sums_that_no_norm_reads():
+    """As in OLMo 2: behind each half a norm, and before none."""
+    tape, x = start()
+    for layer in range(2):
+        attended = recorder.linear(attention(x, layer), matrix(HIDDEN, HIDDEN))
+        x = recorder.add(x, norm(attended))
+        x = recorder.add(x, norm(mlp(x)))
+    finish(x)
+    phases = fusion.fuse(tape)
+    layers = ["Linear", "Attention", "Linear", "Linear", "Linear"] * 2
+    assert kinds(phases) == ["Embed", *layers, "Rows norm", "Rows add", "Check", "Head"]
+    gate_up, second_qkv = phases[4], phases[6]
+    for phase in (gate_up, second_qkv):
+        assert phase.norm is None and phase.added_norm is not None and phase.sum_out is not None
+
+
+def test_scales_go_into_the_linears_before_them():
+    tape, x = start()
+    attended = recorder.linear(attention(norm(x)), matrix(HIDDEN, HIDDEN))
+    x = recorder.add(x, recorder.scale(attended, 0.5))
+    logits = recorder.lm_head(norm(x), matrix(VOCAB, HIDDEN))
+    recorder.softcap(recorder.scale(logits, 0.25), 30.0)
+    phases = fusion.fuse(tape)
+    assert kinds(phases) == ["Embed", "Linear", "Attention", "Linear", "Check", "Head"]
+    assert phases[3].scale == 0.5 and phases[3].residual is phases[0].out
+    assert (phases[-1].scale, phases[-1].softcap) == (0.25, 30.0)
+
+
+def test_a_scale_of_something_else_stands_alone():
+    tape, x = start()
+    finish(recorder.scale(x, 3.0))
+    assert kinds(fusion.fuse(tape)) == ["Embed", "Rows scale", "Check", "Head"]
+
+
+def test_positions_go_into_the_embedding():
+    tape = Tape()
+    ids = Value(tape, None, ())
+    positions = recorder.embed_positions(ids, matrix(30, HIDDEN), 2)
+    finish(recorder.add(recorder.embed(ids, matrix(VOCAB, HIDDEN)), positions))
+    (embed, *_) = fusion.fuse(tape)
+    assert embed.positions.shape == (30, HIDDEN) and embed.position_offset == 2
+
+
+def test_layernorms_and_plain_activations_stand_alone():
+    tape, x = start()
+    bias = np.ones(HIDDEN)
+    normed = recorder.layernorm(x, np.ones(HIDDEN), bias, 1e-5)
+    inner = recorder.activate(recorder.linear(normed, matrix(INNER, HIDDEN)), "relu")
+    finish(recorder.add(x, recorder.linear(inner, matrix(HIDDEN, INNER))))
+    phases = fusion.fuse(tape)
+    alone = ["Rows layernorm", "Linear", "Rows relu_alone", "Linear"]
+    assert kinds(phases) == ["Embed", *alone, "Check", "Head"]
+    assert phases[1].bias is bias and phases[4].residual is phases[0].out
 
 
 def test_attention_without_rope():

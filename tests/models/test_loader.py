@@ -243,6 +243,6 @@ def test_gguf_types_without_dequantization_are_refused_at_once(tiny_model, tmp_p
 
 
 def test_other_architectures_are_refused_by_name(tmp_path, folder):
-    change_config(folder, architectures=["GPT2LMHeadModel"])
-    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel"):
+    change_config(folder, architectures=["BloomForCausalLM"])
+    with pytest.raises(UnsupportedModelError, match="BloomForCausalLM"):
         load_model(folder)

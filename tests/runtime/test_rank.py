@@ -117,7 +117,7 @@ def test_rows_of_an_embedding_are_read_where_the_file_has_them(tmp_path, monkeyp
         rank = Rank.load(RankSpec(path, kernels="native", threads=1))
         rank.start(LIMITS)
         program = rank.runner.forward.program
-        op, table = next(program.weights())
+        op, table, _ = next(program.weights())
         assert op == abi.OCT_OP_EMBED
         params = SamplingParams(temperature=0, logprobs=3, prompt_logprobs=3)
         request = Request("r", [1, 2, 200, 7], params, 0.0)

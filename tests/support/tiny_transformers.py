@@ -292,8 +292,10 @@ GPT2_SIZES = {
 }
 ODD = {"hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2, "head_dim": 16}
 ODD_HEADS = {
-    **{"hidden_size": 96, "intermediate_size": 100, "num_hidden_layers": 2},
-    **{"num_attention_heads": 6},
+    "hidden_size": 96,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
 }
 FAMILIES = {
     "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 40}),

@@ -88,7 +88,13 @@ OCT_ROWS_ADD = 1
 OCT_ROWS_SILU_MUL = 2
 OCT_ROWS_GELU_TANH_MUL = 3
 OCT_ROWS_GELU_ERF_MUL = 4
-OCT_ROWS_SIGMOID_MUL = 5
+OCT_ROWS_LAYERNORM = 5
+OCT_ROWS_SCALE = 6
+OCT_ROWS_SILU = 7
+OCT_ROWS_GELU_TANH = 8
+OCT_ROWS_GELU_ERF = 9
+OCT_ROWS_RELU = 10
+OCT_ROWS_SIGMOID_MUL = 11
 
 # Nodes of a program.
 OCT_OP_EMBED = 0
@@ -153,6 +159,7 @@ class LinearArgs(Structure):
         ("segments", Segment * OCT_MAX_SEGMENTS),
         ("residual", c_void_p),
         ("head", POINTER(Head)),
+        ("scale", c_float),
     )
 
 
@@ -281,6 +288,8 @@ class EmbedArgs(Structure):
         ("table", Weight),
         ("scale", c_float),
         ("out", c_void_p),
+        ("positions", Weight),
+        ("position_offset", c_int32),
     )
 
 
@@ -293,6 +302,8 @@ class RowsArgs(Structure):
         ("a", c_void_p),
         ("b", c_void_p),
         ("out", c_void_p),
+        ("bias", c_void_p),
+        ("factor", c_float),
     )
 
 

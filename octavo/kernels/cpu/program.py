@@ -35,6 +35,12 @@ _ROWS = {
     "silu": abi.OCT_ROWS_SILU_MUL,
     "gelu_tanh": abi.OCT_ROWS_GELU_TANH_MUL,
     "gelu_erf": abi.OCT_ROWS_GELU_ERF_MUL,
+    "layernorm": abi.OCT_ROWS_LAYERNORM,
+    "scale": abi.OCT_ROWS_SCALE,
+    "silu_alone": abi.OCT_ROWS_SILU,
+    "gelu_tanh_alone": abi.OCT_ROWS_GELU_TANH,
+    "gelu_erf_alone": abi.OCT_ROWS_GELU_ERF,
+    "relu_alone": abi.OCT_ROWS_RELU,
     "sigmoid": abi.OCT_ROWS_SIGMOID_MUL,
 }
 _SCORING = {"softmax": abi.OCT_SCORE_SOFTMAX, "sigmoid": abi.OCT_SCORE_SIGMOID}
@@ -122,21 +128,27 @@ class Program:
         self.seconds += time.perf_counter() - begin
         self.library.check(code)
 
-    def weights(self) -> Iterator[tuple[int, abi.Weight]]:
-        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it."""
+    def weights(self) -> Iterator[tuple[int, abi.Weight, tuple[int, int] | None]]:
+        """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it, and of an
+        expert's, how many of how many a token uses."""
         for index in range(self.num_phases):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
-                yield node.op, ctypes.cast(node.args, _EMBED).contents.table
+                embed = ctypes.cast(node.args, _EMBED).contents
+                yield node.op, embed.table, None
+                if embed.positions.data:
+                    yield node.op, embed.positions, None
             elif node.op in (abi.OCT_OP_LINEAR, abi.OCT_OP_HEAD):
                 linear = ctypes.cast(node.args, _LINEAR).contents
                 for segment in linear.segments[: linear.num_segments]:
-                    yield node.op, segment.weight
+                    yield node.op, segment.weight, None
             elif node.op == abi.OCT_OP_EXPERTS:
                 arguments = ctypes.cast(node.args, _EXPERTS).contents
-                for expert in arguments.experts[: arguments.routing.num_experts]:
+                routing = arguments.routing
+                share = routing.top_k, routing.num_experts
+                for expert in arguments.experts[: routing.num_experts]:
                     for weight in (expert.gate, expert.up, expert.down):
-                        yield node.op, weight
+                        yield node.op, weight, share
 
     def buffer(self, value: Value) -> np.ndarray:
         """The activations of a value, float32 [max_tokens, width], as the last step left them; or
@@ -156,9 +168,7 @@ class Program:
     def _arguments(self, phase: Phase) -> tuple[int, ctypes.Structure]:
         match phase:
             case fusion.Embed():
-                return abi.OCT_OP_EMBED, abi.EmbedArgs(
-                    table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
-                )
+                return abi.OCT_OP_EMBED, self._embed(phase)
             case fusion.Linear():
                 return abi.OCT_OP_LINEAR, self._linear(phase)
             case fusion.Attention():
@@ -175,6 +185,15 @@ class Program:
                 return abi.OCT_OP_LATENT, self._latent(phase)
             case fusion.Experts():
                 return abi.OCT_OP_EXPERTS, self._experts(phase)
+
+    def _embed(self, phase: fusion.Embed) -> abi.EmbedArgs:
+        arguments = abi.EmbedArgs(
+            table=self._packed(phase.weight), scale=phase.scale, out=self._at(phase.out)
+        )
+        if phase.positions is not None:
+            arguments.positions = self._packed(phase.positions)
+            arguments.position_offset = phase.position_offset
+        return arguments
 
     def _linear(self, phase: fusion.Linear) -> abi.LinearArgs:
         arguments = self._input(phase.source, phase.norm, phase.remainder_above)
@@ -196,6 +215,7 @@ class Program:
         arguments.epilogue = _EPILOGUES[phase.activation]
         if phase.residual is not None:
             arguments.epilogue = abi.OCT_EPI_RESIDUAL
+            arguments.scale = phase.scale or 0.0
             arguments.residual = self._at(phase.residual)
         return arguments
 
@@ -204,6 +224,7 @@ class Program:
         arguments.segments[0].weight = self._packed(phase.weight)
         arguments.num_segments = 1
         arguments.epilogue = abi.OCT_EPI_HEAD
+        arguments.scale = phase.scale or 0.0
         head = abi.Head(softcap=phase.softcap or 0.0)
         self._kept.append(head)
         arguments.head = ctypes.pointer(head)
@@ -338,6 +359,8 @@ class Program:
             per_token=phase.a.width // width,
             a=self._at(phase.a),
             out=self._at(phase.out),
+            bias=self._constant(phase.bias),
+            factor=phase.factor,
         )
         if phase.norm is not None:
             arguments.b, arguments.eps = self._constant(phase.norm.weight), phase.norm.eps

@@ -110,6 +110,8 @@ class FusedProgram:
         else:
             self._ops.norm(source, self._head_norm, hidden, rows)
         self._ops.products.linear(hidden, self._head_weight, out, Around())
+        if head.scale is not None:
+            out.mul_(head.scale)
         if head.softcap is not None:
             self._ops.softcap(out, head.softcap)
 
@@ -157,6 +159,8 @@ class FusedProgram:
                 pass  # its rows are asked for
 
     def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
+        if phase.positions is not None:
+            raise CannotFuse("a table of positions has no kernel for GPUs")
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
         (at,) = self._tensors.places(out)
@@ -168,26 +172,61 @@ class FusedProgram:
 
     def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
-        if phase.added is not None:
+        if phase.added is not None and norm is None:
+            assert phase.sum_out is not None
+            yield from self._sum(phase)
+            source = self._buffers.tensor(phase.sum_out)
+        elif phase.added is not None:
             normed = self._buffers.between(phase.source.width)
             yield self._add_norm(phase, normed)
             source, norm = normed, None
         out = self._outputs(phase)
-        if phase.residual is not None and not self._buffers.is_same(
-            phase.residual, phase.segments[0].out
-        ):
-            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
         weight = self._weight_of([segment.weight for segment in phase.segments])
-        bias, accumulates = self._bias(phase.segments), phase.residual is not None
-        around = Around(norm, bias, phase.activation, accumulates)
-        linear = self._ops.products.linear
+        bias, linear = self._bias(phase.segments), self._ops.products.linear
+        if phase.scale is not None:
+            yield from self._scaled_linear(phase, source, weight, Around(norm, bias), out)
+            return
+        if phase.residual is not None:
+            yield from self._residual(phase, out)
+        around = Around(norm, bias, phase.activation, accumulate=phase.residual is not None)
         yield self._each_row(lambda x, y: linear(x, weight, y, around), source, out)
+
+    def _residual(self, phase: fusion.Linear, out: Tensor) -> Iterator[_Part]:
+        """What the product is added to, where it does not lie there already."""
+        assert phase.residual is not None
+        if not self._buffers.is_same(phase.residual, phase.segments[0].out):
+            yield self._each_row(Tensor.copy_, out, self._buffers.tensor(phase.residual))
+
+    def _scaled_linear(
+        self,
+        phase: fusion.Linear,
+        source: Tensor,
+        weight: DeviceWeight,
+        around: Around,
+        out: Tensor,
+    ) -> Iterator[_Part]:
+        linear, scale = self._ops.products.linear, phase.scale
+        product = self._buffers.between(out.shape[1])
+        yield self._each_row(lambda x, y: linear(x, weight, y, around), source, product)
+        yield from self._residual(phase, out)
+        yield self._each_row(lambda x, y: x.add_(y, alpha=scale), out, product)
+
+    def _sum(self, phase: fusion.Linear) -> Iterator[_Part]:
+        """The sum that a linear reads as it is."""
+        ops, y_norm = self._ops, self._norm(phase.added_norm)
+        assert phase.added is not None and phase.sum_out is not None
+        x, y, total = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
+        if y_norm is not None:
+            normed = self._buffers.between(y.shape[1])
+            yield self._each_row(lambda y, out: ops.norm(y, y_norm, out), y, normed)
+            y = normed
+        yield self._each_row(lambda x, y, out: torch.add(x, y, out=out), x, y, total)
 
     def _add_norm(self, phase: fusion.Linear, normed: Tensor) -> _Part:
         assert phase.added is not None and phase.sum_out is not None
         sum_of = map(self._buffers.tensor, (phase.source, phase.added, phase.sum_out))
         norm, y_norm = self._norm(phase.norm), self._norm(phase.added_norm)
-        assert norm is not None, "sums are taken in where a norm reads them"
+        assert norm is not None
         add_norm = self._ops.add_norm
         return self._each_row(
             lambda x, y, total, out: add_norm(x, y, y_norm, total, norm, out), *sum_of, normed
@@ -280,7 +319,10 @@ class FusedProgram:
             norm = self._norm(phase.norm)
             assert norm is not None
             return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
-        assert phase.b is not None
+        if kind == "scale":
+            return self._each_row(lambda a, out: torch.mul(a, phase.factor, out=out), a, out)
+        if phase.b is None:
+            raise CannotFuse(f"{kind} has no kernel for GPUs")
         b = self._buffers.tensor(phase.b)
         if kind == "add":
             return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)

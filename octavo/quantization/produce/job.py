@@ -16,11 +16,12 @@ from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.models.checkpoint import Checkpoint, open_checkpoint
-from octavo.models.footprint import EMBEDDING, HEAD, shapes
+from octavo.models.footprint import EMBEDDING, HEAD, choosable, shapes
 from octavo.models.gguf_export import Matrix, export_gguf
 from octavo.models.hf_writer import float_tensor, write_hf_folder
 from octavo.models.loader import load_checkpoint
 from octavo.models.parameters import Parameters
+from octavo.models.registry import family_of
 from octavo.models.safetensors_writer import NewTensor
 from octavo.quantization.base import float_bytes
 from octavo.quantization.coded import CodedWeight
@@ -128,6 +129,8 @@ def make(
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
     _refuse_latent_attention(parameters, wanted)
+    if wanted.method != "gguf":
+        _refuse_shared_tensors(parameters)
     if not wanted.requantize:
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -155,6 +158,16 @@ def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
         raise ConfigError(
             f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
             "files only: say --method gguf, without a rotation"
+        )
+
+
+def _refuse_shared_tensors(parameters: Parameters) -> None:
+    architecture = parameters.config.architecture
+    if not family_of(architecture).has_plain_folders:
+        raise ConfigError(
+            f"{parameters.checkpoint.path}: a folder of a {architecture} has several matrices in "
+            "one tensor, or under names of its own, and is not written with quantized weights. "
+            "Say --method gguf"
         )
 
 
@@ -189,7 +202,7 @@ def _sensitivity(
     config = parameters.checkpoint.config()
     gptq_scheme = None
     if METHODS[wanted.method].trains or _ROUNDINGS.get(wanted.method) in ("gptq", "autoround"):
-        gptq_scheme = wanted.scheme(shape.k for shape in shapes(config) if shape.name != HEAD)
+        gptq_scheme = wanted.scheme(shape.k for shape in choosable(config))
     return mixing.measure(
         load_checkpoint(parameters.checkpoint, config),
         windows,
@@ -243,7 +256,7 @@ def _kept(parameters: Parameters, out: Path, wanted: Wanted, planned: _Plan) -> 
 
 
 def _one_scheme(parameters: Parameters, wanted: Wanted) -> _Plan:
-    layers = [shape for shape in shapes(parameters.config) if shape.name != HEAD]
+    layers = choosable(parameters.config)
     scheme, writer = wanted.scheme(shape.k for shape in layers), wanted.writer()
     for shape in layers:
         try:
@@ -262,7 +275,7 @@ def _mixed(
     wanted: Wanted,
     progress: Progress,
 ) -> _Plan:
-    widths = [shape.k for shape in shapes(parameters.config) if shape.name != HEAD]
+    widths = [shape.k for shape in choosable(parameters.config)]
     writer, schemes = wanted.mixed_writer(), wanted.schemes(widths)
     mixing = Mixing.of_folder(parameters, target_bpw, schemes, writer)
     sensitivity = _sensitivity(mixing, parameters, text, wanted, progress)
@@ -309,12 +322,18 @@ def _quantized(
     """The matrices of all layers by name, in the layout of Hugging Face; and norms and biases that
     are others than they were, as the model computes with them."""
     if wanted.format_name == "fp8":  # whose scales are not of rows
-        names = [shape.name for shape in shapes(parameters.config) if shape.name != HEAD]
+        names = [shape.name for shape in choosable(parameters.config)]
         for number, name in enumerate(names, start=1):
             rows = torch.from_numpy(parameters.rows(name))
             yield name, to_fp8_blocks(rows)
             progress("quantizing", number, len(names))
         return
+
+    if parameters.config.experts is not None:
+        raise ConfigError(
+            f"{wanted.method}: experts are quantized as they are, to fp8 or GGUF (--method gguf): "
+            "other methods look at what comes into each matrix, and would not see that of experts"
+        )
 
     def say(report: MatrixReport) -> None:
         progress("quantizing", report.number, report.total)

@@ -104,9 +104,8 @@ class Mixing:
         """All matrices, each by itself. ConfigError if no mix is as small, or needs as much."""
         shapes = _matrices(parameters)
         candidates = {name: gguf_candidates(shape[1]) for name, shape in shapes.items()}
-        factors = parameters.freq_factors
         vectors = _num_weights(parameters) - sum(map(prod, shapes.values()))
-        rest = 32 * (vectors + (0 if factors is None else factors.size))
+        rest = 32 * (vectors + sum(each.size for each in parameters.divisors.values()))
         return cls._within(
             parameters, target_bpw, rest, shapes, candidates, [[name] for name in shapes]
         )

@@ -32,7 +32,9 @@ from octavo.models.checkpoint import Checkpoint, TensorEntry
 from octavo.models.config import ModelConfig
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.footprint import EMBEDDING, HEAD
+from octavo.models.llama import LlamaForCausalLM
 from octavo.models.loader import load_checkpoint
+from octavo.models.registry import model_class
 from octavo.models.tensor_map import source_of
 from octavo.quantization.base import StoredWeight, Weight, float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType
@@ -72,6 +74,11 @@ class RotatedCheckpoint:
                 f"{origin.path} cannot be rotated: in a {stored.architecture} a norm with a weight "
                 "for each channel follows attention and MLP, and a rotation of the channels cannot "
                 "be folded past it. Leave the rotation out"
+            )
+        if not issubclass(model_class(stored.architecture), LlamaForCausalLM):
+            raise ConfigError(
+                f"{origin.path} cannot be rotated: a {stored.architecture} has other layers than "
+                "those of Llama, for which this is written. Leave the rotation out"
             )
         if stored.tie_embeddings:
             sources[HEAD] = sources[EMBEDDING]

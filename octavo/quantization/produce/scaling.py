@@ -24,7 +24,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from octavo.errors import ConfigError
 from octavo.layers.module import Module, named_parameters
+from octavo.models.gemma3 import Gemma3DecoderLayer
+from octavo.models.llama import LlamaDecoderLayer
 from octavo.quantization.produce.observers import LayerwiseModel, Visitor
 from octavo.quantization.produce.scheme import Scheme
 
@@ -156,7 +159,13 @@ class _Fold(NamedTuple):
 
 
 def _folds(layer: Any, prefix: str) -> list[_Fold]:
-    """Those of any decoder layer that octavo has."""
+    """Those of a layer like Llama's or Gemma's. ConfigError of another."""
+    kinds: tuple[type, ...] = (LlamaDecoderLayer, Gemma3DecoderLayer)
+    if type(layer) not in kinds:
+        raise ConfigError(
+            f"{prefix}: scales are moved between norms and linears of layers as Llama and Gemma "
+            f"have them, and this is a {type(layer).__name__}: choose a method that moves none"
+        )
     attention, before_mlp = layer.self_attn, "post_attention_layernorm"
     if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma's, where the other one is of outputs
         before_mlp = "pre_feedforward_layernorm"

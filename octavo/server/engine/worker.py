@@ -31,6 +31,7 @@ from octavo.config import EngineArgs
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step_meter import CountedExperts, StepMeter
 from octavo.cost.live import live_rank_model
 from octavo.driver import EngineDriver
 from octavo.errors import ENDINGS, EngineError, OctavoError, QueueFullError
@@ -109,7 +110,10 @@ class EngineLoop:
         from octavo.cost.roofline_meter import RooflineMeter
         from octavo.cost.step_facts import StepFacts
 
-        self._engine.engine.meter = RooflineMeter(StepFacts.of_json(facts).step_model())
+        engine = self._engine.engine
+        meter: StepMeter = RooflineMeter(StepFacts.of_json(facts).step_model())
+        probe = engine.executor.probe()
+        engine.meter = CountedExperts(meter, probe) if probe.expert_tokens() else meter
 
     def _add(self, message: Message) -> None:
         request_id: str = message["id"]

@@ -218,6 +218,12 @@ FAMILIES = (
         figure="draft_seconds",
     ),
     _counter(
+        "expert_tokens",
+        "Tokens that each expert of the model got, in all layers.",
+        "expert",
+        figure="expert_tokens",
+    ),
+    _counter(
         "invariant_violations",
         "Times that an audit found the block pool damaged: a bug, please report it.",
         figure="num_invariant_violations",

@@ -91,7 +91,8 @@ answers = st.fixed_dictionaries(
 records = st.builds(
     StepStats,
     **{name: st.integers(0, 99) for name in get_type_hints(StepStats)}
-    | {"kv_waste": seconds, "draft_accepted_by_position": st.just(())},
+    | {"kv_waste": seconds}
+    | dict.fromkeys(("draft_accepted_by_position", "expert_tokens"), st.just(())),
 )
 # Totals of the engine, and the counters that follow them; by how much they grow in a step.
 TOTALS = {

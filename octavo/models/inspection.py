@@ -1,0 +1,125 @@
+"""Whether a checkpoint is all that its config makes of it, seen before anybody loads it.
+
+    report = inspect_model("folder")          or a GGUF file
+    report.problems                           what is missing, left over, of another shape
+
+Tables are compared, of names, shapes and types. No weight is read, but the scales of those that
+several tensors make up, since only they say what shape that has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from octavo.errors import ModelError
+from octavo.layers.module import named_parameters
+from octavo.models.checkpoint import Checkpoint, TensorEntry, open_checkpoint
+from octavo.models.config import ModelConfig
+from octavo.models.footprint import HEAD
+from octavo.models.registry import model_class
+from octavo.models.tensor_map import Source, sources
+from octavo.quantization.ggml_types import READABLE_TYPES
+
+Kind = Literal["unreadable", "missing", "left over", "twice", "shape", "type"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that loading would stumble over.
+
+    ``name``: of a tensor as the file has it, or of a parameter that no tensor is for; empty where
+    the files cannot be read at all, or ask for what octavo does not have.
+    """
+
+    kind: Kind
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What a checkpoint is said to be, and what is wrong with it.
+
+    ``architecture`` is None where its config cannot be read.
+    """
+
+    path: str
+    architecture: str | None
+    quantization: str | None
+    num_tensors: int
+    num_bytes: int
+    problems: tuple[Problem, ...]
+
+
+def inspect_model(path: str | Path) -> ModelReport:
+    """Look over the checkpoint at ``path``. Nothing that is wrong with it is an error here."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except ModelError as error:
+        return ModelReport(str(path), None, None, 0, 0, (Problem("unreadable", "", f"{error}"),))
+    architecture: str | None = None
+    try:
+        config = checkpoint.config()
+        architecture = config.architecture
+        problems = tuple(_problems(checkpoint, config))
+    except ModelError as error:
+        problems = (Problem("unreadable", "", f"{error}"),)
+    return ModelReport(
+        path=str(path),
+        architecture=architecture,
+        quantization=checkpoint.quantization,
+        num_tensors=len(checkpoint.tensors),
+        num_bytes=sum(entry.num_bytes for entry in checkpoint.tensors.values()),
+        problems=problems,
+    )
+
+
+def _problems(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Problem]:
+    model = model_class(config.architecture)(config)
+    wanted = {name: parameter.shape for name, parameter in named_parameters(model)}
+    if config.tie_embeddings:
+        del wanted[HEAD]
+    found: dict[str, str] = {}
+    for name, source in sources(checkpoint, config):
+        entry = checkpoint.tensors[source.tensor]
+        if name is None:
+            continue
+        if name not in wanted:
+            reason = f"a {config.architecture} like this has no {name}"
+            yield Problem("left over", source.tensor, reason)
+        elif name in found:
+            yield Problem("twice", source.tensor, f"{found[name]} is for {name} too")
+        else:
+            yield from _mismatches(checkpoint, source, entry, name, wanted)
+        found.setdefault(name, source.tensor)
+    for name in wanted:
+        if name not in found:
+            yield Problem("missing", name, f"{list(wanted[name])}: no tensor is for it")
+
+
+def _mismatches(
+    checkpoint: Checkpoint,
+    source: Source,
+    entry: TensorEntry,
+    name: str,
+    wanted: Mapping[str, tuple[int, ...]],
+) -> Iterator[Problem]:
+    if entry.type is not None and entry.type not in READABLE_TYPES:
+        yield Problem("type", source.tensor, f"tensors of {entry.type.name} cannot be read")
+        return
+    shape = _shape(checkpoint, source, entry)
+    if shape != wanted[name]:
+        reason = f"{list(shape)} for {name}, which is {list(wanted[name])}"
+        yield Problem("shape", source.tensor, reason)
+
+
+def _shape(checkpoint: Checkpoint, source: Source, entry: TensorEntry) -> tuple[int, ...]:
+    """Of the part of a tensor that a parameter is."""
+    shape = entry.shape or checkpoint.read(source.tensor).shape
+    if source.is_transposed:
+        shape = shape[::-1]
+    first, stop, _ = slice(source.start, source.stop).indices(shape[0] if shape else 0)
+    return (max(stop - first, 0), *shape[1:]) if shape else shape
