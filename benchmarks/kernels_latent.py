@@ -3,12 +3,13 @@
     python benchmarks/kernels_latent.py
     python benchmarks/kernels_latent.py --heads 128 --layers 2 --only "decode"
 
-Sizes of a layer are DeepSeek-V2's and V3's: rows of 512 and 64 numbers, queries of 128 and 64, values
-of 128; ``--heads`` 16 is V2-Lite, 64 Kimi K2, 128 V2 and V3. ``expanded`` is ``oct_attention`` with as
-many key heads as query heads, of 160 numbers each, which is as many as keys of 192 and values of 128
-have together; it does not make them of latents, as nobody would twice. Each layer has KV memory of
-its own. Prints milliseconds of processor time of one thread, which a machine with others on it
-disturbs least, the median of some turns; and the megabytes of KV that a step reads of both.
+Sizes of a layer are DeepSeek-V2's and V3's: rows of 512 and 64 numbers, queries of 128 and 64,
+values of 128; ``--heads`` 16 is V2-Lite, 64 Kimi K2, 128 V2 and V3. ``expanded`` is
+``oct_attention`` with as many key heads as query heads, of 160 numbers each, which is as many as
+keys of 192 and values of 128 have together; it does not make them of latents, as nobody would
+twice. Each layer has KV memory of its own. Prints milliseconds of processor time of one thread,
+which a machine with others on it disturbs least, the median of some turns; and the megabytes of KV
+that a step reads of both.
 """
 
 from __future__ import annotations
