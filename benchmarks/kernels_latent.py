@@ -1,22 +1,26 @@
 """What native latent attention costs, beside the same heads with keys and values of their own.
 
-    python benchmarks/kernels_latent.py --threads 2
+    python benchmarks/kernels_latent.py
     python benchmarks/kernels_latent.py --heads 128 --layers 2 --only "decode"
 
 Sizes of a layer are DeepSeek-V2's and V3's: rows of 512 and 64 numbers, queries of 128 and 64,
 values of 128; ``--heads`` 16 is V2-Lite, 64 Kimi K2, 128 V2 and V3. ``expanded`` is
 ``oct_attention`` with as many key heads as query heads, of 160 numbers each, which is as many as
 keys of 192 and values of 128 have together; it does not make them of latents, as nobody would
-twice. Each layer has KV memory of its own. Prints the best of many steps, and the megabytes of KV that a step reads of both.
+twice. Each layer has KV memory of its own. Prints milliseconds of processor time of one thread,
+which a machine with others on it disturbs least, the median of some turns; and the megabytes of KV
+that a step reads of both.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import statistics
+import time
 
 import numpy as np
-from kernels_attention import FORMATS, Work, measure
+from kernels_attention import FORMATS, Work
 
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool, load
@@ -116,34 +120,43 @@ class LatentWork(Work):
         )
 
 
+def measure(works: list[Work], pool: Pool, seconds: float, turns: int) -> list[float]:
+    """Milliseconds of a step of each, in turns."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(turns):
+        for work, found in zip(works, times, strict=True):
+            work.run(pool)
+            begin, steps = time.process_time(), 0
+            while steps == 0 or time.process_time() - begin < seconds:
+                work.run(pool)
+                steps += 1
+            found.append((time.process_time() - begin) / steps * 1e3)
+    return [statistics.median(found) for found in times]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--kv", choices=("bf16", "f32", "int8", "fp8"), default="bf16")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each number")
+    parser.add_argument("--seconds", type=float, default=0.2, help="for each turn")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--isa", default=None)
     parser.add_argument("--only", default="", help="lines with this in their name")
     options = parser.parse_args()
-    options.kv_heads, options.dim = options.heads, EXPANDED_DIM
+    options.kv_heads, options.dim, options.threads = options.heads, EXPANDED_DIM, 1
     library = load(options.isa)
-    print(f"{library.isa}, {options.threads} threads, {options.heads} heads, {options.kv} KV")
+    print(f"{library.isa}, 1 thread, {options.heads} heads, {options.kv} KV")
     print(f"{'ms of a layer':18}{'latent':>9}{'expanded':>10}{'MB of KV':>10}{'expanded':>10}")
-    with Pool(library, options.threads) as pool:
+    with Pool(library, 1) as pool:
         for name, *sizes in WORKS:
             if options.only not in name:
                 continue
-            times, megabytes = [], []
-            for kind in (LatentWork, Work):
-                work = kind(library, options, options.kv, *sizes)
-                times.append(measure(work, pool, options.seconds)[0] / options.layers)
-                megabytes.append(work.layer_bytes / 1e6)
-                del work
-            print(
-                f"{name:18}{times[0]:9.3f}{times[1]:10.3f}{megabytes[0]:10.1f}{megabytes[1]:10.1f}",
-                flush=True,
-            )
+            works = [kind(library, options, options.kv, *sizes) for kind in (LatentWork, Work)]
+            times = measure(works, pool, options.seconds, options.turns)
+            latent, expanded = (each / options.layers for each in times)
+            line = "".join(f"{work.layer_bytes / 1e6:10.1f}" for work in works)
+            print(f"{name:18}{latent:9.3f}{expanded:10.3f}{line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@
 
 namespace octavo {
 
-constexpr int kMaxVectors = kManyRegisters ? 2 : 1;    // that go through a tile together
-constexpr int kRowsAtOnce = kManyRegisters ? 8 : 4;    // of which there are sums in registers
-constexpr int kNumbersAtOnce = kManyRegisters ? 8 : 4;
+constexpr int kMaxVectors = kManyRegisters ? 2 : 1;  // that go through a tile together
+
+// Rows that have sums in registers: no more, since each takes an address, too.
+constexpr int kRows = kManyRegisters ? 8 : 4;
+// Numbers of rows that have, of so many vectors.
+constexpr int numbers_at_once(int vectors) { return (kManyRegisters ? 16 : 4) / vectors; }
 
 // The rows of a tile, as far as they are seen, and then others, so that there are kTile of them.
 struct RowTile {
@@ -55,15 +58,15 @@ struct LaneSoftmax {
 template <int V>
 void score_rows(const RowTile& tile, int num_rows, int width, const float* const (&queries)[V],
                 float (&scores)[V][kTile * kHeads]) {
-  for (int first = 0; first < num_rows; first += kRowsAtOnce) {
-    for (int r = 0; r < kRowsAtOnce && tile.next[0]; r++) {
+  for (int first = 0; first < num_rows; first += kRows) {
+    for (int r = 0; r < kRows && tile.next[0]; r++) {
       const uint8_t* next = tile.next[first + r];
       for (int64_t at = 0; at < tile.row_bytes; at += 64) fetch(next + at);
     }
-    const float* rows[kRowsAtOnce];
-    simd::F32 sums[V][kRowsAtOnce];
+    const float* rows[kRows];
+    simd::F32 sums[V][kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRowsAtOnce; r++) {
+    for (int r = 0; r < kRows; r++) {
       rows[r] = tile.rows[first + r];
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) sums[v][r] = simd::zero();
@@ -73,14 +76,14 @@ void score_rows(const RowTile& tile, int num_rows, int width, const float* const
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) query[v] = simd::load(queries[v] + kHeads * d);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRowsAtOnce; r++) {
+      for (int r = 0; r < kRows; r++) {
         const simd::F32 x = simd::set1(rows[r][d]);
 #pragma GCC unroll 2
         for (int v = 0; v < V; v++) sums[v][r] = simd::fma(x, query[v], sums[v][r]);
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRowsAtOnce; r++) {
+    for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 2
       for (int v = 0; v < V; v++) simd::store(scores[v] + kHeads * (first + r), sums[v][r]);
     }
@@ -116,15 +119,17 @@ OCT_INLINE void add_numbers(const RowTile& tile, int num_rows, int first,
   simd::F32 sums[V][D];
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int d = 0; d < D; d++) sums[v][d] = simd::zero();
   }
   for (int r = 0; r < num_rows; r++) {
     const float* row = tile.rows[r] + first;
+    // GCC would keep a register for each of the numbers' places, and has not so many.
+    asm("" : "+r"(row));
     simd::F32 weight[V];
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) weight[v] = simd::load(weights[v] + kHeads * r);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int d = 0; d < D; d++) {
       const simd::F32 x = simd::set1(row[d]);
 #pragma GCC unroll 2
@@ -133,7 +138,7 @@ OCT_INLINE void add_numbers(const RowTile& tile, int num_rows, int first,
   }
 #pragma GCC unroll 2
   for (int v = 0; v < V; v++) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int d = 0; d < D; d++) {
       float* p = acc[v] + kHeads * (first + d);
       simd::store(p, simd::fma(simd::load(p), shrink[v], sums[v][d]));
@@ -154,9 +159,10 @@ void attend_vectors(const RowTile& tile, int num_rows, int width, const float* c
     acc[v] = into[v]->acc;
   }
   const int rank = into[0]->rank;
+  constexpr int kNumbers = numbers_at_once(V);
   int d = 0;
-  for (; d + kNumbersAtOnce <= rank; d += kNumbersAtOnce) {
-    add_numbers<V, kNumbersAtOnce>(tile, num_rows, d, scores, shrink, acc);
+  for (; d + kNumbers <= rank; d += kNumbers) {
+    add_numbers<V, kNumbers>(tile, num_rows, d, scores, shrink, acc);
   }
   for (; d < rank; d++) add_numbers<V, 1>(tile, num_rows, d, scores, shrink, acc);
 }

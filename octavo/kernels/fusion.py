@@ -157,14 +157,8 @@ class Head:
 
 # Ops that wait for who reads what they make.
 _WAITING = (
-    "rmsnorm",
-    "layernorm",
-    "add",
-    "scale",
-    "embed_positions",
-    "rope",
-    "store_kv",
-    "store_latents",
+    *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
+    *("store_kv", "store_latents"),
 )
 
 

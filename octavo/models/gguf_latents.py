@@ -2,8 +2,8 @@
 
 llama.cpp multiplies queries with the keys' part of each head, and what was attended with the
 values' part, and so keeps ``kv_b`` [H * (P + V), C] as it multiplies with it: ``attn_k_b``
-[H, C, P] and ``attn_v_b`` [H, V, C]. Files from before that, and those that are written here, have
-the whole as ``attn_kv_b``.
+[H, C, P] and ``attn_v_b`` [H, V, C]. Files from before, and those that are written here, have all
+of it as ``attn_kv_b``.
 """
 
 from __future__ import annotations

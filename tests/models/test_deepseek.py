@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_transformers import LATENT_CASES, VOCAB, make_model
 
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
@@ -22,8 +23,11 @@ from octavo.models.gguf_export import export_gguf
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
+from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.produce.job import make
 from octavo.quantization.produce.observers import windows_context
+from octavo.quantization.produce.recipes import Wanted
 
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
 # As published, without what does not matter here.
@@ -100,7 +104,7 @@ def test_64_greedy_tokens(case, driver):
     tokens = torch.tensor([prompts[2]])
     with torch.no_grad():
         theirs = model.generate(
-            tokens, max_new_tokens=64, do_sample=False, eos_token_id=None, use_cache=False
+            tokens, max_new_tokens=64, do_sample=False, eos_token_id=None
         )
     assert driver(folder).greedy(prompts[2:], 64) == [theirs[0, 41:].tolist()]
 
@@ -134,6 +138,42 @@ def test_a_config_is_written_as_it_was_read(case):
     config = ModelConfig.from_hf(values, path=folder / "config.json")
     again = ModelConfig.from_hf(hf_config(config, "F32"), path=folder / "config.json")
     assert config.differences(again) == []
+
+
+def in_fp8(source: Path, out: Path) -> Path:
+    """The folder with its projections in FP8, with a scale for each block of 128 by 128, as V3's
+    own are published."""
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if "proj" in name and tensors[name].ndim == 2]:
+        weight = tensors[name]
+        rows, columns = (-(-size // 128) for size in weight.shape)
+        scales = torch.empty(rows, columns)
+        coded = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+        for i in range(rows):
+            for j in range(columns):
+                block = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+                scales[i, j] = weight[block].abs().max() / 448
+                coded[block] = (weight[block] / scales[i, j]).to(torch.float8_e4m3fn)
+        tensors[name], tensors[f"{name}_scale_inv"] = coded, scales
+    out.mkdir()
+    save_file(tensors, out / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (out / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    return out
+
+
+def test_weights_of_fp8_blocks(driver, native_driver, tmp_path):
+    make_model("deepseek-v3").save_pretrained(tmp_path / "plain")
+    folder = in_fp8(tmp_path / "plain", tmp_path / "fp8")
+    prompts = [list(range(3, 50)), [5, 6]]
+    plain, exact = (driver(path).logits(prompts) for path in (tmp_path / "plain", folder))
+    assert largest_difference(plain, exact) > 10 * NATIVE_TOLERANCE
+    native = native_driver(folder)
+    attention = native.model.model.layers[0].self_attn
+    assert attention.kv_b_proj.weight.value.is_quantized
+    # Of U and V there is a copy in float16.
+    assert largest_difference(native.logits(prompts), exact) < 10 * NATIVE_TOLERANCE
 
 
 # ---- What is kept
@@ -248,3 +288,13 @@ def test_what_a_gguf_file_cannot_say(tiny_hf, tmp_path):
     checkpoint = open_checkpoint(tiny_hf("deepseek-v2-groups-yarn"))
     with pytest.raises(UnsupportedModelError, match="YaRN cannot multiply rotations"):
         export_gguf(tmp_path / "model.gguf", checkpoint, as_f32)
+
+
+def test_methods_that_do_not_know_its_matrices_say_so(tiny_hf, tmp_path):
+    folder = tiny_hf("deepseek-v2")
+    checkpoint, tokenizer = open_checkpoint(folder), load_tokenizer(folder)
+    with pytest.raises(ConfigError, match="has latent attention.*--method gguf"):
+        make(checkpoint, tokenizer, tmp_path / "out", Wanted("rtn"))
+    out = tmp_path / "model.gguf"
+    make(checkpoint, tokenizer, out, Wanted("gguf", type="Q8_0", calibrate=False))
+    assert {weight.type for weight in open_checkpoint(out).tensors.values()} >= {GGMLType.Q8_0}

@@ -128,9 +128,9 @@ def make(
     if wanted.method == "gguf" and out.exists():
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
+    _refuse_latent_attention(parameters, wanted)
     if wanted.method != "gguf":
         _refuse_shared_tensors(parameters)
-    _refuse_latent_attention(parameters, wanted)
     if not wanted.requantize:
         _refuse_quantized(parameters)
     source = Parameters(RotatedCheckpoint(checkpoint)) if wanted.rotate else parameters
@@ -150,16 +150,6 @@ def make(
     )
 
 
-def _refuse_shared_tensors(parameters: Parameters) -> None:
-    architecture = parameters.config.architecture
-    if not family_of(architecture).has_plain_folders:
-        raise ConfigError(
-            f"{parameters.checkpoint.path}: a folder of a {architecture} has several matrices in "
-            "one tensor, or under names of its own, and is not written with quantized weights. "
-            "Say --method gguf"
-        )
-
-
 def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
     """Its matrices are not those that methods know how to fold scales and rotations into, and one
     is multiplied with in parts, which no visitor of linears sees."""
@@ -168,6 +158,16 @@ def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
         raise ConfigError(
             f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
             "files only: say --method gguf, without a rotation"
+        )
+
+
+def _refuse_shared_tensors(parameters: Parameters) -> None:
+    architecture = parameters.config.architecture
+    if not family_of(architecture).has_plain_folders:
+        raise ConfigError(
+            f"{parameters.checkpoint.path}: a folder of a {architecture} has several matrices in "
+            "one tensor, or under names of its own, and is not written with quantized weights. "
+            "Say --method gguf"
         )
 
 
