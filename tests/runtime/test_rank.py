@@ -64,6 +64,7 @@ def test_capacity_needs_no_weights(tiny_model, kernels, kv_cache_dtype):
         load_config(tiny_model),
         is_native=kernels == "native",
         kv_memory_bytes=loaded.kv_memory_bytes,
+        kv_memory_most=loaded.kv_memory_most,
         has_window_tables=rank.backend.has_window_tables,
         has_sinks=rank.backend.has_sinks,
     )

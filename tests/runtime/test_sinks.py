@@ -27,7 +27,7 @@ KERNELS = [
     ),
 ]
 CONTEXT = 96
-LENGTH = 700  # of a prompt: longer than several turns
+LENGTH = 560  # of a prompt: longer than two turns
 FREE = SightRules()  # requests see all, or what they ask for
 SHIFT = SightRules(context_shift=True, n_keep=5)
 
@@ -136,7 +136,7 @@ def make_requests(bench) -> list[Request]:
     shared = prompt_of(bench, 80)
     requests = []
     for index, (sinks, window) in enumerate([(4, 30), (0, 20), (4, 90), (20, 21), (4, 30)]):
-        params = asked(sinks, window, max_tokens=400 - 20 * index, temperature=0.7 * (index % 2))
+        params = asked(sinks, window, max_tokens=300 - 20 * index, temperature=0.7 * (index % 2))
         requests.append(Request(f"r{index}", [*shared, index + 2], params, 0.0, seed=index))
     plain = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
     requests += [Request(f"plain{i}", shared[: 30 + i], plain, 0.0) for i in range(3)]
@@ -166,6 +166,8 @@ def alone(request, bench, run_all):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
     kernels, answers = alone
+    if kernels == "reference" and name not in ("as it comes", "blocks of 48", "no prefix cache"):
+        pytest.skip("what these vary is the same for all kernels, and these take long")
     engine = engine_of(bench, kernels, **{"num_blocks": 64, **VARIANTS[name]})
     if name == "budget 5":
         engine.scheduler = FaultyScheduler.in_place_of(engine.scheduler, preempts=every(500))
@@ -179,11 +181,12 @@ def test_answers_are_the_same_to_the_last_bit(bench, run_all, alone, name):
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_what_was_generated_is_what_a_prompt_of_it_says(bench, run_all, kernels):
-    params = asked(4, 40, max_tokens=600, logprobs=0, temperature=0)
+    length = 600 if kernels == "native" else 300
+    params = asked(4, 40, max_tokens=length, logprobs=0, temperature=0)
     engine = engine_of(bench, kernels)
     answers, steps = run_all(engine, [Request("r", prompt_of(bench, 20), params, 0.0)])
     tokens, entries = answers["r"]
-    assert len(tokens) == 600
+    assert len(tokens) == length
     assert max(step.stats.num_used_blocks for step in steps) <= Sight(4, 40).most_blocks(16, 20)
     whole = [*prompt_of(bench, 20), *tokens]
     again = logprobs_of(bench, run_all, kernels, asked(4, 40), whole)
