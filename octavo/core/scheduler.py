@@ -389,7 +389,7 @@ class Scheduler:
                 return
             if not self.admission.may_admit(self.running):
                 return
-            if _awaits_fork(request):
+            if self._awaits_fork(request):
                 continue
             shared = self._shared_prefix(request)
             if shared.is_awaited:
@@ -433,6 +433,15 @@ class Scheduler:
                 forked = self.block_manager.fork(source, num_forked)
                 return max(forked, cached, key=lambda shared: shared.num_tokens)
         return cached
+
+    def _awaits_fork(self, request: Request) -> bool:
+        """Whether the prompt that a request shares is still being computed by another request, or
+        copied from the store."""
+        source = request.fork_of
+        if source is None or source.is_finished:
+            return False
+        is_known = self.block_manager.is_published(source)
+        return not is_known or source.num_computed_tokens < request.num_prompt_tokens - 1
 
     def _enqueue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda other: other.queue_key)
@@ -519,13 +528,3 @@ class Scheduler:
                 break
         request.stats.num_output_tokens = num_output
         return token_ids if num_taken == len(token_ids) else token_ids[:num_taken]
-
-
-def _awaits_fork(request: Request) -> bool:
-    """Whether the prompt that a request shares is still being computed by another request."""
-    source = request.fork_of
-    return (
-        source is not None
-        and not source.is_finished
-        and source.num_computed_tokens < request.num_prompt_tokens - 1
-    )

@@ -14,6 +14,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.shelf import Shelf
 from octavo.errors import RequestError
 from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
 
@@ -31,6 +32,7 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.sampled_from([1, 1, 2, 3]),
         drafts=st.one_of(st.none(), st.integers(0, 1000)),
         windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
+        num_places=st.sampled_from([0, 1, 8]),
     )
     def start(
         self,
@@ -43,9 +45,13 @@ class EngineMachine(RuleBasedStateMachine):
         depth,
         drafts,
         windows,
+        num_places,
     ):
         cache = RadixPrefixCache(block_size, windows) if caching else NoPrefixCache()
-        blocks = BlockManager(num_blocks, block_size, cache, windows)
+        if windows != (None,):
+            num_places = 0  # what has several tables is not stored
+        store = Shelf(num_blocks, num_places, block_size) if num_places else None
+        blocks = BlockManager(num_blocks, block_size, cache, windows, store=store)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -60,7 +66,9 @@ class EngineMachine(RuleBasedStateMachine):
         if drafts is not None:
             guesses = HashDrafts(random.Random(drafts), windows=windows)
             proposer = GuessingProposer(guesses, passes=drafts % 5)
-        executor = HashExecutor(num_blocks, block_size, depth=depth, windows=windows)
+        executor = HashExecutor(
+            num_blocks, block_size, depth=depth, windows=windows, num_shelf_blocks=num_places
+        )
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
         self.requests: list[Request] = []
         self.ended: set[str] = set()
