@@ -250,7 +250,7 @@ class BlockManager:
             del table[needed:]
 
     def is_published(self, request: Request) -> bool:
-        """Whether all full blocks of a request are: not, while a step copies them from the store."""
+        """Whether all full blocks of a request are: not while a step copies some from the store."""
         return request.num_published_blocks == request.num_computed_tokens // self.block_size
 
     def save_if_cached(self, block_id: int) -> tuple[tuple[int, int], ...]:
