@@ -285,6 +285,10 @@ class BlockManager:
             self._release(reversed(table[needed:]))
             del table[needed:]
 
+    def is_published(self, request: Request) -> bool:
+        """Whether all full blocks of a request are: not while a step copies some from the store."""
+        return request.num_published_blocks == request.num_computed_tokens // self.block_size
+
     def save_if_cached(self, block_id: int) -> tuple[tuple[int, int], ...]:
         """The copy of a block to the store, if there is anything in it that the store has not got.
         To be done before the next step, like those of ``take_copies``."""

@@ -26,7 +26,7 @@ _log = logging.getLogger("octavo")
 # While all requests wait for the store, this long at a time: who has something else to do is heard.
 _STORE_SECONDS = 0.005
 # At the end, for what is not in the store yet.
-_LAST_SECONDS = 0.5
+_LAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)

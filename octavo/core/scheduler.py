@@ -420,7 +420,7 @@ class Scheduler:
                 return
             if not self.admission.may_admit(self.running):
                 return
-            if _awaits_fork(request):
+            if self._awaits_fork(request):
                 continue
             shared = self._shared_prefix(request)
             if shared.is_awaited:
@@ -469,6 +469,15 @@ class Scheduler:
             return MissReason.PROMPT_LOGPROBS
         limit = len(request.token_ids) - 1
         return self.block_manager.why_no_more(request, num_shared, limit)
+
+    def _awaits_fork(self, request: Request) -> bool:
+        """Whether the prompt that a request shares is still being computed by another request, or
+        copied from the store."""
+        source = request.fork_of
+        if source is None or source.is_finished:
+            return False
+        is_known = self.block_manager.is_published(source)
+        return not is_known or source.num_computed_tokens < request.num_prompt_tokens - 1
 
     def _enqueue(self, request: Request) -> None:
         insort(self.waiting, request, key=lambda other: other.queue_key)
@@ -563,14 +572,4 @@ def _reports_prompt(request: Request) -> bool:
     """Whether every position of a prompt has to be computed, as something is said of it."""
     return request.params.prompt_logprobs is not None and (
         request.num_prompt_logprobs < request.num_prompt_tokens - 1
-    )
-
-
-def _awaits_fork(request: Request) -> bool:
-    """Whether the prompt that a request shares is still being computed by another request."""
-    source = request.fork_of
-    return (
-        source is not None
-        and not source.is_finished
-        and source.num_computed_tokens < request.num_prompt_tokens - 1
     )

@@ -157,6 +157,26 @@ def test_samples_share_what_came_back(make_engine, make_request):
     assert engine.stats().kv_blocks_restored == 3  # once, and one had not left the pool
 
 
+def test_samples_wait_for_blocks_that_come_back_while_another_publishes_the_same(
+    make_engine, make_request
+):
+    engine = make_engine(16, 4, num_places=40)
+    engine.add(make_request("a", PROMPT))
+    computed(engine)
+    for first in (40, 60):
+        engine.add(make_request("filler", [first + i % 40 for i in range(60)], max_tokens=1))
+        computed(engine)
+    leader = make_request("b0", PROMPT, max_tokens=8)
+    for request in (
+        make_request("first", PROMPT, max_tokens=8),
+        leader,
+        make_request("b1", PROMPT, max_tokens=8, fork_of=leader),
+    ):
+        engine.add(request)
+    _, answers = computed(engine)
+    assert answers == [expected_tokens(PROMPT, 8, 97)] * 3
+
+
 def test_prompts_whose_positions_are_all_reported_are_computed(make_engine, make_request):
     engine = make_engine(8, 4, num_places=20)
     engine.add(make_request("a", PROMPT))

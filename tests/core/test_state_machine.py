@@ -14,6 +14,7 @@ from octavo.core.prefix_cache import NoPrefixCache, RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler, SchedulerConfig
+from octavo.core.shelf import Shelf
 from octavo.core.state_slots import StateSlots
 from octavo.errors import RequestError
 from octavo.executor.hashing import GuessingProposer, HashDrafts, HashExecutor, expected_tokens
@@ -33,6 +34,7 @@ class EngineMachine(RuleBasedStateMachine):
         drafts=st.one_of(st.none(), st.integers(0, 1000)),
         windows=st.sampled_from([(None,), (None,), (3,), (None, 2), (None, None, 5, 5)]),
         spare_slots=st.one_of(st.none(), st.integers(0, 6)),
+        num_places=st.sampled_from([0, 1, 8]),
     )
     def start(
         self,
@@ -46,6 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
         drafts,
         windows,
         spare_slots,
+        num_places,
     ):
         cache = NoPrefixCache()
         self.has_states = spare_slots is not None
@@ -55,7 +58,10 @@ class EngineMachine(RuleBasedStateMachine):
         if self.has_states:
             num_slots, drafts = depth + 2 + spare_slots, None
             states = StateSlots(num_slots, block_size, cache, depth, snapshot_tokens=4)
-        blocks = BlockManager(num_blocks, block_size, cache, windows, states)
+        if windows != (None,) or self.has_states:
+            num_places = 0  # what has several tables, or states, is not stored
+        store = Shelf(num_blocks, num_places, block_size) if num_places else None
+        blocks = BlockManager(num_blocks, block_size, cache, windows, store=store, states=states)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -71,7 +77,12 @@ class EngineMachine(RuleBasedStateMachine):
             guesses = HashDrafts(random.Random(drafts), windows=windows)
             proposer = GuessingProposer(guesses, passes=drafts % 5)
         executor = HashExecutor(
-            num_blocks, block_size, depth=depth, windows=windows, num_state_slots=num_slots
+            num_blocks,
+            block_size,
+            depth=depth,
+            windows=windows,
+            num_shelf_blocks=num_places,
+            num_state_slots=num_slots,
         )
         self.engine = Engine(Scheduler(config, blocks, proposer=proposer), executor)
         self.requests: list[Request] = []
