@@ -151,8 +151,8 @@ def test_what_is_not_read_again(native, members, saved):
 @pytest.mark.slow
 @pytest.mark.timing
 def test_it_takes_less_time(native, make_pool):
-    """Measured 1.8 to 2.5: the time apart over that together, of one thread. Here a key head has one
-    query head, so that sequences apart load its keys for one query at a time."""
+    """Measured 1.8 to 2.5: the time apart over that together, of a thread. A key head has one
+    query head here, so that sequences apart load its keys for one query at a time."""
     if native.isa == "scalar":
         pytest.skip("without vectors, products take longer than loading keys")
     members = [Member(1056), *[Member(1056, shared=1024)] * 15]
