@@ -3,11 +3,15 @@
     python benchmarks/kernels_attention.py --threads 2
     python benchmarks/kernels_attention.py --heads 32 --kv-heads 8 --dim 128 --layers 4
     python benchmarks/kernels_attention.py --turns 7 --only "decode @"
+    python benchmarks/kernels_attention.py --shared 4096 --sequences 32 --layers 4
 
 Each layer has KV memory of its own, as in a model, and one native call runs all of them. Prints the
 best and the median of many steps; beside them the bytes of KV that a step reads, or the operations
 of its two products. ``write`` is a step of as many tokens whose queries see only themselves
 (a window of 1): what comes before attention proper.
+
+With ``--shared`` sequences that decode have so many tokens in common, and 64 of their own: they see
+these together and apart, in turns, in processor time of one thread.
 
 With ``--turns`` all formats of KV are measured in turns, in processor time of one thread, which a
 machine with others on it disturbs least: medians, and what they are of the time of ``bf16``.
@@ -60,12 +64,18 @@ class Work:
         seqs: int,
         new: int,
         context: int,
+        shared: int = 0,
     ):
         self.library = library
         heads, kv_heads, dim = options.heads, options.kv_heads, options.dim
         rng = np.random.default_rng(0)
         blocks = -(-context // BLOCK_SIZE)
-        tables = rng.permutation(seqs * blocks).astype(np.int32).reshape(seqs, blocks)
+        in_common = shared // BLOCK_SIZE
+        num_blocks = in_common + seqs * (blocks - in_common)
+        order = rng.permutation(num_blocks).astype(np.int32)
+        tables = np.empty((seqs, blocks), np.int32)
+        tables[:, :in_common] = order[:in_common]
+        tables[:, in_common:] = order[in_common:].reshape(seqs, -1)
         self.ints = [
             (np.arange(seqs + 1) * new).astype(np.int32),
             np.full(seqs, context, np.int32),
@@ -77,7 +87,7 @@ class Work:
         self.out = np.empty((seqs * new, heads, dim), np.float32)
         self.cos_sin = rng.standard_normal((context, dim), np.float32)
         chunk = library.check(library.lib.oct_kv_chunk_bytes(FORMATS[kv], dim))
-        self.layer_bytes = seqs * blocks * (BLOCK_SIZE // 16) * kv_heads * chunk
+        self.layer_bytes = num_blocks * (BLOCK_SIZE // 16) * kv_heads * chunk
         self.kv = np.zeros((options.layers, self.layer_bytes + 4096), np.uint8)
         q = self.qkv.ctypes.data
         self.args = [
@@ -96,9 +106,9 @@ class Work:
                 ldk=width,
                 ldv=width,
                 kv=(layer.ctypes.data + 63) // 64 * 64,
-                kv_block_bytes=self.layer_bytes // (seqs * blocks),
+                kv_block_bytes=self.layer_bytes // num_blocks,
                 out=self.out.ctypes.data,
-                num_blocks=seqs * blocks,
+                num_blocks=num_blocks,
             )
             for layer in self.kv
         ]
@@ -142,6 +152,9 @@ class Work:
         self.library.check(code)
         return took * 1e3
 
+    def share_prefixes(self, share: bool) -> None:
+        self.batch.seqs.share_prefixes = share
+
     def set_window(self, window: int) -> None:
         for args in self.args:
             args.window = window
@@ -176,6 +189,26 @@ def measure_in_turns(library: Library, options: argparse.Namespace) -> None:
             print(f"{name:18}{line}", flush=True)
 
 
+def measure_sharing(library: Library, options: argparse.Namespace) -> None:
+    work = Work(
+        library, options, options.kv, options.sequences, 1, options.shared + 64, options.shared
+    )
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with Pool(library, 1) as pool:
+        for _ in range(options.turns or 9):
+            for share, of in times.items():
+                work.share_prefixes(share)
+                begin = time.process_time()
+                work.run(pool)
+                of.append((time.process_time() - begin) * 1e3 / options.layers)
+    together, apart = min(times[True]), min(times[False])
+    print(
+        f"{library.isa}, 1 thread, {options.kv} KV, {options.sequences} x decode behind "
+        f"{options.shared}: {apart:.3f} ms a layer apart, {together:.3f} together, "
+        f"{apart / together:.2f} x"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--heads", type=int, default=9)
@@ -188,8 +221,13 @@ def main() -> None:
     parser.add_argument("--isa", default=None)
     parser.add_argument("--only", default="", help="lines with this in their name")
     parser.add_argument("--turns", type=int, default=0, help="compare all formats in so many turns")
+    parser.add_argument("--shared", type=int, default=0, help="tokens that sequences share")
+    parser.add_argument("--sequences", type=int, default=32, help="that share them")
     options = parser.parse_args()
     library = load(options.isa)
+    if options.shared:
+        measure_sharing(library, options)
+        return
     if options.turns:
         measure_in_turns(library, options)
         return

@@ -181,29 +181,25 @@ int Plan::item_of_sinks(int tile, int split) const {
 void Plan::share(int num_workers) {
   const int group = args_.num_heads / args_.num_kv_heads;
   int tokens = std::max(1, kTileRows / group);
-  num_shared_items_ = count_shared_items(tokens);
-  while (tokens > 1 && tokens * group > kFewRows &&
-         num_shared_items_ < kItemsPerWorker * num_workers) {
+  for (cut_runs(tokens); tokens > 1 && tokens * group > kFewRows; cut_runs(tokens)) {
+    if (num_shared_items_ >= kItemsPerWorker * num_workers) break;
     tokens = (tokens + 1) / 2;
-    num_shared_items_ = count_shared_items(tokens);
   }
 }
 
-int Plan::count_shared_items(int tile_tokens) {
+void Plan::cut_runs(int tile_tokens) {
   const int group = args_.num_heads / args_.num_kv_heads;
-  int items = 0;
-  max_shared_rows_ = 0;
+  num_shared_items_ = max_shared_rows_ = 0;
   for (int i = 0; i < prefixes_->num_runs(); i++) {
     const PrefixRun& run = prefixes_->run(i);
     Shared& cut = shared_[i];
     cut.num_tiles = (run.num_rows + tile_tokens - 1) / tile_tokens;
     cut.tile_tokens = (run.num_rows + cut.num_tiles - 1) / cut.num_tiles;
-    cut.first_item = items;
+    cut.first_item = num_shared_items_;
     const int num_splits = (run.end_key - 1) / kSplit - run.first_key / kSplit + 1;
-    items += num_splits * args_.num_kv_heads * cut.num_tiles;
+    num_shared_items_ += num_splits * args_.num_kv_heads * cut.num_tiles;
     max_shared_rows_ = std::max(max_shared_rows_, cut.tile_tokens * group);
   }
-  return items;
 }
 
 SharedItem Plan::shared_item(int index) const {

@@ -92,7 +92,7 @@ class Plan {
   };
 
   void share(int num_workers);
-  int count_shared_items(int tile_tokens);
+  void cut_runs(int tile_tokens);
   int choose_tile_tokens(int num_workers) const;
   int first_key(int seq, const Sight& sight, int position) const;
   void add(int seq);
