@@ -128,6 +128,7 @@ def make(
     if wanted.method == "gguf" and out.exists():
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
+    _refuse_experts(parameters, wanted)
     if wanted.method != "gguf":
         _refuse_shared_tensors(parameters)
     if not wanted.requantize:
@@ -147,6 +148,17 @@ def make(
         time.perf_counter() - begin,
         choice,
     )
+
+
+def _refuse_experts(parameters: Parameters, wanted: Wanted) -> None:
+    """What looks at inputs and gradients of linears, or folds things into them, sees no experts."""
+    by_itself = wanted.method == "gguf" or wanted.format_name == "fp8"
+    looks = not by_itself or wanted.rotate or wanted.target_bpw is not None
+    if parameters.config.experts is not None and looks:
+        raise ConfigError(
+            f"{parameters.checkpoint.path} has experts, which are made smaller in types of GGUF "
+            "files and blocks of FP8 only: say --method gguf, with a type and without a rotation"
+        )
 
 
 def _refuse_shared_tensors(parameters: Parameters) -> None:
@@ -316,12 +328,6 @@ def _quantized(
             yield name, to_fp8_blocks(rows)
             progress("quantizing", number, len(names))
         return
-
-    if parameters.config.experts is not None:
-        raise ConfigError(
-            f"{wanted.method}: experts are quantized as they are, to fp8 or GGUF (--method gguf): "
-            "other methods look at what comes into each matrix, and would not see that of experts"
-        )
 
     def say(report: MatrixReport) -> None:
         progress("quantizing", report.number, report.total)
