@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -96,6 +97,26 @@ def test_files_lead_there_and_back(name, made, native_driver, tmp_path):
         exact = {"rtol": 0, "atol": 1e-6 if is_shifted else 0}
         np.testing.assert_allclose(before.rows(parameter), after.rows(parameter), **exact)
     assert difference(theirs_of(tmp_path / "back"), theirs) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["phi3", "gpt2", "glm4"])
+def test_blocks_of_fused_tensors(name, tiny_hf, driver, native_driver, tmp_path):
+    """Rows of a tensor that several parameters share, quantized: each has its own."""
+    folder, path = tiny_hf(name), tmp_path / "model.gguf"
+
+    def quantize(type, rows, parameter):
+        return gguf.quants.quantize(rows, gguf.GGMLQuantizationType(type))
+
+    export_gguf(path, open_checkpoint(folder), lambda matrix: GGMLType.Q8_0, quantize)
+    exact, rounded = (Parameters(open_checkpoint(each)) for each in (folder, path))
+    for parameter in exact.names:
+        if len(exact.shape(parameter)) == 2:
+            blocks = quantize(GGMLType.Q8_0, exact.rows(parameter), parameter)
+            expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)
+            assert np.array_equal(rounded.rows(parameter), expected), parameter
+    reference = driver(path).logits(PROMPTS)
+    native = native_driver(path, activations="int16").logits(PROMPTS)
+    assert difference_of(native, reference) < 1e-2
 
 
 @pytest.mark.parametrize("name", NOT_IN_GGUF)
