@@ -103,9 +103,7 @@ def test_64_greedy_tokens(case, driver):
     folder, prompts, _, model = case
     tokens = torch.tensor([prompts[2]])
     with torch.no_grad():
-        theirs = model.generate(
-            tokens, max_new_tokens=64, do_sample=False, eos_token_id=None
-        )
+        theirs = model.generate(tokens, max_new_tokens=64, do_sample=False, eos_token_id=None)
     assert driver(folder).greedy(prompts[2:], 64) == [theirs[0, 41:].tolist()]
 
 
