@@ -1,6 +1,7 @@
 // Experts: each token goes to a few of them, and what these make of it is added up.
 //
-//     route      a token's logits -> its experts, best first, and their weights
+//     route      a token's logits -> its experts, best first, and their weights; of few tokens, every
+//                worker for itself, so that nobody waits
 //     sort       every worker for itself: the rows of each expert that has any, one after the other
 //     gate, up   a linear for each of these experts, of its rows: gathered as they are encoded
 //     down       likewise
@@ -152,18 +153,18 @@ class Chunk {
     const size_t made = rows * static_cast<size_t>(args.hidden);
     inner_ = static_cast<float*>(worker.shared(kRowsSlot, (inner + made + 2 * rows) * 4));
     made_ = inner_ + inner;
-    weights_ = made_ + made;
-    ids_ = reinterpret_cast<int32_t*>(weights_ + rows);
-    const size_t sorted = 2 * rows + static_cast<size_t>(num_experts_) + 1;
+    const size_t sorted = 4 * rows + static_cast<size_t>(num_experts_) + 1;
     token_of_ = static_cast<int32_t*>(worker.scratch(kSortedSlot, sorted * sizeof(int32_t)));
     row_of_ = token_of_ + rows;
-    begin_of_ = row_of_ + rows;
+    weights_ = is_alone() ? reinterpret_cast<float*>(row_of_ + rows) : made_ + made;
+    ids_ = reinterpret_cast<int32_t*>(weights_ + rows);
+    begin_of_ = row_of_ + 3 * rows;
   }
 
   // False once the call is aborted.
   bool run() {
     route();
-    if (!worker_.barrier()) return false;
+    if (!is_alone() && !worker_.barrier()) return false;
     sort();
     if (!run_experts(&Chunk::gate_up) || !worker_.barrier()) return false;
     if (!run_experts(&Chunk::down) || !worker_.barrier()) return false;
@@ -172,9 +173,12 @@ class Chunk {
   }
 
  private:
+  // Whether each worker routes all tokens, into memory of its own.
+  bool is_alone() const { return tokens_ <= kFewRows; }
+
   void route() {
     Router router(args_.routing, worker_);
-    const Range mine = share(tokens_, worker_.rank, worker_.size);
+    const Range mine = is_alone() ? Range{0, tokens_} : share(tokens_, worker_.rank, worker_.size);
     for (int t = mine.begin; t < mine.end; t++) {
       const float* logits = args_.logits + int64_t{first_ + t} * num_experts_;
       router.choose(logits, ids_ + t * top_k_, weights_ + t * top_k_);

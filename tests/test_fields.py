@@ -77,3 +77,14 @@ def test_a_message_is_short_whatever_the_value_is():
         with pytest.raises(ModelFileError) as caught:
             fields(x=value).integer("x")
         assert len(str(caught.value)) < 300
+
+
+def test_names_of_a_file_in_place_of_the_usual_ones():
+    names = {"size": "n_size", "count": "n_count"}
+    fields = Fields(Path("file"), {"n_size": 3, "count": 4, "size": 9}, names=names)
+    assert fields.integer("size") == 3 and "size" in fields
+    assert fields.integer("count") == 4  # which may be there under the usual name all the same
+    for values in ({}, {"n_size": None}):
+        with pytest.raises(ModelFileError) as caught:
+            Fields(Path("file"), values, names=names).integer("size")
+        assert caught.value.field == "n_size"

@@ -9,8 +9,8 @@ Scalings, by the names of ``rope_parameters.rope_type`` in Hugging Face configs:
   dimensions that turn ``beta_slow`` and ``beta_fast`` times in the trained length (Peng et al.
   2023, arXiv 2309.00071)
 - ``longrope``  each frequency has its own divisor (Ding et al. 2024, arXiv 2402.13753), the long
-  list if more positions are served than were trained, else the short one: KV is kept, so the list
-  cannot change in the middle of a sequence
+  list if more positions are served than were trained (``--max-model-len`` says so), else the short
+  one: KV is kept, so the list cannot change in the middle of a sequence
 - ``llama3``    wavelengths above L / low_freq_factor divided by ``factor``, those below
   L / high_freq_factor kept, a smooth mix between, L being the trained length
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -186,6 +186,16 @@ class ModelConfig:
     def turns_positions(self) -> bool:
         """Whether any layer uses ``rope``."""
         return len(self.unrotated_layers) < self.num_layers
+
+    def for_length(self, max_model_len: int | None) -> ModelConfig:
+        """This config, where no sequence is longer. Of LongRoPE's two lists of divisors, one is for
+        sequences no longer than those in training."""
+        rope = self.rope
+        if max_model_len is None or max_model_len > rope.original_max_position:
+            return self
+        if rope.scaling != "longrope":
+            return self
+        return replace(self, rope=replace(rope, max_position=max_model_len))
 
     def check(self, path: Path) -> ModelConfig:
         """This config, if its values fit together; else ModelFileError naming a field."""

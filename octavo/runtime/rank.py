@@ -73,7 +73,7 @@ class Rank:
 
         report_bus_errors()  # the files are mapped, and may be cut off under us
         checkpoint = checkpoint or open_checkpoint(spec.path)
-        config = checkpoint.config()
+        config = checkpoint.config().for_length(spec.max_model_len)
         model = load_checkpoint(checkpoint, config, progress=progress)
         return cls.of_model(spec, model, config, checkpoint.files, progress)
 

@@ -27,6 +27,22 @@ def test_a_matrix_is_kept_as_it_is_in_the_file():
         assert parameter.is_loaded and parameter.value is weight
 
 
+def test_exact_matrices_are_weights_in_float32():
+    for weight in (stored(torch.full((3, 32), 1.5, dtype=torch.bfloat16)), quantized(3, 32)):
+        parameter = Parameter(3, 32, exact=True)
+        parameter.load(weight)
+        assert (parameter.value.type, parameter.value.shape) == (GGMLType.F32, (3, 32))
+        np.testing.assert_array_equal(parameter.value.floats(), weight.dequantize())
+
+
+def test_a_matrix_of_one_row_may_be_stored_as_a_vector():
+    parameter = Parameter(1, 4)
+    parameter.load(stored(torch.arange(4.0)))
+    assert parameter.value.shape == (1, 4) and parameter.value.floats().tolist() == [[0, 1, 2, 3]]
+    with pytest.raises(ShapeMismatch):
+        Parameter(2, 4).load(stored(torch.arange(4.0)))
+
+
 def test_exact_parameters_are_copied_to_float32():
     weight = torch.tensor([0.5, -1.0])
     parameter = Parameter(2, exact=True, plus=1.0)

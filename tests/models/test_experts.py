@@ -16,13 +16,16 @@ from safetensors.torch import load_file, save_file
 from tiny_transformers import EXPERT_CASES, make_model
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ModelFileError, UnsupportedModelError
+from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
 from octavo.models.loader import load_model
+from octavo.open_model import load_tokenizer
 from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
+from octavo.quantization.produce.job import make
+from octavo.quantization.produce.recipes import Wanted
 
 # Of float32 sums in another order; where logits of two experts are nearly equal, more would differ.
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
@@ -223,3 +226,16 @@ def test_experts_of_another_number_are_told(tiny_experts, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelFileError, match="for 4 experts"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
+def test_octavo_makes_experts_smaller_in_gguf_files(name, tiny_experts, tmp_path):
+    folder, out = tiny_experts(name), tmp_path / "model.gguf"
+    tokenizer = load_tokenizer(folder)
+    make(open_checkpoint(folder), tokenizer, out, Wanted("gguf", type="Q8_0", calibrate=False))
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
+    assert {type for name, type in types.items() if "_exps.weight" in name} == {"Q8_0"}
+    assert types["blk.0.ffn_gate_inp.weight"] == "F32"
+    for wanted in (Wanted("rtn", bits=4), Wanted("gguf", type="Q8_0", rotate=True)):
+        with pytest.raises(ConfigError, match="has experts"):
+            make(open_checkpoint(folder), tokenizer, tmp_path / "other", wanted)

@@ -80,6 +80,14 @@ CONFIGS = {
     "qwen 3": replace(LLAMA, architecture="Qwen3ForCausalLM", qk_norm=True, activation="gelu"),
     "gemma 3": GEMMA,
     "gemma 3 with caps": replace(GEMMA, attention_softcap=20.0, logit_softcap=5.0),
+    "granite, of which a layer turns nothing": replace(
+        LLAMA,
+        architecture="GraniteForCausalLM",
+        embedding_scale=3.0,
+        residual_scale=0.4,
+        logit_scale=0.5,
+        unrotated_layers=(1,),
+    ),
 }
 
 

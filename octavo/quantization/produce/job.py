@@ -129,6 +129,7 @@ def make(
         raise ConfigError(f"{out} is a folder, and is to be a GGUF file: give another name")
     parameters = Parameters(checkpoint)
     _refuse_latent_attention(parameters, wanted)
+    _refuse_experts(parameters, wanted)
     if wanted.method != "gguf":
         _refuse_shared_tensors(parameters)
     if not wanted.requantize:
@@ -158,6 +159,17 @@ def _refuse_latent_attention(parameters: Parameters, wanted: Wanted) -> None:
         raise ConfigError(
             f"{config.name} has latent attention, whose matrices are made smaller in types of GGUF "
             "files only: say --method gguf, without a rotation"
+        )
+
+
+def _refuse_experts(parameters: Parameters, wanted: Wanted) -> None:
+    """What looks at inputs and gradients of linears, or folds things into them, sees no experts."""
+    by_itself = wanted.method == "gguf" or wanted.format_name == "fp8"
+    looks = not by_itself or wanted.rotate or wanted.target_bpw is not None
+    if parameters.config.experts is not None and looks:
+        raise ConfigError(
+            f"{parameters.checkpoint.path} has experts, which are made smaller in types of GGUF "
+            "files and blocks of FP8 only: say --method gguf, with a type and without a rotation"
         )
 
 
@@ -328,12 +340,6 @@ def _quantized(
             yield name, to_fp8_blocks(rows)
             progress("quantizing", number, len(names))
         return
-
-    if parameters.config.experts is not None:
-        raise ConfigError(
-            f"{wanted.method}: experts are quantized as they are, to fp8 or GGUF (--method gguf): "
-            "other methods look at what comes into each matrix, and would not see that of experts"
-        )
 
     def say(report: MatrixReport) -> None:
         progress("quantizing", report.number, report.total)

@@ -592,7 +592,7 @@ def test_no_rows_are_nothing(native):
         (lambda a: setattr(a, "in", None), "no input"),
         (lambda a: setattr(a, "remainder_above", -1), "remainders above -1: 0 is the least"),
         (lambda a: setattr(a, "remainder_above", math.nan), "remainders above nan"),
-        (lambda a: setattr(a, "epilogue", 6), "unknown epilogue 6"),
+        (lambda a: setattr(a, "epilogue", 7), "unknown epilogue 7"),
         (lambda a: setattr(a, "num_segments", 0), "has 0 segments"),
         (lambda a: setattr(a, "num_segments", 5), "has 5 segments"),
         (lambda a: setattr(a, "epilogue", abi.OCT_EPI_RESIDUAL), "no residual"),

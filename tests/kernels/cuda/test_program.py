@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -132,7 +131,9 @@ def test_sinks():
     def with_sinks(phases):
         return [replace(p, sinks=sinks) if isinstance(p, Attention) else p for p in phases]
 
-    attend = partial(reference.paged_attention, sinks=torch.from_numpy(sinks))
+    def attend(*arguments):
+        return reference.paged_attention(*arguments[:-1], torch.from_numpy(sinks))
+
     twin = eager_twin(LLAMA, model, paged_attention=attend)
     program = fused_program(LLAMA, model, change=with_sinks)
     assert_same_answers(program, twin, STEPS[:2])
@@ -220,15 +221,35 @@ def test_rows_of_their_own():
     y = recorder.rmsnorm(x, np.ones(32, np.float32), 1e-5)
     parts = [recorder.linear(y, stored(weight)) for weight in (gate, beside, up)]
     gated = recorder.silu_mul(parts[0], parts[2])
-    recorder.lm_head(recorder.add(gated, parts[1]), stored(table))
+    for part in parts:  # all have more than one reader, so that nothing is taken in
+        gated = recorder.add(gated, recorder.add(part, part))
+    recorder.lm_head(gated, stored(table))
     phases = fuse(tape)
-    assert [p.kind for p in phases if isinstance(p, Rows)] == ["silu", "add"]
+    assert [p.kind for p in phases if isinstance(p, Rows)] == ["silu", *["add"] * 6]
     program = fused_program(LLAMA, random_model(LLAMA), change=lambda _: phases)
     step = step_of((0, 0, 9))
     program.run(replace(step.padded(9, 1), token_ids=torch.arange(9, dtype=torch.int32)))
     y = reference.rmsnorm(table[:9], torch.ones(32), 1e-5)
     gated = reference.silu_mul(y @ gate.t(), y @ up.t())
-    assert_close(logits_of(program, 9), (gated + y @ beside.t()) @ table.t())
+    assert_close(logits_of(program, 9), (gated + 2 * y @ (gate + beside + up).t()) @ table.t())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("Cohere2ForCausalLM", "layernorm has no kernel"),
+        ("OPTForCausalLM", "table of positions"),
+        ("Olmo2ForCausalLM", "not all that one product makes"),  # but that norms make
+    ],
+)
+def test_what_has_no_kernel_is_said(architecture, reason):
+    config = replace(
+        LLAMA,
+        architecture=architecture,
+        learned_positions=MAX_LEN if architecture.startswith("OPT") else None,
+    )
+    with pytest.raises(CannotFuse, match=reason):
+        fused_program(config, random_model(config))
 
 
 def matrix(n, k):

@@ -1,0 +1,81 @@
+"""Names of tensors, there and back, and the rows that parameters have of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.layers.module import named_parameters
+from octavo.models.config import ModelConfig
+from octavo.models.family import HFNames
+from octavo.models.registry import ARCHITECTURES, family_of
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_parameter_has_a_name_that_leads_back(architecture):
+    family = family_of(architecture)
+    config = ModelConfig.from_hf({**SIZES, "architectures": [architecture]})
+    names = [name for name, _ in named_parameters(family.model(config))]
+    tables = [family.hf_names] + ([family.gguf_names] if family.gguf else [])
+    for table in tables:
+        wholes = {family.whole(name) for name in names}
+        tensors = {table.tensor(whole): whole for whole in wholes}
+        assert len(tensors) == len(wholes)
+        assert {tensor: table.parameter(tensor) for tensor in tensors} == tensors
+    assert sorted(part for whole in wholes for part in family.parts(whole)) == sorted(names)
+    if family.gguf:
+        assert not any("proj" in name or "layers" in name for name in map(table.tensor, wholes))
+
+
+def test_parts_of_what_is_fused():
+    family = family_of("Phi3ForCausalLM")
+    whole = "model.layers.1.self_attn.qkv_proj.weight"
+    parts = tuple(f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv")
+    assert family.parts(whole) == parts
+    assert {family.whole(part) for part in parts} == {whole}
+    other = "model.layers.1.self_attn.o_proj.weight"
+    assert family.parts(other) == (other,) and family.whole(other) == other
+
+
+@pytest.mark.parametrize(
+    ("tensor", "parameter"),
+    [
+        ("transformer.h.3.attn.c_attn.bias", "model.layers.3.self_attn.qkv_proj.bias"),
+        ("h.3.mlp.c_fc.weight", "model.layers.3.mlp.up_proj.weight"),  # as the first were saved
+        ("wpe.weight", "model.embed_positions.weight"),
+        ("h.3.attn.bias", None),  # a causal mask
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_gpt2(tensor, parameter):
+    names = family_of("GPT2LMHeadModel").hf_names
+    assert names.parameter(tensor) == parameter
+    assert names.is_transposed(tensor) == (tensor == "h.3.mlp.c_fc.weight")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "parameter"),
+    [
+        ("model.norm.weight", "model.norm.weight"),
+        ("norm.weight", "model.norm.weight"),
+        ("language_model.model.norm.weight", "model.norm.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
+        ("vision_tower.encoder.x", None),
+        ("model.multi_modal_projector.y", None),
+    ],
+)
+def test_names_of_folders(tensor, parameter):
+    assert HFNames().parameter(tensor) == parameter
