@@ -170,8 +170,8 @@ def test_weights_of_fp8_blocks(driver, native_driver, tmp_path):
     native = native_driver(folder)
     attention = native.model.model.layers[0].self_attn
     assert attention.kv_b_proj.weight.value.is_quantized
-    # Of U and V there is a copy in float16.
-    assert largest_difference(native.logits(prompts), exact) < 10 * NATIVE_TOLERANCE
+    # Of what is quantized, the copy that latent attention multiplies with has 11 bits.
+    assert largest_difference(native.logits(prompts), exact) < 20 * NATIVE_TOLERANCE
 
 
 # ---- What is kept

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.errors import ConfigError, UnsupportedModelError
+from octavo.layers.latent_config import LatentConfig
 from octavo.layers.linear import Linear, LMHead
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.footprint import (
@@ -55,6 +56,8 @@ def test_kv(tiny_model):
 def test_matrices_are_those_of_the_model(config, architecture):
     """By name and shape, without a weight: a model whose matrices are others breaks this."""
     config = replace(config, architecture=architecture, layer_windows=(None, 8))
+    if architecture.startswith("Deepseek"):
+        config = replace(config, latent=LatentConfig(12, 20, 8, 4, 6))
     modules = model_class(architecture)(config).named_modules()
     expected = [
         (f"{name}.weight", *module.weight.shape)
