@@ -34,8 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.core.sight import Sight
-from octavo.kernels.key_tiles import KEY_TILE, StepSights, Visibility, Windowed
+from octavo.kernels.key_tiles import KEY_TILE, SightLike, StepSights, Visibility, Windowed
 from octavo.kernels.kv_stores import Vectors
 
 QUERY_TILE = 8
@@ -54,7 +53,7 @@ def plan_attention(
     max_seq_len: int,
     block_size: int,
     parents: Tensor | None = None,
-    sights: Sequence[tuple[Sight, int] | None] | None = None,
+    sights: Sequence[tuple[SightLike, int] | None] | None = None,
 ) -> AttentionPlan:
     """What :func:`paged_attention` needs to know of a step, computed once for all layers.
 

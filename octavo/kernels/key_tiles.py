@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from octavo.core.sight import Sight
-
 KEY_TILE = 64
 
 # How a query may be rotated: as its key is, as keys of the turn before want, and as sinks do.
@@ -82,7 +80,20 @@ class Windowed:
         return slot * 0 if self.window is None else np.maximum(slot - self.window + 1, 0)
 
 
-_ALL = Sight(0, 1 << 40)
+class SightLike(Protocol):
+    """What a request sees, as ``core/sight.py`` has it."""
+
+    @property
+    def sinks(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def turn(self) -> int: ...
+
+
+_ENDLESS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +112,13 @@ class StepSights:
     left_out: np.ndarray
 
     @classmethod
-    def of(cls, sights: Sequence[tuple[Sight, int] | None]) -> StepSights:
-        each = [(_ALL, 0) if one is None else one for one in sights]
-        fields = [(s.sinks, s.window, s.stride, s.turn, left_out) for s, left_out in each]
+    def of(cls, sights: Sequence[tuple[SightLike, int] | None]) -> StepSights:
+        """None sees all; else with the tokens that are left out."""
+        fields = [(0, _ENDLESS, 1, _ENDLESS, 0)] * len(sights)
+        for index, one in enumerate(sights):
+            if one is not None:
+                of, left_out = one
+                fields[index] = of.sinks, of.window, of.stride, of.turn, left_out
         return cls(*np.array(fields, dtype=np.int64).T)
 
     def num_angles(self, num_slots: np.ndarray) -> int:
