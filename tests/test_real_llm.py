@@ -77,7 +77,11 @@ def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(smollm2_gguf
         engine.add(request)
         while engine.has_unfinished_requests:
             if (step := engine.step()) is not None:
-                computed += step.batch.num_tokens
+                computed += sum(
+                    min(item.end, len(prompt)) - item.start
+                    for item in step.batch.items
+                    if item.start < len(prompt)
+                )
                 logprobs += [each.logprob for u in step.updates for each in u.logprobs]
         from_disk = engine.stats().prefix_tokens_from_disk
         answers.append((computed, request.output_token_ids, logprobs, from_disk))

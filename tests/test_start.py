@@ -18,7 +18,7 @@ from live_server import LiveServer
 
 from octavo.kernels.cpu import library
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
-from octavo.models.llama import _GGUF_LAYER_NAMES
+from octavo.models.llama import GGUF_LAYER
 from octavo.quantization.ggml_types import GGMLType
 
 needs_native = pytest.mark.skipif(not library.runnable(), reason="no native library was built")
@@ -62,7 +62,7 @@ def tiny_gguf(tiny_model, tmp_path_factory) -> Path:
         "ffn_down": (hidden, inner),
         **dict.fromkeys(("attn_norm", "ffn_norm"), (hidden,)),
     }
-    assert set(of_layer) < set(_GGUF_LAYER_NAMES)
+    assert set(of_layer) < set(GGUF_LAYER)
     for layer in range(config["num_hidden_layers"]):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
     tensors = []

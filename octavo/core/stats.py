@@ -63,12 +63,13 @@ class RequestStats:
     num_prompt_tokens: int
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
-    miss_reason: str = ""  # why they are no more: a ``MissReason``; empty before it is admitted
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     drafts: DraftStats = field(default_factory=DraftStats)
+    # Why no more tokens were cached, a ``MissReason``; empty before it is admitted.
+    miss_reason: str = ""
 
     @property
     def queue_time(self) -> float | None:

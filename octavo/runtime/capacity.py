@@ -147,6 +147,8 @@ def _why_no_sinks(config: ModelConfig) -> str:
         return f"only layers that see all can, and {config.name} has others ({', '.join(kinds)})"
     if config.recurrence is not None:
         return f"only layers that see all can, and those of {config.name} that recur forget nothing"
+    if config.learned_positions is not None:
+        return f"positions of {config.name} are looked up, and not rotated"
     if config.rope.scaling == "dynamic":
         return f"rotations of {config.name} depend on how long a sequence is (dynamic scaling)"
     return ""

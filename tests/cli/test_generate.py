@@ -73,6 +73,7 @@ def test_json_is_the_contracts(fake_llm, capsys) -> None:
             "prefill_tps": 12.0,
             "decode_tps": 20.0,
             "num_cached_tokens": 1,
+            "miss_reason": "",
             "speculation": None,
         },
     }

@@ -357,4 +357,4 @@ def test_many_steps(make_engine, make_request, least, depth):
         f"{num_accepted:,} drafted tokens accepted, {num_overlapping:,} steps overlapped"
     )
     assert num_preemptions > least / 1000 and num_hits > least / 10
-    assert num_accepted > least / 20 and num_overlapping > least / 20
+    assert num_accepted > least / 25 and num_overlapping > least / 20

@@ -335,6 +335,7 @@ class _WindowsAttention:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        rotated: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         attended = []
         hidden = _hidden_positions(self.length, window)

@@ -82,6 +82,9 @@ def test_requests_that_are_not_deterministic_always_go_to_the_engine(fake_engine
 
 
 DIFFERENT = {
+    "window": 64,
+    "attention_sinks": 4,
+    "n_keep": 8,
     "n": 2,
     "best_of": 2,
     "presence_penalty": 0.5,
