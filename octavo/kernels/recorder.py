@@ -3,7 +3,7 @@
 A model that is called with these ops, and with a :class:`Value` for its token ids, runs once, in
 Python, and leaves the sequence of its ops on the value's tape. Shapes have no number of tokens: the
 list is the same for every step, whatever mix of prompts and single tokens that has. The native
-kernels run such a list in one call (``fusion.py`` and ``cpu/program.py``).
+kernels run such a list in one call (``fuser.py`` and ``cpu/program.py``).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Ropes by the longest position of a step: tokens of other requests would be turned by it.
 _ROPES_OF_BATCHES = {"dynamic", "longrope"}
 # What layers may hand to attention that changes its result, and that ours does not know.
-_UNKNOWN_TERMS = ("s_aux", "position_bias", "head_mask")
+_UNKNOWN_TERMS = ("position_bias", "head_mask")
 
 
 # A layer's index, q [T, H, D], k [T, Hk, D], v [T, Hk, Dv], the scale, and what else it says:
@@ -79,7 +79,14 @@ class TransformersModel:
             if value_dim < k.shape[-1]:  # the cache has heads of one size
                 v = F.pad(v, (0, k.shape[-1] - value_dim))
             attended = ctx.attention.attend(
-                layer, q, k, v, scale=scale, window=_window(terms), softcap=terms.get("softcap")
+                layer,
+                q,
+                k,
+                v,
+                scale=scale,
+                window=_window(terms),
+                softcap=terms.get("softcap"),
+                sinks=terms.get("s_aux"),
             )
             return attended[..., :value_dim]
 

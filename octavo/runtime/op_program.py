@@ -16,6 +16,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import RECORDER, Ops, create_ops
+from octavo.kernels.fuser import fuse
 from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import LayerKV, LayerState, RopeTable, Tape, Value
 from octavo.layers.module import Module, named_parameters
@@ -160,7 +161,7 @@ def plan_step(model: CausalLM, activations: str = "auto") -> tuple[StepPlan, dic
     CannotFuse if the model's ops do not make phases.
     """
     assert isinstance(model, Module)
-    phases = fusion.fuse(record(model))
+    phases = fuse(record(model))
     round_activations(phases, activations)
     names: dict[int, str] = {}
     for name, parameter in named_parameters(model):

@@ -27,6 +27,7 @@ from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packing import PackedWeight, pack, pack_integers, plain_format
 from octavo.kernels.cpu.program import KVLayout, Program
 from octavo.kernels.dispatch import CANDIDATES, create_ops
+from octavo.kernels.fuser import fuse
 from octavo.kernels.fusion import Matrix
 from octavo.kernels.recorder import Tape, Value
 from octavo.layers.linear import Linear
@@ -225,7 +226,7 @@ def _record(head: Head) -> tuple[list[fusion.Phase], dict[str, Value]]:
     token_ids = Value(tape, None, ())
     inputs = {name: tape.input(width) for name, width in head.inputs.items()}
     head(inputs, token_ids, RecordingContext(create_ops("cpu", candidates=CANDIDATES), token_ids))
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     round_activations(phases, "auto")
     return phases, inputs
 

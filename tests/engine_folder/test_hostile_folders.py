@@ -226,7 +226,7 @@ def test_the_manifest_that_is_changed_is_sound(target, sound):
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_changed_values(target, sound, data):
     """Values that are replaced by extremes, by their neighbours, and by each other."""
     document = copy.deepcopy(sound)

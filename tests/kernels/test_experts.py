@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.kernels import fusion, recorder, reference
+from octavo.kernels import recorder, reference
 from octavo.kernels.experts import clamped_swiglu, route
+from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import Tape, Value
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 
@@ -148,7 +149,7 @@ def recorded(shared: bool) -> tuple[Tape, Value]:
 
 def test_a_norm_and_a_sum_are_part_of_experts():
     tape, x = recorded(shared=False)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     assert [type(phase).__name__ for phase in phases] == [
         *("Embed", "Linear", "Experts", "Check", "Head")
     ]
@@ -160,7 +161,7 @@ def test_a_norm_and_a_sum_are_part_of_experts():
 
 
 def test_an_mlp_for_all_is_multiplied_by_its_gate_as_it_is_made():
-    phases = fusion.fuse(recorded(shared=True)[0])
+    phases = fuse(recorded(shared=True)[0])
     gate_up, down, scale = phases[1:4]
     assert gate_up.activation == "silu" and len(gate_up.segments) == 2
     assert down.residual is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.kernels import fusion, recorder
+from octavo.kernels.fuser import fuse
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape, Value
 from octavo.quantization.base import StoredWeight, Weight
 from octavo.quantization.ggml_types import GGMLType
@@ -67,7 +68,7 @@ def test_a_llama_layer_is_five_phases():
         x = recorder.add(x, recorder.linear(attention(norm(x), layer), matrix(HIDDEN, HIDDEN)))
         x = recorder.add(x, mlp(norm(x)))
     finish(x)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     layer_phases = ["Linear", "Attention", "Linear", "Linear", "Linear"]
     assert kinds(phases) == ["Embed", *layer_phases, *layer_phases, "Check", "Head"]
     qkv, _, out, gate_up, down = phases[1:6]
@@ -85,7 +86,7 @@ def test_a_gemma_layer_is_five_phases_too():
         x = recorder.add(x, norm(recorder.linear(attended, matrix(HIDDEN, HIDDEN))))
         x = recorder.add(x, norm(mlp(norm(x))))
     finish(x)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     layer_phases = ["Linear", "Attention", "Linear", "Linear", "Linear"]
     # The last norm and sum have no linear after them that runs over all rows.
     end = ["Rows norm", "Rows add", "Check", "Head"]
@@ -103,7 +104,7 @@ def test_halves_side_by_side_read_the_same_norm():
     fed = mlp(both)  # beside attention, not after it
     x = recorder.add(recorder.add(x, attended), fed)
     finish(x)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     layer = ["Linear", "Attention", "Linear", "Linear", "Linear"]
     assert kinds(phases) == ["Embed", *layer, "Check", "Head"]
     assert len(phases[1].segments) == 3 and phases[1].norm is not None
@@ -118,7 +119,7 @@ def test_sums_that_no_norm_reads():
         x = recorder.add(x, norm(attended))
         x = recorder.add(x, norm(mlp(x)))
     finish(x)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     layers = ["Linear", "Attention", "Linear", "Linear", "Linear"] * 2
     assert kinds(phases) == ["Embed", *layers, "Rows norm", "Rows add", "Check", "Head"]
     gate_up, second_qkv = phases[4], phases[6]
@@ -132,7 +133,7 @@ def test_scales_go_into_the_linears_before_them():
     x = recorder.add(x, recorder.scale(attended, 0.5))
     logits = recorder.lm_head(norm(x), matrix(VOCAB, HIDDEN))
     recorder.softcap(recorder.scale(logits, 0.25), 30.0)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     assert kinds(phases) == ["Embed", "Linear", "Attention", "Linear", "Check", "Head"]
     assert phases[3].scale == 0.5 and phases[3].residual is phases[0].out
     assert (phases[-1].scale, phases[-1].softcap) == (0.25, 30.0)
@@ -141,7 +142,7 @@ def test_scales_go_into_the_linears_before_them():
 def test_a_scale_of_something_else_stands_alone():
     tape, x = start()
     finish(recorder.scale(x, 3.0))
-    assert kinds(fusion.fuse(tape)) == ["Embed", "Rows scale", "Check", "Head"]
+    assert kinds(fuse(tape)) == ["Embed", "Rows scale", "Check", "Head"]
 
 
 def test_positions_go_into_the_embedding():
@@ -149,7 +150,7 @@ def test_positions_go_into_the_embedding():
     ids = Value(tape, None, ())
     positions = recorder.embed_positions(ids, matrix(30, HIDDEN), 2)
     finish(recorder.add(recorder.embed(ids, matrix(VOCAB, HIDDEN)), positions))
-    (embed, *_) = fusion.fuse(tape)
+    (embed, *_) = fuse(tape)
     assert embed.positions.shape == (30, HIDDEN) and embed.position_offset == 2
 
 
@@ -159,7 +160,7 @@ def test_layernorms_and_plain_activations_stand_alone():
     normed = recorder.layernorm(x, np.ones(HIDDEN), bias, 1e-5)
     inner = recorder.activate(recorder.linear(normed, matrix(INNER, HIDDEN)), "relu")
     finish(recorder.add(x, recorder.linear(inner, matrix(HIDDEN, INNER))))
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     alone = ["Rows layernorm", "Linear", "Rows relu_alone", "Linear"]
     assert kinds(phases) == ["Embed", *alone, "Check", "Head"]
     assert phases[1].bias is bias and phases[4].residual is phases[0].out
@@ -168,14 +169,14 @@ def test_layernorms_and_plain_activations_stand_alone():
 def test_attention_without_rope():
     tape, x = start()
     finish(recorder.add(x, recorder.linear(attention(norm(x), rope=False), matrix(HIDDEN, HIDDEN))))
-    (phase,) = (p for p in fusion.fuse(tape) if isinstance(p, fusion.Attention))
+    (phase,) = (p for p in fuse(tape) if isinstance(p, fusion.Attention))
     assert phase.rope is None and phase.q_norm is None
 
 
 def test_logits_may_be_capped():
     tape, x = start()
     recorder.softcap(recorder.lm_head(x, matrix(VOCAB, HIDDEN)), 30.0)
-    head = fusion.fuse(tape)[-1]
+    head = fuse(tape)[-1]
     assert head.softcap == 30.0 and head.norm is None
 
 
@@ -214,7 +215,7 @@ def test_what_cannot_be_fused_is_said(build, message):
     tape, x = start()
     build(x)
     with pytest.raises(fusion.CannotFuse, match=message):
-        fusion.fuse(tape)
+        fuse(tape)
 
 
 def test_views_must_keep_the_numbers():
@@ -231,7 +232,7 @@ def test_memory_is_reused_and_never_where_it_is_read():
         x = recorder.add(x, recorder.linear(attention(norm(x), layer), matrix(HIDDEN, HIDDEN)))
         x = recorder.add(x, norm(mlp(norm(x))))
     finish(x)
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     made: list[int] = []
     free: list[int] = []
 
@@ -272,7 +273,7 @@ def test_an_input_is_there_before_the_first_phase_and_stays():
     x, gate = tape.input(HIDDEN), tape.input(HIDDEN)
     y = recorder.add(x, recorder.linear(norm(x), matrix(HIDDEN, HIDDEN)))
     finish(recorder.silu_mul(y, gate))
-    phases = fusion.fuse(tape)
+    phases = fuse(tape)
     made: list[Value] = []
     free: list[int] = []
 

@@ -9,7 +9,8 @@ from native_latents import Layer, Sequence, expected, expected_rows, make_sequen
 
 from octavo.kernels import recorder, reference
 from octavo.kernels.arguments import Rotation, RowNorm
-from octavo.kernels.fusion import CannotFuse, LatentAttention, fuse
+from octavo.kernels.fuser import fuse
+from octavo.kernels.fusion import CannotFuse, LatentAttention
 from octavo.kernels.kv_stores import KVStore, codecs_of
 from octavo.kernels.recorder import LayerKV, RopeTable, Tape
 

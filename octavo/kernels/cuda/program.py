@@ -58,7 +58,7 @@ class FusedProgram:
     CannotFuse, with the reason, if a phase asks for something that these ops do not have.
 
     Args:
-        phases: of ``fusion.fuse``.
+        phases: of ``fuser.fuse``.
         weight_of: gives matrices one below the other; for the same ones, the same each time.
         dtype: of activations.
         max_tokens: of a step.

@@ -17,6 +17,7 @@ from octavo.kernels.cpu import abi, packing
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.levels import E2M1
 from octavo.quantization.tensors import to_torch
+from tests.kernels.cpu.conftest import LEVELS
 
 HIDDEN, INNER = 64, 96
 ROUTINGS = {
@@ -196,6 +197,7 @@ def test_what_is_no_number_is_seen_in_its_own_row_only(native):
     np.testing.assert_array_equal(damaged[[0, 3]], whole[[0, 3]])
 
 
+@pytest.mark.parametrize("native", LEVELS[-1:], indirect=True)
 def test_chunks_of_a_long_step_are_as_one(native):
     """A step of which the rows between the linears would take more than 128 MiB."""
     case = Case(native, Routing(num_experts=2, top_k=2), FORMATS["bfloat16"])

@@ -112,16 +112,13 @@ def test_nothing_but_a_sequence_itself_matters(native, make_pool, name):
     sequence = make_sequence(layer, length, 1)
     wanted = attend_all(native, layer, sequence)
 
-    for size in (3, 64, 257):
+    for size in (3, 257):
         cache = Cache(native, layer, [sequence])
         starts = range(0, length, size)
         parts = [attend(cache, [(0, at, min(size, length - at))])[0] for at in starts]
         assert np.array_equal(np.concatenate(parts), wanted), f"in chunks of {size}"
-    for threads in (1, 3):
-        assert np.array_equal(attend_all(native, layer, sequence, make_pool(threads)), wanted)
-    for block_size in (16, 64):
-        other = replace(layer, block_size=block_size)
-        assert np.array_equal(attend_all(native, other, sequence), wanted)
+    other = replace(layer, block_size=64)
+    assert np.array_equal(attend_all(native, other, sequence, make_pool(3)), wanted)
 
     mates = [make_sequence(layer, n, 2) for n in (1, 33, 290)]
     cache = Cache(native, layer, [mates[0], sequence, mates[1], mates[2]], seed=9)

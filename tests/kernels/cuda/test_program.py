@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from weights import stored
 
 from octavo.kernels import recorder, reference
-from octavo.kernels.fusion import Attention, CannotFuse, Rows, fuse
+from octavo.kernels.fuser import fuse
+from octavo.kernels.fusion import Attention, CannotFuse, Rows
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program
@@ -177,7 +178,8 @@ def test_an_early_exit_takes_no_memory_but_leaves_what_is_kept(config):
         assert_same_answers(program, twin, [step])
         expected = kept.clone()
         assert_same_answers(exit, twin.exit_after(1), [step])
-        assert torch.equal(kept, expected)
+        # Rows that no step has written may be NaN.
+        torch.testing.assert_close(kept, expected, rtol=0, atol=0, equal_nan=True)
         assert_same_answers(program, twin, [step])
 
 

@@ -1,0 +1,412 @@
+"""From a recorded forward pass to the phases of a step.
+
+A linear takes in what is done to its input and its output row by row; attention takes in everything
+between the projections::
+
+    rmsnorm > q, k, v                       one Linear of three segments, with a norm before it
+    norms > rope > store_kv > attention     one Attention
+    store_latents > latent_attention        one LatentAttention
+    o > add                                 one Linear, added to the residual stream in place
+    rmsnorm > gate, up > silu_mul           one Linear of two segments, multiplied as they are made
+    down > add                              one Linear
+    down > rmsnorm > add > rmsnorm > q ...  (Gemma) the norm and the add go before the next Linear
+    down > rmsnorm > add > q ...            (OLMo 2) the same
+    o > scale > add                         (Granite) one Linear, scaled
+    embed, positions > add                  (GPT-2) one Embed
+
+    rmsnorm > router, experts > add         one Linear and one Experts, with the norm in both
+
+So five phases a layer, as with experts. What fits no pattern becomes a phase of its own
+(:class:`Rows`): layernorms, activations that multiply nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from octavo.kernels.fusion import (
+    ALONE,
+    MAX_SEGMENTS,
+    Attention,
+    CannotFuse,
+    Check,
+    Embed,
+    Experts,
+    Head,
+    LatentAttention,
+    Linear,
+    Norm,
+    Phase,
+    Recurrence,
+    Rows,
+    Segment,
+)
+from octavo.kernels.recorder import Call, Tape, Value
+
+# Ops that wait for who reads what they make.
+_WAITING = (
+    *("rmsnorm", "layernorm", "add", "scale", "embed_positions", "rope"),
+    *("store_kv", "store_latents"),
+)
+
+
+def fuse(tape: Tape) -> list[Phase]:
+    """The phases of a recorded forward pass, the head last. CannotFuse if one cannot be made."""
+    return _Fusion(tape).run()
+
+
+@dataclass(slots=True)
+class _Fusion:
+    """Calls are taken in their order; norms and sums wait until someone reads them.
+
+    A reader that can take such a call in does; for any other, :meth:`_need` makes it a phase.
+    """
+
+    tape: Tape
+    phases: list[Phase] = field(default_factory=list)
+    readers: dict[Value, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    made: set[Value] = field(default_factory=set)  # values that a phase so far writes
+    taken: set[int] = field(default_factory=set)  # ids of calls that need no phase of their own
+
+    def run(self) -> list[Phase]:
+        self.made.update(self.tape.inputs)
+        for call in self.tape.calls:
+            for value in call.inputs:
+                self.readers[value.source].append(call)
+        for call in self.tape.calls:
+            if id(call) not in self.taken:
+                self._take(call)
+        if not self.phases or not isinstance(self.phases[-1], Head):
+            raise CannotFuse("the forward pass does not end with lm_head")
+        return self.phases
+
+    def _take(self, call: Call) -> None:
+        match call.name:
+            case "embed":
+                self._embed(call)
+            case "linear":
+                self._linear(call)
+            case "paged_attention":
+                self._attention(call)
+            case "latent_attention":
+                self._latent_attention(call)
+            case "lm_head":
+                self._head(call)
+            case "silu_mul" | "gelu_mul":
+                gate, up = (self._need(value) for value in call.inputs)
+                self._rows(Rows(_activation(call), gate, call.outputs[0], up))
+            case "activate":
+                kind = ALONE[call.arguments["activation"]]
+                self._rows(Rows(kind, self._need(call.inputs[0]), call.outputs[0]))
+            case "sigmoid_mul":
+                gate, x = (self._need(value) for value in call.inputs)
+                self._rows(Rows("sigmoid", x, call.outputs[0], gate))
+            case "router":
+                self._router(call)
+            case "experts":
+                self._experts(call)
+            case "short_conv" | "selective_scan" | "delta_rule" | "gated_norm":
+                self._recurrence(call)
+            case _ if call.name in _WAITING:
+                pass
+            case _:
+                raise CannotFuse(f"{call.name} has no native kernel where the model calls it")
+
+    def _embed(self, call: Call) -> None:
+        weight, scale = call.arguments["weight"], call.arguments["scale"]
+        phase = Embed(call.inputs[0], weight, 1.0 if scale is None else scale, call.outputs[0])
+        sum_call = self._only_reader(phase.out, "add")
+        positions = sum_call and _other(sum_call, phase.out).source.producer
+        if sum_call and positions and positions.name == "embed_positions":
+            self.taken.update((id(sum_call), id(positions)))
+            phase.positions = positions.arguments["weight"]
+            phase.position_offset = positions.arguments["offset"]
+            phase.out = sum_call.outputs[0]
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _linear(self, call: Call) -> None:
+        source = call.inputs[0].source
+        group = self._group(call)
+        activation = self._common_reader(group)
+        if activation is None and any(self._sum_reader(c) for c in group):
+            group = [call]
+        for member in group:
+            self.taken.add(id(member))
+        phase = Linear(
+            source,
+            [Segment(c.arguments["weight"], c.arguments["bias"], c.outputs[0]) for c in group],
+        )
+        self._absorb_input(phase)
+        if activation is not None:
+            self.taken.add(id(activation))
+            phase.activation = _activation(activation)
+            phase.segments[0].out = activation.outputs[0]
+        elif (sum_call := self._sum_reader(call)) is not None:
+            self._absorb_sum(phase, sum_call)
+        self.phases.append(phase)
+        self.made.update(segment.out for segment in phase.segments)
+
+    def _router(self, call: Call) -> None:
+        segment = Segment(call.arguments["weight"], call.arguments["bias"], call.outputs[0])
+        phase = Linear(call.inputs[0].source, [segment])
+        self._absorb_input(phase)
+        self.phases.append(phase)
+        self.made.add(segment.out)
+
+    def _experts(self, call: Call) -> None:
+        x, logits = call.inputs
+        source, norm = self._normed(x)
+        activation = call.arguments["activation"]
+        phase = Experts(
+            source,
+            self._need(logits),
+            call.arguments["experts"],
+            call.arguments["routing"],
+            "gelu_erf" if activation == "gelu" else activation,
+            call.arguments["correction"],
+            call.outputs[0],
+            norm,
+        )
+        if (sum_call := self._sum_reader(call)) is not None:
+            phase.residual, scale = self._sum_of(phase.out, sum_call)
+            if phase.residual is not None:
+                phase.routing = replace(phase.routing, scale=phase.routing.scale * (scale or 1.0))
+                phase.out = sum_call.outputs[0]
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _group(self, call: Call) -> list[Call]:
+        """The linears that read what ``call`` reads, and become one phase with it: the two of a
+        gate, or those that are of none."""
+        gate = self._gate_of(call)
+        return [
+            other
+            for other in self.readers[call.inputs[0].source]
+            if other.name == "linear"
+            and id(other) not in self.taken
+            and self._gate_of(other) is gate
+        ][:MAX_SEGMENTS]
+
+    def _gate_of(self, call: Call) -> Call | None:
+        """The op that multiplies a linear's output, or what an activation makes of it, with another
+        one's."""
+        reader = self._only_reader(call.outputs[0])
+        return reader if reader is not None and reader.name in ("silu_mul", "gelu_mul") else None
+
+    def _absorb_sum(self, phase: Linear, sum_call: Call) -> None:
+        """Take in the sum of a linear's output, scaled or not, and the residual stream."""
+        phase.residual, phase.scale = self._sum_of(phase.segments[0].out, sum_call)
+        if phase.residual is not None:
+            phase.segments[0].out = sum_call.outputs[0]
+
+    def _sum_of(self, product: Value, sum_call: Call) -> tuple[Value | None, float | None]:
+        """What a product is added to, if that is there, and what it is scaled by before. The calls
+        are taken then."""
+        scale = self._only_reader(product, "scale")
+        other = _other(sum_call, product if scale is None else scale.outputs[0])
+        if other.source not in self.made:
+            return None, None
+        self.taken.add(id(sum_call))
+        if scale is None:
+            return other.source, None
+        self.taken.add(id(scale))
+        return other.source, scale.arguments["factor"]
+
+    def _absorb_input(self, phase: Linear) -> None:
+        """Take in the norm that makes a linear's input, and the sum that it or the linear reads."""
+        norm_call = phase.source.producer
+        if norm_call is not None and phase.source not in self.made and _is_row_norm(norm_call):
+            phase.norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            phase.source = norm_call.inputs[0].source
+        sum_call = phase.source.producer
+        if sum_call is None or phase.source in self.made or sum_call.name != "add":
+            phase.source = self._need(phase.source)
+            return
+        # x + y, of which one is there, and the other is there or is the norm of one that is.
+        for x, y in (sum_call.inputs, sum_call.inputs[::-1]):
+            x, y, y_norm = x.source, y.source, None
+            maker = y.producer
+            if y not in self.made and maker is not None and _is_row_norm(maker):
+                y_norm = Norm(maker.arguments["weight"], maker.arguments["eps"])
+                y = maker.inputs[0].source
+            if x in self.made and y in self.made and x is not y:
+                phase.sum_out = sum_call.outputs[0]
+                phase.source, phase.added, phase.added_norm = x, y, y_norm
+                self.made.add(phase.sum_out)
+                return
+        phase.source = self._need(phase.source)
+
+    def _store_of(self, layer: int, name: str) -> Call:
+        """What keeps the step's tokens for the attention of a layer."""
+        stores = [
+            c
+            for c in self.tape.calls
+            if c.name == name and c.arguments["layer"] == layer and id(c) not in self.taken
+        ]
+        if len(stores) != 1:
+            raise CannotFuse(f"attention of layer {layer} has {len(stores)} {name} before it")
+        self.taken.add(id(stores[0]))
+        return stores[0]
+
+    def _latent_attention(self, call: Call) -> None:
+        arguments = call.arguments
+        store = self._store_of(arguments["layer"], "store_latents")
+        q, ckv = call.inputs[0], store.inputs[0]
+        weight, eps = store.arguments["norm"]
+        phase = LatentAttention(
+            arguments["layer"],
+            self._need(q).view(-1, *q.shape),
+            self._need(ckv),
+            call.outputs[0],
+            arguments["weight"],
+            Norm(weight, eps),
+            arguments["scale"],
+            arguments["table"],
+            arguments["interleaved"],
+        )
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _attention(self, call: Call) -> None:
+        layer = call.arguments["layer"]
+        store = self._store_of(layer, "store_kv")
+        q, k, v = call.inputs[0], store.inputs[0], store.inputs[1]
+        if self.readers[k.source] != [store]:
+            raise CannotFuse(f"the keys of layer {layer} are read by more than the KV cache")
+        phase = Attention(
+            layer,
+            q,
+            k,
+            self._need(v).view(-1, *v.shape),
+            call.outputs[0],
+            call.arguments["scale"],
+            call.arguments["window"],
+            call.arguments["softcap"],
+            call.arguments["sinks"],
+        )
+        rope = q.source.producer
+        if rope is not None and rope.name == "rope":
+            if k.source.producer is not rope:
+                raise CannotFuse(f"queries and keys of layer {layer} are rotated apart")
+            self.taken.add(id(rope))
+            phase.rope, phase.interleaved = rope.arguments["table"], rope.arguments["interleaved"]
+            phase.q, phase.k = rope.inputs
+        phase.q, phase.q_norm = self._head_norm(phase.q)
+        phase.k, phase.k_norm = self._head_norm(phase.k)
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _recurrence(self, call: Call) -> None:
+        spec, layer = call.arguments["spec"], call.arguments["layer"]
+        inputs = tuple(self._need(value) for value in call.inputs)
+        out = call.outputs[0]
+        self.phases.append(Recurrence(spec, layer, inputs, call.arguments["constants"], out))
+        self.made.add(out)
+
+    def _head_norm(self, value: Value) -> tuple[Value, Norm | None]:
+        """The value that a norm of every head reads, if ``value`` is made by one."""
+        call = value.source.producer
+        is_of_heads = call is not None and call.name == "rmsnorm" and not _is_row_norm(call)
+        if call is None or value.source in self.made or not is_of_heads:
+            return self._need(value).view(-1, *value.shape), None
+        norm = Norm(call.arguments["weight"], call.arguments["eps"])
+        return self._need(call.inputs[0]).view(-1, *call.inputs[0].shape), norm
+
+    def _head(self, call: Call) -> None:
+        source, norm = self._normed(call.inputs[0])
+        phase = Head(source, call.arguments["weight"], norm)
+        self._absorb_logits(phase, call.outputs[0])
+        self.phases += [Check(source), phase]
+
+    def _absorb_logits(self, phase: Head, logits: Value) -> None:
+        """Take in what is done to logits: a scale, and then a soft cap."""
+        for reader in self.readers[logits]:
+            if reader.name == "scale" and phase.softcap is None and phase.scale is None:
+                phase.scale = reader.arguments["factor"]
+            elif reader.name == "softcap" and phase.softcap is None:
+                phase.softcap = reader.arguments["cap"]
+            else:
+                raise CannotFuse(f"{reader.name} of logits has no native kernel")
+            self.taken.add(id(reader))
+            self._absorb_logits(phase, reader.outputs[0])
+
+    def _normed(self, value: Value) -> tuple[Value, Norm | None]:
+        """What a norm of rows reads, if ``value`` is made by one, and the norm."""
+        source, norm = value.source, None
+        norm_call = source.producer
+        if norm_call is not None and source not in self.made and _is_row_norm(norm_call):
+            norm = Norm(norm_call.arguments["weight"], norm_call.arguments["eps"])
+            source = norm_call.inputs[0].source
+        return self._need(source), norm
+
+    def _need(self, value: Value) -> Value:
+        """Make sure that a phase writes ``value``; gives what it is a view of."""
+        source = value.source
+        call = source.producer
+        if source in self.made:
+            return source
+        if call is None or call.name not in ("rmsnorm", "layernorm", "add", "scale"):
+            raise CannotFuse(f"{call.name if call else 'token ids'} are read in an unknown way")
+        x, *more = (self._need(each).view(-1, *each.shape) for each in call.inputs)
+        self._rows(_row_op(call, x, source, *more))
+        return source
+
+    def _rows(self, phase: Rows) -> None:
+        self.phases.append(phase)
+        self.made.add(phase.out)
+
+    def _only_reader(self, value: Value, name: str | None = None) -> Call | None:
+        """What alone reads a value, if it has this name."""
+        readers = self.readers[value]
+        is_it = len(readers) == 1 and name in (None, readers[0].name)
+        return readers[0] if is_it else None
+
+    def _common_reader(self, group: list[Call]) -> Call | None:
+        """The activation that alone reads a group of two, gate first."""
+        if len(group) != 2:
+            return None
+        readers = [self.readers[c.outputs[0]] for c in group]
+        if readers[0] != readers[1] or len(readers[0]) != 1:
+            return None
+        (call,) = readers[0]
+        if call.name not in ("silu_mul", "gelu_mul"):
+            return None
+        if [value.source for value in call.inputs] != [c.outputs[0] for c in group]:
+            return None
+        return call
+
+    def _sum_reader(self, call: Call) -> Call | None:
+        """The add that alone reads what a product makes, or what a scale makes of it."""
+        scale = self._only_reader(call.outputs[0], "scale")
+        return self._only_reader((scale or call).outputs[0], "add")
+
+
+def _is_row_norm(call: Call) -> bool:
+    return call.name == "rmsnorm" and len(call.inputs[0].shape) == 1
+
+
+def _row_op(call: Call, a: Value, out: Value, b: Value | None = None) -> Rows:
+    """An op that waited for its reader, as a phase of its own."""
+    arguments = call.arguments
+    match call.name:
+        case "rmsnorm":
+            return Rows("norm", a, out, norm=Norm(arguments["weight"], arguments["eps"]))
+        case "layernorm":
+            norm = Norm(arguments["weight"], arguments["eps"])
+            return Rows("layernorm", a, out, norm=norm, bias=arguments["bias"])
+        case "scale":
+            return Rows("scale", a, out, factor=arguments["factor"])
+    return Rows("add", a, out, b)
+
+
+def _activation(call: Call) -> str:
+    if call.name == "silu_mul":
+        return "silu"
+    return "gelu_tanh" if call.arguments["approximate"] else "gelu_erf"
+
+
+def _other(call: Call, value: Value) -> Value:
+    x, y = call.inputs
+    return y if x.source is value else x
