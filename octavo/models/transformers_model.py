@@ -27,7 +27,7 @@ from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.layers.context import ForwardContext
@@ -227,8 +227,8 @@ class _Given(nn.Module):
 
     hidden: Tensor
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+    def forward(self, *_: Any, **__: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 def _with_part(module: nn.Module, name: str, part: nn.Module) -> Any:
