@@ -323,7 +323,7 @@ def test_seeds_with_states(seed, windows, make_engine, make_request):
 @pytest.mark.parametrize(
     ("least", "depth"),
     [
-        (50_000, None),
+        (40_000, None),
         pytest.param(1_000_000, None, marks=pytest.mark.long),
         pytest.param(1_000_000, 2, marks=pytest.mark.long),
     ],

@@ -226,7 +226,7 @@ def test_the_manifest_that_is_changed_is_sound(target, sound):
 
 
 @given(data=st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=160, deadline=None)
 def test_changed_values(target, sound, data):
     """Values that are replaced by extremes, by their neighbours, and by each other."""
     document = copy.deepcopy(sound)
@@ -249,7 +249,7 @@ def test_changed_values(target, sound, data):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_phases_out_of_order(target, sound, data):
     """Taken out, doubled, and moved: what reads what was not written is refused."""
     document = copy.deepcopy(sound)

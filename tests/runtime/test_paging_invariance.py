@@ -97,7 +97,10 @@ def real_alone(real_bench, run_all):
     [
         {"block_size": 1, "num_blocks": 512, "max_num_batched_tokens": 33},
         {"block_size": 4, "num_blocks": 30, "prefix_caching": False},
-        {"block_size": 32, "num_blocks": 16, "max_num_batched_tokens": 64},
+        pytest.param(
+            {"block_size": 32, "num_blocks": 16, "max_num_batched_tokens": 64},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_real_model_too(real_bench, real_alone, run_all, variant):

@@ -54,7 +54,7 @@ def _the_server_goes_on(server):
 
 @needs_schemathesis
 def test_schemathesis_finds_nothing(server, tmp_path):
-    run_schemathesis(server, tmp_path, "--max-examples", "4", "--generation-deterministic")
+    run_schemathesis(server, tmp_path, "--max-examples", "3", "--generation-deterministic")
 
 
 @needs_schemathesis
