@@ -276,18 +276,9 @@ DEEPSEEK_V2 = Family(
     from_gguf=_from_gguf,
     to_gguf=_to_gguf,
 )
-DEEPSEEK_V3 = Family(
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
     architecture="DeepseekV3ForCausalLM",
     model_type="deepseek_v3",
-    model=DeepseekForCausalLM,
-    hf_interleaved=True,
-    hf_fields={"head_dim": "qk_rope_head_dim"},
     hf_defaults={**_HF_DEFAULTS, "max_position_embeddings": 4096},
-    from_hf=_from_hf,
-    to_hf=_to_hf,
-    gguf="deepseek2",
-    gguf_names=_GGUF_NAMES,
-    gguf_interleaved=True,
-    from_gguf=_from_gguf,
-    to_gguf=_to_gguf,
 )

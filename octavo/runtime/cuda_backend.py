@@ -17,7 +17,6 @@ from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
 from octavo.kernels.fusion import CannotFuse, Embed, Head, Matrix
-from octavo.kernels.kv_stores import codecs_of
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -36,7 +35,7 @@ from octavo.runtime.device_memory import (
     out_of_memory_told,
 )
 from octavo.runtime.forward import Observed
-from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.kv_cache import KVCache, create_kv_cache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
     Line,
@@ -213,20 +212,13 @@ class FusedBackend:
         return self._kit.create_sampler(self._model_config.vocab_size, limits, device)
 
     def _create_kv_cache(self, limits: RankLimits, device: torch.device) -> KVCache:
-        model = self._model_config
-        kept = model.kv_layers[0]
-        return KVCache(
-            model.num_layers,
-            limits.num_blocks,
+        return create_kv_cache(
+            self._model_config.kv_layers,
+            kv_dtype_of(self._spec, is_native=False),
             self._spec.block_size,
-            kept.num_kv_heads,
-            kept.key_dim,
-            codecs_of(kv_dtype_of(self._spec, is_native=False), kept.kind == "latent"),
+            limits,
             device,
-            limits.kv_groups,
-            copy_units=self._kit.copy_units,
-            num_shelf_blocks=limits.num_shelf_blocks,
-            value_dim=kept.value_dim,
+            self._kit.copy_units,
         )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels.kv_stores import Codec, KVStore
+from octavo.kernels.kv_stores import Codec, KVStore, codecs_of
 from octavo.models.kv_groups import KVGroups, one_table
+from octavo.runtime.capacity import RankLimits
 from octavo.runtime.untouched import untouched_zeros
+
+if TYPE_CHECKING:
+    from octavo.models.config import KVSpec
 
 # Copies units of memories, [layers, units, ...] each, by pairs of a source and a target.
 CopyUnits: TypeAlias = Callable[[Sequence[Tensor], Sequence[tuple[int, int]]], None]
@@ -151,6 +155,31 @@ class _Shelf:
 
     def _pieces(self, row: int) -> tuple[Tensor, ...]:
         return self.rows[row].split(self._sizes)
+
+
+def create_kv_cache(
+    layers: Sequence[KVSpec],
+    dtype: str,
+    block_size: int,
+    limits: RankLimits,
+    device: torch.device,
+    copy_units: CopyUnits = copy_units,
+) -> KVCache:
+    """The cache of layers that all keep as much of a token, in a type by its whole name."""
+    kept = layers[0]
+    return KVCache(
+        len(layers),
+        limits.num_blocks,
+        block_size,
+        kept.num_kv_heads,
+        kept.key_dim,
+        codecs_of(dtype, kept.kind == "latent"),
+        device,
+        limits.kv_groups,
+        copy_units=copy_units,
+        num_shelf_blocks=limits.num_shelf_blocks,
+        value_dim=kept.value_dim,
+    )
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,6 @@ import torch
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
-from octavo.kernels.kv_stores import codecs_of
 from octavo.layers.module import Module
 from octavo.layers.tensors import with_tensors
 from octavo.models.config import ModelConfig
@@ -19,7 +18,7 @@ from octavo.runtime.backends import state_memory
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.device_memory import device_memory, out_of_memory_told
 from octavo.runtime.eager_forward import EagerForward
-from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.kv_cache import create_kv_cache
 from octavo.runtime.memory_ledger import (
     WEIGHTS,
     Line,
@@ -94,18 +93,12 @@ class TorchBackend:
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> EagerForward:
         model = self._model_config
-        kept = model.kv_layers[0]
-        kv_cache = KVCache(
-            len(model.kv_layers),
-            limits.num_blocks,
+        kv_cache = create_kv_cache(
+            model.kv_layers,
+            kv_dtype_of(self._spec, is_native=False),
             self._spec.block_size,
-            kept.num_kv_heads,
-            kept.key_dim,
-            codecs_of(kv_dtype_of(self._spec, is_native=False), kept.kind == "latent"),
+            limits,
             self._device,
-            limits.kv_groups,
-            num_shelf_blocks=limits.num_shelf_blocks,
-            value_dim=kept.value_dim,
         )
         return EagerForward(
             self._model,

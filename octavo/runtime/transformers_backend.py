@@ -12,14 +12,13 @@ from octavo.core.executor import Probe
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.kernels.dispatch import EAGER, create_ops
-from octavo.kernels.kv_stores import CODECS
 from octavo.models.config import ModelConfig
 from octavo.models.footprint import Matrix
 from octavo.models.transformers_model import TransformersModel
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.eager_forward import EagerForward
 from octavo.runtime.forward import Observed
-from octavo.runtime.kv_cache import KVCache
+from octavo.runtime.kv_cache import KVCache, create_kv_cache
 from octavo.runtime.memory_ledger import Line, activations_line
 from octavo.runtime.torch_probe import DeviceProbe, arithmetic_of
 
@@ -59,16 +58,8 @@ class TransformersBackend:
             )
         spec, model = self._spec, self._model_config
         device = torch.device(spec.device)
-        kept = model.kv_layers[0]
-        kv_cache = KVCache(
-            model.num_layers,
-            limits.num_blocks,
-            spec.block_size,
-            kept.num_kv_heads,
-            kept.key_dim,
-            CODECS[kv_dtype_of(spec, is_native=False)],
-            device,
-            limits.kv_groups,
+        kv_cache = create_kv_cache(
+            model.kv_layers, kv_dtype_of(spec, is_native=False), spec.block_size, limits, device
         )
         return _TransformersForward(
             self._model,

@@ -164,6 +164,19 @@ def test_what_needs_our_kernels_is_refused(setting, told, folder_of):
         LLM(str(folder), model_impl="transformers", **setting)
 
 
+def test_what_was_evicted_comes_back(folder_of):
+    """From host memory, and with the same answer: where there is a store, the cache has a shelf."""
+    folder = folder_of("squared relu", CASES["squared relu"])
+    settings = {"model_impl": "transformers", "num_blocks": 9, "max_model_len": 96}
+    prompts = [[3 + i, *range(60)] for i in range(3)]
+    with LLM(str(folder), swap_space=0.01, **settings) as llm:
+        first, _, _, again = (
+            llm.generate([{"prompt_token_ids": p}], FREE)[0] for p in (*prompts, prompts[0])
+        )
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    assert again.metrics.num_cached_tokens > 0
+
+
 def test_a_gguf_file_is_no_model_of_transformers(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match="GGUF"):
