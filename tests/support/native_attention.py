@@ -94,6 +94,16 @@ def make_sequence(layer: Layer, length: int, seed: int) -> Sequence:
     return Sequence(q * 2, k, v, np.empty(0, np.int32))
 
 
+def deal_blocks(sequences, block_size: int, seed: int) -> int:
+    """Gives each sequence the blocks that it needs, in no order; how many there are, some spare."""
+    needed = [-(-len(s) // block_size) for s in sequences]
+    num_blocks = sum(needed) + 3
+    order = np.random.default_rng(seed).permutation(num_blocks).astype(np.int32)
+    for sequence, count in zip(sequences, needed, strict=True):
+        sequence.blocks, order = order[:count], order[count:]
+    return num_blocks
+
+
 @dataclass
 class Cache:
     """Memory for the keys and values of some sequences; gives them their blocks."""
@@ -108,13 +118,8 @@ class Cache:
 
     def __post_init__(self) -> None:
         layer, size = self.layer, self.layer.block_size
-        needed = [-(-len(s) // size) for s in self.sequences]
-        spare = 3
-        order = np.random.default_rng(self.seed).permutation(sum(needed) + spare).astype(np.int32)
-        for sequence, count in zip(self.sequences, needed, strict=True):
-            sequence.blocks, order = order[:count], order[count:]
+        self.num_blocks = deal_blocks(self.sequences, size, self.seed)
         chunk = self.native.check(self.native.lib.oct_kv_chunk_bytes(FORMATS[layer.kv], layer.dim))
-        self.num_blocks = sum(needed) + spare
         layer_bytes = layer.kv_heads * (size // 16) * chunk
         self.block_bytes = OTHER_LAYERS + layer_bytes
         total = self.num_blocks * self.block_bytes

@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass, field
 
 import numpy as np
+from native_attention import deal_blocks
 
 from octavo.kernels.cpu import abi
 
@@ -100,15 +101,10 @@ class Cache:
 
     def __post_init__(self) -> None:
         layer, size = self.layer, self.layer.block_size
-        needed = [-(-len(s) // size) for s in self.sequences]
-        spare = 3
-        order = np.random.default_rng(self.seed).permutation(sum(needed) + spare).astype(np.int32)
-        for sequence, count in zip(self.sequences, needed, strict=True):
-            sequence.blocks, order = order[:count], order[count:]
+        self.num_blocks = deal_blocks(self.sequences, size, self.seed)
         row = self.native.check(
             self.native.lib.oct_latent_row_bytes(FORMATS[layer.kv], layer.rank, layer.rope)
         )
-        self.num_blocks = sum(needed) + spare
         self.block_bytes = OTHER_LAYERS + size * row
         self.memory = np.full(self.num_blocks * self.block_bytes, 0xFF, np.uint8)  # NaN
 
