@@ -183,7 +183,7 @@ def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     query_dim = fields.integer("attention.key_length_mla", config.head_dim)
     rope_dim = config.rope.rotary_dim
     latent = LatentConfig(
-        q_rank=fields.integer("attention.q_lora_rank", None),
+        q_rank=fields.integer("attention.q_lora_rank", 0, minimum=0) or None,
         kv_rank=fields.integer("attention.kv_lora_rank"),
         nope_dim=query_dim - rope_dim,
         rope_dim=rope_dim,
@@ -223,11 +223,10 @@ def _to_gguf(config: ModelConfig) -> dict[str, Any]:
         "attention.head_count_kv": config.num_heads,
         "attention.key_length": latent.query_dim,
         "attention.value_length": latent.value_dim,
+        "attention.q_lora_rank": latent.q_rank or 0,  # llama.cpp guesses by layers without it
         "attention.kv_lora_rank": latent.kv_rank,
         "leading_dense_block_count": config.num_layers,
     }
-    if latent.q_rank is not None:
-        entries["attention.q_lora_rank"] = latent.q_rank
     if config.experts is not None:
         entries |= gguf_grouped_expert_entries(config)
     if rope.scaling == "yarn":

@@ -120,14 +120,11 @@ def scalar_of(scale: float) -> int | float:
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     theta = fields.number("rope.freq_base_swa", _LOCAL_THETA, above=1.0)
     local = replace(config.rope.unscaled(), theta=theta)
-    scaled_by = config.head_dim
-    if config.num_layers == _LAYERS_OF_27B:
-        scaled_by = config.hidden_size // config.num_heads
     return {
         "activation": "gelu_tanh",
         "layer_windows": gguf_windows(fields, config.num_layers, _PERIOD),
         "local_rope": None if local == config.rope else local,
-        "attention_scale": fields.number("attention.scale", scaled_by**-0.5),
+        "attention_scale": fields.number("attention.scale", _scale_of_files(config)),
         "embedding_scale": math.sqrt(config.hidden_size),
     }
 
@@ -137,9 +134,16 @@ def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
     local_rope = config.local_rope or config.rope
     if local_rope.theta != _LOCAL_THETA:
         entries["rope.freq_base_swa"] = local_rope.theta
-    if not math.isclose(config.attention_scale, config.head_dim**-0.5, rel_tol=1e-6):
-        entries["attention.scale"] = config.attention_scale
+    if not math.isclose(config.attention_scale, _scale_of_files(config), rel_tol=1e-6):
+        entries["attention.scale"] = config.attention_scale  # which llama.cpp does not ask for
     return entries
+
+
+def _scale_of_files(config: ModelConfig) -> float:
+    """Of scores, where a file says nothing."""
+    is_27b = config.num_layers == _LAYERS_OF_27B
+    scaled_by = config.hidden_size // config.num_heads if is_27b else config.head_dim
+    return scaled_by**-0.5
 
 
 GEMMA3 = Family(

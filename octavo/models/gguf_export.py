@@ -13,6 +13,7 @@ model may be larger than memory.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,10 +30,13 @@ from octavo.models.config_gguf import end_ids_by_text
 from octavo.models.config_to_gguf import check_gguf_config, gguf_config
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.gguf_writer import TensorToWrite, write_gguf
+from octavo.models.llama_cpp import unlike_in_llama_cpp
 from octavo.models.parameters import FileTensor, Parameters
 from octavo.models.registry import family_of
 from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape, row_bytes
+
+_log = logging.getLogger("octavo")
 
 QUANTIZATION_VERSION = 2  # of ggml's blocks, since 2023
 # Of how a file was cut and aligned, which another one is not.
@@ -91,7 +95,7 @@ def export_gguf(
     file_type: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a GGUF file, atomically.
+    """Write a GGUF file, atomically; warn of what llama.cpp would do otherwise with it.
 
     Args:
         type_of: which type a matrix gets. One that it has already is copied, bit for bit.
@@ -117,6 +121,8 @@ def export_gguf(
     entries |= {"general.quantization_version": QUANTIZATION_VERSION, **(metadata or {})}
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     check_gguf_config(parameters.config, entries, shapes)
+    for difference in unlike_in_llama_cpp(parameters.config):
+        _log.warning("%s: llama.cpp will not run this file as octavo does: %s", out, difference)
     try:
         write_gguf(Path(out), entries, tensors)
     except OSError as error:
