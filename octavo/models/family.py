@@ -186,6 +186,7 @@ class Family:
             files; where they differ, rows of queries and keys lie in another order in each.
         activations: that its MLPs have.
         norm_plus_one: folders store the weights of norms less one. (GGUF files never do.)
+        exceeds_float16: its activations do, so that what runs it should be given bfloat16.
         row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
             they are here; None where they lie so.
         from_hf, from_gguf: what is left to be read, see ``ReadConfig``.
@@ -206,6 +207,7 @@ class Family:
     gguf_interleaved: bool = False
     activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
+    exceeds_float16: bool = False
     row_order: RowOrder = _as_they_lie
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing

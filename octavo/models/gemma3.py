@@ -174,6 +174,7 @@ GEMMA3 = Family(
         "eos_token_id": 1,
     },
     norm_plus_one=True,
+    exceeds_float16=True,
     from_hf=_from_hf,
     to_hf=_to_hf,
     from_gguf=_from_gguf,

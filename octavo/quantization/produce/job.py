@@ -410,7 +410,7 @@ def _vector(parameters: Parameters, name: str, values: Tensor) -> NewTensor:
 
 def _float_type(parameters: Parameters) -> GGMLType:
     """Of what stays as it is: bfloat16 if it came so, or if activations need its range."""
-    is_wide = parameters.config.architecture.startswith("Gemma")
+    is_wide = family_of(parameters.config.architecture).exceeds_float16
     came_so = any(parameters.type(name) == GGMLType.BF16 for name in parameters.names)
     return GGMLType.BF16 if is_wide or came_so else GGMLType.F16
 
