@@ -2,8 +2,11 @@
 
 A model has one matrix for both, ``kv_b`` [H * (P + V), C]. Queries are multiplied with the keys'
 part of a head, and what was attended with the values' part: small products, each of a head of its
-own. So there is a copy of both in floats, input by input (``oct_latent_args``): of 2 bytes a
-number, or 4 where the weight has as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
+own. So there is a copy of both, input by input (``oct_latent_args``), of 2 bytes a number, or 4
+where the weight has as many. DeepSeek-V2-Lite has 4 MiB of it a layer, V3 has 32.
+
+Weights of bfloat16 stay such, and are multiplied as those of any matrix are. All others become
+float16, whose rounding is a small part of that which made them codes.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.layout import TILE
 from octavo.kernels.cpu.library import Library, Pool
 
+_EXACT = (abi.OCT_F32, abi.OCT_BF16)
+
 
 class HeadMatrices(NamedTuple):
-    """Of all heads: for keys [H, P, C], for values [H, C, V], the last dimension filled up with
-    zeros to a multiple of 16."""
+    """Of all heads: for keys from P numbers to C, for values from C to V, each as ``as_read``."""
 
-    format: int  # OCT_F32 or OCT_F16
+    format: int  # OCT_F32, OCT_F16 or OCT_BF16
     keys: np.ndarray
     values: np.ndarray
 
@@ -34,15 +38,23 @@ def head_matrices(
     floats = np.empty((packed.n, packed.k), dtype=np.float32)
     library.check(library.lib.oct_unpack(pool, ctypes.byref(packed), floats.ctypes.data))
     heads = floats.reshape(num_heads, -1, packed.k)
-    is_wide = packed.format == abi.OCT_F32
-    dtype = np.float32 if is_wide else np.float16
+    format = packed.format if packed.format in _EXACT else abi.OCT_F16
     return HeadMatrices(
-        abi.OCT_F32 if is_wide else abi.OCT_F16,
-        _filled_up(heads[:, :nope_dim], dtype),
-        _filled_up(heads[:, nope_dim:].transpose(0, 2, 1), dtype),
+        format,
+        as_read(heads[:, :nope_dim], format),
+        as_read(heads[:, nope_dim:].transpose(0, 2, 1), format),
     )
 
 
-def _filled_up(matrices: np.ndarray, dtype: type[np.floating]) -> np.ndarray:
-    missing = -matrices.shape[-1] % TILE
-    return np.ascontiguousarray(np.pad(matrices, ((0, 0), (0, 0), (0, missing))), dtype)
+def as_read(matrices: np.ndarray, format: int) -> np.ndarray:
+    """Matrices float32 [H, inputs, outputs] as kernels read them, filled up with zeros: to a
+    multiple of 16 outputs, and in OCT_BF16, which must not be a rounding, to pairs of inputs."""
+    is_paired = format == abi.OCT_BF16
+    heads, inputs, outputs = matrices.shape
+    missing = -inputs % 2 if is_paired else 0, -outputs % TILE
+    filled = np.pad(matrices, ((0, 0), (0, missing[0]), (0, missing[1])))
+    if not is_paired:
+        return np.ascontiguousarray(filled, np.float32 if format == abi.OCT_F32 else np.float16)
+    bits = np.ascontiguousarray(filled, np.float32).view(np.uint32) >> 16
+    pairs = bits.astype(np.uint16).reshape(heads, -1, 2, filled.shape[2])
+    return np.ascontiguousarray(pairs.swapaxes(2, 3))
