@@ -13,8 +13,11 @@ namespace octavo {
 
 constexpr int kMaxVectors = kManyRegisters ? 2 : 1;  // that go through a tile together
 
-// Rows that have sums in registers: no more, since each takes an address, too.
-constexpr int kRows = kManyRegisters ? 8 : 4;
+// A score is the sum of two: of the even terms, and of the odd ones. So few vectors keep a processor
+// busy, which begins a product long before the one before it has ended.
+constexpr int kChains = 2;
+// Rows that have sums in registers, of so many vectors: no more, since each takes an address, too.
+constexpr int rows_at_once(int vectors) { return (kManyRegisters ? 8 : 2) / vectors; }
 // Numbers of rows that have, of so many vectors.
 constexpr int numbers_at_once(int vectors) { return (kManyRegisters ? 16 : 4) / vectors; }
 
@@ -24,10 +27,15 @@ struct RowTile {
   using Factor = typename Product::Factor;
   static constexpr int kColumns = kTile / Product::kDepth;
 
-  const Factor* rows[kTile];         // as scores take them: terms are of a row
-  const Factor* columns[kColumns];   // as outputs do: terms are of as many rows as a product takes
-  const uint8_t* next[kTile];  // stored rows of the next tile, to be fetched meanwhile; or NULL
+  const Factor* rows[kTile];        // as scores take them: terms are of a row
+  const Factor* columns[kColumns];  // as outputs do: terms are of as many rows as a product takes
+  const uint8_t* next[kTile];       // stored rows of the next tile, to be fetched meanwhile; or NULL
   int64_t row_bytes;
+
+  void fetch_next(int row) const {
+    if (!next[0]) return;
+    for (int64_t at = 0; at < row_bytes; at += 64) fetch(next[row] + at);
+  }
 };
 
 // Factors of two rows, number by number; of one, beside zeros.
@@ -81,41 +89,61 @@ struct LaneSoftmax {
   }
 };
 
+// Two sums of some rows, for V vectors.
+template <class Product, int V>
+struct RowScores {
+  static constexpr int kRows = rows_at_once(V);
+
+  simd::F32 sums[kChains][V][kRows];
+  const typename Product::Factor* rows[kRows];
+
+  OCT_INLINE void start(const typename Product::Factor* const* first) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      rows[r] = first[r];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[0][v][r] = sums[1][v][r] = simd::zero();
+    }
+  }
+  template <int kChain>
+  OCT_INLINE void add_term(const typename Product::Factor* const (&queries)[V], int term) {
+    typename Product::Lanes query[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) query[v] = lanes_at<Product>(queries[v], term);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) {
+        simd::F32& sum = sums[kChain][v][r];
+        sum = Product::multiply_add(sum, query[v], rows[r] + Product::kDepth * term);
+      }
+    }
+  }
+  OCT_INLINE simd::F32 score(int v, int r) const { return simd::add(sums[0][v][r], sums[1][v][r]); }
+};
+
 // scores[v][row][16 heads] of the first rows, and of some more.
 template <class Product, int V>
 void score_rows(const RowTile<Product>& tile, int num_rows, int terms,
                 const typename Product::Factor* const (&queries)[V],
                 float (&scores)[V][kTile * kHeads]) {
-  constexpr int kDepth = Product::kDepth;
+  constexpr int kRows = RowScores<Product, V>::kRows;
   for (int first = 0; first < num_rows; first += kRows) {
-    for (int r = 0; r < kRows && tile.next[0]; r++) {
-      const uint8_t* next = tile.next[first + r];
-      for (int64_t at = 0; at < tile.row_bytes; at += 64) fetch(next + at);
-    }
-    const typename Product::Factor* rows[kRows];
-    simd::F32 sums[V][kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; r++) {
-      rows[r] = tile.rows[first + r];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sums[v][r] = simd::zero();
-    }
-    for (int d = 0; d < terms; d++) {
-      typename Product::Lanes query[V];
-#pragma GCC unroll 2
-      for (int v = 0; v < V; v++) query[v] = lanes_at<Product>(queries[v], d);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; r++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < V; v++) {
-          sums[v][r] = Product::multiply_add(sums[v][r], query[v], rows[r] + kDepth * d);
-        }
+    RowScores<Product, V> of;
+    of.start(tile.rows + first);
+    int term = 0;
+    for (int r = 0; r < kRows; r++) {  // of the next tile, that the lines are not asked for at once
+      tile.fetch_next(first + r);
+      for (const int end = terms * (r + 1) / kRows; term + kChains <= end; term += kChains) {
+        of.template add_term<0>(queries, term);
+        of.template add_term<1>(queries, term + 1);
       }
     }
+    if (term < terms) of.template add_term<0>(queries, term);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
 #pragma GCC unroll 2
-      for (int v = 0; v < V; v++) simd::store(scores[v] + kHeads * (first + r), sums[v][r]);
+      for (int v = 0; v < V; v++) simd::store(scores[v] + kHeads * (first + r), of.score(v, r));
     }
   }
 }
