@@ -97,7 +97,8 @@ class Latent {
   using Product = typename Rows::Product;
   using Factor = typename Product::Factor;        // of rows, and of queries
   using Input = typename Matrix::Factor;          // of U and V
-  static constexpr int kQueryLanes = kHeads * Product::kDepth, kInputLanes = kHeads * Matrix::kDepth;
+  static constexpr int kQueryLanes = kHeads * Product::kDepth;  // factors of a term
+  static constexpr int kInputLanes = kHeads * Matrix::kDepth;
 
  public:
   Latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker)
@@ -330,8 +331,8 @@ class Latent {
   }
 
   template <int V>
-  void attend_together(const SubStep& step, const Item& item, const RowTile<Product>& tile, int first,
-                       int num_rows, float* into) const {
+  void attend_together(const SubStep& step, const Item& item, const RowTile<Product>& tile,
+                       int first, int num_rows, float* into) const {
     const Factor* queries[V];
     const LaneSoftmax softmax[] = {state(into, first), state(into, first + V - 1)};
     const LaneSoftmax* of[V];
@@ -349,7 +350,8 @@ class Latent {
     for (int i = 0; i < end - first; i++) slots[i] = first + i;
     for (int position = position_of(seqs, item.seq, row); seqs.parents && seqs.parents[row] >= 0;
          row = seqs.parents[row], position--) {
-      if (position >= first && position < end) slots[position - first] = slot_of(seqs, item.seq, row);
+      if (position < first || position >= end) continue;
+      slots[position - first] = slot_of(seqs, item.seq, row);
     }
     const LatentRows rows(args_, seqs, item.seq, Rows::bytes(latent_width(args_)));
     for (int i = 0; i < end - first; i++) {
@@ -456,7 +458,8 @@ class Latent {
   Inputs<Matrix> inputs_of_values(const ProductUnit& unit, int head) const {
     constexpr int kDepth = Matrix::kDepth;
     const int terms = num_terms<Matrix>(args_.rank), tokens = unit.end_token - unit.first_token;
-    Input* inputs = static_cast<Input*>(worker_.scratch(5, sizeof(Input) * tokens * terms * kDepth));
+    const size_t size = sizeof(Input) * tokens * terms * kDepth;
+    Input* inputs = static_cast<Input*>(worker_.scratch(5, size));
     Input* to = inputs;
     for (int t = unit.first_token; t < unit.end_token; t++) {
       const Input* lane = attended_of(t, head / kHeads) + head % kHeads * kDepth;
@@ -470,10 +473,11 @@ class Latent {
   const oct_latent_args& args_;
   const oct_sequences& seqs_;
   const Worker& worker_;
-  const int vectors_;      // of a token
-  const int rank_place_;   // numbers before the rotated part of a row, as products take it
-  const int width_;        // and of a whole row
-  const int64_t column_;   // factors from column to column: not a power of two, lest they share sets
+  const int vectors_;     // of a token
+  const int rank_place_;  // numbers before the rotated part of a row, as products take it
+  const int width_;       // and of a whole row
+  // Factors from column to column: not a power of two, lest all lie in a few sets of a cache.
+  const int64_t column_;
   const int64_t state_floats_;
   Factor* queries_ = nullptr;   // see latent.h; of all workers
   Input* attended_ = nullptr;   // [token][vector][rank][16 heads]; of all workers
@@ -486,9 +490,11 @@ class Latent {
 int32_t check_sizes(const oct_latent_args& args) {
   const int width = latent_width(args);
   if (args.num_heads < 1 || args.rank < 1 || args.rope_dim < 2 || args.rope_dim % 2 != 0 ||
-      args.nope_dim < 1 || args.value_dim < 1 || padded(args.rank) + padded(args.rope_dim) > kMaxLatent) {
-    return fail(OCT_ERR_ARGUMENT, "latent attention: %d heads of %d + %d and %d numbers, rows of %d",
-                args.num_heads, args.nope_dim, args.rope_dim, args.value_dim, width);
+      args.nope_dim < 1 || args.value_dim < 1 ||
+      padded(args.rank) + padded(args.rope_dim) > kMaxLatent) {
+    return fail(OCT_ERR_ARGUMENT,
+                "latent attention: %d heads of %d + %d and %d numbers, rows of %d", args.num_heads,
+                args.nope_dim, args.rope_dim, args.value_dim, width);
   }
   if (latent_row_bytes(args.kv_format, width) == 0) {
     return fail(OCT_ERR_ARGUMENT, "latent attention: there are no rows of KV format %d",

@@ -18,8 +18,8 @@
 // where a product takes pairs of numbers, [(rank + rope) / 2][16 heads][2]: see kv_formats.h.
 //
 // so that a vector stands at one position, sees the first n rows of a tile, and no others are
-// touched. As in attention.h, tiles of 64 rows and splits of 256 lie at absolute positions, a lane's
-// own sums go from the first row to the last, and splits are merged in their order: nothing but a
+// touched. As in attention.h, tiles of 64 rows and splits of 256 lie at absolute positions, sums of
+// a lane go from the first row to the last, and splits are merged in their order: nothing but a
 // sequence itself makes a difference to its results.
 #pragma once
 

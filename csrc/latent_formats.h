@@ -6,7 +6,7 @@
 //     Rows::Product                  what scores and outputs are made by, see kv_formats.h
 //     Rows::bytes(width)             of a row
 //     Rows::write(row, x, args)      x is float32 [padded(rank)] and then [padded(rope)]
-//     Rows::read(row, args, out)     float32 [rank + rope]: `out`, with room for 16 more, or the row
+//     Rows::read(row, args, out)     float32 [rank + rope]: `out`, with room for 16 more, or row
 //
 // Where there are products of bfloat16 pairs, those of rows that have no more than that are such:
 // codes become bfloat16, which adds an eighth to their own rounding at most.

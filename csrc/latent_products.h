@@ -1,7 +1,7 @@
 // Products with the matrices of heads: of queries with U, of what was attended with V.
 //
-// A matrix lies input by input, or pair of inputs by pair, so that 16 outputs are a vector; an output
-// is summed up from the first input to the last.
+// A matrix lies input by input, or pair of inputs by pair, so that 16 outputs are a vector; an
+// output is summed up from the first input to the last.
 #pragma once
 
 #include "attention_tile.h"
@@ -10,7 +10,7 @@
 namespace octavo {
 
 // How U and V are kept: products of kv_formats.h, whose lanes are outputs and whose factors are
-// inputs. kLine is the bytes of 16 lanes. As in linear_float.cpp, inputs of bfloat16 are rounded to it.
+// inputs. kLine is the bytes of 16 lanes. Inputs of bfloat16 are rounded, as in linear_float.cpp.
 struct F32Matrix : F32Product {
   static constexpr int kLine = 64;
 };

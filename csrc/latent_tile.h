@@ -13,8 +13,8 @@ namespace octavo {
 
 constexpr int kMaxVectors = kManyRegisters ? 2 : 1;  // that go through a tile together
 
-// A score is the sum of two: of the even terms, and of the odd ones. So few vectors keep a processor
-// busy, which begins a product long before the one before it has ended.
+// A score is the sum of two: of the even terms, and of the odd ones. So a processor is kept busy,
+// which begins many products before the first of them has ended.
 constexpr int kChains = 2;
 // Rows that have sums in registers, of so many vectors: no more, since each takes an address, too.
 constexpr int rows_at_once(int vectors) { return (kManyRegisters ? 8 : 2) / vectors; }
@@ -29,7 +29,7 @@ struct RowTile {
 
   const Factor* rows[kTile];        // as scores take them: terms are of a row
   const Factor* columns[kColumns];  // as outputs do: terms are of as many rows as a product takes
-  const uint8_t* next[kTile];       // stored rows of the next tile, to be fetched meanwhile; or NULL
+  const uint8_t* next[kTile];       // stored, of the next tile, to be fetched meanwhile; or NULL
   int64_t row_bytes;
 
   void fetch_next(int row) const {

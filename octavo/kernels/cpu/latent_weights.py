@@ -12,15 +12,15 @@ float16, whose rounding is a small part of that which made them codes.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.layout import TILE
+from octavo.kernels.cpu.layout import TILE, latent_weight_format
 from octavo.kernels.cpu.library import Library, Pool
-
-_EXACT = (abi.OCT_F32, abi.OCT_BF16)
+from octavo.kernels.fusion import LatentAttention, Matrix
 
 
 class HeadMatrices(NamedTuple):
@@ -30,20 +30,50 @@ class HeadMatrices(NamedTuple):
     keys: np.ndarray
     values: np.ndarray
 
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
 
-def head_matrices(
-    packed: abi.Weight, num_heads: int, nope_dim: int, library: Library, pool: Pool
-) -> HeadMatrices:
-    """Of a ``kv_b`` in any packed format; ``nope_dim`` is P."""
-    floats = np.empty((packed.n, packed.k), dtype=np.float32)
-    library.check(library.lib.oct_unpack(pool, ctypes.byref(packed), floats.ctypes.data))
-    heads = floats.reshape(num_heads, -1, packed.k)
-    format = packed.format if packed.format in _EXACT else abi.OCT_F16
-    return HeadMatrices(
-        format,
-        as_read(heads[:, :nope_dim], format),
-        as_read(heads[:, nope_dim:].transpose(0, 2, 1), format),
+
+class LatentWeights:
+    """Those of the layers of a model, each made when it is first asked for: programs that share
+    the packed weights share these."""
+
+    def __init__(self, packed: Callable[[Matrix], abi.Weight], library: Library, pool: Pool):
+        self._packed, self._library, self._pool = packed, library, pool
+        self._made: dict[int, HeadMatrices] = {}  # by the layer
+
+    def of(self, phase: LatentAttention) -> HeadMatrices:
+        """Of a ``kv_b`` in any packed format."""
+        if phase.layer not in self._made:
+            self._made[phase.layer] = self._make(phase)
+        return self._made[phase.layer]
+
+    def _make(self, phase: LatentAttention) -> HeadMatrices:
+        packed, library = self._packed(phase.kv_b), self._library
+        floats = np.empty((packed.n, packed.k), dtype=np.float32)
+        library.check(library.lib.oct_unpack(self._pool, ctypes.byref(packed), floats.ctypes.data))
+        num_heads, query_dim = phase.q.shape
+        nope_dim = query_dim - phase.rope.rotary_dim
+        heads, format = floats.reshape(num_heads, -1, packed.k), latent_weight_format(packed.format)
+        return HeadMatrices(
+            format,
+            as_read(heads[:, :nope_dim], format),
+            as_read(heads[:, nope_dim:].transpose(0, 2, 1), format),
+        )
+
+
+def planned_bytes(phase: LatentAttention, packed_format: int) -> int:
+    """Of the ``HeadMatrices`` of a layer, before there are any."""
+    format, rank = latent_weight_format(packed_format), phase.norm.weight.shape[0]
+    num_heads, query_dim = phase.q.shape
+    nope_dim, value_dim = query_dim - phase.rope.rotary_dim, phase.out.width // num_heads
+    depth = 2 if format == abi.OCT_BF16 else 1
+    numbers = sum(
+        -(-inputs // depth) * depth * -(-outputs // TILE) * TILE
+        for inputs, outputs in ((nope_dim, rank), (rank, value_dim))
     )
+    return num_heads * numbers * (4 if format == abi.OCT_F32 else 2)
 
 
 def as_read(matrices: np.ndarray, format: int) -> np.ndarray:
