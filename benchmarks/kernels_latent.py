@@ -37,6 +37,7 @@ WORKS = [
     ("8 x decode @1024", 8, 1, 1024),
     ("prefill 512", 1, 512, 512),
     ("prefill 2048", 1, 2048, 2048),
+    ("prefill 4096", 1, 4096, 4096),
 ]
 
 
@@ -150,7 +151,8 @@ def main() -> None:
     options = parser.parse_args()
     options.kv_heads, options.dim, options.threads = options.heads, EXPANDED_DIM, 1
     library = load(options.isa)
-    print(f"{library.isa}, 1 thread, {options.heads} heads, {options.kv} KV, {options.weights} weights")
+    kinds = f"{options.kv} KV, {options.weights} weights"
+    print(f"{library.isa}, 1 thread, {options.heads} heads, {kinds}")
     print(f"{'ms of a layer':18}{'latent':>9}{'expanded':>10}{'MB of KV':>10}{'expanded':>10}")
     with Pool(library, 1) as pool:
         for name, *sizes in WORKS:

@@ -42,8 +42,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 class Shape(NamedTuple):
     """A matrix from ``k`` values to ``n``, by the name of its parameter. ``is_exact``: it is held
-    in float32, whatever its file has. ``share`` as of a ``Matrix``. ``is_latent``: it makes keys and
-    values of latents, which has kernels of its own."""
+    in float32, whatever its file has. ``share`` as of a ``Matrix``. ``is_latent``: it makes keys
+    and values of latents, for which there are kernels of their own."""
 
     name: str
     n: int
@@ -92,13 +92,9 @@ def shapes(config: ModelConfig) -> Iterator[Shape]:
         if isinstance(module, LatentAttention):
             latent.add(id(module.kv_b_proj))
         elif isinstance(module, Linear | LMHead | Router):
-            yield Shape(
-                f"{name}.weight",
-                *module.weight.shape,
-                module.weight.exact,
-                share_of.get(id(module)),
-                id(module) in latent,
-            )
+            n, k = module.weight.shape
+            share, is_latent = share_of.get(id(module)), id(module) in latent
+            yield Shape(f"{name}.weight", n, k, module.weight.exact, share, is_latent)
 
 
 def choosable(config: ModelConfig) -> list[Shape]:

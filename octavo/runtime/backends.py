@@ -58,8 +58,8 @@ class Backend(Protocol):
         ...
 
     def planned_memory(self) -> Sequence[Line]:
-        """What it will allocate beside weights, keys and values: on a GPU for steps of the size that
-        its ``RankSpec`` names, too; on a CPU those come out of what is left free."""
+        """What it will allocate beside weights, keys and values: on a GPU for steps of the size
+        that its ``RankSpec`` names, too; on a CPU those come out of what is left free."""
         ...
 
     @property

@@ -43,9 +43,7 @@ def test_parts_of_a_weight(native, name):
     rank = 256 if name.endswith("_K") else RANK
     phase = phase_of(0)
     phase.norm.weight = np.ones(rank)
-    weight = pack(
-        stored(GGMLType[name], HEADS * (NOPE + VALUE), rank), native.library, native.pool
-    )
+    weight = pack(stored(GGMLType[name], HEADS * (NOPE + VALUE), rank), native.library, native.pool)
     found = LatentWeights(lambda _: weight.as_struct(), native.library, native.pool).of(phase)
     wanted = weight.unpack(native.library, native.pool).reshape(HEADS, NOPE + VALUE, rank)
     keys = as_floats(found.keys, NOPE, rank)
@@ -57,9 +55,7 @@ def test_parts_of_a_weight(native, name):
 
 
 def test_programs_share_what_was_made(native):
-    weight = pack(
-        stored(GGMLType.F32, HEADS * (NOPE + VALUE), RANK), native.library, native.pool
-    )
+    weight = pack(stored(GGMLType.F32, HEADS * (NOPE + VALUE), RANK), native.library, native.pool)
     asked: list[str] = []
 
     def packed(matrix):
