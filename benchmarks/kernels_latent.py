@@ -23,11 +23,13 @@ import numpy as np
 from kernels_attention import FORMATS, Work
 
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.latent_weights import as_read
 from octavo.kernels.cpu.library import Library, Pool, load
 
 RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128
 EXPANDED_DIM = (NOPE + ROPE + VALUE) // 2
 BLOCK_SIZE = 32
+WEIGHTS = {"bf16": abi.OCT_BF16, "f16": abi.OCT_F16, "f32": abi.OCT_F32}
 WORKS = [
     ("decode @512", 1, 1, 512),
     ("decode @2048", 1, 1, 2048),
@@ -35,6 +37,7 @@ WORKS = [
     ("8 x decode @1024", 8, 1, 1024),
     ("prefill 512", 1, 512, 512),
     ("prefill 2048", 1, 2048, 2048),
+    ("prefill 4096", 1, 4096, 4096),
 ]
 
 
@@ -74,9 +77,10 @@ class LatentWork(Work):
         self.layer_bytes = seqs * blocks * BLOCK_SIZE * row
         # Numbers that can be: rows of 0x2f2f... are small floats, in every format.
         self.kv = np.full((layers, self.layer_bytes + 4096), 0x2F, np.uint8)
+        format = WEIGHTS[options.weights]
         shapes = (heads, NOPE, RANK), (heads, RANK, VALUE)
         self.weights = [
-            [(rng.standard_normal(shape, np.float32) / 16).astype(np.float16) for shape in shapes]
+            [as_read(rng.standard_normal(shape, np.float32) / 16, format) for shape in shapes]
             for _ in range(layers)
         ]
         self.args = [
@@ -88,7 +92,7 @@ class LatentWork(Work):
                 value_dim=VALUE,
                 kv_format=FORMATS[kv],
                 rope_interleaved=1,
-                weight_format=abi.OCT_F16,
+                weight_format=format,
                 scale=(NOPE + ROPE) ** -0.5,
                 eps=1e-6,
                 norm=norm,
@@ -139,6 +143,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--kv", choices=("bf16", "f32", "int8", "fp8"), default="bf16")
+    parser.add_argument("--weights", choices=WEIGHTS, default="bf16", help="what U and V are in")
     parser.add_argument("--seconds", type=float, default=0.2, help="for each turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--isa", default=None)
@@ -146,7 +151,8 @@ def main() -> None:
     options = parser.parse_args()
     options.kv_heads, options.dim, options.threads = options.heads, EXPANDED_DIM, 1
     library = load(options.isa)
-    print(f"{library.isa}, 1 thread, {options.heads} heads, {options.kv} KV")
+    kinds = f"{options.kv} KV, {options.weights} weights"
+    print(f"{library.isa}, 1 thread, {options.heads} heads, {kinds}")
     print(f"{'ms of a layer':18}{'latent':>9}{'expanded':>10}{'MB of KV':>10}{'expanded':>10}")
     with Pool(library, 1) as pool:
         for name, *sizes in WORKS:

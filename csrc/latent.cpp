@@ -28,7 +28,7 @@ namespace {
 
 using simd::F32;
 
-constexpr int64_t kQueryFloats = 4 << 20;  // that queries may take, about
+constexpr int64_t kQueryNumbers = 4 << 20;  // that queries may have, about
 constexpr int kFewTokens = 16;
 
 // ---- Rows
@@ -91,25 +91,34 @@ class SubStep {
 
 // ---- One worker's part in a call
 
-template <class Rows>
+// `Rows` as in latent_formats.h, `Matrix` as in latent_products.h.
+template <class Rows, class Matrix>
 class Latent {
+  using Product = typename Rows::Product;
+  using Factor = typename Product::Factor;        // of rows, and of queries
+  using Input = typename Matrix::Factor;          // of U and V
+  static constexpr int kQueryLanes = kHeads * Product::kDepth;  // factors of a term
+  static constexpr int kInputLanes = kHeads * Matrix::kDepth;
+
  public:
   Latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker)
       : args_(args),
         seqs_(seqs),
         worker_(worker),
-        width_(latent_width(args)),
         vectors_(num_vectors(args)),
+        rank_place_(filled_up<Product>(args.rank)),
+        width_(rank_place_ + args.rope_dim),
+        column_(Product::kDepth * padded(args.rank) + 32),
         state_floats_(LaneSoftmax::floats(args.rank)) {}
 
   void run() {
     store_rows<Rows>(args_, seqs_, worker_);
-    const int64_t token_floats = int64_t{vectors_} * kHeads * width_;
-    const int most = std::max<int>(kFewTokens, static_cast<int>(kQueryFloats / token_floats));
+    const int64_t query_numbers = int64_t{vectors_} * kHeads * width_;
+    const int64_t sums = int64_t{vectors_} * kHeads * filled_up<Matrix>(args_.rank);
+    const int most = std::max<int>(kFewTokens, static_cast<int>(kQueryNumbers / query_numbers));
     const int tokens = std::min(most, seqs_.num_tokens);
-    queries_ = static_cast<float*>(worker_.shared(0, sizeof(float) * tokens * token_floats));
-    attended_ = static_cast<float*>(worker_.shared(
-        1, sizeof(float) * tokens * args_.num_heads * static_cast<int64_t>(args_.rank)));
+    queries_ = static_cast<Factor*>(worker_.shared(0, sizeof(Factor) * tokens * query_numbers));
+    attended_ = static_cast<Input*>(worker_.shared(1, sizeof(Input) * tokens * sums));
     for (int begin = 0; begin < seqs_.num_tokens; begin += tokens) {
       if (!run_tokens(SubStep(seqs_, begin, std::min(begin + tokens, seqs_.num_tokens), worker_)))
         return;
@@ -136,61 +145,80 @@ class Latent {
 
   // ---- Queries
 
-  float* queries_of(int token, int vector) const {
+  Factor* queries_of(int token, int vector) const {
     return queries_ + (int64_t{token} * vectors_ + vector) * kHeads * width_;
   }
 
-  // Calls `use` with U, or V, in their type.
-  template <class Use>
-  void with_weights(const void* weights, const Use& use) const {
-    if (args_.weight_format == OCT_F32) {
-      use(static_cast<const float*>(weights));
-    } else {
-      use(static_cast<const uint16_t*>(weights));
+  void absorb(const SubStep& step) {
+    const ProductUnits units(step.end - step.begin, args_.num_heads, num_pieces(args_.rank),
+                             worker_.size);
+    const uint8_t* up = static_cast<const uint8_t*>(args_.key_up);
+    const F32 factor = simd::set1(args_.scale * kLog2E);
+    for (int i = worker_.ticket(); i < units.count(); i = worker_.ticket()) {
+      const ProductUnit unit = units[i];
+      for (int head = unit.first_head; head < unit.end_head; head++) {
+        const Inputs<Matrix> inputs = inputs_of(step, unit, head);
+        for (int piece = unit.first_piece; piece < unit.end_piece; piece++) {
+          multiply_piece(inputs, unit.end_token - unit.first_token,
+                         up + head * matrix_bytes<Matrix>(args_.nope_dim, args_.rank), args_.rank,
+                         piece, [&](int token, int first, F32 sums) {
+                           put_query(unit.first_token + token, head, first, rank_place_,
+                                     simd::mul(sums, factor));
+                         });
+        }
+        if (unit.first_piece > 0) continue;
+        rotate_queries(step, unit, head, factor);
+        if (head == args_.num_heads - 1) clear_lanes(unit);
+      }
     }
   }
 
-  void absorb(const SubStep& step) {
-    with_weights(args_.key_up, [&](const auto* up) { absorb(step, up); });
-  }
-
-  template <class Weight>
-  void absorb(const SubStep& step, const Weight* up) {
-    const int pieces = num_pieces(args_.rank), count = step.end - step.begin;
-    const int query = args_.nope_dim + args_.rope_dim;
-    const F32 factor = simd::set1(args_.scale * kLog2E);
-    for (int i = worker_.ticket(); i < pieces * args_.num_heads; i = worker_.ticket()) {
-      const int head = i / pieces, piece = i % pieces;
-      const float* q = args_.q + step.begin * args_.ldq + int64_t{head} * query;
-      multiply_piece(q, args_.ldq, args_.nope_dim, count,
-                     up + int64_t{head} * args_.nope_dim * padded(args_.rank), args_.rank, piece,
-                     [&](int token, int first, F32 sums) {
-                       put_query(token, head, first, args_.rank, simd::mul(sums, factor));
-                     });
-      if (piece == 0) rotate_queries(step, head, factor);
-      if (head == args_.num_heads - 1 && piece == 0) clear_lanes(count);
+  // A head's queries, but for what is rotated.
+  Inputs<Matrix> inputs_of(const SubStep& step, const ProductUnit& unit, int head) const {
+    const int count = args_.nope_dim, terms = num_terms<Matrix>(count);
+    const float* q = args_.q + (step.begin + unit.first_token) * args_.ldq +
+                     int64_t{head} * (count + args_.rope_dim);
+    if constexpr (Matrix::kDepth == 1) {
+      return {q, args_.ldq, terms};
+    } else {
+      const int row = padded(count), tokens = unit.end_token - unit.first_token;
+      Input* rounded = static_cast<Input*>(worker_.scratch(5, sizeof(Input) * tokens * row));
+      for (int t = 0; t < tokens; t++) {
+        for (int i = 0; i < count; i += 16) {
+          Matrix::store_factors(rounded + t * row + i,
+                                simd::load_first(q + t * args_.ldq + i, count - i));
+        }
+      }
+      return {rounded, row, terms};
     }
   }
 
   // Numbers of a query, from `first` on and before `end`, to its lane.
   void put_query(int token, int head, int first, int end, F32 numbers) const {
-    alignas(64) float of[16];
-    simd::store(of, numbers);
-    float* to = queries_of(token, head / kHeads) + int64_t{first} * kHeads + head % kHeads;
-    for (int i = 0; i < std::min(16, end - first); i++) to[i * kHeads] = of[i];
+    constexpr int kDepth = Product::kDepth;
+    alignas(64) Factor of[16];
+    Product::store_factors(of, numbers);
+    Factor* to = queries_of(token, head / kHeads) + int64_t{first} * kHeads +
+                 head % kHeads * kDepth;
+    const int count = std::min(16, end - first);
+    for (int i = 0; i < count; i += kDepth) {
+      std::memcpy(to + i * kHeads, of + i, sizeof(Factor) * kDepth);
+    }
   }
 
-  void rotate_queries(const SubStep& step, int head, F32 factor) {
+  void rotate_queries(const SubStep& step, const ProductUnit& unit, int head, F32 factor) {
     const int query = args_.nope_dim + args_.rope_dim;
     float* x = static_cast<float*>(worker_.scratch(1, sizeof(float) * padded(args_.rope_dim)));
+    const int begin = step.begin + unit.first_token, end = step.begin + unit.end_token;
     for (int s = 0; s < step.seqs.num_seqs; s++) {
-      for (int t = step.seqs.q_start[s]; t < step.seqs.q_start[s + 1]; t++) {
+      const int last = std::min(step.seqs.q_start[s + 1], end);
+      for (int t = std::max(step.seqs.q_start[s], begin); t < last; t++) {
         std::copy_n(args_.q + t * args_.ldq + int64_t{head} * query + args_.nope_dim,
                     args_.rope_dim, x);
         turn(args_.cos_sin, position_of(step.seqs, s, t), args_.rope_dim, args_.rope_interleaved,
              x);
         for (int i = 0; i < args_.rope_dim; i += 16) {
-          put_query(t - step.begin, head, args_.rank + i, width_,
+          put_query(t - step.begin, head, rank_place_ + i, width_,
                     simd::mul(simd::load_first(x + i, args_.rope_dim - i), factor));
         }
       }
@@ -198,12 +226,14 @@ class Latent {
   }
 
   // Lanes without a head.
-  void clear_lanes(int num_tokens) const {
-    const int first = args_.num_heads % kHeads;
+  void clear_lanes(const ProductUnit& unit) const {
+    const int first = args_.num_heads % kHeads * Product::kDepth;
     if (first == 0) return;
-    for (int t = 0; t < num_tokens; t++) {
-      float* to = queries_of(t, vectors_ - 1);
-      for (int d = 0; d < width_; d++) std::fill(to + d * kHeads + first, to + (d + 1) * kHeads, 0.0f);
+    for (int t = unit.first_token; t < unit.end_token; t++) {
+      Factor* to = queries_of(t, vectors_ - 1);
+      for (int d = 0; d < num_terms<Product>(width_); d++, to += kQueryLanes) {
+        std::fill(to + first, to + kQueryLanes, Factor{0});
+      }
     }
   }
 
@@ -218,7 +248,8 @@ class Latent {
     float* total = static_cast<float*>(worker_.scratch(3, sizeof(float) * 2 * item_floats));
     split_ = total + item_floats;
     // Rows that were decoded, with room behind each for what is stored 16 at a time.
-    decoded_ = static_cast<float*>(worker_.scratch(4, sizeof(float) * kTile * (width_ + 16)));
+    decoded_ = static_cast<Factor*>(worker_.scratch(4, sizeof(Factor) * kTile * (width_ + 16)));
+    columns_ = static_cast<Factor*>(worker_.scratch(6, sizeof(Factor) * kTile * column_));
     for (int i = worker_.ticket(); i < plan.num_items(); i = worker_.ticket()) {
       const Item item = plan.item(i);
       float* into = plan.cut_by_splits() ? parts_ + i * item_floats : total;
@@ -265,7 +296,7 @@ class Latent {
   // Positions first to end of a tile, for the tokens from_token to to_token of an item.
   void attend_tile(const SubStep& step, const Item& item, int first, int end, int from_token,
                    int to_token, float* into) {
-    RowTile tile;
+    RowTile<Product> tile;
     const int row = item.first_token + to_token - 1;
     end = std::min(end, highest_position(step.seqs, item, from_token, to_token) + 1);
     if (end <= first) return;
@@ -300,37 +331,51 @@ class Latent {
   }
 
   template <int V>
-  void attend_together(const SubStep& step, const Item& item, const RowTile& tile, int first,
-                       int num_rows, float* into) const {
-    const float* queries[V];
+  void attend_together(const SubStep& step, const Item& item, const RowTile<Product>& tile,
+                       int first, int num_rows, float* into) const {
+    const Factor* queries[V];
     const LaneSoftmax softmax[] = {state(into, first), state(into, first + V - 1)};
     const LaneSoftmax* of[V];
     for (int v = 0; v < V; v++) {
       queries[v] = queries_of(item.first_token - step.begin, first + v);
       of[v] = &softmax[v];
     }
-    attend_vectors<V>(tile, num_rows, width_, queries, of);
+    attend_vectors<Product, V>(tile, num_rows, num_terms<Product>(width_), queries, of);
   }
 
   // Rows of the positions first to end, as a row of the step sees them.
   void read_tile(const oct_sequences& seqs, const Item& item, int row, int first, int end,
-                 RowTile& tile) const {
+                 RowTile<Product>& tile) const {
     int slots[kTile];
     for (int i = 0; i < end - first; i++) slots[i] = first + i;
     for (int position = position_of(seqs, item.seq, row); seqs.parents && seqs.parents[row] >= 0;
          row = seqs.parents[row], position--) {
-      if (position >= first && position < end) slots[position - first] = slot_of(seqs, item.seq, row);
+      if (position < first || position >= end) continue;
+      slots[position - first] = slot_of(seqs, item.seq, row);
     }
-    const LatentRows rows(args_, seqs, item.seq, Rows::bytes(width_));
+    const LatentRows rows(args_, seqs, item.seq, Rows::bytes(latent_width(args_)));
     for (int i = 0; i < end - first; i++) {
-      tile.rows[i] = Rows::read(rows.row(slots[i]), args_, decoded_ + i * (width_ + 16));
+      tile.rows[i] = read_factors<Rows>(rows.row(slots[i]), args_, decoded_ + i * (width_ + 16));
     }
     for (int i = end - first; i < kTile; i++) tile.rows[i] = tile.rows[0];
+    make_columns((end - first + Product::kDepth - 1) / Product::kDepth, tile);
+  }
+
+  void make_columns(int count, RowTile<Product>& tile) const {
+    for (int i = 0; i < count; i++) {
+      if constexpr (Product::kDepth == 1) {
+        tile.columns[i] = tile.rows[i];
+      } else {
+        tile.columns[i] = columns_ + i * column_;
+        pair_rows(tile.rows[2 * i], tile.rows[2 * i + 1], args_.rank, columns_ + i * column_);
+      }
+    }
   }
 
   // The tile after this one, if the item sees it.
-  void fetch_next(const oct_sequences& seqs, const Item& item, int first, RowTile& tile) const {
-    tile.row_bytes = Rows::bytes(width_);
+  void fetch_next(const oct_sequences& seqs, const Item& item, int first,
+                  RowTile<Product>& tile) const {
+    tile.row_bytes = Rows::bytes(latent_width(args_));
     tile.next[0] = nullptr;
     if (first % kTile != 0 || first > item.last_key) return;
     const LatentRows rows(args_, seqs, item.seq, tile.row_bytes);
@@ -364,61 +409,92 @@ class Latent {
     for (int v = 0; v < item.num_tokens * vectors_; v++) finish(step, item, v, state(of_item, v));
   }
 
-  // Divide by the sum: rows of a head, as V wants them.
+  // Divide by the sum: inputs of V.
   void finish(const SubStep& step, const Item& item, int vector, const LaneSoftmax& total) const {
-    const int token = item.first_token - step.begin + vector / vectors_;
-    const int head = vector % vectors_ * kHeads;
-    const int lanes = std::min(kHeads, args_.num_heads - head);
+    Input* out = attended_of(item.first_token - step.begin + vector / vectors_, vector % vectors_);
     const F32 factor = simd::div(simd::set1(1.0f), simd::load(total.sum));
-    float* out = attended_ + (int64_t{token} * args_.num_heads + head) * args_.rank;
-    for (int d = 0; d < args_.rank; d++) {
-      alignas(64) float of[kHeads];
-      simd::store(of, simd::mul(simd::load(total.acc + kHeads * d), factor));
-      for (int lane = 0; lane < lanes; lane++) out[int64_t{lane} * args_.rank + d] = of[lane];
+    const auto mean = [&](int d) { return simd::mul(simd::load(total.acc + kHeads * d), factor); };
+    for (int d = 0; d < args_.rank; d += Matrix::kDepth, out += kInputLanes) {
+      if constexpr (Matrix::kDepth == 1) {
+        simd::store(out, mean(d));
+      } else {
+        simd::store_bf16_pairs(out, mean(d), d + 1 < args_.rank ? mean(d + 1) : simd::zero());
+      }
     }
   }
 
   // ---- Outputs
 
-  void expand(const SubStep& step) {
-    with_weights(args_.value_up, [&](const auto* up) { expand(step, up); });
+  // Lanes are heads still, and terms those of V.
+  Input* attended_of(int token, int vector) const {
+    const int64_t index = int64_t{token} * vectors_ + vector;
+    return attended_ + index * kInputLanes * num_terms<Matrix>(args_.rank);
   }
 
-  template <class Weight>
-  void expand(const SubStep& step, const Weight* up) {
-    const int pieces = num_pieces(args_.value_dim);
+  void expand(const SubStep& step) {
+    const ProductUnits units(step.end - step.begin, args_.num_heads, num_pieces(args_.value_dim),
+                             worker_.size);
     const int64_t out_row = int64_t{args_.num_heads} * args_.value_dim;
-    for (int i = worker_.ticket(); i < pieces * args_.num_heads; i = worker_.ticket()) {
-      const int head = i / pieces;
-      float* out = args_.out + step.begin * out_row + int64_t{head} * args_.value_dim;
-      multiply_piece(attended_ + int64_t{head} * args_.rank,
-                     int64_t{args_.num_heads} * args_.rank, args_.rank, step.end - step.begin,
-                     up + int64_t{head} * args_.rank * padded(args_.value_dim), args_.value_dim,
-                     i % pieces, [&](int token, int first, F32 sums) {
-                       simd::store_first(out + token * out_row + first, sums,
-                                         args_.value_dim - first);
-                     });
+    const uint8_t* up = static_cast<const uint8_t*>(args_.value_up);
+    for (int i = worker_.ticket(); i < units.count(); i = worker_.ticket()) {
+      const ProductUnit unit = units[i];
+      for (int head = unit.first_head; head < unit.end_head; head++) {
+        const Inputs<Matrix> inputs = inputs_of_values(unit, head);
+        float* out = args_.out + (step.begin + unit.first_token) * out_row +
+                     int64_t{head} * args_.value_dim;
+        for (int piece = unit.first_piece; piece < unit.end_piece; piece++) {
+          multiply_piece(inputs, unit.end_token - unit.first_token,
+                         up + head * matrix_bytes<Matrix>(args_.rank, args_.value_dim),
+                         args_.value_dim, piece, [&](int token, int first, F32 sums) {
+                           simd::store_first(out + token * out_row + first, sums,
+                                             args_.value_dim - first);
+                         });
+        }
+      }
     }
+  }
+
+  // The lane of a head.
+  Inputs<Matrix> inputs_of_values(const ProductUnit& unit, int head) const {
+    constexpr int kDepth = Matrix::kDepth;
+    const int terms = num_terms<Matrix>(args_.rank), tokens = unit.end_token - unit.first_token;
+    const size_t size = sizeof(Input) * tokens * terms * kDepth;
+    Input* inputs = static_cast<Input*>(worker_.scratch(5, size));
+    Input* to = inputs;
+    for (int t = unit.first_token; t < unit.end_token; t++) {
+      const Input* lane = attended_of(t, head / kHeads) + head % kHeads * kDepth;
+      for (int i = 0; i < terms; i++, lane += kInputLanes, to += kDepth) {
+        std::memcpy(to, lane, sizeof(Input) * kDepth);
+      }
+    }
+    return {inputs, terms * kDepth, terms};
   }
 
   const oct_latent_args& args_;
   const oct_sequences& seqs_;
   const Worker& worker_;
-  const int width_, vectors_;  // of a token
+  const int vectors_;     // of a token
+  const int rank_place_;  // numbers before the rotated part of a row, as products take it
+  const int width_;       // and of a whole row
+  // Factors from column to column: not a power of two, lest all lie in a few sets of a cache.
+  const int64_t column_;
   const int64_t state_floats_;
-  float* queries_ = nullptr;   // see latent.h; of all workers
-  float* attended_ = nullptr;  // [token][H][rank]; of all workers
-  float* parts_ = nullptr;     // a state for each vector of each item; of all workers
+  Factor* queries_ = nullptr;   // see latent.h; of all workers
+  Input* attended_ = nullptr;   // [token][vector][rank][16 heads]; of all workers
+  float* parts_ = nullptr;      // a state for each vector of each item; of all workers
   float* split_ = nullptr;
-  float* decoded_ = nullptr;
+  Factor* decoded_ = nullptr;
+  Factor* columns_ = nullptr;
 };
 
 int32_t check_sizes(const oct_latent_args& args) {
   const int width = latent_width(args);
   if (args.num_heads < 1 || args.rank < 1 || args.rope_dim < 2 || args.rope_dim % 2 != 0 ||
-      args.nope_dim < 1 || args.value_dim < 1 || padded(args.rank) + padded(args.rope_dim) > kMaxLatent) {
-    return fail(OCT_ERR_ARGUMENT, "latent attention: %d heads of %d + %d and %d numbers, rows of %d",
-                args.num_heads, args.nope_dim, args.rope_dim, args.value_dim, width);
+      args.nope_dim < 1 || args.value_dim < 1 ||
+      padded(args.rank) + padded(args.rope_dim) > kMaxLatent) {
+    return fail(OCT_ERR_ARGUMENT,
+                "latent attention: %d heads of %d + %d and %d numbers, rows of %d", args.num_heads,
+                args.nope_dim, args.rope_dim, args.value_dim, width);
   }
   if (latent_row_bytes(args.kv_format, width) == 0) {
     return fail(OCT_ERR_ARGUMENT, "latent attention: there are no rows of KV format %d",
@@ -442,7 +518,7 @@ void read_rows(const oct_latent_args& args, const oct_sequences& seqs, int seq, 
 int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs) {
   const int32_t code = check_sizes(args);
   if (code != OCT_OK) return code;
-  if (args.weight_format != OCT_F32 && args.weight_format != OCT_F16) {
+  if (!with_matrices(args.weight_format, [](auto) {})) {
     return fail(OCT_ERR_ARGUMENT, "latent attention: key_up and value_up are of format %d",
                 args.weight_format);
   }
@@ -466,7 +542,9 @@ int32_t check_latent(const oct_latent_args& args, const oct_sequences& seqs) {
 
 void latent(const oct_latent_args& args, const oct_sequences& seqs, const Worker& worker) {
   with_row_format(args.kv_format, [&](auto rows) {
-    Latent<decltype(rows)>(args, seqs, worker).run();
+    with_matrices(args.weight_format, [&](auto matrix) {
+      Latent<decltype(rows), decltype(matrix)>(args, seqs, worker).run();
+    });
   });
 }
 

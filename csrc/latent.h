@@ -15,9 +15,11 @@
 //     queries   [token][vector][rank + rope][16 heads]     a row's numbers go to all lanes
 //     sums      [token][vector][rank][16 heads]
 //
+// where a product takes pairs of numbers, [(rank + rope) / 2][16 heads][2]: see kv_formats.h.
+//
 // so that a vector stands at one position, sees the first n rows of a tile, and no others are
-// touched. As in attention.h, tiles of 64 rows and splits of 256 lie at absolute positions, a lane's
-// own sums go from the first row to the last, and splits are merged in their order: nothing but a
+// touched. As in attention.h, tiles of 64 rows and splits of 256 lie at absolute positions, sums of
+// a lane go from the first row to the last, and splits are merged in their order: nothing but a
 // sequence itself makes a difference to its results.
 #pragma once
 
@@ -35,6 +37,16 @@ inline int num_vectors(const oct_latent_args& args) {
 
 // Numbers of a row, and of an output of V, as their weights have them: the rest are zeros.
 inline int padded(int n) { return (n + 15) / 16 * 16; }
+
+// Of so many numbers, the terms of a product: the last one is filled up with zeros.
+template <class Product>
+constexpr int num_terms(int numbers) {
+  return (numbers + Product::kDepth - 1) / Product::kDepth;
+}
+template <class Product>
+constexpr int filled_up(int numbers) {
+  return num_terms<Product>(numbers) * Product::kDepth;
+}
 
 // What attention.h and attention_plan.h need to know: the one row of a token has as many queries as
 // there are lanes.

@@ -3,17 +3,25 @@
 //
 // A format `Rows` has
 //
+//     Rows::Product                  what scores and outputs are made by, see kv_formats.h
 //     Rows::bytes(width)             of a row
 //     Rows::write(row, x, args)      x is float32 [padded(rank)] and then [padded(rope)]
-//     Rows::read(row, args, out)     float32 [rank + rope]: `out`, with room for 16 more, or the row
+//     Rows::read(row, args, out)     float32 [rank + rope]: `out`, with room for 16 more, or row
+//
+// Where there are products of bfloat16 pairs, those of rows that have no more than that are such:
+// codes become bfloat16, which adds an eighth to their own rounding at most.
 #pragma once
 
 #include "kv_codes.h"
+#include "kv_formats.h"
 #include "latent.h"
 
 namespace octavo {
 
+using NarrowProduct = std::conditional_t<simd::kHasDot2, PairedBf16Product, F32Product>;
+
 struct F32Rows {
+  using Product = F32Product;
   static int64_t bytes(int width) { return int64_t{4} * width; }
   static void write(uint8_t* row, const float* x, const oct_latent_args& args) {
     std::memcpy(row, x, sizeof(float) * args.rank);
@@ -26,6 +34,7 @@ struct F32Rows {
 };
 
 struct Bf16Rows {
+  using Product = NarrowProduct;
   static int64_t bytes(int width) { return int64_t{2} * width; }
   static void write(uint8_t* row, const float* x, const oct_latent_args& args) {
     uint16_t* out = reinterpret_cast<uint16_t*>(row);
@@ -46,6 +55,7 @@ struct Bf16Rows {
 // `Code` makes codes of a vector, see kv_codes.h.
 template <class Code>
 struct CodedRows {
+  using Product = NarrowProduct;
   static int64_t bytes(int width) { return width + 8; }
   static void write(uint8_t* row, const float* x, const oct_latent_args& args) {
     alignas(64) uint8_t codes[kMaxLatent];
@@ -80,6 +90,31 @@ struct CodedRows {
     return E4m3Code::decode<0>(codes);
   }
 };
+
+// The numbers of a row as the factors of F32Product.
+template <class Rows>
+const float* read_factors(const uint8_t* row, const oct_latent_args& args, float* out) {
+  return Rows::read(row, args, out);
+}
+
+// As those of PairedBf16Product: there is a zero behind the latent part if it is odd.
+template <class Rows>
+const uint16_t* read_factors(const uint8_t* row, const oct_latent_args& args, uint16_t* out) {
+  if (std::is_same_v<Rows, Bf16Rows> && args.rank % 2 == 0) {
+    return reinterpret_cast<const uint16_t*>(row);
+  }
+  alignas(64) float numbers[kMaxLatent + 16];
+  const float* x = Rows::read(row, args, numbers);
+  const auto round = [&](const float* part, int count, uint16_t* to) {
+    for (int i = 0; i < count; i += 16) {
+      simd::store_bf16_factors(to + i, simd::load_first(part + i, count - i));
+    }
+  };
+  round(x, args.rank, out);
+  if (args.rank % 2 != 0) out[args.rank] = 0;
+  round(x + args.rank, args.rope_dim, out + args.rank + args.rank % 2);
+  return out;
+}
 
 // Calls `use` with an object of the type of a KV format; false if rows are not kept so.
 template <class Use>

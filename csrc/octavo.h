@@ -297,12 +297,13 @@ typedef struct oct_latent_args {
   int32_t nope_dim, value_dim; /* of a head: what its query has beside rope_dim, and its output */
   int32_t kv_format;
   int32_t rope_interleaved;
-  int32_t weight_format; /* of key_up and value_up: OCT_F32 or OCT_F16 */
+  int32_t weight_format; /* of key_up and value_up: OCT_F32, OCT_F16 or OCT_BF16 */
   float scale, eps;
   const float* norm;    /* [rank]: rmsnorm of c */
   const float* cos_sin; /* [positions, rope_dim]: cosines, then sines */
   /* What makes keys and values of c: [H, nope_dim, rank] and, transposed, [H, rank, value_dim], the
-   * last dimension filled up with zeros to a multiple of 16. */
+   * last dimension filled up with zeros to a multiple of 16. In BF16 two inputs lie together, the
+   * last beside a zero if they are odd: [H, (nope_dim + 1) / 2, rank, 2], and so on. */
   const void* key_up;
   const void* value_up;
   const float* q;  /* [T, H, nope_dim + rope_dim], ldq floats from token to token */

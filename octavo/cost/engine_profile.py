@@ -352,10 +352,17 @@ def _octavo_defaults(device: Device) -> Limits:
 
 def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
     """Of the native kernels: values of a step in turn, as ``kernels/cpu/program.py`` places them,
-    and logits of the rows that are sampled; all 32-bit floats."""
+    and logits of the rows that are sampled, all 32-bit floats; and beside them what is made of
+    weights (``kernels/cpu/latent_weights.py``), of 16 bits but where these have more."""
     logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
     step = limits.max_num_batched_tokens * _octavo_values(spec)
-    return Prediction.around(4.0 * (step + logits), 0.1, "published")
+    made = sum(
+        weight.outputs * weight.inputs
+        for layer in spec.layers
+        for weight in layer.weights(spec.hidden_size)
+        if weight.op == "attention.kv_b"
+    )
+    return Prediction.around(4.0 * (step + logits) + 2.0 * made, 0.1, "published")
 
 
 _PIECE_ROWS = 4096  # of a product at once, as kernels/cuda/triton_products.py has it

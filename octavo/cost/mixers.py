@@ -31,7 +31,8 @@ class Mixer(Protocol):
     def weights(self, hidden: int) -> Iterator[WeightShape]: ...
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
-        """Heads, values of a key and values of a value that a device caches of each token."""
+        """Heads, values of a key and values of a value that a device caches of each token: vectors
+        with scales of their own, where the type of the cache has any."""
         ...
 
     def state_values(self, tp: int) -> int:
@@ -150,7 +151,7 @@ class LatentAttention:
         yield rows("self_attn.o_proj", "attention.output", hidden, self.heads, self.value_dim)
 
     def kv_vectors(self, tp: int) -> tuple[int, int, int]:
-        return 1, self.kv_rank + self.rope_dim, 0
+        return 1, self.kv_rank, self.rope_dim
 
     def state_values(self, tp: int) -> int:
         return 0

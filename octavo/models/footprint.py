@@ -25,6 +25,7 @@ from octavo.kernels.cpu.layout import (
     columns_bytes,
     kv_token_bytes,
     latent_row_bytes,
+    latent_weight_format,
     packed_bytes,
 )
 from octavo.models.config import KVSpec, ModelConfig
@@ -41,13 +42,15 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 class Shape(NamedTuple):
     """A matrix from ``k`` values to ``n``, by the name of its parameter. ``is_exact``: it is held
-    in float32, whatever its file has. ``share`` as of a ``Matrix``."""
+    in float32, whatever its file has. ``share`` as of a ``Matrix``. ``is_latent``: it makes keys
+    and values of latents, for which there are kernels of their own."""
 
     name: str
     n: int
     k: int
     is_exact: bool = False
     share: tuple[int, int] | None = None
+    is_latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,19 @@ Keep = Callable[[Shape, Type], Matrix]
 def shapes(config: ModelConfig) -> Iterator[Shape]:
     """The matrices that a step reads whole, if at all: all but tables, of which it reads rows."""
     from octavo.layers.experts import Router, shares  # a model is made, without a weight
+    from octavo.layers.latent_attention import LatentAttention
     from octavo.layers.linear import Linear, LMHead
 
     model = model_class(config.architecture)(config)
     share_of = shares(model)
+    latent = set()
     for name, module in model.named_modules():
-        if isinstance(module, Linear | LMHead | Router):
+        if isinstance(module, LatentAttention):
+            latent.add(id(module.kv_b_proj))
+        elif isinstance(module, Linear | LMHead | Router):
             n, k = module.weight.shape
-            yield Shape(f"{name}.weight", n, k, module.weight.exact, share_of.get(id(module)))
+            share, is_latent = share_of.get(id(module)), id(module) in latent
+            yield Shape(f"{name}.weight", n, k, module.weight.exact, share, is_latent)
 
 
 def choosable(config: ModelConfig) -> list[Shape]:
@@ -102,6 +110,8 @@ def packed(shape: Shape, type: Type) -> Matrix:
         (format, group), is_reordered = PACKED_FORMATS[type], False
     else:
         raise UnsupportedModelError(f"{shape.name}: the native kernels cannot run {type.name}")
+    if shape.is_latent:
+        format, group, is_reordered = latent_weight_format(format), 0, False
     num_bytes = packed_bytes(format, shape.n, shape.k, group) + columns_bytes(shape.k, is_reordered)
     return _matrix(shape, num_bytes, ARITHMETIC[format])
 

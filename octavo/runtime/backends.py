@@ -58,8 +58,8 @@ class Backend(Protocol):
         ...
 
     def planned_memory(self) -> Sequence[Line]:
-        """What it will allocate on a GPU beside weights, keys and values, for steps of the size
-        that its ``RankSpec`` names."""
+        """What it will allocate beside weights, keys and values: on a GPU for steps of the size
+        that its ``RankSpec`` names, too; on a CPU those come out of what is left free."""
         ...
 
     @property
@@ -227,7 +227,7 @@ class NativeBackend:
         return self._model, self._library, self.pool
 
     def planned_memory(self) -> Sequence[Line]:
-        return ()  # it has no GPU
+        return (Line("weights of latent attention", self._model.latent_bytes, "counted"),)
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config

@@ -12,6 +12,7 @@ from octavo.kernels import fusion
 from octavo.kernels.arguments import Rotation, RowNorm
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.activations import round_activations
+from octavo.kernels.cpu.latent_weights import planned_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import PackedWeights
 from octavo.kernels.cpu.program import KVLayout, Program
@@ -182,6 +183,15 @@ class NativeModel:
     plan: StepPlan
     packed: PackedWeights
     weights_bytes: int
+
+    @property
+    def latent_bytes(self) -> int:
+        """That a program takes for the weights of latent attention, beside the packed ones."""
+        layers = (each for each in self.plan.phases if isinstance(each, fusion.LatentAttention))
+        return sum(
+            planned_bytes(layer, self.packed.struct(self.plan.name_of(layer.kv_b)).format)
+            for layer in layers
+        )
 
     def create_program(
         self,

@@ -9,7 +9,7 @@ from octavo.cost.kv import attention_ops, kv_bytes_per_token, sequence_bytes, st
 from octavo.cost.kv_type import kv_type
 from octavo.cost.precision import precision_of
 from octavo.errors import ConfigError
-from octavo.kernels.cpu.layout import kv_token_bytes
+from octavo.kernels.cpu.layout import kv_token_bytes, latent_row_bytes
 
 MIB = 1 << 20
 
@@ -73,6 +73,12 @@ def test_heads_are_repeated_where_there_are_more_devices(tp, share):
 
 def test_latent_vectors_are_on_every_device():
     assert per_token("deepseek-v3", 8) == per_token("deepseek-v3")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+def test_a_latent_vector_and_its_rotated_key_have_scales_of_their_own(dtype):
+    name = dtype if dtype == "bfloat16" else f"octavo-{dtype}"
+    assert per_token("deepseek-v3", dtype=name) == 61 * latent_row_bytes(dtype, 512, 64)
 
 
 def test_windows_bound_what_layers_keep():

@@ -145,9 +145,10 @@ def test_short_sequences_of_longrope(tiny_hf, driver):
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+LATENT = ["deepseek-v2", "deepseek-v2-groups-yarn", "deepseek-v3"]  # odd sizes, low-rank queries
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *LATENT])
 def test_greedy_answers_of_the_engine_are_those_of_transformers(name, tiny_hf):
     """In blocks that do not suffice for all, so that requests are preempted and begin again."""
     prompts = [prompt[:33] for prompt in PROMPTS]

@@ -4,17 +4,23 @@ whatever computes it, and a pool of latents holds what it should."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from paging_variants import make_requests
 from safetensors.torch import save_file
 
+from octavo import machine
 from octavo.executor.faulty import FaultyScheduler, every
 from octavo.kernels.cpu import library
 from octavo.layers.module import named_parameters
+from octavo.models.checkpoint import open_checkpoint
 from octavo.models.config import ModelConfig
+from octavo.models.footprint import matrices, weight_types
 from octavo.models.registry import model_class
+from octavo.runtime.capacity import RankSpec
+from octavo.runtime.rank import Rank
 
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -54,7 +60,7 @@ def kernels(request):
 
 
 @pytest.fixture(scope="module")
-def latent_bench(load_bench, tmp_path_factory):
+def folder(tmp_path_factory):
     """A DeepSeek of two layers with random weights, the second with experts."""
     folder = tmp_path_factory.mktemp("deepseek")
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -66,6 +72,11 @@ def latent_bench(load_bench, tmp_path_factory):
         values = torch.randn(parameter.shape, generator=generator)
         tensors[name] = values * (0.3 if is_matrix else 0.1) + (0.0 if is_matrix else 1.0)
     save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def latent_bench(load_bench, folder):
     return load_bench(folder)
 
 
@@ -105,3 +116,24 @@ def test_a_pool_has_one_row_for_each_token(latent_bench, kernels):
     latent = latent_bench.config.latent
     row = 4 * (latent.kv_rank + latent.rope_dim)
     assert engine.executor.probe().kv_bytes_per_token == row * latent_bench.config.num_layers
+
+
+@pytest.mark.skipif(not library.runnable(), reason="not built")
+def test_a_pool_leaves_room_for_the_weights_of_latents(folder, monkeypatch):
+    """These are made with the pool, of weights that were packed before."""
+    rank = Rank.load(RankSpec(folder, kernels="native", threads=1))
+    (line,) = rank.backend.planned_memory()
+    heads, nope, rank_dim = 3, 12, 24
+    numbers = heads * (nope * 32 + rank_dim * 16)  # to whole vectors of outputs
+    assert line.num_bytes == 2 * 4 * numbers  # of two layers
+    free = machine.Memory(total=1 << 30, available=line.num_bytes + 2000, limit=None)
+    monkeypatch.setattr(machine, "memory", lambda: free)
+    assert rank.capacity.kv_memory_bytes == 1000
+
+
+@pytest.mark.skipif(not library.runnable(), reason="not built")
+def test_a_step_reads_what_the_footprint_says(folder, latent_bench):
+    probe = latent_bench.engine(kernels="native").executor.probe()
+    checkpoint = open_checkpoint(folder)
+    planned = matrices(latent_bench.config, weight_types(checkpoint, latent_bench.config))
+    assert Counter(probe.matrices()) == Counter(planned)

@@ -7,18 +7,27 @@ blocks in a shuffled order, and NaN wherever nothing was written. ``attend`` run
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from native_attention import deal_blocks
 
 from octavo.kernels.cpu import abi
+from octavo.kernels.cpu.latent_weights import as_read
 
 FORMATS = {
     "f32": abi.OCT_KV_F32,
     "bf16": abi.OCT_KV_BF16,
     "int8": abi.OCT_KV_INT8,
     "fp8": abi.OCT_KV_FP8,
+}
+WEIGHTS = {"f32": abi.OCT_F32, "f16": abi.OCT_F16, "bf16": abi.OCT_BF16}
+# Weights that a format has.
+ROUNDED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "f32": lambda x: x,
+    "f16": lambda x: x.astype(np.float16).astype(np.float32),
+    "bf16": lambda x: (x.view(np.uint32) & 0xFFFF0000).view(np.float32),
 }
 MAX_POSITIONS = 1216
 OTHER_LAYERS = 192  # bytes of a block that are none of this layer's
@@ -35,7 +44,7 @@ class Layer:
     value: int = 20
     kv: str = "f32"
     interleaved: bool = True
-    half: bool = False  # weights in float16
+    weights_in: str = "f32"
     block_size: int = 32
 
     @property
@@ -50,21 +59,14 @@ class Layer:
         return {
             "cos_sin": np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32),
             "norm": (1 + rng.random(self.rank)).astype(np.float32),
-            "up": up.astype(np.float16 if self.half else np.float32).astype(np.float32),
+            "up": ROUNDED[self.weights_in](up.astype(np.float32)),
         }
 
     def as_read(self) -> tuple[np.ndarray, np.ndarray]:
         """key_up and value_up of ``oct_latent_args``."""
-        up = self.weights()["up"]
-        kinds = up[:, : self.nope], up[:, self.nope :].transpose(0, 2, 1)
-        keys, values = (
-            np.ascontiguousarray(
-                np.pad(each, ((0, 0), (0, 0), (0, -each.shape[-1] % 16))),
-                np.float16 if self.half else np.float32,
-            )
-            for each in kinds
-        )
-        return keys, values
+        up, format = self.weights()["up"], WEIGHTS[self.weights_in]
+        keys, values = up[:, : self.nope], up[:, self.nope :].transpose(0, 2, 1)
+        return as_read(keys, format), as_read(values, format)
 
 
 @dataclass
@@ -147,7 +149,7 @@ class Step:
             value_dim=layer.value,
             kv_format=FORMATS[layer.kv],
             rope_interleaved=layer.interleaved,
-            weight_format=abi.OCT_F16 if layer.half else abi.OCT_F32,
+            weight_format=WEIGHTS[layer.weights_in],
             scale=layer.scale,
             eps=1e-6,
             norm=self.weights["norm"].ctypes.data,

@@ -178,6 +178,13 @@ def latent_row_bytes(dtype: str, rank: int, rope_dim: int) -> int:
     return vector(rank) + vector(rope_dim)
 
 
+def latent_weight_format(packed_format: int) -> int:
+    """In which the kernels keep what makes keys and values of latents, of a weight of this format:
+    its own if it has no scales; otherwise float16, whose rounding is a small part of its own."""
+    exact = abi.OCT_F32, abi.OCT_F16, abi.OCT_BF16
+    return packed_format if packed_format in exact else abi.OCT_F16
+
+
 def kv_chunk_bytes(format: int, head_dim: int) -> int:
     """Bytes of the keys and values of ``KV_CHUNK`` tokens, of one head."""
     return KV_CHUNK * kv_token_bytes(_KV_NAMES[format], head_dim)

@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.kernels import fusion
 from octavo.kernels.cpu import abi
-from octavo.kernels.cpu.latent_weights import head_matrices
+from octavo.kernels.cpu.latent_weights import LatentWeights
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.recurrence import StateLayout, recurrence_struct
 from octavo.kernels.fusion import Matrix, Norm, Phase
@@ -47,6 +47,7 @@ _ROWS = {
 _SCORING = {"softmax": abi.OCT_SCORE_SOFTMAX, "sigmoid": abi.OCT_SCORE_SIGMOID}
 _ALIGNMENT = 64
 _EXPERTS = ctypes.POINTER(abi.ExpertsArgs)
+_LATENT = ctypes.POINTER(abi.LatentArgs)
 _EMBED, _LINEAR = ctypes.POINTER(abi.EmbedArgs), ctypes.POINTER(abi.LinearArgs)
 
 
@@ -81,6 +82,7 @@ class Program:
         packed: Callable[[Matrix], abi.Weight],
         max_tokens: int,
         kept: Collection[Value] = (),
+        latent_weights: LatentWeights | None = None,
     ):
         self.library, self.pool = library, pool
         self.phases, self.max_tokens = phases, max_tokens
@@ -90,6 +92,7 @@ class Program:
         assert isinstance(head, fusion.Head)
         self.vocab_size = head.weight.shape[0]
         self._packed = packed
+        self._latent_weights = latent_weights or LatentWeights(packed, library, pool)
         self.kv = kv
         self._kept: list[object] = []  # what the structs point to
         self._tables: list[tuple[abi.AttentionArgs | abi.LatentArgs, RopeTable]] = []
@@ -110,7 +113,15 @@ class Program:
     def exit_after(self, num_layers: int) -> Program:
         """The program of the first layers and the head: of the same weights, keys and values."""
         phases = fusion.exit_after(self.phases, num_layers)
-        return Program(phases, self.library, self.pool, self.kv, self._packed, self.max_tokens)
+        return Program(
+            phases,
+            self.library,
+            self.pool,
+            self.kv,
+            self._packed,
+            self.max_tokens,
+            latent_weights=self._latent_weights,
+        )
 
     def step(self, batch: abi.Batch, max_seq_len: int) -> None:
         """Run a batch whose longest sequence has ``max_seq_len`` positions."""
@@ -132,7 +143,8 @@ class Program:
 
     def weights(self) -> Iterator[tuple[int, abi.Weight, tuple[int, int] | None]]:
         """Every packed matrix that a step uses, with the op (OCT_OP_*) that reads it, and of an
-        expert's, how many of how many a token uses."""
+        expert's, how many of how many a token uses. Of latent attention there is no more than how
+        it is kept (``latent_weights.py``)."""
         for index in range(self.num_phases):
             node = self._struct.nodes[index]
             if node.op == abi.OCT_OP_EMBED:
@@ -151,6 +163,10 @@ class Program:
                 for expert in arguments.experts[: routing.num_experts]:
                     for weight in (expert.gate, expert.up, expert.down):
                         yield node.op, weight, share
+            elif node.op == abi.OCT_OP_LATENT:
+                latent = ctypes.cast(node.args, _LATENT).contents
+                outputs = latent.num_heads * (latent.nope_dim + latent.value_dim)
+                yield node.op, abi.Weight(latent.weight_format, outputs, latent.rank), None
 
     def buffer(self, value: Value) -> np.ndarray:
         """The activations of a value, float32 [max_tokens, width], as the last step left them; or
@@ -281,9 +297,7 @@ class Program:
         kv, (num_heads, query_dim) = self.kv, phase.q.shape
         rope_dim, rank = phase.rope.rotary_dim, phase.norm.weight.shape[0]
         nope_dim = query_dim - rope_dim
-        packed = self._packed(phase.kv_b)
-        up = head_matrices(packed, num_heads, nope_dim, self.library, self.pool)
-        self._kept.append(up)
+        up = self._latent_weights.of(phase)
         arguments = abi.LatentArgs(
             num_heads=num_heads,
             rank=rank,
