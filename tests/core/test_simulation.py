@@ -285,6 +285,12 @@ def test_seeds_with_a_store(seed, make_engine, make_request):
     Press(seed, make_engine, make_request, offloads=True).run()
 
 
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("seed", range(300, 308))
+def test_seeds_with_windows_and_a_store(seed, windows, make_engine, make_request):
+    Press(seed, make_engine, make_request, windows, offloads=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [10_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_many_steps_with_a_store(make_engine, make_request, least):
