@@ -119,8 +119,8 @@ class BlockManager:
     # -- sharing -----------------------------------------------------------------------------
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
-        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and those that
-        the store has after them, if the request sees all of its tokens."""
+        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and what the
+        store has besides."""
         if request.sight is not None:
             limit = min(limit, request.sight.num_tokens)
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
@@ -129,12 +129,14 @@ class BlockManager:
             tables = [[*table] for table in zip(*cached, strict=True)]
             state = self.prefix_cache.state_of(cached[-1][0]) if self.states.exist else NO_STATE
             shared = self._shared(len(cached) * self.block_size, tables, request.sight, state)
-        if request.sight is not None or isinstance(self.store, NoBlockStore):
+        if isinstance(self.store, NoBlockStore):
             return shared
         return self._with_stored(request, shared, limit)
 
     def _with_stored(self, request: Request, cached: SharedPrefix, limit: int) -> SharedPrefix:
         """What the pool has of a request, and the store besides."""
+        if request.sight is not None:  # of what is restored, nothing is to be left behind
+            limit = min(limit, request.sight.num_tokens - 1)
         path = self.prefix_cache.path(request.token_ids, limit, request.cache_salt)
         num_known = cached.num_tokens // self.block_size
         stored = self.store.ask(request, path, num_known, limit)
