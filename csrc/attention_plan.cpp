@@ -20,9 +20,8 @@ Seen within(const Seen& keys, int split) {
   return {std::max(keys.first, split * kSplit), std::min(keys.last, (split + 1) * kSplit - 1)};
 }
 
-// Whether sequences see all keys in runs: none has sinks apart, or a window that hides some.
+// Whether no window of the layer hides keys that are in runs.
 bool sees_runs(const oct_sequences& seqs, const SharedPrefixes& prefixes, int window) {
-  if (seqs.sights) return false;
   if (window == 0) return true;
   for (int s = 0; s < seqs.num_seqs; s++) {
     if (prefixes.last_run(s) >= 0 && seqs.kv_len[s] > window) return false;

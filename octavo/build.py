@@ -211,14 +211,15 @@ def _open_store(
 
     def identity() -> bytes:
         kernels = rank.kernels, rank.isa, spec.device, spec.dtype, spec.activations
-        kept = cache.dtype, cache.block_size
+        kept = cache.dtype, cache.block_size, cache.groups
         return identity_of(path, f"{__version__} {kernels} {kept} {model}")
 
     def rule() -> RestoreRule:
         return foreseen_rule(model, rank.probe(), config.scheduler)
 
     rows = [memoryview(row) for row in rank.shelf]
-    return open_store(cache.offload, rows, cache.num_blocks, cache.block_size, identity, rule)
+    sizes = cache.num_blocks, cache.block_size, cache.windows
+    return open_store(cache.offload, rows, *sizes, identity, rule)
 
 
 def _with_draft_kv(capacity: Capacity, drafter: Drafter | None) -> Capacity:

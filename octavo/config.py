@@ -447,7 +447,7 @@ def resolve(args: EngineArgs, capacity: Capacity) -> EngineConfig:
         choices.append(f"max_model_len: {wanted_len}, all that the model has")
     if capacity.ledger is not None:
         choices += capacity.ledger.described(num_blocks * block_bytes)
-    offload = _offload(args, capacity, groups, block_bytes)
+    offload = _offload(args, capacity, windows, block_bytes)
     if offload is not None:
         choices.append(_told(offload, capacity.device))
     return EngineConfig(
@@ -521,7 +521,7 @@ def _groups(args: EngineArgs, capacity: Capacity, max_model_len: int) -> KVGroup
 
 
 def _offload(
-    args: EngineArgs, capacity: Capacity, groups: KVGroups | None, block_bytes: int
+    args: EngineArgs, capacity: Capacity, windows: Windows, block_bytes: int
 ) -> OffloadConfig | None:
     """Where evicted blocks go; None: nowhere. ConfigError if they cannot be kept."""
     if args.kv_offload is None and not args.swap_space:
@@ -529,11 +529,6 @@ def _offload(
     name = "swap_space" if args.kv_offload is None else "kv_offload"
     if not args.enable_prefix_caching:
         raise ConfigError(f"{name} is for the prefix cache: leave enable_prefix_caching on")
-    if groups is not None:
-        raise ConfigError(
-            f"{name}: layers of this model free blocks that have left their windows, and what they "
-            "still have cannot be stored: set enable_window_tables off, or leave it out"
-        )
     if capacity.state_bytes:
         raise ConfigError(
             f"{name}: this model has recurrent layers, and blocks are of no use without the state "
@@ -546,7 +541,7 @@ def _offload(
     if args.swap_space and num_places < 1:
         raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
     return OffloadConfig(
-        num_places or shelf_blocks(args.block_size, block_bytes),
+        num_places or shelf_blocks(windows, args.block_size, block_bytes),
         block_bytes,
         folder,
         max_bytes,

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from octavo.core.batch import NO_STATE
-from octavo.core.block_store import BlockStore, NoBlockStore
+from octavo.core.block_store import NOTHING_STORED, BlockStore, NoBlockStore, Stored
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept, longest_sequence
 from octavo.core.prefix_cache import MissReason, NoPrefixCache, PrefixCache
 from octavo.core.request import Request
@@ -28,15 +28,11 @@ from octavo.errors import EngineError
 
 
 class SharedPrefix(NamedTuple):
-    """The KV of a request's first tokens, where others have computed it already.
-
-    ``is_awaited``: more of it will soon be there, and is worth to be waited for.
-    """
+    """The KV of a request's first tokens, where others have computed it already."""
 
     num_tokens: int
     tables: Sequence[list[int]]  # of each group of layers; all as long
-    stored: Sequence[bytes] = ()  # keys of the blocks after those, which the store has
-    is_awaited: bool = False
+    stored: Stored = NOTHING_STORED  # in the store alone: the tables have ``GONE`` in its place
     state: int = NO_STATE  # the slot of the state after them
 
 
@@ -47,7 +43,7 @@ class BlockManager:
 
     Args:
         windows: of each group of layers with tables of its own, the positions that it sees.
-        store: where blocks go that are forgotten here; of one table only, and without states.
+        store: where blocks go that are forgotten here; of models without states.
         states: of the model's recurrent layers, if it has any.
     """
 
@@ -60,7 +56,7 @@ class BlockManager:
         store: BlockStore | None = None,
         states: States | None = None,
     ):
-        assert store is None or (tuple(windows) == ONE_TABLE and states is None)
+        assert store is None or states is None
         assert num_blocks > 0 and block_size > 0
         assert list(windows) == sorted(windows, key=lambda window: window is not None), windows
         self.num_blocks = num_blocks
@@ -123,8 +119,8 @@ class BlockManager:
     # -- sharing -----------------------------------------------------------------------------
 
     def match(self, request: Request, limit: int) -> SharedPrefix:
-        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and those that
-        the store has after them, if the request sees all of its tokens."""
+        """Cached blocks for the first tokens of a request, ``limit`` tokens at most; and what the
+        store has besides."""
         if request.sight is not None:
             limit = min(limit, request.sight.num_tokens)
         cached = self.prefix_cache.match(request.token_ids, limit, request.cache_salt)
@@ -133,15 +129,24 @@ class BlockManager:
             tables = [[*table] for table in zip(*cached, strict=True)]
             state = self.prefix_cache.state_of(cached[-1][0]) if self.states.exist else NO_STATE
             shared = self._shared(len(cached) * self.block_size, tables, request.sight, state)
-        if request.sight is not None:
+        if isinstance(self.store, NoBlockStore):
             return shared
-        stored = self.store.ask(request, len(cached), limit)
-        if not stored.keys and not stored.is_awaited:
-            return shared
-        num_tokens = shared.num_tokens + len(stored.keys) * self.block_size
-        return shared._replace(
-            num_tokens=num_tokens, stored=stored.keys, is_awaited=stored.is_awaited
-        )
+        return self._with_stored(request, shared, limit)
+
+    def _with_stored(self, request: Request, cached: SharedPrefix, limit: int) -> SharedPrefix:
+        """What the pool has of a request, and the store besides."""
+        if request.sight is not None:  # of what is restored, nothing is to be left behind
+            limit = min(limit, request.sight.num_tokens - 1)
+        path = self.prefix_cache.path(request.token_ids, limit, request.cache_salt)
+        num_known = cached.num_tokens // self.block_size
+        stored = self.store.ask(request, path, num_known, limit)
+        if not stored.parts:
+            return cached._replace(stored=stored)
+        num_tokens = cached.num_tokens + stored.num_tokens
+        num_blocks = num_tokens // self.block_size
+        rows = [*path, *([[GONE] * self.num_tables] * (num_blocks - len(path)))][:num_blocks]
+        tables = [[*table] for table in zip(*rows, strict=True)]
+        return self._shared(num_tokens, tables, request.sight)._replace(stored=stored)
 
     def why_no_more(self, request: Request, num_found: int, limit: int) -> MissReason:
         """Why ``match`` found no more of a request's first tokens."""
@@ -202,7 +207,7 @@ class BlockManager:
                                              ^ writing starts here; where that is inside a
                                                shared block, the block is copied first
 
-        The first of the new blocks are those of ``shared.stored``: copies bring what they hold, and
+        Where ``shared.stored`` has parts, they get new blocks: copies bring what these hold, and
         they are published when the step with these copies has ended well.
 
         Layers with a window get blocks for the next ``step_tokens`` only, if that is given: they
@@ -213,7 +218,7 @@ class BlockManager:
         if step_tokens is not None:
             of_windows = min(num_tokens, shared.num_tokens + step_tokens)
         copied = shared.num_tokens % self.block_size != 0
-        needed, idle = headroom, 0
+        needed, idle = headroom + len(shared.stored.parts), 0
         for window, table in zip(self.windows, shared.tables, strict=True):
             end = self.blocks_for(num_tokens if _keeps_all(window, request) else of_windows)
             needed += end - len(table) + copied
@@ -225,15 +230,24 @@ class BlockManager:
                 self._acquire(block_id)
         request.block_ids, *request.further_tables = map(list, shared.tables)
         request.num_computed_tokens = shared.num_tokens
-        request.num_published_blocks = shared.num_tokens // self.block_size - len(shared.stored)
+        request.num_published_blocks = shared.num_tokens // self.block_size
         request.awaited_keys = ()
-        sources = [self.store.take(key) for key in shared.stored]  # before others take their place
-        first_stored = len(request.block_ids)
+        if shared.stored.parts:
+            self._restore(request, shared.stored)
         allocated = self._extend(request, num_tokens, of_windows)
         assert allocated
-        new_ids = request.block_ids[first_stored : first_stored + len(sources)]
-        self._copies += zip(sources, new_ids, strict=True)
         return True
+
+    def _restore(self, request: Request, stored: Stored) -> None:
+        """Have what a store has copied to new blocks of a request."""
+        sources = self.store.take(stored)  # before others take their place
+        targets = self._take(len(sources))
+        for part, target in zip(stored.parts, targets, strict=True):
+            request.block_tables[part.group][part.index] = target
+        self._copies += zip(sources, targets, strict=True)
+        first = min(part.index for part in stored.parts)
+        # Where no group sees all, there may be no block before the first.
+        request.num_published_blocks = first if self.windows[0] is None else 0
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Make the slots from the first uncomputed token up to ``num_tokens`` writable.
@@ -321,15 +335,16 @@ class BlockManager:
         end = num_full
         if request.sight is not None:  # what it does not see all of, nobody else would compute
             end = min(end, request.sight.num_tokens // size)
-        publish, salt = self.prefix_cache.publish, request.cache_salt
-        parent = tables[0][first - 1] if first and first < end else None
-        for index in range(first, end):
-            tokens = tuple(token_ids[index * size : (index + 1) * size])
-            own = [table[index] for table in tables]
-            known = publish(parent, tokens, own, salt)
-            parent = known[0]
-            if known != own:
-                self._adopt(tables, index, known)
+        if first < end:
+            parent = tables[0][first - 1] if first else None
+            tokens = [
+                tuple(token_ids[start : start + size]) for start in range(first * size, end * size, size)
+            ]
+            own = [[table[index] for table in tables] for index in range(first, end)]
+            known = self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
+            for index, block_ids in enumerate(known, start=first):
+                if block_ids != own[index - first]:
+                    self._adopt(tables, index, block_ids)
         request.num_published_blocks = num_full
         self.states.keep(request, tables[0][num_full - 1])
         if self.has_windows or request.sight is not None:
@@ -338,7 +353,7 @@ class BlockManager:
     def _adopt(self, tables: Iterable[list[int]], index: int, known: Sequence[int]) -> None:
         for table, block_id in zip(tables, known, strict=True):
             own = table[index]
-            if block_id != own:
+            if block_id != own != GONE:
                 self._acquire(block_id)
                 self._release([own])
                 table[index] = block_id

@@ -9,7 +9,8 @@ shelf, while the request that needs it waits and others go on::
     shelf ids     num_blocks ...            what copies reach
     depot         by key                    what is read to the shelf, and written from it
 
-What a block holds is known by a key: of the salt, and of all tokens up to the block's end.
+What a block holds is known by a key: of the salt, of all tokens up to the block's end, and of the
+group of layers that it serves.
 """
 
 from __future__ import annotations
@@ -24,11 +25,21 @@ from typing import Any, NamedTuple, Protocol
 from octavo.core.request import Request
 
 
-class Stored(NamedTuple):
-    """Of the blocks that a request needs next, those that a store has. ``is_awaited``: it is better
-    off when it waits, because some of them are on their way."""
+class Part(NamedTuple):
+    """What one group of layers has of the ``index``-th block of a sequence (``kv_tables.py``)."""
 
-    keys: Sequence[bytes] = ()
+    group: int
+    index: int
+    key: bytes
+
+
+class Stored(NamedTuple):
+    """What a store adds to the blocks that the pool has of a request: so many tokens more, if these
+    parts are brought to the pool. ``is_awaited``: it is better off when it waits, because some are
+    on their way."""
+
+    num_tokens: int = 0
+    parts: Sequence[Part] = ()
     is_awaited: bool = False
 
 
@@ -87,14 +98,19 @@ class BlockStore(Protocol):
         or it is there."""
         ...
 
-    def ask(self, request: Request, num_known: int, limit: int) -> Stored:
-        """Which blocks it has of a request's, after the first ``num_known`` and within the first
-        ``limit`` tokens. Those further away it begins to read, if that is worth while. The answer
-        is good until the next call."""
+    def ask(
+        self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
+    ) -> Stored:
+        """What it has of a request's blocks within the first ``limit`` tokens, where the pool has
+        those of ``path`` (as of ``PrefixCache.path``), and alone serves ``num_known`` blocks.
+
+        What is further away it begins to read, if that is worth while. The answer is good until
+        the next call.
+        """
         ...
 
-    def take(self, key: bytes) -> int:
-        """The block to copy from, which keeps its content until that copy is settled."""
+    def take(self, stored: Stored) -> Sequence[int]:
+        """The blocks to copy the parts from, which keep their content until that is settled."""
         ...
 
     def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
@@ -122,11 +138,13 @@ class NoBlockStore:
     def offer(self, block_id: int, key_of: Callable[[int], bytes]) -> int | None:
         return None
 
-    def ask(self, request: Request, num_known: int, limit: int) -> Stored:
+    def ask(
+        self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
+    ) -> Stored:
         return NOTHING_STORED
 
-    def take(self, key: bytes) -> int:
-        raise AssertionError("nothing was stored")
+    def take(self, stored: Stored) -> Sequence[int]:
+        return ()
 
     def settle(self, copies: Iterable[tuple[int, int]], *, are_done: bool) -> None:
         pass
@@ -149,6 +167,11 @@ def root_key(salt: str) -> bytes:
 def next_key(key: bytes, token_ids: Iterable[int]) -> bytes:
     """Of the block that follows the one of ``key``. SHA-256, which nobody can make collide."""
     return hashlib.sha256(key + array("q", token_ids).tobytes()).digest()
+
+
+def part_key(key: bytes, group: int) -> bytes:
+    """Of what one group of layers has of a block."""
+    return key if group == 0 else key + group.to_bytes()
 
 
 def keys_of(request: Request, num_blocks: int, block_size: int) -> list[bytes]:

@@ -15,7 +15,7 @@ query can see any more is ``GONE``.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 GONE = -1
@@ -34,6 +34,23 @@ def first_kept(window: int | None, num_tokens: int, block_size: int) -> int:
     if window is None:
         return 0
     return max(0, min((num_tokens - window + 1) // block_size, num_tokens // block_size - 1))
+
+
+def served_counts(
+    windows: Windows, rows: Iterable[Sequence[bool]], block_size: int
+) -> Iterator[int]:
+    """Of how many first blocks a sequence can go on, where ``rows`` say of one block after the
+    other which groups have it: every group has to have what its window sees then."""
+    in_a_row = [0] * len(windows)  # that each group has, up to here
+    for count, row in enumerate(rows, start=1):
+        in_a_row = [have + 1 if is_there else 0 for have, is_there in zip(in_a_row, row, strict=True)]
+        if windows[0] is None and in_a_row[0] < count:
+            return
+        if all(
+            have >= count - first_kept(window, count * block_size, block_size)
+            for window, have in zip(windows, in_a_row, strict=True)
+        ):
+            yield count
 
 
 def most_blocks(windows: Windows, num_tokens: int, block_size: int, step_tokens: int) -> int:

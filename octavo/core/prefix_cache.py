@@ -25,8 +25,8 @@ from enum import Enum
 from typing import Protocol
 
 from octavo.core.batch import NO_STATE
-from octavo.core.block_store import next_key, root_key
-from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, first_kept
+from octavo.core.block_store import next_key, part_key, root_key
+from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, served_counts
 
 # Blocks that were evicted and are remembered as such, by a number each.
 _REMEMBERED = 1 << 16
@@ -56,6 +56,10 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def path(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
+        """``match`` further on, with whatever is still there: any block may be ``GONE``."""
+        ...
+
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
@@ -65,12 +69,13 @@ class PrefixCache(Protocol):
     def publish(
         self,
         parent_block: int | None,
-        tokens: tuple[int, ...],
-        block_ids: Sequence[int],
+        tokens: Sequence[tuple[int, ...]],
+        block_ids: Sequence[Sequence[int]],
         salt: str,
-    ) -> Sequence[int]:
-        """Offer a full, computed block of each group. ``parent_block`` is that of the first group
-        before it (None: it starts a prompt).
+    ) -> Sequence[Sequence[int]]:
+        """Offer full, computed blocks that follow each other: of each its tokens, and the block of
+        every group, or ``GONE``. ``parent_block`` is that of the first group before them (None:
+        they start a prompt).
 
         Returns those that now stand for this content: ``block_ids``, or the ones that were there
         before. In the second case the caller takes these and lets its own go.
@@ -85,7 +90,7 @@ class PrefixCache(Protocol):
     def __contains__(self, block_id: int) -> bool: ...
 
     def key_of(self, block_id: int) -> bytes:
-        """The key of a known block, as of ``block_store.keys_of``."""
+        """The key of a known block, as of ``block_store.part_key``."""
         ...
 
     def keep_state(self, block_id: int, slot: int) -> bool:
@@ -151,15 +156,18 @@ class RadixPrefixCache:
         return len(self._nodes)
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
-        node = self._roots.get(salt)
-        matched: list[list[int]] = []
-        size, sees_all = self.block_size, self._windows[0] is None
+        path = self.path(token_ids, limit, salt)
+        return path[: self._num_served(path)]
+
+    def path(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
+        node, size = self._roots.get(salt), self.block_size
+        path: list[list[int]] = []
         for start in range(0, min(limit, len(token_ids)) - size + 1, size):
             node = node and node.children.get(tuple(token_ids[start : start + size]))
-            if node is None or (sees_all and node.block_ids[0] == GONE):
+            if node is None:
                 break
-            matched.append(node.block_ids)
-        return matched[: self._num_served(matched)]
+            path.append(node.block_ids)
+        return path
 
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
@@ -179,22 +187,14 @@ class RadixPrefixCache:
         is_all = num_found + size > min(limit, len(token_ids))
         return MissReason.BLOCK_BORDER if is_all else MissReason.LEFT_BEHIND
 
-    def _num_served(self, matched: Sequence[Sequence[int]]) -> int:
+    def _num_served(self, path: Sequence[Sequence[int]]) -> int:
         """Of blocks that follow each other, as many as every group has, as far as it sees them; and
         with a state at their end, where one is needed."""
         if self._windows == ONE_TABLE and not self._needs_states:
-            return len(matched)
-        in_a_row = [0] * len(self._windows)  # that each group has, up to here
-        num_served = 0
-        for count, block_ids in enumerate(matched, start=1):
-            for group, block_id in enumerate(block_ids):
-                in_a_row[group] = 0 if block_id == GONE else in_a_row[group] + 1
-            if all(
-                have >= count - first_kept(window, count * self.block_size, self.block_size)
-                for window, have in zip(self._windows, in_a_row, strict=True)
-            ) and self._has_state_after(block_ids[0]):
-                num_served = count
-        return num_served
+            return next((i for i, row in enumerate(path) if row[0] == GONE), len(path))
+        rows = ([block_id != GONE for block_id in row] for row in path)
+        served = served_counts(self._windows, rows, self.block_size)
+        return max((n for n in served if self._has_state_after(path[n - 1][0])), default=0)
 
     def _has_state_after(self, block_id: int) -> bool:
         return not self._needs_states or (block_id != GONE and self.state_of(block_id) != NO_STATE)
@@ -202,24 +202,30 @@ class RadixPrefixCache:
     def publish(
         self,
         parent_block: int | None,
-        tokens: tuple[int, ...],
-        block_ids: Sequence[int],
+        tokens: Sequence[tuple[int, ...]],
+        block_ids: Sequence[Sequence[int]],
         salt: str,
-    ) -> list[int]:
+    ) -> list[list[int]]:
         if parent_block is None:
-            parent = self._roots.get(salt) or self._new_root(salt)
+            node = self._roots.get(salt) or self._new_root(salt)
         else:
-            parent = self._nodes[parent_block]
-        node = parent.children.get(tokens)
-        if node is None:  # as nearly always
-            node = self._add(parent, tokens, len(block_ids))
+            node = self._nodes[parent_block]
+        known = []
+        for edge, row in zip(tokens, block_ids, strict=True):
+            # Nearly always it is new.
+            node = node.children.get(edge) or self._add(node, edge, len(row))
+            self._fill(node, row)
+            known.append(node.block_ids)
+        return known
+
+    def _fill(self, node: _Node, row: Sequence[int]) -> None:
+        """Take the blocks that a node has not got."""
         known = node.block_ids
-        for group, block_id in enumerate(block_ids):
-            if known[group] == GONE:
+        for group, block_id in enumerate(row):
+            if known[group] == GONE != block_id:
                 assert block_id not in self._nodes, "a block can hold one content only"
                 known[group] = block_id
                 self._nodes[block_id] = node
-        return known
 
     def _new_root(self, salt: str) -> _Node:
         root = self._roots[salt] = _Node([], (), None, hash(salt))
@@ -227,7 +233,11 @@ class RadixPrefixCache:
         return root
 
     def key_of(self, block_id: int) -> bytes:
-        node: _Node | None = self._nodes[block_id]
+        node = self._nodes[block_id]
+        return part_key(self._key_of(node), node.block_ids.index(block_id))
+
+    def _key_of(self, last: _Node) -> bytes:
+        node: _Node | None = last
         path: list[_Node] = []
         while node is not None and not node.key:
             path.append(node)
@@ -313,6 +323,9 @@ class NoPrefixCache:
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
         return ()
 
+    def path(self, token_ids: Sequence[int], limit: int, salt: str) -> Sequence[Sequence[int]]:
+        return ()
+
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
@@ -321,10 +334,10 @@ class NoPrefixCache:
     def publish(
         self,
         parent_block: int | None,
-        tokens: tuple[int, ...],
-        block_ids: Sequence[int],
+        tokens: Sequence[tuple[int, ...]],
+        block_ids: Sequence[Sequence[int]],
         salt: str,
-    ) -> Sequence[int]:
+    ) -> Sequence[Sequence[int]]:
         return block_ids
 
     def forget(self, block_id: int) -> int:

@@ -423,7 +423,7 @@ class Scheduler:
             if self._awaits_fork(request):
                 continue
             shared = self._shared_prefix(request)
-            if shared.is_awaited:
+            if shared.stored.is_awaited:
                 continue
             num_shared, num_tokens = shared.num_tokens, len(request.token_ids)
             if not self.config.enable_chunked_prefill and num_tokens - num_shared > budget:

@@ -12,13 +12,15 @@ was to bring only when the depot says that it is whole: nothing is ever taken on
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
-from octavo.core.block_store import NOTHING_STORED, Stored, StoreStats, keys_of
+from octavo.core.block_store import NOTHING_STORED, Part, Stored, StoreStats, keys_of
+from octavo.core.kv_tables import ONE_TABLE, Windows
 from octavo.core.request import Request
+from octavo.core.stored_prefix import StoredPrefix
 
 
 class Ended(NamedTuple):
@@ -93,6 +95,7 @@ class Shelf:
 
     Args:
         depot: None: what has to make room is gone.
+        windows: of the groups of layers, as the block manager has them.
     """
 
     def __init__(
@@ -103,11 +106,13 @@ class Shelf:
         block_bytes: int = 0,
         depot: Depot | None = None,
         rule: RestoreRule | None = None,
+        windows: Windows = ONE_TABLE,
     ):
         self.stats = StoreStats(block_bytes)
         self._has_depot = depot is not None
         self._first_id = first_id
         self._block_size = block_size
+        self._windows = windows
         self._depot: Depot = depot or _NoDepot()
         self._rule: RestoreRule = rule or Always()
         self._keys: list[bytes | None] = [None] * num_places  # of what is there, or coming
@@ -165,20 +170,50 @@ class Shelf:
 
     # -- what comes back ---------------------------------------------------------------------
 
-    def ask(self, request: Request, num_known: int, limit: int) -> Stored:
+    def ask(
+        self, request: Request, path: Sequence[Sequence[int]], num_known: int, limit: int
+    ) -> Stored:
         self._take_in()
         if not self._held and not self._coming and not self._has_depot:
             return NOTHING_STORED
-        keys = keys_of(request, limit // self._block_size, self._block_size)[num_known:]
-        ready = tuple(takewhile(self._held.__contains__, keys))
-        if not request.awaited_keys:
-            known = list(takewhile(self._is_known, keys))
-            start = (num_known + len(ready)) * self._block_size
-            if len(known) > len(ready) and self._is_worth(start, known[len(ready) :]):
-                request.awaited_keys = self._fetch(known)
+        keys = keys_of(request, limit // self._block_size, self._block_size)
+        prefix = StoredPrefix(keys, path, self._windows, self._block_size)
+        ready = max(prefix.counts(self._held.__contains__, num_known), default=num_known)
+        if not request.awaited_keys and not self._depot.is_stuck:
+            request.awaited_keys = self._fetch(prefix, ready)
         if not self._depot.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
-            return Stored((), is_awaited=True)
-        return Stored(ready)
+            return Stored(is_awaited=True)
+        if ready == num_known:
+            return NOTHING_STORED
+        return Stored((ready - num_known) * self._block_size, prefix.parts(ready))
+
+    def _fetch(self, prefix: StoredPrefix, ready: int) -> tuple[bytes, ...]:
+        """Have read what makes more blocks of a request known than are ``ready``, as far as there
+        is room, and if that is worth while; the keys of all that are coming."""
+        counts = prefix.counts(self._is_known, ready)
+        num_fit = bisect_right(
+            counts, len(self._idle), key=lambda count: self._num_needed(prefix.parts(count))
+        )
+        if not num_fit:
+            return ()
+        count = counts[num_fit - 1]
+        keys = [part.key for part in prefix.parts(count)]
+        missing = [key for key in keys if not self._is_near(key)]
+        seconds = len(missing) * self._depot.read_seconds
+        size = self._block_size
+        if not self._rule.is_worth(ready * size, (count - ready) * size, seconds):
+            return ()
+        for key in reversed(keys):
+            if key in self._held:
+                self._touch(key)  # lest they make room
+        for key in reversed(missing):  # the first of them is then the one used last
+            self._depot.read(key, self._reserve(key))
+        return tuple(key for key in keys if key in self._coming)
+
+    def _num_needed(self, parts: Iterable[Part]) -> int:
+        """Idle places that these have, or would have."""
+        places = (self._held.get(part.key, self._coming.get(part.key)) for part in parts)
+        return sum(place is None or place in self._idle for place in places)
 
     def _is_known(self, key: bytes) -> bool:
         return self._is_near(key) or key in self._depot
@@ -186,34 +221,18 @@ class Shelf:
     def _is_near(self, key: bytes) -> bool:
         return key in self._held or key in self._coming
 
-    def _is_worth(self, start: int, keys: Sequence[bytes]) -> bool:
-        num_reads = sum(not self._is_near(key) for key in keys)
-        seconds = num_reads * self._depot.read_seconds
-        return not self._depot.is_stuck and self._rule.is_worth(
-            start, len(keys) * self._block_size, seconds
-        )
+    def take(self, stored: Stored) -> list[int]:
+        keys = [part.key for part in stored.parts]
+        from_disk = stored.num_tokens * len(self._were_read.intersection(keys)) // len(keys)
+        self.stats.tokens_from_disk += from_disk
+        self.stats.tokens_from_memory += stored.num_tokens - from_disk
+        self._were_read.difference_update(keys)
+        return [self._first_id + self._use(self._held[key]) for key in keys]
 
-    def _fetch(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Have blocks read that follow each other, as far as there is room; all that are coming."""
-        held = [key for key in keys if key in self._held]
-        for key in reversed(held):
-            self._touch(key)  # lest they make room
-        room = max(0, len(self._idle) - len(held))
-        missing = [key for key in keys if not self._is_near(key)][:room]
-        for key in reversed(missing):  # the first of them is then the one used last
-            self._depot.read(key, self._reserve(key))
-        return tuple(key for key in keys if key in self._coming)
-
-    def take(self, key: bytes) -> int:
-        place = self._held[key]
+    def _use(self, place: int) -> int:
         self._num_users[place] += 1
         self._idle.pop(place, None)
-        if key in self._were_read:
-            self._were_read.discard(key)
-            self.stats.tokens_from_disk += self._block_size
-        else:
-            self.stats.tokens_from_memory += self._block_size
-        return self._first_id + place
+        return place
 
     # -- what the depot has done -------------------------------------------------------------
 

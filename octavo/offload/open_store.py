@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from octavo.core.kv_tables import Windows
 from octavo.core.shelf import RestoreRule, Shelf
 from octavo.offload.disk_depot import DiskDepot
 from octavo.offload.folder import BlockFolder, FolderBusyError
@@ -18,6 +19,7 @@ def open_store(
     rows: Sequence[memoryview],
     num_blocks: int,
     block_size: int,
+    windows: Windows,
     identity: Callable[[], bytes],
     rule: Callable[[], RestoreRule],
 ) -> Shelf | None:
@@ -27,15 +29,15 @@ def open_store(
     and says so. ConfigError if the folder cannot be used.
 
     Args:
-        num_blocks: of the pool, after which the shelf's come.
+        num_blocks: of the pool, after which the shelf's come. windows: of its groups of layers.
         identity, rule: asked for where there is a folder.
     """
     sizes = num_blocks, len(rows), block_size, len(rows[0])
     if config.folder is None:
-        return Shelf(*sizes)
+        return Shelf(*sizes, windows=windows)
     try:
         folder = BlockFolder(config.folder, config.max_bytes)
     except FolderBusyError as busy:
         _log.warning("%s; this engine goes on without it", busy)
-        return Shelf(*sizes) if config.keeps_memory else None
-    return Shelf(*sizes, DiskDepot(folder, rows, identity()), rule())
+        return Shelf(*sizes, windows=windows) if config.keeps_memory else None
+    return Shelf(*sizes, DiskDepot(folder, rows, identity()), rule(), windows)

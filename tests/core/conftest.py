@@ -60,7 +60,7 @@ def make_engine(
     shelf = None
     if num_places:
         depot = make_depot(executor.shelf) if make_depot is not None else None
-        shelf = Shelf(num_blocks, num_places, block_size, 100, depot, rule)
+        shelf = Shelf(num_blocks, num_places, block_size, 100, depot, rule, windows)
     blocks = BlockManager(num_blocks, block_size, cache, windows, store=shelf, states=states)
     proposer = GuessingProposer(propose, passes) if propose is not None else None
     scheduler = Scheduler(SchedulerConfig(**config), blocks, admission, proposer)

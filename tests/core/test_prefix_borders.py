@@ -41,13 +41,13 @@ class PlainCache:
 
     def publish(self, parent_block, tokens, block_ids, salt):
         before = () if parent_block is None else self.where[parent_block][1]
-        key = salt, (*before, *tokens)
-        known = self.known.setdefault(key, [GONE] * len(block_ids))
-        for group, block_id in enumerate(block_ids):
-            if known[group] == GONE:
-                known[group] = block_id
-                self.where[block_id] = key
-        return known
+        for edge, row in zip(tokens, block_ids, strict=True):
+            before = *before, *edge
+            known = self.known.setdefault((salt, before), [GONE] * len(row))
+            for group, block_id in enumerate(row):
+                if known[group] == GONE != block_id:
+                    known[group] = block_id
+                    self.where[block_id] = salt, before
 
     def forget(self, block_id):
         known = self.known[self.where.pop(block_id)]
@@ -109,8 +109,8 @@ def reason_of(cache, tokens, salt=""):
 
 def test_why_no_more_is_found():
     cache = RadixPrefixCache(2)
-    cache.publish(None, (1, 2), [7], "a")
-    cache.publish(7, (3, 4), [8], "a")
+    cache.publish(None, [(1, 2)], [[7]], "a")
+    cache.publish(7, [(3, 4)], [[8]], "a")
     assert reason_of(cache, [1, 2, 3, 4, 5], "a") is MissReason.BLOCK_BORDER
     assert reason_of(cache, [1, 2, 3, 4], "a") is MissReason.BLOCK_BORDER  # the last is computed
     assert reason_of(cache, [1, 2, 3, 9, 5], "a") is MissReason.NEVER_SEEN
@@ -120,14 +120,14 @@ def test_why_no_more_is_found():
     cache.forget(7)
     assert reason_of(cache, [1, 2, 3, 4, 5], "a") is MissReason.EVICTED
     assert reason_of(cache, [1, 2, 3, 4, 5], "b") is MissReason.NEVER_SEEN
-    cache.publish(None, (1, 2), [7], "a")
+    cache.publish(None, [(1, 2)], [[7]], "a")
     assert reason_of(cache, [1, 2, 9, 9, 9], "a") is MissReason.NEVER_SEEN
     assert NoPrefixCache().why_no_more([1, 2, 3], 0, 2, "") is MissReason.OFF
 
 
 def test_what_a_window_left_behind_is_said_to_be_missing():
     cache = RadixPrefixCache(2, (None, 3))
-    cache.publish(None, (1, 2), [4, GONE], "")
+    cache.publish(None, [(1, 2)], [[4, GONE]], "")
     assert reason_of(cache, [1, 2, 3]) is MissReason.LEFT_BEHIND
 
 
@@ -135,7 +135,7 @@ def test_what_is_remembered_of_evictions_is_bounded(monkeypatch):
     monkeypatch.setattr("octavo.core.prefix_cache._REMEMBERED", 3)
     cache = RadixPrefixCache(1)
     for token in range(10):
-        cache.publish(None, (token,), [token], "")
+        cache.publish(None, [(token,)], [[token]], "")
         cache.forget(token)
     assert reason_of(cache, [9, 1]) is MissReason.EVICTED
     assert reason_of(cache, [1, 1]) is MissReason.NEVER_SEEN

@@ -11,13 +11,9 @@ class CollidingToken(int):
 
 
 def publish_chain(cache: RadixPrefixCache, tokens: list[int], blocks: list[int], salt: str = ""):
-    parent = None
     size = cache.block_size
-    for index, block in enumerate(blocks):
-        (parent,) = cache.publish(
-            parent, tuple(tokens[index * size : (index + 1) * size]), [block], salt
-        )
-    return parent
+    edges = [tuple(tokens[i * size : (i + 1) * size]) for i in range(len(blocks))]
+    return cache.publish(None, edges, [[block] for block in blocks], salt)
 
 
 def test_longest_prefix_of_whole_blocks_matches():
@@ -39,7 +35,7 @@ def test_limit_cuts_the_match_to_whole_blocks():
 def test_known_content_keeps_its_block():
     cache = RadixPrefixCache(2)
     publish_chain(cache, [1, 2], [7])
-    assert cache.publish(None, (1, 2), [9], "") == [7]
+    assert cache.publish(None, [(1, 2)], [[9]], "") == [[7]]
     assert 9 not in cache
 
 
@@ -56,7 +52,7 @@ def test_what_follows_a_forgotten_block_waits_until_it_is_back():
     publish_chain(cache, [1, 2, 3, 4], [7, 8], salt="k")
     cache.forget(7)  # not a leaf
     assert cache.match([1, 2, 3, 4], 4, "k") == []
-    assert cache.publish(None, (1, 2), [9], "k") == [9]
+    assert cache.publish(None, [(1, 2)], [[9]], "k") == [[9]]
     assert cache.match([1, 2, 3, 4], 4, "k") == [[9], [8]]
 
 
@@ -79,7 +75,7 @@ def test_a_hash_collision_serves_no_wrong_block():
     cache = RadixPrefixCache(2)
     prompts = [[CollidingToken(a), CollidingToken(b)] for a in range(20) for b in range(20)]
     for block, prompt in enumerate(prompts):
-        assert cache.publish(None, tuple(prompt), [block], "") == [block]
+        assert cache.publish(None, [tuple(prompt)], [[block]], "") == [[block]]
     for block, prompt in enumerate(prompts):
         assert cache.match(prompt, 2, "") == [[block]]
     assert cache.match([CollidingToken(40), CollidingToken(0)], 2, "") == []
@@ -87,5 +83,5 @@ def test_a_hash_collision_serves_no_wrong_block():
 
 def test_no_prefix_cache_remembers_nothing():
     cache = NoPrefixCache()
-    assert cache.publish(None, (1, 2), [3], "") == [3]
+    assert cache.publish(None, [(1, 2)], [[3]], "") == [[3]]
     assert not cache.match([1, 2], 2, "") and 3 not in cache

@@ -58,9 +58,9 @@ class EngineMachine(RuleBasedStateMachine):
         if self.has_states:
             num_slots, drafts = depth + 2 + spare_slots, None
             states = StateSlots(num_slots, block_size, cache, depth, snapshot_tokens=4)
-        if windows != (None,) or self.has_states:
-            num_places = 0  # what has several tables, or states, is not stored
-        store = Shelf(num_blocks, num_places, block_size) if num_places else None
+        if self.has_states:
+            num_places = 0  # they are not stored
+        store = Shelf(num_blocks, num_places, block_size, windows=windows) if num_places else None
         blocks = BlockManager(num_blocks, block_size, cache, windows, store=store, states=states)
         config = SchedulerConfig(
             max_num_batched_tokens=budget,

@@ -76,8 +76,7 @@ def test_an_answer_is_hit_by_the_next_turn(make_engine, make_request, run):
 
 def test_blocks_without_a_snapshot_are_no_prefix():
     cache = RadixPrefixCache(2, needs_states=True)
-    (parent,) = cache.publish(None, (1, 2), [7], "")
-    cache.publish(parent, (3, 4), [8], "")
+    cache.publish(None, [(1, 2), (3, 4)], [[7], [8]], "")
     assert cache.match([1, 2, 3, 4], 4, "") == []
     assert cache.keep_state(7, 0)
     assert not cache.keep_state(7, 1)
@@ -88,7 +87,7 @@ def test_blocks_without_a_snapshot_are_no_prefix():
 
 def test_a_snapshot_goes_with_its_block():
     cache = RadixPrefixCache(2, needs_states=True)
-    cache.publish(None, (1, 2), [7], "")
+    cache.publish(None, [(1, 2)], [[7]], "")
     cache.keep_state(7, 3)
     assert cache.forget(7) == 3
     assert not cache.has_state(3)

@@ -130,7 +130,7 @@ class PublishesTooEarly(BlockManager):
             own = request.block_ids[index]
             parent = request.block_ids[index - 1] if index else None
             if own not in self.prefix_cache and self.ref_counts[own] == 1:
-                self.prefix_cache.publish(parent, tokens, [own], request.cache_salt)
+                self.prefix_cache.publish(parent, [tokens], [[own]], request.cache_salt)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
+from octavo.core.kv_tables import ONE_TABLE
 from octavo.core.prefix_cache import RadixPrefixCache
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -115,7 +116,7 @@ def test_a_second_engine_does_not_get_the_folder(tmp_path):
 
     def open_one(**fields):
         config = OffloadConfig(3, 8, tmp_path / "kv", 1 << 20, **fields)
-        return open_store(config, rows, 10, 4, lambda: b"model", lambda: None)
+        return open_store(config, rows, 10, 4, ONE_TABLE, lambda: b"model", lambda: None)
 
     first = open_one()
     assert first is not None and first.saves_ahead

@@ -13,6 +13,7 @@ from octavo.core.shelf import Always
 from octavo.errors import ConfigError
 from octavo.kernels.cpu import library
 from octavo.offload import restore_rule
+from tests.conftest import write_tiny_model
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
 PROMPT = "a prompt of some forty bytes or perhaps more"
@@ -23,6 +24,14 @@ BACKENDS = ["native", "reference", "fused"]
 def _always_reads(monkeypatch):
     """A model this small is sooner computed; and nothing is to be measured for it."""
     monkeypatch.setattr(restore_rule, "foreseen_rule", lambda *_: Always())
+
+
+@pytest.fixture(scope="module")
+def tiny_windows(tmp_path_factory) -> Path:
+    """All layers of it see the last 20 positions."""
+    folder = tmp_path_factory.mktemp("windows") / "mistral"
+    kind = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    return write_tiny_model(folder, **kind, sliding_window=20)
 
 
 def skip_without(kernels: str) -> None:
@@ -72,6 +81,21 @@ def test_what_is_evicted_comes_back_from_host_memory(tiny_model, kernels):
         stats = llm._text_engine.engine.stats()
     assert (cold.num_cached, warm.num_cached) == (0, 32) and stats.kv_blocks_restored >= 1
     assert stats.prefix_tokens_from_disk == 0 < stats.prefix_tokens_from_memory
+    assert warm.tokens == cold.tokens and warm.logprobs == cold.logprobs
+
+
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_windows_find_what_they_see(tiny_windows, tmp_path, kernels):
+    """Of 32 tokens, layers that see 20 positions need 19; and there is no table of all."""
+    skip_without(kernels)
+    place = f"{tmp_path / 'kv'}:1MiB"
+    with create(tiny_windows, kernels, kv_offload=place) as llm:
+        cold = Served(llm)
+        assert llm.config.cache.windows == (20,)
+    with create(tiny_windows, kernels, kv_offload=place) as llm:
+        warm = Served(llm)
+        assert llm._text_engine.engine.stats().kv_blocks_restored == 2
+    assert (cold.num_cached, warm.num_cached, warm.from_disk) == (0, 32, 32)
     assert warm.tokens == cold.tokens and warm.logprobs == cold.logprobs
 
 

@@ -71,9 +71,9 @@ class Bench:
                 num_state_slots=state_slots,
             )
         )
-        shelf = Shelf(num_blocks, num_places, block_size) if num_places else None
-        executor = LocalExecutor(rank)
         windows = ONE_TABLE if groups is None else groups.windows
+        shelf = Shelf(num_blocks, num_places, block_size, windows=windows) if num_places else None
+        executor = LocalExecutor(rank)
         cache, states = NoPrefixCache(), None
         if prefix_caching:
             cache = RadixPrefixCache(block_size, windows, needs_states=state_slots > 0)

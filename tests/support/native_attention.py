@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo.core.sight import Sight
 from octavo.kernels.cpu import abi
 from octavo.kernels.cpu.library import Library, Pool
 
@@ -141,7 +142,7 @@ class Step:
     """Arguments of a call in which sequence i goes from ``position`` on by ``count`` tokens.
 
     ``q``, ``k`` and ``v`` lie side by side, as the output of one linear. ``parents`` are of all
-    rows, as ``oct_sequences`` has them.
+    rows, as ``oct_sequences`` has them. ``sights`` are what its sequences see.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Step:
         chunks: list[tuple[int, int, int]],
         parents: list[int] | None = None,
         share_prefixes: bool = False,
+        sights: list[Sight | None] | None = None,
     ):
         layer, sequences = cache.layer, cache.sequences
         heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.dim
@@ -213,6 +215,10 @@ class Step:
         if parents is not None:
             self.parents = np.array(parents, np.int32)
             self.seqs.parents = self.parents.ctypes.data
+        if sights is not None:
+            fields = [(s.sinks, s.window, s.stride, s.turn, 0) if s else (0,) * 5 for s in sights]
+            self.sights = (abi.Sight * len(fields))(*fields)
+            self.seqs.sights = ctypes.addressof(self.sights)
 
 
 def attend(
@@ -221,9 +227,10 @@ def attend(
     pool=None,
     parents: list[int] | None = None,
     share_prefixes: bool = False,
+    sights: list[Sight | None] | None = None,
 ) -> list[np.ndarray]:
     """Run a step; the output of each chunk."""
-    step = Step(cache, chunks, parents, share_prefixes)
+    step = Step(cache, chunks, parents, share_prefixes, sights)
     native = cache.native
     pool = native.pool if pool is None else pool
     native.check(native.lib.oct_attention(pool, ctypes.byref(step.args), ctypes.byref(step.seqs)))

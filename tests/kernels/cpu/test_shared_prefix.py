@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_attention import FORMATS, Cache, Layer, Sequence, Step, attend, make_sequence
 
+from octavo.core.sight import Sight
 from octavo.kernels.cpu.library import Pool
 
 
@@ -49,17 +50,17 @@ def chunks_of(members: list[Member]) -> list[tuple[int, int, int]]:
     return [(i, member.old, member.new) for i, member in enumerate(members)]
 
 
-def shared_keys(cache: Cache, members: list[Member]) -> int:
-    step = Step(cache, chunks_of(members), share_prefixes=True)
+def shared_keys(cache: Cache, members: list[Member], sights=None) -> int:
+    step = Step(cache, chunks_of(members), share_prefixes=True, sights=sights)
     return cache.native.check(cache.native.lib.oct_shared_keys(ctypes.byref(step.seqs), 0))
 
 
 def check_same_bits(
-    cache: Cache, members: list[Member], pool: Pool | None = None, parents=None
+    cache: Cache, members: list[Member], pool: Pool | None = None, parents=None, sights=None
 ) -> None:
     chunks = chunks_of(members)
-    apart = attend(cache, chunks, pool, parents)
-    together = attend(cache, chunks, pool, parents, share_prefixes=True)
+    apart = attend(cache, chunks, pool, parents, sights=sights)
+    together = attend(cache, chunks, pool, parents, share_prefixes=True, sights=sights)
     for i, (one, other) in enumerate(zip(apart, together, strict=True)):
         assert np.isfinite(one).all()
         assert np.array_equal(one, other), f"sequence {i}"
@@ -124,6 +125,19 @@ def test_drafts_that_are_trees(native):
     members = [Member(410, new=4), Member(390, new=1, shared=384), Member(386, new=3, shared=384)]
     parents = [-1, 0, 0, 2, -1, -1, 5, 5]
     check_same_bits(make_cache(native, layer, members), members, parents=parents)
+
+
+@pytest.mark.parametrize("kv", ["f32", "int8"])
+def test_who_has_a_sight_of_its_own_goes_alone(native, make_pool, kv):
+    """And the others share what they did."""
+    cache = make_cache(native, Layer(kv=kv), TREE)
+    sights = [Sight(4, 200) if i in (2, 5) else None for i in range(len(TREE))]
+    assert shared_keys(cache, TREE) > shared_keys(cache, TREE, sights) > 0
+    for pool in (native.pool, make_pool(1), make_pool(5)):
+        check_same_bits(cache, TREE, pool, sights=sights)
+    everybody = [Sight(4, 200)] * len(TREE)
+    assert shared_keys(cache, TREE, everybody) == 0
+    check_same_bits(cache, TREE, sights=everybody)
 
 
 @pytest.mark.parametrize(
