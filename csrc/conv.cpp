@@ -53,6 +53,19 @@ void convolve(const Channels& channels, const oct_sequences& seqs, int s) {
   for (int j = 0; j < past; j++) store_first(target + int64_t{j} * args.channels + c, last[j], n);
 }
 
+// What a gate of n values multiplies with.
+F32 opened(const oct_gated_norm_args& args, const float* gate, int n) {
+  return silu(mul(load_first(gate, n), set1(args.gate_scale)));
+}
+
+// One group of a row: x, gated.
+void gate_group(const oct_gated_norm_args& args, const float* x, const float* gate, float* out) {
+  for (int i = 0; i < args.group; i += 16) {
+    const int n = std::min(16, args.group - i);
+    store_first(out + i, mul(load_first(x + i, n), opened(args, gate + i, n)), n);
+  }
+}
+
 // One group of a row: x, normed and gated.
 void norm_group(const oct_gated_norm_args& args, const float* x, const float* gate,
                 const float* weight, float* out) {
@@ -60,7 +73,7 @@ void norm_group(const oct_gated_norm_args& args, const float* x, const float* ga
   for (int i = 0; i < args.group; i += 16) {
     const int n = std::min(16, args.group - i);
     F32 v = load_first(x + i, n);
-    if (args.gate_first) v = mul(v, silu(load_first(gate + i, n)));
+    if (args.gate_first) v = mul(v, opened(args, gate + i, n));
     store_first(out + i, v, n);
     squares = fma(v, v, squares);
   }
@@ -68,7 +81,7 @@ void norm_group(const oct_gated_norm_args& args, const float* x, const float* ga
   for (int i = 0; i < args.group; i += 16) {
     const int n = std::min(16, args.group - i);
     F32 v = mul(mul(load_first(out + i, n), set1(scale)), load_first(weight + i, n));
-    if (!args.gate_first) v = mul(v, silu(load_first(gate + i, n)));
+    if (!args.gate_first) v = mul(v, opened(args, gate + i, n));
     store_first(out + i, v, n);
   }
 }
@@ -115,9 +128,13 @@ void gated_norm(const oct_gated_norm_args& args, const oct_sequences& seqs, cons
   const Range mine = share(seqs.num_tokens * groups, worker.rank, worker.size);
   for (int i = mine.begin; i < mine.end; i++) {
     const int64_t t = i / groups, first = int64_t{i % groups} * args.group;
-    const float* weight = args.weight + (args.gate_first ? first : 0);
-    norm_group(args, args.x + t * args.width + first, args.gate + t * args.ldgate + first, weight,
-               args.out + t * args.width + first);
+    const float* x = args.x + t * args.width + first;
+    const float* gate = args.gate + t * args.ldgate + first;
+    float* out = args.out + t * args.width + first;
+    if (args.weight)
+      norm_group(args, x, gate, args.weight + (args.gate_first ? first : 0), out);
+    else
+      gate_group(args, x, gate, out);
   }
 }
 

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-#define OCT_ABI_VERSION 11
+#define OCT_ABI_VERSION 12
 
 #if defined(__cplusplus)
 extern "C" {
@@ -446,6 +446,7 @@ typedef struct oct_conv_args {
 typedef struct oct_scan_args {
   int32_t heads, head_dim, groups, state_dim;
   float step_min, step_max;
+  float step_scale;   /* of `steps`, before the bias */
   const float* x;     /* [T, H P + 2 G N], ldx floats from token to token */
   const float* steps; /* [T, H], ldsteps floats from token to token */
   int64_t ldx, ldsteps;
@@ -472,10 +473,11 @@ typedef struct oct_delta_args {
 } oct_delta_args;
 
 /* rmsnorm over each `group` values of x * silu(gate), times weight [width]; or, unless gate_first, of
- * x, times weight [group] and then silu(gate). */
+ * x, times weight [group] and then silu(gate). With no weight, x * silu(gate) alone. */
 typedef struct oct_gated_norm_args {
   int32_t width, group, gate_first;
   float eps;
+  float gate_scale;  /* of `gate`, before its silu */
   const float* x;    /* [T, width], contiguous */
   const float* gate; /* [T, width], ldgate floats from token to token */
   int64_t ldgate;

@@ -64,7 +64,7 @@ void scan_head(const oct_scan_args& args, const oct_sequences& seqs, int s, int 
   auto* steps = static_cast<Step*>(worker.scratch(kFactorSlot, count * sizeof(Step)));
   auto* tile = static_cast<float*>(worker.scratch(kStateSlot, dim * 16 * sizeof(float)));
   for (int t = 0; t < count; t++) {
-    const float raw = args.steps[(begin + t) * args.ldsteps + h] + args.step_bias[h];
+    const float raw = args.steps[(begin + t) * args.ldsteps + h] * args.step_scale + args.step_bias[h];
     // In this order, a NaN stays one.
     const float step = std::min(args.step_max, std::max(args.step_min, softplus(raw)));
     steps[t] = {raw == raw ? step : raw, std::exp(step * args.decay[h])};

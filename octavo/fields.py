@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as shown  # short, whatever the value is
 from typing import Any
@@ -144,3 +144,22 @@ class Fields:
         if value is self._REQUIRED:
             raise self.error(name, "is missing")
         return value
+
+
+class GGUFFields(Fields):
+    """Those of a GGUF file, some of which its ``tensors`` alone can say."""
+
+    def __init__(
+        self,
+        path: Path,
+        values: Mapping[str, Any],
+        prefix: str,
+        names: Mapping[str, str],
+        tensors: Collection[str],
+    ):
+        super().__init__(path, values, prefix, names)
+        self._tensors = tensors
+
+    def has_in_a_layer(self, tensor: str) -> bool:
+        """Whether a layer has a tensor: ``attn_q.bias``."""
+        return any(name.endswith(f".{tensor}") for name in self._tensors)

@@ -287,8 +287,8 @@ def delta_rule(
     return _recurrent("delta_rule", (x, gates), (a_log, step_bias), spec, state)
 
 
-def gated_norm(x: Value, gate: Value, weight: np.ndarray, spec: GatedNormSpec) -> Value:
-    return _recurrent("gated_norm", (x, gate), (weight,), spec)
+def gated_norm(x: Value, gate: Value, weight: np.ndarray | None, spec: GatedNormSpec) -> Value:
+    return _recurrent("gated_norm", (x, gate), () if weight is None else (weight,), spec)
 
 
 def _recurrent(

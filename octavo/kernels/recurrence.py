@@ -84,7 +84,7 @@ def selective_scan(
 
     Of a head with the state S [state_dim, head_dim], which begins as zeros::
 
-        step = softplus(its column + step_bias), within limits
+        step = softplus(its column * step_scale + step_bias), within limits
         S    = S * exp(-step * exp(a_log)) + B * (step * x)
         y    = C * S + skip * x
     """
@@ -100,8 +100,8 @@ def selective_scan(
                 part.view(shared).repeat_interleave(spec.heads // spec.groups, 0).unsqueeze(2)
                 for part in (b, c)
             )
-            step = steps[row, spec.first : spec.first + spec.heads].float() + step_bias
-            step = _softplus(step).clamp(spec.step_min, spec.step_max)
+            step = steps[row, spec.first : spec.first + spec.heads].float() * spec.step_scale
+            step = _softplus(step + step_bias).clamp(spec.step_min, spec.step_max)
             kept = torch.exp(step * decay).view(-1, 1, 1)
             state = state * kept + b * (step.view(-1, 1, 1) * values)
             y = (state * c).sum(1) + skip.view(-1, 1) * values[:, 0]
@@ -150,10 +150,12 @@ def delta_rule(
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, spec: GatedNormSpec) -> Tensor:
-    """x [T, W] normed and gated; ``weight`` is [W], or [group] for all groups."""
-    opened = gate[:, spec.first : spec.first + spec.width].float()
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, spec: GatedNormSpec) -> Tensor:
+    """x [T, W] normed and gated; ``weight`` is [W], or [group] for all groups, None: not normed."""
+    opened = gate[:, spec.first : spec.first + spec.width].float() * spec.gate_scale
     opened = opened / (1 + torch.exp(-opened))
+    if weight is None:
+        return (x.float() * opened).to(x.dtype)
     wide = x.float() * opened if spec.gate_first else x.float()
     groups = wide.view(-1, spec.width // spec.group, spec.group)
     scale = torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + spec.eps)

@@ -50,7 +50,8 @@ class ScanSpec:
     """The recurrence of Mamba 2 (arXiv 2405.21060), whose states decay by a number for each head.
 
     The columns are x [heads, head_dim], then B and C [groups, state_dim] each. Those from ``first``
-    on of another row are a step size for each head, which is held between two limits.
+    on of another row are a step size for each head, times ``step_scale``, which is held between two
+    limits.
     """
 
     heads: int
@@ -60,6 +61,7 @@ class ScanSpec:
     first: int
     step_min: float = 0.0
     step_max: float | None = None
+    step_scale: float = 1.0
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -123,9 +125,11 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedNormSpec:
-    """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``.
+    """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``,
+    times ``gate_scale``.
 
-    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it.
+    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it. Where nothing
+    is ``normed``, there is the gate alone.
     """
 
     width: int
@@ -133,6 +137,8 @@ class GatedNormSpec:
     eps: float
     first: int = 0
     gate_first: bool = False
+    gate_scale: float = 1.0
+    normed: bool = True
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -140,6 +146,8 @@ class GatedNormSpec:
 
     @property
     def constants(self) -> tuple[int, ...]:
+        if not self.normed:
+            return ()
         return (self.width if self.gate_first else self.group,)
 
 

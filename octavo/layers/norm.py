@@ -8,10 +8,11 @@ from octavo.layers.parameter import Parameter
 
 
 class RMSNorm(Module):
-    """Scales the last dimension of x to a root mean square of 1, then by a learned weight."""
+    """Scales the last dimension of x to a root mean square of 1, then by a learned weight, and by
+    ``times``."""
 
-    def __init__(self, size: int, eps: float, plus: float = 0.0):
-        self.weight = Parameter(size, exact=True, plus=plus)
+    def __init__(self, size: int, eps: float, plus: float = 0.0, times: float = 1.0):
+        self.weight = Parameter(size, exact=True, plus=plus, times=times)
         self.eps = eps
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.quantization.base import StoredWeight, Weight, float_bytes
-from octavo.quantization.ggml_types import GGMLType
+from octavo.quantization.base import StoredWeight, Weight, stored_floats
 
 
 class ShapeMismatch(ValueError):
@@ -19,15 +18,23 @@ class Parameter:
 
     ``exact`` parameters (norms, biases: small, and added or multiplied element by element; routers,
     where what is nearly equal decides) are kept in float32. ``plus`` is added to them, for
-    checkpoints that store a weight less one.
+    checkpoints that store a weight less one, and they are multiplied with ``times``, a number or one
+    for each row, for models that scale what they multiply.
     """
 
-    __slots__ = ("_value", "exact", "plus", "shape")
+    __slots__ = ("_value", "exact", "plus", "shape", "times")
 
-    def __init__(self, *shape: int, exact: bool = False, plus: float = 0.0):
+    def __init__(
+        self,
+        *shape: int,
+        exact: bool = False,
+        plus: float = 0.0,
+        times: float | np.ndarray = 1.0,
+    ):
         self.shape = shape
         self.exact = exact
         self.plus = plus
+        self.times = times
         self._value: Any = None
 
     @property
@@ -55,13 +62,14 @@ class Parameter:
         values = weight.dequantize() if weight.is_quantized else weight.floats()
         # A copy even of float32: reading a page of the file for every norm would be slower.
         values = values + np.float32(self.plus)
+        values = (values.T * np.asarray(self.times, dtype=np.float32)).T
         if len(self.shape) != 2:
             return values
-        return StoredWeight(GGMLType.F32, float_bytes(values, GGMLType.F32), self.shape)
+        return stored_floats(values)
 
     def holding(self, value: Any) -> Parameter:
         """The same parameter with its value in another form."""
-        parameter = Parameter(*self.shape, exact=self.exact, plus=self.plus)
+        parameter = Parameter(*self.shape, exact=self.exact, plus=self.plus, times=self.times)
         parameter._value = value
         return parameter
 

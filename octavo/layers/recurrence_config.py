@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
 _LINE_FLOATS = 16
@@ -32,7 +34,8 @@ class RecurrenceConfig:
     """Which layers are recurrent, and what they consist of: all of the same.
 
     These layers do not attend, unless they are ``parallel``: then they do both. After the
-    convolution there is ``mamba``, or ``delta``, with a norm, or nothing.
+    convolution there is ``mamba``, or ``delta``, with a norm, or nothing. ``mamba_scales`` are what
+    its x, B and C are multiplied with before the convolution.
     """
 
     layers: tuple[int, ...]
@@ -43,6 +46,14 @@ class RecurrenceConfig:
     conv_bias: bool = False
     proj_bias: bool = False
     parallel: bool = False
+    mamba_scales: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @property
+    def channel_scales(self) -> np.ndarray:
+        """Of each channel of Mamba 2's convolution, what its input is multiplied with."""
+        assert self.mamba is not None
+        shared = self.mamba.groups * self.mamba.state_dim
+        return np.repeat(self.mamba_scales, (self.mamba.width, shared, shared))
 
     @property
     def scan(self) -> ScanSpec | DeltaSpec | None:
@@ -68,6 +79,8 @@ class RecurrenceConfig:
             return f"a convolution over {conv.kernel} positions: 2 to {MAX_KERNEL} are possible"
         if conv.channels < 1 or conv.first < 0:
             return f"a convolution of {conv.channels} channels from {conv.first} on"
+        if len(self.mamba_scales) != 3:
+            return f"{len(self.mamba_scales)} scales of x, B and C"
         if scan is None or norm is None:
             return None if conv.gated and scan is norm is None else "a norm follows a recurrence"
         return _fault_of_scan(conv, scan) or _fault_of_norm(norm, scan)

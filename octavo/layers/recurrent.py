@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from octavo.kernels.recurrence_specs import GatedNormSpec
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.linear import Linear
@@ -11,22 +13,26 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 
 
 class Conv1d(Module):
-    """Weights of a convolution of each channel by itself, as checkpoints have them."""
+    """Weights of a convolution of each channel by itself, as checkpoints have them; what a model
+    multiplies its inputs with is put into them."""
 
-    def __init__(self, channels: int, kernel: int, bias: bool = False):
-        self.weight = Parameter(channels, 1, kernel, exact=True)
+    def __init__(
+        self, channels: int, kernel: int, bias: bool = False, scales: float | np.ndarray = 1.0
+    ):
+        self.weight = Parameter(channels, 1, kernel, exact=True, times=scales)
         self.bias = Parameter(channels, exact=True) if bias else None
 
 
 class GatedNorm(Module):
-    """The norm between what a state gives and the output projection."""
+    """The norm between what a state gives and the output projection; or the gate alone."""
 
     def __init__(self, spec: GatedNormSpec):
         self.spec = spec
-        self.weight = Parameter(spec.width if spec.gate_first else spec.group, exact=True)
+        self.weight = Parameter(*spec.constants, exact=True) if spec.normed else None
 
     def forward(self, x: Activations, gate: Activations, ctx: ForwardContext) -> Activations:
-        return ctx.ops.gated_norm(x, gate, self.weight.value, self.spec)
+        weight = None if self.weight is None else self.weight.value
+        return ctx.ops.gated_norm(x, gate, weight, self.spec)
 
 
 class ShortConv(Module):
@@ -54,7 +60,9 @@ class Mamba2(Module):
         self.spec, self.scan = config.conv, scan
         width = scan.width + config.conv.channels + scan.heads
         self.in_proj = Linear(hidden_size, width, config.proj_bias)
-        self.conv1d = Conv1d(config.conv.channels, config.conv.kernel, config.conv_bias)
+        self.conv1d = Conv1d(
+            config.conv.channels, config.conv.kernel, config.conv_bias, config.channel_scales
+        )
         self.dt_bias = Parameter(scan.heads, exact=True)
         self.A_log = Parameter(scan.heads, exact=True)
         self.D = Parameter(scan.heads, exact=True)
@@ -78,8 +86,8 @@ class Mamba2(Module):
 class GatedDeltaNet(Module):
     """Linear attention by the gated delta rule, as in Qwen3-Next.
 
-    Of ``in_proj_qkvz`` and ``in_proj_ba`` the rows are in the order in which the ops read columns:
-    all queries, all keys, all values, all gates; and how much is written, then what decays.
+    Rows of the projections are in the order in which the ops read columns: all queries, all keys,
+    all values; and how much is written, then what decays.
     """
 
     def __init__(self, state_index: int, hidden_size: int, config: RecurrenceConfig):
@@ -87,7 +95,8 @@ class GatedDeltaNet(Module):
         assert scan is not None and config.norm is not None
         self.state_index = state_index
         self.spec, self.scan = config.conv, scan
-        self.in_proj_qkvz = Linear(hidden_size, config.conv.channels + scan.width)
+        self.in_proj_qkv = Linear(hidden_size, config.conv.channels)
+        self.in_proj_z = Linear(hidden_size, scan.width)
         self.in_proj_ba = Linear(hidden_size, 2 * scan.value_heads)
         self.conv1d = Conv1d(config.conv.channels, config.conv.kernel, config.conv_bias)
         self.dt_bias = Parameter(scan.value_heads, exact=True)
@@ -96,7 +105,8 @@ class GatedDeltaNet(Module):
         self.out_proj = Linear(scan.width, hidden_size)
 
     def forward(self, x: Activations, ctx: ForwardContext) -> Activations:
-        projected, gates = self.in_proj_qkvz(x, ctx), self.in_proj_ba(x, ctx)
+        projected, opening = self.in_proj_qkv(x, ctx), self.in_proj_z(x, ctx)
+        gates = self.in_proj_ba(x, ctx)
         scanned = ctx.ops.delta_rule(
             _convolve(self, self.conv1d, projected, ctx),
             gates,
@@ -105,7 +115,7 @@ class GatedDeltaNet(Module):
             ctx.states(self.state_index),
             self.scan,
         )
-        return self.out_proj(self.norm(scanned, projected, ctx), ctx)
+        return self.out_proj(self.norm(scanned, opening, ctx), ctx)
 
 
 def _convolve(

@@ -93,6 +93,17 @@ class ExpertsConfig:
         require(fits, "moe_intermediate_size", f"{self.inner} is not 1 to {_MAX_SIZE}")
 
 
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """What a layer multiplies what its parts give with, before it adds them to the stream; ``gate``:
+    the gate of its MLP, before the activation."""
+
+    attention: float = 1.0
+    recurrence: float = 1.0
+    mlp: float = 1.0
+    gate: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A decoder-only transformer. Sizes are in values, positions in tokens.
@@ -130,6 +141,7 @@ class ModelConfig:
     embedding_scale: float | None = None
     residual_scale: float | None = None  # of what a layer's halves add to the stream
     logit_scale: float | None = None
+    multipliers: Multipliers = Multipliers()
     unrotated_layers: tuple[int, ...] = ()  # which turn nothing by its position
     learned_positions: int | None = None  # rows of a table of them, which has one for each position
     bos_token_id: int | None = None
@@ -266,6 +278,8 @@ class ModelConfig:
         for name in _POSITIVE:
             value = getattr(self, name)
             require(value is None or value > 0, name, f"{value} is not above 0")
+        for name, value in asdict(self.multipliers).items():
+            require(value > 0, "multipliers", f"{value} of {name} is not above 0")
         for window in self.layer_windows:
             require(window is None or window >= 1, "sliding_window", f"{window} is not above 0")
         require(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelFileError, UnsupportedModelError
-from octavo.fields import Fields
+from octavo.fields import Fields, GGUFFields
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.config import MAX_LAYERS, ModelConfig, extended_length, sampling_defaults
 from octavo.models.family import Family
@@ -41,12 +42,14 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
     general = Fields(path, metadata, "general.")
     kind = general.text("architecture")
     family = find_gguf_family(kind, str(path))
-    fields = Fields(path, metadata, f"{kind}.", names=family.gguf_fields)
+    fields = GGUFFields(path, metadata, f"{kind}.", family.gguf_fields, tensors)
     shared = _shared(family, fields, metadata, tensors)
     shared = replace(shared, name=general.text("name", "") or path.stem)
     config = replace(shared, **family.from_gguf(fields, shared))
     if config.experts is None and fields.integer("expert_count", 0, minimum=0) > 0:
         raise UnsupportedModelError(f"{path}: a {config.architecture} has no experts")
+    if config.recurrence is None and gguf_recurrent_layers(fields):
+        raise UnsupportedModelError(f"{path}: layers without heads")
     if config.latent is None:
         head_dim = shared.head_dim
         if fields.integer("attention.value_length", head_dim) != head_dim:
@@ -55,7 +58,7 @@ def parse(metadata: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -
 
 
 def _shared(
-    family: Family, fields: Fields, metadata: Mapping[str, Any], tensors: Mapping[str, Any]
+    family: Family, fields: GGUFFields, metadata: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> ModelConfig:
     """What keys and tensors mean in most families."""
     path = fields.path
@@ -80,10 +83,10 @@ def _shared(
         rope=rope,
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         tie_embeddings="output.weight" not in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        attention_output_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        qk_norm=fields.has_in_a_layer("attn_q_norm.weight"),
+        attention_bias=fields.has_in_a_layer("attn_q.bias"),
+        attention_output_bias=fields.has_in_a_layer("attn_output.bias"),
+        mlp_bias=fields.has_in_a_layer("ffn_gate.bias"),
         layer_windows=(window,) * num_layers,
         attention_scale=fields.number("attention.scale", head_dim**-0.5),
         attention_softcap=fields.number("attn_logit_softcapping", None),
@@ -97,13 +100,24 @@ def _shared(
 
 
 def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
-    """A number that some files give per layer; all layers must agree."""
+    """A number that some files give per layer; all layers must agree that have one above 0."""
     if not isinstance(fields.raw(name), (int, float, str, type(None))):
-        values = set(fields.each(name, Fields.integer))
+        values = set(fields.each(name, partial(Fields.integer, minimum=0)))
+        if len(values) > 1:
+            values.discard(0)
         if len(values) != 1:
             raise UnsupportedModelError(f"{fields.path}: {name} differs between layers")
         return values.pop()
     return fields.integer(name) if default is None else fields.integer(name, default)
+
+
+def gguf_recurrent_layers(fields: Fields) -> tuple[int, ...]:
+    """The layers that attend with no heads of keys, and so do not attend."""
+    name = "attention.head_count_kv"
+    if isinstance(fields.raw(name), (int, float, str, type(None))):
+        return ()
+    counts = fields.each(name, partial(Fields.integer, minimum=0))
+    return tuple(layer for layer, count in enumerate(counts) if count == 0)
 
 
 def _vocab_size(fields: Fields, vocabulary: Fields, tensors: Mapping[str, Any]) -> int:

@@ -21,11 +21,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from octavo.fields import Fields
     from octavo.models.config import Activation, ModelConfig
 
@@ -40,12 +40,24 @@ def _nothing(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
-# From a config and the name of a parameter to rows of a tensor.
-RowOrder = Callable[["ModelConfig", str], "np.ndarray | None"]
+# From a config and the name of a parameter to something of each row of a tensor.
+OfRows = Callable[["ModelConfig", str], "np.ndarray | None"]
 
 
 def _as_they_lie(*_: Any) -> None:
     return None
+
+
+def _as_it_is(config: ModelConfig) -> ModelConfig:
+    return config
+
+
+class FileValues(NamedTuple):
+    """How a kind of file has a parameter that it has otherwise: functions of float32 arrays, which
+    may change their shape, to what is here, and back."""
+
+    read: Callable[[np.ndarray], np.ndarray]
+    write: Callable[[np.ndarray], np.ndarray]
 
 
 class TensorNames:
@@ -60,6 +72,8 @@ class TensorNames:
         layers: what stands before a layer's number.
         transposed: modules, by their names there, whose weights are there as [inputs, outputs].
         interleaved: modules whose rows there are those of the modules they are fused of in turn.
+        fused: modules that are fused there, in place of those that the family says.
+        values: parameters whose values are others there, by how their names here end.
     """
 
     def __init__(
@@ -69,7 +83,10 @@ class TensorNames:
         layers: str,
         transposed: tuple[str, ...] = (),
         interleaved: tuple[str, ...] = (),
+        fused: Mapping[str, tuple[str, ...]] | None = None,
+        values: Mapping[str, FileValues] | None = None,
     ):
+        self.fused, self._values = fused, values or {}
         self._top, self._layer, self._layers = dict(top), dict(layer), layers
         self._transposed = tuple(f".{each}{end}" for each in transposed for end in ("", ".weight"))
         self._interleaved = tuple(f".{module}" for module in interleaved)
@@ -97,6 +114,11 @@ class TensorNames:
 
     def is_interleaved(self, parameter: str) -> bool:
         return parameter.rpartition(".")[0].endswith(self._interleaved)
+
+    def values_of(self, parameter: str) -> FileValues | None:
+        """How a parameter's values are there, where they are not the same."""
+        ends = (end for end in self._values if parameter.endswith(f".{end}"))
+        return self._values.get(next(ends, ""))
 
 
 class HFNames(TensorNames):
@@ -177,7 +199,7 @@ class Family:
         gguf_names: of tensors in GGUF files.
         fused: modules whose rows in files are those of several modules here, in their order:
             ``{"self_attn.qkv_proj": ("self_attn.q_proj", ...)}``, in both kinds of file, by the
-            names that these lead to.
+            names that these lead to, unless ``TensorNames`` of one of them say otherwise.
         hf_fields: from fields of Llama's ``config.json`` to what they are called in the family's.
         gguf_fields: the same of GGUF metadata, without the architecture before them.
         hf_defaults: what a field of ``config.json`` means where it is absent, which published
@@ -189,7 +211,10 @@ class Family:
         exceeds_float16: its activations do, so that what runs it should be given bfloat16.
         row_order: of a parameter, fused or not, the rows of a folder's tensor in the order in which
             they are here; None where they lie so.
-        from_hf, from_gguf: what is left to be read, see ``ReadConfig``.
+        gguf_factors: of a parameter, what GGUF files have multiplied into each of its rows, or into
+            all, of what the config says of it; ``gguf_config``: a config that no longer says that.
+        written_gguf_names: those of a file to be, where ``gguf_names`` have several for some.
+        from_hf, from_gguf: what is left to be read, see ``ReadConfig``. GGUF's are ``GGUFFields``.
         to_hf, to_gguf: and to be written.
     """
 
@@ -208,7 +233,10 @@ class Family:
     activations: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh")
     norm_plus_one: bool = False
     exceeds_float16: bool = False
-    row_order: RowOrder = _as_they_lie
+    row_order: OfRows = _as_they_lie
+    gguf_factors: OfRows = _as_they_lie
+    gguf_config: Callable[[ModelConfig], ModelConfig] = _as_it_is
+    written_gguf_names: Callable[[ModelConfig], TensorNames] | None = None
     from_hf: ReadConfig = _nothing
     from_gguf: ReadConfig = _nothing
     to_hf: WriteConfig = _nothing
@@ -219,20 +247,29 @@ class Family:
         """Whether each parameter is a tensor of its own name in a folder."""
         return not self.fused and self.hf_names.is_plain
 
-    def parts(self, parameter: str) -> tuple[str, ...]:
-        """The parameters that the rows of one are, where it is fused; else itself."""
-        for whole, parts in self.fused.items():
+    def parts(self, parameter: str, names: TensorNames | None = None) -> tuple[str, ...]:
+        """The parameters that the rows of one are, where it is fused, in files with these names;
+        else itself."""
+        for whole, parts in self._fused(names).items():
             if around := _around(whole, parameter):
                 return tuple(part.join(around) for part in parts)
         return (parameter,)
 
-    def whole(self, parameter: str) -> str:
+    def whole(self, parameter: str, names: TensorNames | None = None) -> str:
         """The other way: the fused parameter that one is rows of in files; else itself."""
-        for whole, parts in self.fused.items():
+        for whole, parts in self._fused(names).items():
             for part in parts:
                 if around := _around(part, parameter):
                     return whole.join(around)
         return parameter
+
+    def _fused(self, names: TensorNames | None) -> Mapping[str, tuple[str, ...]]:
+        return self.fused if names is None or names.fused is None else names.fused
+
+    def names_to_write(self, config: ModelConfig) -> TensorNames:
+        """What tensors are called in a GGUF file to be."""
+        choose = self.written_gguf_names
+        return self.gguf_names if choose is None else choose(config)
 
 
 def _around(module: str, parameter: str) -> tuple[str, str] | None:

@@ -215,11 +215,24 @@ def _tensors(
 def _chunks(
     parameters: Parameters, tensor: FileTensor, type: GGMLType, encode: Encode | None
 ) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, some rows at a time."""
+    """The bytes of a tensor, some rows at a time; all at once of one that is put together."""
+    if tensor.is_put_together:
+        yield _put_together(parameters, tensor, type, encode)
+        return
     step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
     for part in tensor.parts:
         for start in range(0, parameters.shape(part)[0], step):
             yield _encoded(parameters, part, type, encode, start, start + step)
+
+
+def _put_together(
+    parameters: Parameters, tensor: FileTensor, type: GGMLType, encode: Encode | None
+) -> np.ndarray:
+    if _stored_type(parameters, tensor) == type:
+        stored = parameters.stored_whole(tensor)
+        if stored is not None:
+            return stored
+    return _blocks(type, parameters.whole(tensor), encode, tensor.parts[0])
 
 
 def _encoded(
@@ -234,7 +247,10 @@ def _encoded(
         stored = parameters.stored_rows(name, start, stop)
         if stored is not None:
             return stored
-    rows = parameters.rows(name, start, stop)
+    return _blocks(type, parameters.rows(name, start, stop), encode, name)
+
+
+def _blocks(type: GGMLType, rows: np.ndarray, encode: Encode | None, name: str) -> np.ndarray:
     if type in FLOAT_TYPES:
         return float_bytes(rows, type)
     assert encode is not None
@@ -245,7 +261,7 @@ def _encoded(
 
 
 def _divisors(parameters: Parameters) -> Iterator[TensorToWrite]:
-    names = family_of(parameters.config.architecture).gguf_names
+    names = family_of(parameters.config.architecture).names_to_write(parameters.config)
     for name, values in parameters.divisors.items():
         array = values.astype("<f4")
         yield TensorToWrite(_checked(names.tensor(name)), array.shape, GGMLType.F32, [array])

@@ -17,10 +17,10 @@ from octavo.models.llama import GGUF_EXPERT_NAMES, GGUF_NAMES, HF_DEFAULTS, Llam
 
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
-        "embedding_scale": _scale(fields.number("embedding_multiplier", 1.0)),
+        "embedding_scale": unless_one(fields.number("embedding_multiplier", 1.0)),
         "attention_scale": fields.number("attention_multiplier", 1.0),
-        "residual_scale": _scale(fields.number("residual_multiplier", 1.0)),
-        "logit_scale": _scale(1 / fields.number("logits_scaling", 1.0)),
+        "residual_scale": unless_one(fields.number("residual_multiplier", 1.0)),
+        "logit_scale": unless_one(1 / fields.number("logits_scaling", 1.0)),
     }
 
 
@@ -35,9 +35,9 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
 
 def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
-        "embedding_scale": _scale(fields.number("embedding_scale", 1.0)),
-        "residual_scale": _scale(fields.number("residual_scale", 1.0)),
-        "logit_scale": _scale(1 / fields.number("logit_scale", 1.0)),
+        "embedding_scale": unless_one(fields.number("embedding_scale", 1.0)),
+        "residual_scale": unless_one(fields.number("residual_scale", 1.0)),
+        "logit_scale": unless_one(1 / fields.number("logit_scale", 1.0)),
     }
 
 
@@ -50,7 +50,8 @@ def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
     }
 
 
-def _scale(factor: float) -> float | None:
+def unless_one(factor: float) -> float | None:
+    """A factor, None for one that changes nothing."""
     return None if factor == 1.0 else factor
 
 

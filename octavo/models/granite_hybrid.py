@@ -6,20 +6,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
-from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, ScanSpec
 from octavo.layers.context import Activations, ForwardContext
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.module import Module
-from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import Mamba2
 from octavo.models.config import ExpertsConfig, ModelConfig
+from octavo.models.config_gguf import gguf_recurrent_layers
 from octavo.models.decoder import DecoderForCausalLM, make_mlp
-from octavo.models.experts import hf_experts, refuse_folders
-from octavo.models.family import Family, HFNames
+from octavo.models.experts import (
+    GGUF_EXPERTS,
+    gguf_expert_entries,
+    gguf_experts,
+    hf_experts,
+    refuse_folders,
+)
+from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import GRANITE, GRANITE_MOE, MOE_NAMES
-from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
-from octavo.models.llama import HF_DEFAULTS
+from octavo.models.hybrid import HybridDecoderLayer, gguf_heads, hf_layer_types, hf_layers_of
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS
+from octavo.models.mamba2 import (
+    GGUF_MAMBA2,
+    HF_MAMBA2,
+    HF_MAMBA2_DEFAULTS,
+    gguf_mamba2,
+    gguf_mamba2_entries,
+    hf_mamba2,
+    hf_mamba2_entries,
+    mamba2_values,
+    mamba_of,
+)
 
 
 class SharedMLP(Module):
@@ -54,23 +71,40 @@ HF_NAMES = HFNames(
         **MOE_NAMES,
         "shared_mlp.input_linear": _SHARED,
         "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
-        **mixer_names("mamba", ("in_proj", "conv1d", "norm", "out_proj")),
+        **HF_MAMBA2,
     }
 )
 _RECURRENT = {"mamba", "linear_attention"}  # of transformers 4, and of 5
 _ATTENDING = {"attention", "full_attention"}
 
 
+_DENSE = {
+    "ffn_gate": "mlp.shared_experts.gate_proj",
+    "ffn_up": "mlp.shared_experts.up_proj",
+    "ffn_down": "mlp.shared_experts.down_proj",
+}
+
+
+def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
+    """Of a file to be: what all tokens use is the one MLP there is, or beside experts."""
+    layer = {**GGUF_LAYER, **GGUF_EXPERTS, **GGUF_MAMBA2}
+    if config is None or config.experts is None:
+        layer |= _DENSE
+    groups = 1 if config is None else mamba_of(config).groups
+    return TensorNames(GGUF_TOP, layer, "blk", fused={}, values=mamba2_values(groups))
+
+
 def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     name = "layer_types" if "layer_types" in fields else "layers_block_type"
     layers = hf_layers_of(fields, config.num_layers, _RECURRENT, _ATTENDING, name)
+    inner = fields.integer("mamba_expand") * config.hidden_size
     turns = fields.text("position_embedding_type", None) == "rope"
     return {
         **GRANITE.from_hf(fields, config),
         "intermediate_size": fields.integer("shared_intermediate_size"),
         "experts": _experts(fields, config),
         "unrotated_layers": () if turns else tuple(range(config.num_layers)),
-        "recurrence": _recurrence(fields, config, layers),
+        "recurrence": hf_mamba2(fields, config, layers, inner),
     }
 
 
@@ -81,35 +115,8 @@ def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
     return hf_experts(fields, config, inner="intermediate_size", shared_inner=shared)
 
 
-def _recurrence(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) -> RecurrenceConfig:
-    inner = fields.integer("mamba_expand") * config.hidden_size
-    heads = fields.integer("mamba_n_heads")
-    is_auto = fields.raw("mamba_d_head", "auto") == "auto"
-    size = inner // heads if is_auto else fields.integer("mamba_d_head")
-    if heads * size != inner:
-        raise fields.error("mamba_n_heads", f"{heads} heads of {size} values are not {inner}")
-    groups, dim = fields.integer("mamba_n_groups"), fields.integer("mamba_d_state")
-    channels = inner + 2 * groups * dim
-    return RecurrenceConfig(
-        layers=layers,
-        conv=ConvSpec(
-            channels=channels, kernel=fields.integer("mamba_d_conv", minimum=2), first=inner
-        ),
-        mamba=ScanSpec(
-            heads=heads, head_dim=size, groups=groups, state_dim=dim, first=inner + channels
-        ),
-        norm=GatedNormSpec(
-            width=inner, group=inner // groups, eps=config.norm_eps, gate_first=True
-        ),
-        conv_bias=fields.boolean("mamba_conv_bias"),
-        proj_bias=fields.boolean("mamba_proj_bias"),
-    )
-
-
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
-    recurrence = config.recurrence
-    assert recurrence is not None and recurrence.mamba is not None
-    mamba = recurrence.mamba
+    mamba = mamba_of(config)
     if config.experts is not None:
         refuse_folders(config)
     return {
@@ -119,13 +126,37 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
         "position_embedding_type": "rope" if config.turns_positions else "nope",
         "num_local_experts": 0,
         "mamba_expand": mamba.width // config.hidden_size,
-        "mamba_n_heads": mamba.heads,
-        "mamba_d_head": mamba.head_dim,
-        "mamba_n_groups": mamba.groups,
-        "mamba_d_state": mamba.state_dim,
-        "mamba_d_conv": recurrence.conv.kernel,
-        "mamba_conv_bias": recurrence.conv_bias,
-        "mamba_proj_bias": recurrence.proj_bias,
+        **hf_mamba2_entries(config),
+    }
+
+
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    experts = gguf_experts(fields, config, normalize=True)
+    turns = fields.boolean("rope.scaling.finetuned", True)
+    return {
+        **GRANITE.from_gguf(fields, config),
+        "intermediate_size": config.intermediate_size if experts is None else experts.shared_inner,
+        "experts": experts,
+        "unrotated_layers": () if turns else tuple(range(config.num_layers)),
+        "recurrence": gguf_mamba2(fields, config, gguf_recurrent_layers(fields)),
+    }
+
+
+def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    if mamba_of(config).width != 2 * config.hidden_size:
+        raise UnsupportedModelError(
+            f"{config.name}: llama.cpp runs a Granite with layers of Mamba 2 that have twice the "
+            f"{config.hidden_size} values of the stream, and this has {mamba_of(config).width}"
+        )
+    entries = {} if config.experts is None else gguf_expert_entries(config)
+    inner = config.intermediate_size if config.experts is None else config.experts.inner
+    return {
+        **GRANITE.to_gguf(config),
+        **gguf_heads(config),
+        **gguf_mamba2_entries(config),
+        **entries,
+        "feed_forward_length": inner,
+        "rope.scaling.finetuned": config.turns_positions,
     }
 
 
@@ -133,7 +164,11 @@ GRANITE_HYBRID = Family(
     architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     model=GraniteHybridForCausalLM,
+    gguf="granitehybrid",
+    gguf_interleaved=True,
     hf_names=HF_NAMES,
+    gguf_names=_gguf_names(),
+    written_gguf_names=_gguf_names,
     fused={
         **GRANITE_MOE.fused,
         _SHARED: ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
@@ -145,13 +180,10 @@ GRANITE_HYBRID = Family(
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 1024,
         "mamba_expand": 2,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
+        **HF_MAMBA2_DEFAULTS,
     },
     from_hf=_from_hf,
     to_hf=_to_hf,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
 )

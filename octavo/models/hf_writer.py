@@ -81,10 +81,9 @@ def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F
 
 def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
     assert dtype in FLOAT_TYPES, dtype
-    if tensor.is_transposed:  # which is put together first: its columns are spread over all rows
-        whole = np.concatenate([parameters.rows(part) for part in tensor.parts])
-        chunk = float_bytes(np.ascontiguousarray(whole.T), dtype)
-        return NewTensor(tensor.name, dtype.name, whole.T.shape, [chunk])
+    if tensor.is_put_together:
+        whole = parameters.whole(tensor)
+        return NewTensor(tensor.name, dtype.name, whole.shape, [float_bytes(whole, dtype)])
     step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
 
     def chunks() -> Iterator[np.ndarray]:

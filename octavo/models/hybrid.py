@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+import numpy as np
+
 from octavo.errors import UnsupportedModelError
 from octavo.fields import Fields
 from octavo.layers.context import Activations, ForwardContext
@@ -13,6 +15,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import add_scaled, make_attention, make_mlp
+from octavo.models.family import FileValues
 
 
 class HybridDecoderLayer(Module):
@@ -83,3 +86,13 @@ def hf_layer_types(
     """That list."""
     layers = range(config.num_layers)
     return [attending if config.attends(layer) else recurrent for layer in layers]
+
+
+def gguf_heads(config: ModelConfig) -> dict[str, Any]:
+    """Which layers attend, as GGUF files mostly say it: the others have no heads of keys."""
+    heads = [config.num_kv_heads * config.attends(layer) for layer in range(config.num_layers)]
+    return {"attention.head_count_kv": np.array(heads, dtype=np.int32)}
+
+
+GGUF_CONV = FileValues(lambda rows: rows[:, None, :], lambda rows: rows[:, 0, :])
+"""A convolution, [channels, positions] in GGUF files."""

@@ -10,9 +10,18 @@ from octavo.kernels.recurrence_specs import ConvSpec
 from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import ShortConv
 from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import gguf_recurrent_layers
 from octavo.models.decoder import DecoderForCausalLM
-from octavo.models.family import Family, HFNames
-from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
+from octavo.models.family import Family, HFNames, TensorNames
+from octavo.models.hybrid import (
+    GGUF_CONV,
+    HybridDecoderLayer,
+    gguf_heads,
+    hf_layer_types,
+    hf_layers_of,
+    mixer_names,
+)
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP
 
 
 class Lfm2DecoderLayer(HybridDecoderLayer):
@@ -38,6 +47,19 @@ HF_NAMES = HFNames(
         "feed_forward.w2": "mlp.down_proj",
         **mixer_names("conv", ("in_proj", "conv", "out_proj")),
     },
+)
+
+
+GGUF_NAMES = TensorNames(
+    {**GGUF_TOP, "token_embd_norm": "model.norm"},  # the name of another norm, by mistake
+    {
+        **GGUF_LAYER,
+        "shortconv.in_proj": "mixer.in_proj",
+        "shortconv.conv": "mixer.conv",
+        "shortconv.out_proj": "mixer.out_proj",
+    },
+    "blk",
+    values={"mixer.conv.weight": GGUF_CONV},
 )
 
 
@@ -80,11 +102,25 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     }
 
 
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    kernel = fields.integer("shortconv.l_cache", minimum=2)
+    conv = ConvSpec(channels=config.hidden_size, kernel=kernel, gated=True)
+    layers = gguf_recurrent_layers(fields)
+    return {"qk_norm": True, "recurrence": RecurrenceConfig(layers=layers, conv=conv)}
+
+
+def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    assert config.recurrence is not None
+    return {**gguf_heads(config), "shortconv.l_cache": config.recurrence.conv.kernel}
+
+
 LFM2 = Family(
     architecture="Lfm2ForCausalLM",
     model_type="lfm2",
     model=Lfm2ForCausalLM,
+    gguf="lfm2",
     hf_names=HF_NAMES,
+    gguf_names=GGUF_NAMES,
     hf_fields={"rms_norm_eps": "norm_eps"},
     hf_defaults={
         "vocab_size": 65_536,
@@ -107,4 +143,6 @@ LFM2 = Family(
     },
     from_hf=_from_hf,
     to_hf=_to_hf,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
 )

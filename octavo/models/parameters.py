@@ -10,6 +10,7 @@ rows of q and k       Llama: pairs that turn together are   such pairs are neigh
 Gemma's norms         less one                              as they are multiplied
 llama3's rope         numbers in the config                 a tensor of divisors
 longrope              lists in the config                   two tensors of divisors
+what scales layers    Falcon-H1: numbers in the config      multiplied into the weights
 ====================  ====================================  =======================================
 
 Nothing is read before it is asked for, and then only the rows that are asked for.
@@ -18,8 +19,8 @@ Nothing is read before it is asked for, and then only the rows that are asked fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
+from octavo.models.family import FileValues
 from octavo.models.footprint import HEAD
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
@@ -59,17 +61,26 @@ def float_rows(
     return Parameters(checkpoint).rows(name, start, stop)
 
 
-class FileTensor(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class FileTensor:
     """A tensor of a file to be: the ``parts``, which are parameters, one below the other.
 
     ``shape``: of these; the file has it as [inputs, outputs] if it ``is_transposed``. Those of all
-    experts are one behind the other, and their number is the first dimension.
+    experts are one behind the other, and their number is the first dimension. ``order``: their rows
+    as the file has them; ``values``: how it has them; None: as they are.
     """
 
     name: str
     parts: tuple[str, ...]
     shape: tuple[int, ...]
     is_transposed: bool
+    order: np.ndarray | None = None
+    values: FileValues | None = None
+
+    @property
+    def is_put_together(self) -> bool:
+        """Whether its rows are no rows of its parts in turn, so that it cannot be made of some."""
+        return self.is_transposed or self.order is not None or self.values is not None
 
 
 class Parameters:
@@ -101,24 +112,57 @@ class Parameters:
         )
         divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
         self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
+        family = family_of(stored.architecture)
+        self._factors = family.gguf_factors if layout == "gguf" else _no_factors
         self.divisors = divisors or _divisors(stored.rope)
         self.tensors = tuple(self._tensors())
         self._stored = stored
         self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
 
     def _tensors(self) -> Iterator[FileTensor]:
-        family = family_of(self.config.architecture)
-        names = family.hf_names if self.layout == "hf" else family.gguf_names
+        config, family = self.config, family_of(self.config.architecture)
+        names = family.hf_names if self.layout == "hf" else family.names_to_write(config)
         parts: dict[str, list[str]] = {}
         for name in self.names:
-            parts.setdefault(names.tensor(family.whole(name)), []).append(name)
-        for tensor, its_parts in parts.items():
-            shape = self.shape(its_parts[0])
+            parts.setdefault(family.whole(name, names), []).append(name)
+        tensors: dict[str, list[str]] = {}
+        for whole in parts:
+            tensors.setdefault(names.tensor(whole), []).extend(parts[whole])
+        for tensor, its_parts in tensors.items():
+            shape, values = self.shape(its_parts[0]), names.values_of(its_parts[0])
             if names.is_of_all_experts(tensor):
                 shape = (len(its_parts), *shape)
             else:
                 shape = (sum(self.shape(part)[0] for part in its_parts), *shape[1:])
-            yield FileTensor(tensor, tuple(its_parts), shape, names.is_transposed(tensor))
+            if values is not None:
+                shape = values.write(np.zeros(shape, dtype=np.float32)).shape
+            order = family.row_order(config, family.whole(its_parts[0], names))
+            yield FileTensor(
+                tensor,
+                tuple(its_parts),
+                shape,
+                names.is_transposed(tensor),
+                None if order is None else np.argsort(order),
+                values,
+            )
+
+    def whole(self, tensor: FileTensor) -> np.ndarray:
+        """All of a tensor as a file has it, float32."""
+        rows = np.concatenate([self.rows(part) for part in tensor.parts])
+        if tensor.order is not None:
+            rows = rows[tensor.order]
+        if tensor.values is not None:
+            rows = tensor.values.write(rows)
+        return np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
+
+    def stored_whole(self, tensor: FileTensor) -> np.ndarray | None:
+        """The same as bytes, as ``stored_rows``; None where they would be other ones."""
+        rows = [self.stored_rows(part) for part in tensor.parts]
+        found = [each for each in rows if each is not None]
+        if len(found) < len(rows) or tensor.is_transposed or tensor.values is not None:
+            return None
+        together = np.concatenate(found)
+        return together if tensor.order is None else together[tensor.order]
 
     def weight(self, name: str) -> Weight:
         """As the checkpoint has it, in the layout that it has there."""
@@ -139,6 +183,10 @@ class Parameters:
         """
         weight = self._part(name, start, stop)
         values = weight.dequantize() if len(weight.shape) == 2 else weight.floats()
+        factors = self._factors(self._stored, name)
+        if factors is not None:
+            these = factors if len(factors) == 1 else factors[start:stop]
+            values = (values.T * these.astype(np.float32)).T
         return values + self._norm_shift if _is_norm(name) and self._norm_shift else values
 
     def plus(self, name: str) -> float:
@@ -148,10 +196,12 @@ class Parameters:
     def stored_rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray | None:
         """The same as bytes in the type of the file: uint8 [rows, bytes of a row].
 
-        None for a norm that this layout stores as other numbers, and for what has no such type.
+        None for what this layout stores as other numbers, and for what has no such type.
         """
         weight = self._part(name, start, stop)
         if not isinstance(weight, StoredWeight) or (_is_norm(name) and self._norm_shift):
+            return None
+        if self._factors(self._stored, name) is not None:
             return None
         return weight.data.reshape(weight.shape[0], -1)  # a vector's values are rows here
 
@@ -171,7 +221,11 @@ class Parameters:
 
 
 def _is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
+    return name.endswith("norm.weight") and not name.endswith("mixer.norm.weight")
+
+
+def _no_factors(config: ModelConfig, name: str) -> None:
+    return None
 
 
 def _rotated(name: str, config: ModelConfig) -> tuple[int, int] | None:
@@ -234,7 +288,7 @@ def _gguf_layout(config: ModelConfig, _: Mapping[str, np.ndarray]) -> ModelConfi
         )
     elif rope.scaling == "longrope":
         rope = replace(rope, has_freq_factors=True, short_factor=(), long_factor=())
-    config = replace(config, rope=rope, norm_plus_one=False)
+    config = replace(family.gguf_config(config), rope=rope, norm_plus_one=False)
     return _with_interleaved(config, family.gguf_interleaved)
 
 

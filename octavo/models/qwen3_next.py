@@ -8,7 +8,7 @@ recurrent layers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +21,24 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import GatedDeltaNet
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_attention
-from octavo.models.experts import hf_experts
-from octavo.models.family import Family, HFNames
-from octavo.models.hybrid import HybridDecoderLayer, hf_layers_of, mixer_names
-from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers
+from octavo.models.experts import (
+    GGUF_EXPERTS,
+    gguf_expert_entries,
+    gguf_experts,
+    hf_expert_entries,
+    hf_experts,
+)
+from octavo.models.family import Family, FileValues, HFNames, TensorNames
+from octavo.models.hybrid import (
+    GGUF_CONV,
+    HybridDecoderLayer,
+    hf_layer_types,
+    hf_layers_of,
+    mixer_names,
+)
+from octavo.models.llama import GGUF_LAYER, GGUF_TOP
+from octavo.models.mamba2 import decays, log_decays
+from octavo.models.qwen_moe import SHARED_EXPERT, expert_layers, layer_entries
 
 _PERIOD = 4  # of which the last layer attends
 
@@ -33,8 +47,13 @@ class Qwen3NextDecoderLayer(HybridDecoderLayer):
     mixer_type = GatedDeltaNet
 
     def make_attention(self, config: ModelConfig, index: int) -> Module:
-        eps = config.norm_eps
-        return make_attention(config, index, GatedAttention, qk_norm_eps=eps, qk_norm_plus=1.0)
+        return make_attention(
+            config,
+            index,
+            GatedAttention,
+            qk_norm_eps=config.norm_eps,
+            qk_norm_plus=float(config.norm_plus_one),
+        )
 
 
 class Qwen3NextForCausalLM(DecoderForCausalLM):
@@ -51,17 +70,7 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     if "layer_types" in fields:
         layers = hf_layers_of(fields, config.num_layers, ("linear_attention",))
     else:
-        period = fields.integer("full_attention_interval", _PERIOD)
-        layers = tuple(i for i in range(config.num_layers) if (i + 1) % period)
-    return {
-        "norm_plus_one": True,
-        "qk_norm": True,
-        "experts": _experts(fields, config),
-        "recurrence": _recurrence(fields, layers, config.norm_eps),
-    }
-
-
-def _recurrence(fields: Fields, layers: tuple[int, ...], eps: float) -> RecurrenceConfig:
+        layers = _all_but_last_of(fields.integer(_INTERVAL, _PERIOD), config.num_layers)
     delta = DeltaSpec(
         key_heads=fields.integer("linear_num_key_heads"),
         key_dim=fields.integer("linear_key_head_dim"),
@@ -69,11 +78,26 @@ def _recurrence(fields: Fields, layers: tuple[int, ...], eps: float) -> Recurren
         value_dim=fields.integer("linear_value_head_dim"),
     )
     kernel = fields.integer("linear_conv_kernel_dim", minimum=2)
+    return {
+        "norm_plus_one": True,
+        "qk_norm": True,
+        "experts": _experts(fields, config),
+        "recurrence": _recurrence(delta, kernel, layers, config.norm_eps),
+    }
+
+
+def _all_but_last_of(period: int, num_layers: int) -> tuple[int, ...]:
+    return tuple(index for index in range(num_layers) if (index + 1) % period)
+
+
+def _recurrence(
+    delta: DeltaSpec, kernel: int, layers: tuple[int, ...], eps: float
+) -> RecurrenceConfig:
     return RecurrenceConfig(
         layers=layers,
         conv=ConvSpec(channels=delta.channels, kernel=kernel),
         delta=delta,
-        norm=GatedNormSpec(width=delta.width, group=delta.value_dim, eps=eps, first=delta.channels),
+        norm=GatedNormSpec(width=delta.width, group=delta.value_dim, eps=eps),
     )
 
 
@@ -95,8 +119,7 @@ def _row_order(config: ModelConfig, parameter: str) -> np.ndarray | None:
     """Rows of projections, which in files lie head by head, as those of all heads of each kind."""
     if parameter.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")):
         return _by_kind(config.num_heads, (config.head_dim, config.head_dim))
-    assert config.recurrence is not None and config.recurrence.delta is not None
-    delta = config.recurrence.delta
+    delta = _delta_of(config)
     repeats = delta.value_heads // delta.key_heads
     if parameter.endswith("mixer.in_proj_qkvz.weight"):
         values = repeats * delta.value_dim
@@ -113,11 +136,103 @@ def _by_kind(num_heads: int, sizes: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([kind.reshape(-1) for kind in kinds])
 
 
-def _to_hf(config: ModelConfig) -> NoReturn:
-    raise UnsupportedModelError(
-        f"{config.name}: folders of a {config.architecture} have rows of projections in another "
-        "order, in which octavo does not write them"
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    delta = _delta_of(config)
+    assert config.recurrence is not None
+    return {
+        "layer_types": hf_layer_types(config, "linear_attention"),
+        "linear_num_key_heads": delta.key_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": config.recurrence.conv.kernel,
+        **_expert_entries(config),
+    }
+
+
+def _expert_entries(config: ModelConfig) -> dict[str, Any]:
+    if config.experts is None:
+        return {"num_experts": 0, "mlp_only_layers": list(range(config.num_layers))}
+    return {
+        **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
+        **layer_entries(config),
+        "norm_topk_prob": config.experts.routing.normalize,
+        "shared_expert_intermediate_size": config.experts.shared_inner,
+    }
+
+
+def _delta_of(config: ModelConfig) -> DeltaSpec:
+    assert config.recurrence is not None and config.recurrence.delta is not None
+    return config.recurrence.delta
+
+
+# -- GGUF -----------------------------------------------------------------------------------------
+
+_QUERIES_AND_GATES = {"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")}
+_INTERVAL = "full_attention_interval"
+GGUF_NAMES = TensorNames(
+    GGUF_TOP,
+    {
+        **GGUF_LAYER,
+        **GGUF_EXPERTS,
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "mixer.in_proj_qkv",
+        "attn_gate": "mixer.in_proj_z",
+        "ssm_ba": "mixer.in_proj_ba",
+        "ssm_conv1d": "mixer.conv1d",
+        "ssm_dt.bias": "mixer.dt_bias",
+        "ssm_a": "mixer.A_log",
+        "ssm_norm": "mixer.norm",
+        "ssm_out": "mixer.out_proj",
+    },
+    "blk",
+    fused=_QUERIES_AND_GATES,
+    values={
+        "mixer.conv1d.weight": GGUF_CONV,
+        "mixer.A_log": FileValues(log_decays, decays),
+    },
+)
+
+
+def _from_gguf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
+    if "attention.recurrent_layers" in fields:
+        recurrent = fields.each("attention.recurrent_layers", Fields.boolean)
+        layers = tuple(index for index, each in enumerate(recurrent) if each)
+    else:
+        layers = _all_but_last_of(fields.integer(_INTERVAL, _PERIOD), config.num_layers)
+    heads, size = fields.integer("ssm.time_step_rank"), fields.integer("ssm.state_size")
+    delta = DeltaSpec(
+        key_heads=fields.integer("ssm.group_count"),
+        key_dim=size,
+        value_heads=heads,
+        value_dim=fields.integer("ssm.inner_size") // heads,
     )
+    kernel = fields.integer("ssm.conv_kernel", minimum=2)
+    return {
+        "qk_norm": True,
+        "experts": gguf_experts(fields, config, normalize=True, shared_gate=True),
+        "recurrence": _recurrence(delta, kernel, layers, config.norm_eps),
+    }
+
+
+def _to_gguf(config: ModelConfig) -> Mapping[str, Any]:
+    delta = _delta_of(config)
+    if config.experts is None or delta.key_dim != delta.value_dim:
+        raise UnsupportedModelError(
+            f"{config.name}: llama.cpp runs a Qwen3-Next with experts, and with keys and values of "
+            "one size in recurrent layers"
+        )
+    assert config.recurrence is not None
+    recurrent = [not config.attends(layer) for layer in range(config.num_layers)]
+    return {
+        **gguf_expert_entries(config),
+        "ssm.conv_kernel": config.recurrence.conv.kernel,
+        "ssm.state_size": delta.key_dim,
+        "ssm.group_count": delta.key_heads,
+        "ssm.time_step_rank": delta.value_heads,
+        "ssm.inner_size": delta.width,
+        "attention.recurrent_layers": np.array(recurrent),
+    }
 
 
 QWEN3_NEXT = Family(
@@ -125,7 +240,12 @@ QWEN3_NEXT = Family(
     model_type="qwen3_next",
     model=Qwen3NextForCausalLM,
     hf_names=HF_NAMES,
-    fused={"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")},
+    gguf="qwen3next",
+    gguf_names=GGUF_NAMES,
+    fused={
+        **_QUERIES_AND_GATES,
+        "mixer.in_proj_qkvz": ("mixer.in_proj_qkv", "mixer.in_proj_z"),
+    },
     row_order=_row_order,
     norm_plus_one=True,
     hf_defaults={
@@ -151,4 +271,6 @@ QWEN3_NEXT = Family(
     },
     from_hf=_from_hf,
     to_hf=_to_hf,
+    from_gguf=_from_gguf,
+    to_gguf=_to_gguf,
 )

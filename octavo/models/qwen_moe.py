@@ -49,7 +49,8 @@ def expert_layers(fields: Fields, config: ModelConfig) -> tuple[bool, ...]:
     )
 
 
-def _layer_entries(config: ModelConfig) -> dict[str, Any]:
+def layer_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``expert_layers`` reads."""
     assert config.experts is not None
     without = [index for index, has in enumerate(config.experts.layers) if not has]
     return {"mlp_only_layers": without, "decoder_sparse_step": 1}
@@ -95,7 +96,7 @@ def _entries(config: ModelConfig) -> dict[str, Any]:
     assert config.experts is not None
     return {
         **hf_expert_entries(config, "num_experts", "moe_intermediate_size"),
-        **_layer_entries(config),
+        **layer_entries(config),
         **qwen_window_entries(config),
         "norm_topk_prob": config.experts.routing.normalize,
     }

@@ -12,10 +12,10 @@ from octavo.errors import ModelFileError
 from octavo.layers.module import named_parameters
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.family import EACH, Family
+from octavo.models.family import EACH, Family, FileValues
 from octavo.models.footprint import EMBEDDING, HEAD
 from octavo.models.registry import family_of
-from octavo.quantization.base import Weight, entry_of, transposed
+from octavo.quantization.base import Weight, entry_of, stored_floats, transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Source:
     """Where a parameter is: a tensor, or its rows from ``start`` to ``stop``, once it is turned
     from [inputs, outputs] where it ``is_transposed``, and its rows are in the order of ``order``.
     ``entry``: (which, of how many) where a tensor has the same of several modules, one behind the
-    other."""
+    other. ``values``: how it has them, where a model has others."""
 
     tensor: str
     start: int = 0
@@ -32,9 +32,12 @@ class Source:
     is_transposed: bool = False
     order: np.ndarray | None = None
     entry: tuple[int, int] | None = None
+    values: FileValues | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
         weight = checkpoint.read(self.tensor)
+        if self.values is not None:
+            weight = stored_floats(self.values.read(weight.floats()))
         if self.entry is not None:
             weight = self._entry_of(weight, checkpoint)
         # Codes with scales of several modules are never turned.
@@ -72,10 +75,18 @@ def sources(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str |
         if parameter is None:
             yield None, Source(tensor)
             continue
-        parts, order = family.parts(parameter), family.row_order(config, parameter)
+        parts, order = family.parts(parameter, names), family.row_order(config, parameter)
         rows = _in_turn(parts) if names.is_interleaved(parameter) else _in_order(parts, sizes)
         for part, start, stop, step in rows:
-            source = Source(tensor, start, stop, step, names.is_transposed(tensor), order)
+            source = Source(
+                tensor,
+                start,
+                stop,
+                step,
+                names.is_transposed(tensor),
+                order,
+                values=names.values_of(part),
+            )
             yield from _of_each_expert(part, source, config)
 
 

@@ -135,6 +135,12 @@ class StoredWeight:
         return dequantize(self.type, from_numpy(rows.data.copy())).numpy()
 
 
+def stored_floats(values: np.ndarray) -> StoredWeight:
+    """Numbers as a tensor of float32."""
+    rows = values.astype(np.float32).reshape(-1, values.shape[-1])
+    return StoredWeight(GGMLType.F32, float_bytes(rows, GGMLType.F32), values.shape)
+
+
 def transposed(weight: Weight) -> StoredWeight:
     """A copy of a matrix of floats with its rows as columns. UnsupportedModelError of another."""
     if not isinstance(weight, StoredWeight) or weight.is_quantized or len(weight.shape) != 2:

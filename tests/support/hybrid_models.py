@@ -48,7 +48,7 @@ RECURRENCES: dict[str, tuple[type[Module], RecurrenceConfig]] = {
             layers=(0, 2),
             conv=ConvSpec(channels=156, kernel=4),
             delta=_DELTA,
-            norm=GatedNormSpec(width=84, group=21, eps=1e-6, first=156),
+            norm=GatedNormSpec(width=84, group=21, eps=1e-6),
         ),
     ),
 }

@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-OCT_ABI_VERSION = 11
+OCT_ABI_VERSION = 12
 
 OCT_OK = 0
 OCT_ERR_ARGUMENT = -1
@@ -355,6 +355,7 @@ class ScanArgs(Structure):
         ("state_dim", c_int32),
         ("step_min", c_float),
         ("step_max", c_float),
+        ("step_scale", c_float),
         ("x", c_void_p),
         ("steps", c_void_p),
         ("ldx", c_int64),
@@ -390,6 +391,7 @@ class GatedNormArgs(Structure):
         ("group", c_int32),
         ("gate_first", c_int32),
         ("eps", c_float),
+        ("gate_scale", c_float),
         ("x", c_void_p),
         ("gate", c_void_p),
         ("ldgate", c_int64),

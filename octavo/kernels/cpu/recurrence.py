@@ -92,6 +92,7 @@ def _scan(
         state_dim=spec.state_dim,
         step_min=spec.step_min,
         step_max=math.inf if spec.step_max is None else spec.step_max,
+        step_scale=spec.step_scale,
         x=at(x),
         steps=at(steps) + _FLOAT_BYTES * spec.first,
         ldx=x.width,
@@ -128,13 +129,14 @@ def _delta(
 def _gated_norm(
     phase: Recurrence, spec: GatedNormSpec, at: _At, constant: _Constant
 ) -> abi.GatedNormArgs:
-    (weight,) = phase.constants
+    weight = phase.constants[0] if spec.normed else None
     x, gate = phase.inputs
     return abi.GatedNormArgs(
         width=spec.width,
         group=spec.group,
         gate_first=spec.gate_first,
         eps=spec.eps,
+        gate_scale=spec.gate_scale,
         x=at(x),
         gate=at(gate) + _FLOAT_BYTES * spec.first,
         ldgate=gate.width,

@@ -1,0 +1,177 @@
+"""What files say of Mamba 2, read and written: of layers of Granite 4 and Falcon-H1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from octavo.errors import UnsupportedModelError
+from octavo.fields import Fields, GGUFFields
+from octavo.kernels.recurrence_specs import ConvSpec, GatedNormSpec, ScanSpec
+from octavo.layers.recurrence_config import RecurrenceConfig
+from octavo.models.config import ModelConfig
+from octavo.models.family import FileValues
+from octavo.models.hybrid import GGUF_CONV, mixer_names
+
+# -- config.json ----------------------------------------------------------------------------------
+
+HF_MAMBA2 = mixer_names("mamba", ("in_proj", "conv1d", "norm", "out_proj"))
+HF_MAMBA2_DEFAULTS = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+
+
+def hf_mamba2(
+    fields: Fields, config: ModelConfig, layers: tuple[int, ...], inner: int, **norm: Any
+) -> RecurrenceConfig:
+    """The recurrence of ``layers``, of which all heads together have ``inner`` values; ``norm``: of
+    its ``GatedNormSpec``, what is not the default."""
+    heads = fields.integer("mamba_n_heads")
+    is_auto = fields.raw("mamba_d_head", "auto") == "auto"
+    size = inner // heads if is_auto else fields.integer("mamba_d_head")
+    if heads * size != inner:
+        raise fields.error("mamba_n_heads", f"{heads} heads of {size} values are not {inner}")
+    return make_mamba2(
+        config,
+        layers,
+        heads=heads,
+        head_dim=size,
+        groups=fields.integer("mamba_n_groups"),
+        state_dim=fields.integer("mamba_d_state"),
+        kernel=fields.integer("mamba_d_conv", minimum=2),
+        conv_bias=fields.boolean("mamba_conv_bias"),
+        proj_bias=fields.boolean("mamba_proj_bias"),
+        norm=norm,
+    )
+
+
+def hf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``hf_mamba2`` reads."""
+    recurrence, mamba = config.recurrence, mamba_of(config)
+    assert recurrence is not None
+    return {
+        "mamba_n_heads": mamba.heads,
+        "mamba_d_head": mamba.head_dim,
+        "mamba_n_groups": mamba.groups,
+        "mamba_d_state": mamba.state_dim,
+        "mamba_d_conv": recurrence.conv.kernel,
+        "mamba_conv_bias": recurrence.conv_bias,
+        "mamba_proj_bias": recurrence.proj_bias,
+    }
+
+
+# -- GGUF -----------------------------------------------------------------------------------------
+
+GGUF_MAMBA2 = {
+    "ssm_in": "mixer.in_proj",
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_dt.bias": "mixer.dt_bias",
+    "ssm_a": "mixer.A_log",
+    "ssm_d": "mixer.D",
+    "ssm_norm": "mixer.norm",
+    "ssm_out": "mixer.out_proj",
+}
+
+
+def decays(values: np.ndarray) -> np.ndarray:
+    """What a GGUF file has in place of its logarithm."""
+    return -np.exp(values)
+
+
+def log_decays(values: np.ndarray) -> np.ndarray:
+    """The other way; NaN, with which a model computes nothing, of what is no decay."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.log(-values.astype(np.float64)).reshape(-1)
+
+
+def mamba2_values(groups: int = 1) -> dict[str, FileValues]:
+    """How a file has its values, of which those of the norm are there by ``groups``."""
+    return {
+        "mixer.conv1d.weight": GGUF_CONV,
+        "mixer.A_log": FileValues(log_decays, lambda values: decays(values)[:, None]),
+        "mixer.D": FileValues(np.ravel, lambda values: values[:, None]),
+        "mixer.norm.weight": FileValues(np.ravel, lambda values: values.reshape(groups, -1)),
+    }
+
+
+def gguf_mamba2(fields: Fields, config: ModelConfig, layers: tuple[int, ...]) -> RecurrenceConfig:
+    """The recurrence of a file. Its projections have no biases there."""
+    assert isinstance(fields, GGUFFields)
+    inner, heads = fields.integer("ssm.inner_size"), fields.integer("ssm.time_step_rank")
+    if inner % heads:
+        raise fields.error("ssm.time_step_rank", f"{inner} values are not {heads} heads")
+    return make_mamba2(
+        config,
+        layers,
+        heads=heads,
+        head_dim=inner // heads,
+        groups=fields.integer("ssm.group_count"),
+        state_dim=fields.integer("ssm.state_size"),
+        kernel=fields.integer("ssm.conv_kernel", minimum=2),
+        conv_bias=fields.has_in_a_layer("ssm_conv1d.bias"),
+        norm={"normed": fields.has_in_a_layer("ssm_norm.weight")},
+    )
+
+
+def gguf_mamba2_entries(config: ModelConfig) -> dict[str, Any]:
+    """What ``gguf_mamba2`` reads. UnsupportedModelError of what llama.cpp runs otherwise."""
+    recurrence, mamba = config.recurrence, mamba_of(config)
+    assert recurrence is not None
+    if not recurrence.conv_bias:
+        raise UnsupportedModelError(
+            f"{config.name}: llama.cpp adds a bias to each convolution, and this model has none"
+        )
+    return {
+        "ssm.conv_kernel": recurrence.conv.kernel,
+        "ssm.inner_size": mamba.width,
+        "ssm.state_size": mamba.state_dim,
+        "ssm.time_step_rank": mamba.heads,
+        "ssm.group_count": mamba.groups,
+    }
+
+
+# -- both -----------------------------------------------------------------------------------------
+
+
+def mamba_of(config: ModelConfig) -> ScanSpec:
+    assert config.recurrence is not None and config.recurrence.mamba is not None
+    return config.recurrence.mamba
+
+
+def make_mamba2(
+    config: ModelConfig,
+    layers: tuple[int, ...],
+    *,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    state_dim: int,
+    kernel: int,
+    norm: dict[str, Any],
+    **biases: bool,
+) -> RecurrenceConfig:
+    """By its sizes: one projection makes the gate, then what is convolved, then the step sizes."""
+    inner = heads * head_dim
+    channels = inner + 2 * groups * state_dim
+    spec = GatedNormSpec(
+        width=inner, group=inner // groups, eps=config.norm_eps, gate_first=True, **norm
+    )
+    return RecurrenceConfig(
+        layers=layers,
+        conv=ConvSpec(channels=channels, kernel=kernel, first=inner),
+        mamba=ScanSpec(
+            heads=heads,
+            head_dim=head_dim,
+            groups=groups,
+            state_dim=state_dim,
+            first=inner + channels,
+        ),
+        norm=spec,
+        **biases,
+    )
