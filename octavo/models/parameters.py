@@ -72,6 +72,24 @@ class FileTensor(NamedTuple):
     is_transposed: bool
 
 
+def file_tensors(
+    config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[FileTensor]:
+    """What a file in a layout has of a model's parameters, by the names and shapes of these."""
+    family = family_of(config.architecture)
+    names = family.hf_names if layout == "hf" else family.gguf_names
+    parts: dict[str, list[str]] = {}
+    for name in shapes:
+        parts.setdefault(names.tensor(family.whole(name)), []).append(name)
+    for tensor, its_parts in parts.items():
+        shape = shapes[its_parts[0]]
+        if names.is_of_all_experts(tensor):
+            shape = (len(its_parts), *shape)
+        else:
+            shape = (sum(shapes[part][0] for part in its_parts), *shape[1:])
+        yield FileTensor(tensor, tuple(its_parts), shape, names.is_transposed(tensor))
+
+
 class Parameters:
     """The parameters of an open checkpoint in one layout, by the names that Hugging Face has.
 
@@ -102,23 +120,10 @@ class Parameters:
         divisors = {name: self.weight(name).floats() for name in _DIVISORS if name in self._sources}
         self.config = (_hf_layout if layout == "hf" else _gguf_layout)(stored, divisors)
         self.divisors = divisors or _divisors(stored.rope)
-        self.tensors = tuple(self._tensors())
+        shapes = {name: self.shape(name) for name in self.names}
+        self.tensors = tuple(file_tensors(self.config, layout, shapes))
         self._stored = stored
         self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
-
-    def _tensors(self) -> Iterator[FileTensor]:
-        family = family_of(self.config.architecture)
-        names = family.hf_names if self.layout == "hf" else family.gguf_names
-        parts: dict[str, list[str]] = {}
-        for name in self.names:
-            parts.setdefault(names.tensor(family.whole(name)), []).append(name)
-        for tensor, its_parts in parts.items():
-            shape = self.shape(its_parts[0])
-            if names.is_of_all_experts(tensor):
-                shape = (len(its_parts), *shape)
-            else:
-                shape = (sum(self.shape(part)[0] for part in its_parts), *shape[1:])
-            yield FileTensor(tensor, tuple(its_parts), shape, names.is_transposed(tensor))
 
     def weight(self, name: str) -> Weight:
         """As the checkpoint has it, in the layout that it has there."""
