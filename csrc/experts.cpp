@@ -30,7 +30,7 @@ namespace {
 using simd::F32;
 
 // Slots of scratch and shared memory, beside those of linear.cpp.
-constexpr int kScoresSlot = 3, kSortedSlot = 4;
+constexpr int kScoresSlot = 3, kSortedSlot = 4, kLinearsSlot = 6;
 constexpr int kRowsSlot = 2;
 
 constexpr int64_t kMostRowBytes = 128 << 20;
@@ -166,8 +166,10 @@ class Chunk {
     route();
     if (!is_alone() && !worker_.barrier()) return false;
     sort();
-    if (!run_experts(&Chunk::gate_up) || !worker_.barrier()) return false;
-    if (!run_experts(&Chunk::down) || !worker_.barrier()) return false;
+    run_experts(&Chunk::gate_up);
+    if (!worker_.barrier()) return false;
+    run_experts(&Chunk::down);
+    if (!worker_.barrier()) return false;
     combine();
     return true;
   }
@@ -203,15 +205,16 @@ class Chunk {
   }
   int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
 
-  // A linear of each expert that has rows.
-  bool run_experts(oct_linear_args (Chunk::*of)(int) const) const {
+  // A linear of each expert that has rows, all as one phase.
+  void run_experts(oct_linear_args (Chunk::*of)(int) const) const {
+    const size_t most = static_cast<size_t>(std::min(num_experts_, tokens_ * top_k_));
+    auto* args = static_cast<oct_linear_args*>(
+        worker_.scratch(kLinearsSlot, most * sizeof(oct_linear_args)));
+    int count = 0;
     for (int e = 0; e < num_experts_; e++) {
-      if (rows_of(e) == 0) continue;
-      // Where rows are encoded together, all are done with those of the expert before.
-      if (rows_of(e) > kFewRows && !worker_.barrier()) return false;
-      linear((this->*of)(e), worker_);
+      if (rows_of(e) > 0) args[count++] = (this->*of)(e);
     }
-    return true;
+    linears(args, count, worker_);
   }
 
   oct_linear_args gate_up(int e) const {
