@@ -33,6 +33,9 @@ from octavo.quantization.base import float_bytes
 from octavo.quantization.ggml_types import FLOAT_TYPES, GGMLType, block_shape
 
 STD = 0.02  # of the weights
+# Of embeddings where there are experts: hidden states have to differ as those of tokens do, as else
+# all go to the same few.
+EMBEDDING_STD = 1.0
 _CHUNK_BLOCKS = 1 << 15
 _UNUSED_TOKEN = 5
 
@@ -121,36 +124,43 @@ def type_of(name: str, shape: tuple[int, ...], mix: str, config: ModelConfig) ->
     return gguf_mixes.type_of(name, shape, mix.upper(), facts)
 
 
-def random_rows(type: GGMLType, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
-    """Chunks of random blocks, whose values have a mean of about 0 and the deviation ``STD``."""
+def random_rows(
+    type: GGMLType, shape: tuple[int, ...], rng: np.random.Generator, std: float = STD
+) -> Any:
+    """Chunks of random blocks, whose values have a mean of about 0 and the deviation ``std``."""
     values, size = block_shape(type)
     left = prod(shape) // values
     while left:
         count = min(left, _CHUNK_BLOCKS)
         if type in FLOAT_TYPES:
-            yield float_bytes(rng.normal(0, STD, count).astype(np.float32), type)
+            yield float_bytes(rng.normal(0, std, count).astype(np.float32), type)
         else:
             blocks = np.frombuffer(rng.bytes(count * size), np.uint8).reshape(count, size).copy()
-            set_scales(type, blocks)
+            set_scales(type, blocks, std)
             yield blocks
         left -= count
 
 
-def set_scales(type: GGMLType, blocks: np.ndarray) -> None:
+def set_scales(type: GGMLType, blocks: np.ndarray, std: float = STD) -> None:
     """Where a block has float16 scales, give them values that fit random integers."""
 
     def put(start: int, value: float) -> None:
         blocks[:, start : start + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
 
+    # Where integers reach further down than up, d has either sign: weights with a mean are a matrix
+    # of rank 1, and after some layers all hidden states are alike.
+    signs = blocks[:, 1] & 0x80
     if type == GGMLType.Q4_0:  # d * (q - 8)
-        put(0, STD / 4.6)
+        put(0, std / 4.6)
+        blocks[:, 1] |= signs
     elif type == GGMLType.Q8_0:  # d * q
-        put(0, STD / 74)
+        put(0, std / 74)
+        blocks[:, 1] |= signs
     elif type == GGMLType.Q4_K:  # d * scale * q - dmin * min, with scale and min below 64
-        put(0, STD / 290)
-        put(2, STD / 290 * 7.5)
+        put(0, std / 290)
+        put(2, std / 290 * 7.5)
     elif type == GGMLType.Q6_K:  # d * scale * (q - 32), with a signed scale
-        put(208, STD / 1370)
+        put(208, std / 1370)
     else:
         raise ValueError(f"no random blocks of {type.name}")
 
@@ -187,7 +197,9 @@ def write_random(
             tensors.append(TensorToWrite(name, size, GGMLType.F32, [ones]))
             continue
         type = type_of(name, size, mix, config)
-        tensors.append(TensorToWrite(name, size, type, random_rows(type, size, rng)))
+        is_spread = config.experts is not None and name == "token_embd.weight"
+        rows = random_rows(type, size, rng, EMBEDDING_STD if is_spread else STD)
+        tensors.append(TensorToWrite(name, size, type, rows))
     metadata = {
         **gguf_config(config),
         "general.file_type": gguf_mixes.file_type(mix.upper()),
