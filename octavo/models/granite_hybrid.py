@@ -15,7 +15,7 @@ from octavo.layers.recurrence_config import RecurrenceConfig
 from octavo.layers.recurrent import Mamba2
 from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.decoder import DecoderForCausalLM, make_mlp
-from octavo.models.experts import hf_experts, refuse_folders
+from octavo.models.experts import hf_expert_entries, hf_experts
 from octavo.models.family import Family, HFNames
 from octavo.models.granite import GRANITE, GRANITE_MOE, MOE_NAMES
 from octavo.models.hybrid import HybridDecoderLayer, hf_layer_types, hf_layers_of, mixer_names
@@ -110,14 +110,15 @@ def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     recurrence = config.recurrence
     assert recurrence is not None and recurrence.mamba is not None
     mamba = recurrence.mamba
+    experts: Mapping[str, Any] = {"num_local_experts": 0}
     if config.experts is not None:
-        refuse_folders(config)
+        experts = hf_expert_entries(config, "num_local_experts")
     return {
         **GRANITE.to_hf(config),
+        **experts,
         "layer_types": hf_layer_types(config, "mamba", "attention"),
         "shared_intermediate_size": config.intermediate_size,
         "position_embedding_type": "rope" if config.turns_positions else "nope",
-        "num_local_experts": 0,
         "mamba_expand": mamba.width // config.hidden_size,
         "mamba_n_heads": mamba.heads,
         "mamba_d_head": mamba.head_dim,

@@ -75,24 +75,40 @@ def float_tensors(parameters: Parameters, dtype: GGMLType = GGMLType.F32) -> Ite
 
 def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F32) -> NewTensor:
     """A parameter by its own name, of which no more than some rows are in memory at once."""
-    whole = FileTensor(name, (name,), parameters.shape(name), is_transposed=False)
-    return _file_tensor(parameters, whole, dtype)
+    return _file_tensor(parameters, FileTensor(name, (name,), parameters.shape(name)), dtype)
 
 
 def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
     assert dtype in FLOAT_TYPES, dtype
-    if tensor.is_transposed:  # which is put together first: its columns are spread over all rows
-        whole = np.concatenate([parameters.rows(part) for part in tensor.parts])
-        chunk = float_bytes(np.ascontiguousarray(whole.T), dtype)
-        return NewTensor(tensor.name, dtype.name, whole.T.shape, [chunk])
-    step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
+    shape = tensor.shape
+    if tensor.is_transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    chunks = _rows if tensor.is_as_it_lies else _whole_matrices
+    return NewTensor(
+        tensor.name,
+        dtype.name,
+        shape,
+        (float_bytes(each, dtype) for each in chunks(parameters, tensor)),
+    )
 
-    def chunks() -> Iterator[np.ndarray]:
-        for part in tensor.parts:
-            for start in range(0, parameters.shape(part)[0], step):
-                yield float_bytes(parameters.rows(part, start, start + step), dtype)
 
-    return NewTensor(tensor.name, dtype.name, tensor.shape, chunks())
+def _rows(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
+    """Some at a time, float32."""
+    step = max(1, _CHUNK_VALUES // prod(parameters.shape(tensor.parts[0])[1:]))
+    for part in tensor.parts:
+        for start in range(0, parameters.shape(part)[0], step):
+            yield parameters.rows(part, start, start + step)
+
+
+def _whole_matrices(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
+    """Each put together first: columns of one that is turned are spread over all rows."""
+    for names in tensor.matrices:
+        parts = [parameters.rows(name) for name in names]
+        if tensor.is_interleaved:
+            matrix = np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
+        else:
+            matrix = np.concatenate(parts)
+        yield np.ascontiguousarray(matrix.T) if tensor.is_transposed else matrix
 
 
 def _check_free(out: Path) -> None:

@@ -60,7 +60,8 @@ def float_rows(
 
 
 class FileTensor(NamedTuple):
-    """A tensor of a file to be: the ``parts``, which are parameters, one below the other.
+    """A tensor of a file to be: the ``parts``, which are parameters, one below the other, or their
+    rows in turn if it ``is_interleaved``.
 
     ``shape``: of these; the file has it as [inputs, outputs] if it ``is_transposed``. Those of all
     experts are one behind the other, and their number is the first dimension.
@@ -69,7 +70,20 @@ class FileTensor(NamedTuple):
     name: str
     parts: tuple[str, ...]
     shape: tuple[int, ...]
-    is_transposed: bool
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    num_experts: int | None = None
+
+    @property
+    def is_as_it_lies(self) -> bool:
+        """Whether its values are those of the parts, row by row."""
+        return not self.is_transposed and not self.is_interleaved
+
+    @property
+    def matrices(self) -> list[tuple[str, ...]]:
+        """The parts of each expert; of all others, all."""
+        count = len(self.parts) // (self.num_experts or 1)
+        return [self.parts[i : i + count] for i in range(0, len(self.parts), count)]
 
 
 def file_tensors(
@@ -80,14 +94,21 @@ def file_tensors(
     names = family.hf_names if layout == "hf" else family.gguf_names
     parts: dict[str, list[str]] = {}
     for name in shapes:
-        parts.setdefault(names.tensor(family.whole(name)), []).append(name)
+        parts.setdefault(names.tensor(family.whole(name, names)), []).append(name)
     for tensor, its_parts in parts.items():
-        shape = shapes[its_parts[0]]
+        more = shapes[its_parts[0]][1:]
+        num_rows, count = sum(shapes[part][0] for part in its_parts), None
+        whole = names.parameter(tensor) or tensor
         if names.is_of_all_experts(tensor):
-            shape = (len(its_parts), *shape)
-        else:
-            shape = (sum(shapes[part][0] for part in its_parts), *shape[1:])
-        yield FileTensor(tensor, tuple(its_parts), shape, names.is_transposed(tensor))
+            count = len(its_parts) // len(family.parts(whole))
+        yield FileTensor(
+            tensor,
+            tuple(its_parts),
+            (num_rows, *more) if count is None else (count, num_rows // count, *more),
+            names.is_transposed(tensor),
+            names.is_interleaved(whole),
+            count,
+        )
 
 
 class Parameters:

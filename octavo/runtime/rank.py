@@ -105,7 +105,8 @@ class Rank:
         """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
         ledger = self._open_ledger()
         if ledger is None:
-            free = machine.memory().available
+            planned = sum(line.num_bytes for line in self.backend.planned_memory())
+            free = max(0, machine.memory().available - planned)
             usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
         else:
             usual = most = ledger.kv_bytes
