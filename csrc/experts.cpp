@@ -12,8 +12,8 @@
 // and go on to the next without meeting: what is read is what is hit, and nothing is waited for. Many
 // rows are encoded together, for which workers meet.
 //
-// Steps of many tokens are cut into chunks, so that rows between the linears do not take more memory
-// than a step does otherwise.
+// Steps of many tokens are cut into chunks, so that a step needs no more memory than that of one:
+// large enough for the weights of an expert to be worth reading again for its rows.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -30,12 +30,23 @@ namespace {
 using simd::F32;
 
 // Slots of scratch and shared memory, beside those of linear.cpp.
-constexpr int kScoresSlot = 3, kSortedSlot = 4;
+constexpr int kScoresSlot = 3, kSortedSlot = 4, kLinearsSlot = 6;
 constexpr int kRowsSlot = 2;
 
-constexpr int64_t kMostRowBytes = 128 << 20;
+constexpr int64_t kMostBytes = 32 << 20;  // of the rows of a chunk
 constexpr float kLeastSum = 1e-20f;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// Of a row that goes to an expert, at most: between the linears, with its weight and expert; and
+// encoded, which takes most in floats. K formats pad to whole blocks.
+int64_t row_bytes(int32_t hidden, int32_t inner) {
+  const int64_t wider = std::max(hidden, inner);
+  return 4 * (int64_t{hidden} + inner + 2) + 4 * ((wider + kBlock - 1) / kBlock * kBlock);
+}
+
+int chunk_tokens(int32_t hidden, int32_t inner, int32_t top_k) {
+  return static_cast<int>(std::max<int64_t>(kMostBytes / (row_bytes(hidden, inner) * top_k), kFewRows));
+}
 
 // The experts of one token.
 class Router {
@@ -166,8 +177,10 @@ class Chunk {
     route();
     if (!is_alone() && !worker_.barrier()) return false;
     sort();
-    if (!run_experts(&Chunk::gate_up) || !worker_.barrier()) return false;
-    if (!run_experts(&Chunk::down) || !worker_.barrier()) return false;
+    run_experts(&Chunk::gate_up);
+    if (!worker_.barrier()) return false;
+    run_experts(&Chunk::down);
+    if (!worker_.barrier()) return false;
     combine();
     return true;
   }
@@ -203,15 +216,16 @@ class Chunk {
   }
   int rows_of(int e) const { return begin_of_[e + 1] - begin_of_[e]; }
 
-  // A linear of each expert that has rows.
-  bool run_experts(oct_linear_args (Chunk::*of)(int) const) const {
+  // A linear of each expert that has rows, all as one phase.
+  void run_experts(oct_linear_args (Chunk::*of)(int) const) const {
+    const size_t most = static_cast<size_t>(std::min(num_experts_, tokens_ * top_k_));
+    auto* args = static_cast<oct_linear_args*>(
+        worker_.scratch(kLinearsSlot, most * sizeof(oct_linear_args)));
+    int count = 0;
     for (int e = 0; e < num_experts_; e++) {
-      if (rows_of(e) == 0) continue;
-      // Where rows are encoded together, all are done with those of the expert before.
-      if (rows_of(e) > kFewRows && !worker_.barrier()) return false;
-      linear((this->*of)(e), worker_);
+      if (rows_of(e) > 0) args[count++] = (this->*of)(e);
     }
-    return true;
+    linears(args, count, worker_);
   }
 
   oct_linear_args gate_up(int e) const {
@@ -315,8 +329,7 @@ int32_t check_expert(const oct_experts_args& args, int e) {
 }  // namespace
 
 void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker) {
-  const int64_t row_bytes = 4 * (int64_t{args.inner} + args.hidden) * args.routing.top_k;
-  const int most = static_cast<int>(std::max<int64_t>(kMostRowBytes / row_bytes, kFewRows));
+  const int most = chunk_tokens(args.hidden, args.inner, args.routing.top_k);
   for (int first = 0; first < tokens; first += most) {
     if (first > 0 && !worker.barrier()) return;
     if (!Chunk(args, first, std::min(most, tokens - first), worker).run()) return;
@@ -343,6 +356,15 @@ int32_t oct_check_experts(const oct_experts_args* args) {
     code = check_expert(*args, e);
   }
   return code;
+}
+
+int64_t oct_experts_bytes(int32_t hidden, int32_t inner, int32_t top_k, int32_t rows) {
+  using namespace octavo;
+  if (hidden < 1 || inner < 1 || top_k < 1 || rows < 0) {
+    return fail(OCT_ERR_ARGUMENT, "%d rows, each to %d experts of %d to %d values", rows, top_k,
+                hidden, inner);
+  }
+  return std::min(rows, chunk_tokens(hidden, inner, top_k)) * top_k * row_bytes(hidden, inner);
 }
 
 int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows) {

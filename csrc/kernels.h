@@ -14,6 +14,8 @@ class SharedPrefixes;  // shared_prefix.h
 // Returns an error code if the arguments make no sense.
 int32_t check_linear(const oct_linear_args& args);
 void linear(const oct_linear_args& args, const Worker& worker);
+// Several that do not wait for each other, as one: no heads, and each with rows.
+void linears(const oct_linear_args* args, int count, const Worker& worker);
 
 // Of `tokens` rows. Weights have been checked by oct_check_experts().
 void experts(const oct_experts_args& args, int32_t tokens, const Worker& worker);

@@ -12,6 +12,10 @@
 //                 stays in the cache while all blocks of a chunk of rows pass by, and the next panel
 //                 is fetched meanwhile. A chunk is as many rows as leave room in the L2 cache.
 //
+// Several linears that do not wait for each other, as those of experts, are walked as if they were
+// one: parts and tickets go on from each to the next. Few rows of all, which are few of each, are
+// encoded by those workers whose part is of their linear, and once where linears have the same.
+//
 // Where int8 activations have remainders, the products of ten blocks wait in the L1 cache for those
 // of the remainders, before the epilogue.
 #include "linear.h"
@@ -19,6 +23,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 
 #include "activations.h"
 #include "epilogue.h"
@@ -28,7 +33,7 @@ namespace octavo {
 namespace {
 
 // Slots of scratch and shared memory. epilogue.cpp has others; the head of a step has the rest.
-constexpr int kRowSlot = 0, kBlocksSlot = 1;
+constexpr int kRowSlot = 0, kBlocksSlot = 1, kLinearsSlot = 5;
 constexpr int kListsSlot = kRowSlot;  // once the last row is encoded
 constexpr int kSharedBlocksSlot = 0;
 
@@ -46,10 +51,17 @@ TileKernel kernel_of(const Layout& layout, int rows, int tiles) {
 
 bool is_gated(const oct_linear_args& args) { return gates(args.epilogue); }
 
-// One call, seen by one worker.
+// What of the weights is read next, of both segments where one gates the other: whole lines.
+struct Ahead {
+  const uint8_t* data[2] = {};
+  int64_t lines[2] = {};
+};
+
+// A linear, seen by one worker.
 class Linear {
  public:
-  Linear(const oct_linear_args& args, const Worker& worker) : args_(args), worker_(worker) {
+  Linear(const oct_linear_args& args, const Worker& worker, HeadMaxima* maxima = nullptr)
+      : args_(args), worker_(worker), maxima_(maxima) {
     for (int s = 0; s < args.num_segments; s++) {
       segments_[s].layout = layout_of(args.segments[s].weight);
       segments_[s].encoded = encoded_for(segments_[s].layout, args.segments[s].weight.columns);
@@ -58,14 +70,114 @@ class Linear {
     panel_tiles_ = num_blocks_ == 1 ? 1 : kMaxTiles;
     // A gated segment is walked together with the one that gates it.
     walked_ = is_gated(args) ? 1 : args.num_segments;
+    for (int s = 0; s < walked_; s++) num_units_ += units_of(s);
   }
 
-  void run() {
-    if (args_.rows <= kFewRows) {
-      few_rows();
-    } else {
-      many_rows();
+  int rows() const { return args_.rows; }
+  int64_t weight_bytes() const {
+    int64_t bytes = 0;
+    for (int s = 0; s < walked_; s++) bytes += units_of(s) * unit_bytes(s);
+    return bytes;
+  }
+  // The unit that begins at or behind a byte of the weights.
+  int first_unit_from(int64_t byte) const {
+    int units = 0;
+    for (int s = 0; s < walked_ && byte > 0; s++) {
+      const int64_t size = unit_bytes(s);
+      if (byte < units_of(s) * size) return units + static_cast<int>((byte + size - 1) / size);
+      byte -= units_of(s) * size;
+      units += units_of(s);
     }
+    return units;
+  }
+  // Few rows: all of some units. `last`: the linear that this worker did last, or NULL.
+  void run_part(Range units, const Linear* last) {
+    place_encoded(worker_.scratch(kBlocksSlot, encoded_bytes()));
+    fetch_beginning(unit(units.begin));
+    if (last == nullptr || !encodes_as(*last)) encode_rows(0, args_.rows, units.begin == 0);
+    for (int u = units.begin; u < units.end; u++) {
+      compute(unit(u), u + 1 < units.end ? ahead_of(u + 1) : Ahead(), 0, num_blocks_);
+    }
+  }
+
+  // Many rows: where they are put, encoded, and how they are cut into pieces, `least` if possible.
+  size_t encoded_bytes() const {
+    size_t bytes = 0;
+    for (int e = 0; e < num_encoded_; e++) {
+      const size_t blocks = encoded_[e].encoding.block_bytes(args_.rows);
+      bytes += lines(blocks);  // and as many for entries, which are blocks of a row and a group
+      if (!encoded_[e].has_remainders) continue;
+      bytes += lines(blocks) + lines(flags_bytes(encoded_[e].encoding));
+    }
+    return bytes;
+  }
+  void place_encoded(void* memory) {
+    uint8_t* at = static_cast<uint8_t*>(memory);
+    for (int e = 0; e < num_encoded_; e++) {
+      Encoded& encoded = encoded_[e];
+      const size_t blocks = encoded.encoding.block_bytes(args_.rows);
+      encoded.blocks = at;
+      at += lines(blocks);
+      if (!encoded.has_remainders) continue;
+      encoded.remainders = {at, at + lines(blocks), args_.rows, encoded.encoding.group + 12};
+      at += lines(blocks) + lines(flags_bytes(encoded.encoding));
+    }
+  }
+  void cut(int least) {
+    size_t bytes = 0;
+    for (int e = 0; e < num_encoded_; e++) {
+      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
+    }
+    chunk_ = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
+    chunk_ = std::min(chunk_, any_remainders_ ? kMostLists * kTogether : num_blocks_);
+    chunk_ = std::min(chunk_, num_blocks_);
+    while (chunk_ > 1 && num_pieces() < least) chunk_ = (chunk_ + 1) / 2;
+  }
+  int num_pieces() const { return num_units_ * ((num_blocks_ + chunk_ - 1) / chunk_); }
+
+  void encode_rows(int begin, int end, bool store_sum) {
+    const size_t padded = (static_cast<size_t>(args_.k) + 127) / 128 * 128;
+    const size_t rows_kept = any_columns_ ? 2 : 1;
+    float* x = static_cast<float*>(worker_.scratch(kRowSlot, rows_kept * padded * sizeof(float)));
+    float* gathered = x + padded;
+    for (int r = begin; r < end; r++) {
+      prepare_row(args_, r, store_sum, x);
+      const int b = block_of(r);
+      const float limit =
+          any_remainders_ ? remainder_limit(x, args_.k, args_.remainder_above) : 0.0f;
+      for (int e = 0; e < num_encoded_; e++) {
+        const Encoded& encoded = encoded_[e];
+        uint8_t* to = block(encoded, b);
+        const int at = r - first_row(b), rows = block_rows(b);
+        const float* from = x;
+        if (encoded.columns != nullptr) {
+          gather_inputs(x, encoded.columns, args_.k, gathered);
+          from = gathered;
+        }
+        if (encoded.has_remainders) {
+          encode_row(encoded.encoding, from, at, rows, to, limit, encoded.remainders, r);
+        } else {
+          encode_row(encoded.encoding, from, at, rows, to);
+        }
+      }
+    }
+  }
+
+  // A piece; `ahead` is what comes after it.
+  void run_piece(int piece, const Ahead& ahead) {
+    const int first = piece / num_units_ * chunk_;
+    compute(unit(piece % num_units_), ahead, first, std::min(first + chunk_, num_blocks_));
+  }
+  // Of a piece, or of a unit.
+  Ahead ahead_of(int piece) const {
+    const Unit next = unit(piece % num_units_);
+    Ahead ahead;
+    for (int s = 0; s < (is_gated(args_) ? 2 : 1); s++) {
+      const int segment = next.segment + s;
+      ahead.data[s] = tile_at(segment, next.tile);
+      ahead.lines[s] = next.tiles * segments_[segment].layout.tile_bytes / kLine;
+    }
+    return ahead;
   }
 
  private:
@@ -127,95 +239,19 @@ class Linear {
   size_t flags_bytes(const Encoding& encoding) const {
     return static_cast<size_t>(encoding.num_groups()) * static_cast<size_t>(args_.rows) + 8;
   }
-  // Of all rows in all encodings.
-  size_t encoded_bytes() const {
-    size_t bytes = 0;
+  // Whether `other` put the same into the same memory.
+  bool encodes_as(const Linear& other) const {
+    const oct_linear_args &a = args_, &b = other.args_;
+    if (a.rows != b.rows || a.k != b.k || a.in != b.in || a.norm != b.norm || a.add || b.add ||
+        !a.row_index || !b.row_index || num_encoded_ != other.num_encoded_ ||
+        !std::equal(a.row_index, a.row_index + a.rows, b.row_index)) {
+      return false;
+    }
     for (int e = 0; e < num_encoded_; e++) {
-      const size_t blocks = encoded_[e].encoding.block_bytes(args_.rows);
-      bytes += lines(blocks);  // and as many for entries, which are blocks of a row and a group
-      if (!encoded_[e].has_remainders) continue;
-      bytes += lines(blocks) + lines(flags_bytes(encoded_[e].encoding));
+      const Encoded &mine = encoded_[e], &its = other.encoded_[e];
+      if (!(mine.encoding == its.encoding) || !same_order(mine.columns, its.columns)) return false;
     }
-    return bytes;
-  }
-  void place_encoded(void* memory) {
-    uint8_t* at = static_cast<uint8_t*>(memory);
-    for (int e = 0; e < num_encoded_; e++) {
-      Encoded& encoded = encoded_[e];
-      const size_t blocks = encoded.encoding.block_bytes(args_.rows);
-      encoded.blocks = at;
-      at += lines(blocks);
-      if (!encoded.has_remainders) continue;
-      encoded.remainders = {at, at + lines(blocks), args_.rows, encoded.encoding.group + 12};
-      at += lines(blocks) + lines(flags_bytes(encoded.encoding));
-    }
-  }
-
-  void encode_rows(int begin, int end, bool store_sum) {
-    const size_t padded = (static_cast<size_t>(args_.k) + 127) / 128 * 128;
-    const size_t rows_kept = any_columns_ ? 2 : 1;
-    float* x = static_cast<float*>(worker_.scratch(kRowSlot, rows_kept * padded * sizeof(float)));
-    float* gathered = x + padded;
-    for (int r = begin; r < end; r++) {
-      prepare_row(args_, r, store_sum, x);
-      const int b = block_of(r);
-      const float limit =
-          any_remainders_ ? remainder_limit(x, args_.k, args_.remainder_above) : 0.0f;
-      for (int e = 0; e < num_encoded_; e++) {
-        const Encoded& encoded = encoded_[e];
-        uint8_t* to = block(encoded, b);
-        const int at = r - first_row(b), rows = block_rows(b);
-        const float* from = x;
-        if (encoded.columns != nullptr) {
-          gather_inputs(x, encoded.columns, args_.k, gathered);
-          from = gathered;
-        }
-        if (encoded.has_remainders) {
-          encode_row(encoded.encoding, from, at, rows, to, limit, encoded.remainders, r);
-        } else {
-          encode_row(encoded.encoding, from, at, rows, to);
-        }
-      }
-    }
-  }
-
-  void few_rows() {
-    place_encoded(worker_.scratch(kBlocksSlot, encoded_bytes()));
-    const int begin = first_unit_from(worker_.rank), end = first_unit_from(worker_.rank + 1);
-    if (begin < end) fetch_beginning(unit(begin));
-    encode_rows(0, args_.rows, worker_.rank == 0);
-    for (int u = begin; u < end; u++) compute(unit(u), u + 1 < end ? u + 1 : -1, 0, num_blocks_);
-  }
-
-  void many_rows() {
-    place_encoded(worker_.shared(kSharedBlocksSlot, encoded_bytes()));
-    const Range rows = share(args_.rows, worker_.rank, worker_.size);
-    encode_rows(rows.begin, rows.end, true);
-    if (!worker_.barrier()) return;
-
-    const int units = num_units(), chunk = chunk_blocks(units);
-    const int total = units * ((num_blocks_ + chunk - 1) / chunk);
-    int next;
-    for (int i = worker_.ticket(); i < total; i = next) {
-      next = worker_.ticket();  // known early, so that its weights can be fetched meanwhile
-      const int first = i / units * chunk;
-      compute(unit(i % units), next < total ? next % units : -1, first,
-              std::min(first + chunk, num_blocks_));
-    }
-  }
-
-  int chunk_blocks(int units) const {
-    size_t bytes = 0;
-    for (int e = 0; e < num_encoded_; e++) {
-      bytes = std::max(bytes, encoded_[e].encoding.block_bytes(kMaxRows));
-    }
-    int chunk = static_cast<int>(std::max<size_t>(kChunkBytes / bytes, 4));
-    chunk = std::min(chunk, any_remainders_ ? kMostLists * kTogether : num_blocks_);
-    chunk = std::min(chunk, num_blocks_);
-    while (chunk > 1 && units * ((num_blocks_ + chunk - 1) / chunk) < kMinUnits * worker_.size) {
-      chunk = (chunk + 1) / 2;
-    }
-    return chunk;
+    return true;
   }
 
   int units_of(int s) const {
@@ -227,33 +263,11 @@ class Linear {
     return bytes * panel_tiles_;
   }
 
-  int num_units() const {
-    int units = 0;
-    for (int s = 0; s < walked_; s++) units += units_of(s);
-    return units;
-  }
-
   Unit unit(int u) const {
     int s = 0;
     for (; u >= units_of(s); s++) u -= units_of(s);
     const int tile = u * panel_tiles_;
     return {s, tile, std::min(panel_tiles_, segments_[s].layout.num_tiles - tile)};
-  }
-
-  // Where the part of a worker begins: parts have about equally many bytes of weights.
-  int first_unit_from(int rank) const {
-    int64_t bytes = 0;
-    for (int s = 0; s < walked_; s++) bytes += units_of(s) * unit_bytes(s);
-    int64_t left = bytes / worker_.size * rank;
-    if (rank == worker_.size) left = bytes;
-    int units = 0;
-    for (int s = 0; s < walked_; s++) {
-      const int64_t size = unit_bytes(s);
-      if (left < units_of(s) * size) return units + static_cast<int>((left + size - 1) / size);
-      left -= units_of(s) * size;
-      units += units_of(s);
-    }
-    return units;
   }
 
   const uint8_t* tile_at(int s, int tile) const {
@@ -282,11 +296,10 @@ class Linear {
     }
   }
 
-  // A unit, for the blocks from `first` up to `last`; `next` is the unit that follows, or -1.
-  void compute(const Unit& u, int next, int first, int last) {
+  // A unit, for the blocks from `first` up to `last`.
+  void compute(const Unit& u, const Ahead& ahead, int first, int last) {
     alignas(kLine) float values[2][kMaxTiles * kMostListedRows * kTile];
-    const Unit following = next < 0 ? u : unit(next);
-    const int fetched = next < 0 || num_blocks_ == 1 ? 0 : last - first;
+    const int blocks = last - first;
     if (any_remainders_ && listed_ != first) list_remainders(first, last);
     // Remainders are few: it takes many rows to make a group's weights worth unpacking.
     const int together = any_remainders_ ? kTogether : 1;
@@ -296,14 +309,14 @@ class Linear {
       for (int b = from; b < to; b++) {
         const int64_t at = int64_t{first_row(b) - row} * u.tiles * kTile;
         fetch_residual(u, first_row(b), block_rows(b));
-        multiply(u.segment, u, b, following, b - first, fetched, values[0] + at);
-        if (is_gated(args_)) multiply(1, u, b, following, b - first, fetched, values[1] + at);
+        multiply(u.segment, u, b, ahead, 0, b - first, blocks, values[0] + at);
+        if (is_gated(args_)) multiply(1, u, b, ahead, 1, b - first, blocks, values[1] + at);
       }
       const int list = (from - first) / kTogether;
       add_remainders(u.segment, u, list, values[0]);
       if (is_gated(args_)) add_remainders(1, u, list, values[1]);
       const Products products = {u.segment, u.tile, u.tiles, row, rows, values[0], values[1]};
-      finish(args_, products, maxima);
+      finish(args_, products, maxima_);
     }
   }
 
@@ -319,22 +332,17 @@ class Linear {
     return {tile_at(s, tile), layout.tile_bytes, steps, layout.group / kUnit, nullptr, 0};
   }
 
-  // Products of segment s and block b. Meanwhile, fetch share `share` of `shares` of the unit that
-  // follows; if there are none, a little more of the stream.
-  void multiply(int s, const Unit& u, int b, const Unit& following, int share, int shares,
+  // Products of segment s and block b. Meanwhile, fetch share `share` of `shares` of what is ahead;
+  // of a block that is alone, a little more of the stream.
+  void multiply(int s, const Unit& u, int b, const Ahead& ahead, int part, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
     Panel panel = panel_at(s, u.tile);
-    if (shares > 0) {
-      const int ahead = is_gated(args_) ? s : following.segment;
-      const int64_t lines =
-          following.tiles * segments_[ahead].layout.tile_bytes / kLine;
-      const int64_t steps = static_cast<int64_t>(panel.steps) * shares;
-      panel.next_lines = static_cast<int>((lines + steps - 1) / steps);
-      const int64_t skipped = static_cast<int64_t>(share) * panel.steps * panel.next_lines;
-      panel.next = tile_at(ahead, following.tile) + skipped * kLine;
-      if (skipped >= lines) panel.next_lines = 0;
-    }
+    const int64_t steps = static_cast<int64_t>(panel.steps) * shares;
+    panel.next_lines = static_cast<int>((ahead.lines[part] + steps - 1) / steps);
+    const int64_t skipped = static_cast<int64_t>(share) * panel.steps * panel.next_lines;
+    panel.next = ahead.data[part] + skipped * kLine;
+    if (skipped >= ahead.lines[part]) panel.next_lines = 0;
     if (num_blocks_ == 1) {
       const int64_t lines = layout.tile_bytes / kLine;
       panel.next = panel.tiles + kAhead;
@@ -380,15 +388,99 @@ class Linear {
 
   const oct_linear_args& args_;
   const Worker& worker_;
+  HeadMaxima* const maxima_;
   int num_blocks_, panel_tiles_, walked_;
+  int num_units_ = 0, chunk_ = 1;
   bool any_remainders_ = false, any_columns_ = false;
   int listed_ = -1;
   Segment segments_[OCT_MAX_SEGMENTS];
   Encoded encoded_[OCT_MAX_SEGMENTS];
   int num_encoded_ = 0;
+};
 
+// Linears that do not wait for each other, walked by one worker.
+class Walk {
  public:
-  HeadMaxima* maxima = nullptr;
+  Walk(Linear* linears, int count, const Worker& worker)
+      : linears_(linears), count_(count), worker_(worker) {}
+
+  void run() {
+    const bool are_few = std::all_of(linears_, linears_ + count_, [](const Linear& linear) {
+      return linear.rows() <= kFewRows;
+    });
+    if (are_few) return few_rows();
+    place();
+    encode();
+    if (worker_.barrier()) compute();
+  }
+
+ private:
+  struct Piece {
+    Linear* linear;  // NULL: there are no more
+    int number;
+  };
+
+  // Parts have about equally many bytes of weights.
+  void few_rows() {
+    int64_t bytes = 0;
+    for (int i = 0; i < count_; i++) bytes += linears_[i].weight_bytes();
+    int64_t begin = bytes / worker_.size * worker_.rank;
+    int64_t end = worker_.rank + 1 < worker_.size ? begin + bytes / worker_.size : bytes;
+    const Linear* last = nullptr;
+    for (int i = 0; i < count_; i++) {
+      Linear& linear = linears_[i];
+      const Range units = {linear.first_unit_from(begin), linear.first_unit_from(end)};
+      begin -= linear.weight_bytes();
+      end -= linear.weight_bytes();
+      if (units.begin == units.end) continue;
+      linear.run_part(units, last);
+      last = &linear;
+    }
+  }
+
+  void place() {
+    size_t bytes = 0;
+    for (int i = 0; i < count_; i++) bytes += linears_[i].encoded_bytes();
+    uint8_t* at = static_cast<uint8_t*>(worker_.shared(kSharedBlocksSlot, bytes));
+    for (int i = 0; i < count_; i++) {
+      linears_[i].place_encoded(at);
+      linears_[i].cut((kMinUnits * worker_.size + count_ - 1) / count_);
+      at += linears_[i].encoded_bytes();
+    }
+  }
+
+  void encode() {
+    int rows = 0;
+    for (int i = 0; i < count_; i++) rows += linears_[i].rows();
+    auto [begin, end] = share(rows, worker_.rank, worker_.size);
+    for (int i = 0; i < count_ && end > 0; i++) {
+      const int its = linears_[i].rows();
+      linears_[i].encode_rows(std::max(begin, 0), std::min(end, its), true);
+      begin -= its;
+      end -= its;
+    }
+  }
+
+  void compute() {
+    for (Piece piece = take(), next; piece.linear != nullptr; piece = next) {
+      next = take();  // known early, so that its weights can be fetched meanwhile
+      piece.linear->run_piece(
+          piece.number, next.linear != nullptr ? next.linear->ahead_of(next.number) : Ahead());
+    }
+  }
+  Piece take() {
+    const int ticket = worker_.ticket();
+    while (at_ < count_ && ticket - first_ >= linears_[at_].num_pieces()) {
+      first_ += linears_[at_++].num_pieces();
+    }
+    if (at_ == count_) return {nullptr, 0};
+    return {linears_ + at_, ticket - first_};
+  }
+
+  Linear* const linears_;
+  const int count_;
+  const Worker& worker_;
+  int at_ = 0, first_ = 0;  // the linear of the last ticket, and the first ticket of that
 };
 
 int32_t check_segment(const oct_linear_args& args, int s) {
@@ -467,14 +559,23 @@ int32_t check_linear(const oct_linear_args& args) {
 
 void linear(const oct_linear_args& args, const Worker& worker) {
   if (args.rows == 0) return;
-  Linear call(args, worker);
-  if (args.epilogue != OCT_EPI_HEAD) return call.run();
+  if (args.epilogue != OCT_EPI_HEAD) {
+    Linear call(args, worker);
+    return Walk(&call, 1, worker).run();
+  }
   HeadMaxima maxima(args, worker);
   // Rows of logits and maxima may be memory of the pool that has only just been asked for.
   if (!worker.barrier()) return;
-  call.maxima = &maxima;
-  call.run();
+  Linear call(args, worker, &maxima);
+  Walk(&call, 1, worker).run();
   maxima.merge(*args.head);
+}
+
+void linears(const oct_linear_args* args, int count, const Worker& worker) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(Linear);
+  Linear* calls = static_cast<Linear*>(worker.scratch(kLinearsSlot, bytes));
+  for (int i = 0; i < count; i++) new (calls + i) Linear(args[i], worker);
+  Walk(calls, count, worker).run();
 }
 
 }  // namespace octavo

@@ -544,6 +544,9 @@ typedef struct oct_experts_args {
 /* Whether these arguments make sense, with the weights of all experts: to be asked once, as steps
  * look at those that they need, and do not check them. */
 int32_t oct_check_experts(const oct_experts_args* args);
+/* Bytes of what a step of `rows` rows keeps between its phases, in one layer after the other, at
+ * most: of longer steps, as much as of those that are their parts. */
+int64_t oct_experts_bytes(int32_t hidden, int32_t inner, int32_t top_k, int32_t rows);
 /* Experts of `rows` rows, outside of a step. */
 int32_t oct_experts(oct_pool* pool, const oct_experts_args* args, int32_t rows);
 

@@ -25,6 +25,7 @@ from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.parallel import Parallel
 from octavo.cost.prediction import Prediction
 from octavo.errors import ConfigError
+from octavo.kernels.cpu.layout import experts_bytes
 from octavo.runtime.cuda_graphs import MAX_SIZE, graph_sizes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, GRAPH_BYTES, logits_bytes
 
@@ -352,17 +353,24 @@ def _octavo_defaults(device: Device) -> Limits:
 
 def _octavo_activations(spec: ModelSpec, parallel: Parallel, limits: Settled) -> Prediction:
     """Of the native kernels: values of a step in turn, as ``kernels/cpu/program.py`` places them,
-    and logits of the rows that are sampled, all 32-bit floats; and beside them what is made of
+    logits of the rows that are sampled, all 32-bit floats; the rows of experts; and what is made of
     weights (``kernels/cpu/latent_weights.py``), of 16 bits but where these have more."""
+    tokens = limits.max_num_batched_tokens
     logits = limits.max_num_seqs * ceil(spec.vocab_size / 16) * 16
-    step = limits.max_num_batched_tokens * _octavo_values(spec)
+    routed = max(
+        experts_bytes(spec.hidden_size, layer.mlp.inner, layer.mlp.per_token, tokens)
+        if isinstance(layer.mlp, ExpertMlp)
+        else 0
+        for layer in set(spec.layers)
+    )
     made = sum(
         weight.outputs * weight.inputs
         for layer in spec.layers
         for weight in layer.weights(spec.hidden_size)
         if weight.op == "attention.kv_b"
     )
-    return Prediction.around(4.0 * (step + logits) + 2.0 * made, 0.1, "published")
+    num_bytes = 4.0 * (tokens * _octavo_values(spec) + logits) + routed + 2.0 * made
+    return Prediction.around(num_bytes, 0.1, "published")
 
 
 _PIECE_ROWS = 4096  # of a product at once, as kernels/cuda/triton_products.py has it

@@ -74,14 +74,6 @@ def hf_expert_entries(
     }
 
 
-def refuse_folders(config: ModelConfig) -> dict[str, Any]:
-    """UnsupportedModelError: of families whose folders have all experts in one tensor."""
-    raise UnsupportedModelError(
-        f"{config.name}: octavo writes experts one by one, and folders of a {config.architecture} "
-        "have them in one tensor: write a GGUF file"
-    )
-
-
 # -- GGUF -----------------------------------------------------------------------------------------
 
 

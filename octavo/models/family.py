@@ -106,6 +106,10 @@ class TensorNames:
         top, layer = _inverse(self._top), _inverse(self._layer)
         return _translated(parameter, _LAYERS, top, layer, self._layers)
 
+    def has_module(self, module: str) -> bool:
+        """Whether a module of layers, by its name here, has one of its own there."""
+        return any(ours.removesuffix(".weight") == module for ours in self._layer.values())
+
     def is_transposed(self, tensor: str) -> bool:
         return tensor.endswith(self._transposed)
 
@@ -170,7 +174,8 @@ def _translated(
         rest = names[rest]
     else:
         module, dot, suffix = rest.rpartition(".")
-        rest = _renamed(module, names) + dot + suffix
+        in_full = _renamed(rest, names)
+        rest = _renamed(module, names) + dot + suffix if in_full == rest else in_full
     return f"{to_layers}.{match[1]}.{rest}" if match else rest
 
 
@@ -255,12 +260,16 @@ class Family:
                 return tuple(part.join(around) for part in parts)
         return (parameter,)
 
-    def whole(self, parameter: str, names: TensorNames | None = None) -> str:
-        """The other way: the fused parameter that one is rows of in files; else itself."""
+    def whole(self, parameter: str, names: TensorNames) -> str:
+        """The other way: the fused parameter that one is rows of in files with such names; else
+        itself. Not all that have the same of all experts in one tensor fuse them, too."""
         for whole, parts in self._fused(names).items():
+            if EACH in whole and not names.has_module(whole):
+                continue
             for part in parts:
-                if around := _around(part, parameter):
-                    return whole.join(around)
+                if match := _of_module(part, parameter):
+                    fused = whole.replace(EACH, f".{match['N']}.") if EACH in whole else whole
+                    return f"{match['head']}.{fused}.{match['suffix']}"
         return parameter
 
     def _fused(self, names: TensorNames | None) -> Mapping[str, tuple[str, ...]]:
@@ -270,6 +279,11 @@ class Family:
         """What tensors are called in a GGUF file to be."""
         choose = self.written_gguf_names
         return self.gguf_names if choose is None else choose(config)
+
+
+def _of_module(module: str, parameter: str) -> re.Match[str] | None:
+    pattern = re.escape(module).replace(re.escape(EACH), r"\.(?P<N>\d+)\.")
+    return re.fullmatch(rf"(?P<head>.*)\.{pattern}\.(?P<suffix>[^.]+)", parameter)
 
 
 def _around(module: str, parameter: str) -> tuple[str, str] | None:

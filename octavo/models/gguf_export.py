@@ -215,9 +215,9 @@ def _tensors(
 def _chunks(
     parameters: Parameters, tensor: FileTensor, type: GGMLType, encode: Encode | None
 ) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, some rows at a time; all at once of one that is put together."""
+    """The bytes of a tensor, some rows at a time, or what is put together."""
     if tensor.is_put_together:
-        yield _put_together(parameters, tensor, type, encode)
+        yield from _put_together(parameters, tensor, type, encode)
         return
     step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
     for part in tensor.parts:
@@ -227,12 +227,14 @@ def _chunks(
 
 def _put_together(
     parameters: Parameters, tensor: FileTensor, type: GGMLType, encode: Encode | None
-) -> np.ndarray:
-    if _stored_type(parameters, tensor) == type:
-        stored = parameters.stored_whole(tensor)
-        if stored is not None:
-            return stored
-    return _blocks(type, parameters.whole(tensor), encode, tensor.parts[0])
+) -> Iterator[np.ndarray]:
+    is_type = _stored_type(parameters, tensor) == type
+    stored = parameters.stored_whole(tensor) if is_type else None
+    if stored is not None:
+        yield stored
+    else:
+        for matrix in parameters.matrices(tensor):
+            yield _blocks(type, matrix, encode, tensor.parts[0])
 
 
 def _encoded(

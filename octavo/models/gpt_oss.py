@@ -20,8 +20,8 @@ from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_expert_entries,
     gguf_experts,
+    hf_expert_entries,
     hf_experts,
-    refuse_folders,
 )
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.llama import GGUF_LAYER, GGUF_TOP, HF_DEFAULTS, LlamaDecoderLayer
@@ -29,6 +29,7 @@ from octavo.models.windows import (
     all_but_last_of,
     gguf_window_entries,
     gguf_windows,
+    hf_window_entries,
     hf_windows,
 )
 
@@ -61,6 +62,14 @@ def _from_hf(fields: Fields, config: ModelConfig) -> Mapping[str, Any]:
     return {
         "layer_windows": windows,
         "experts": hf_experts(fields, config, inner="intermediate_size", **_EXPERTS),
+    }
+
+
+def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
+    return {
+        **hf_expert_entries(config, "num_local_experts"),
+        **hf_window_entries(config),
+        "swiglu_limit": SWIGLU_LIMIT,
     }
 
 
@@ -116,7 +125,7 @@ GPT_OSS = Family(
         "num_experts_per_tok": 4,
     },
     from_hf=_from_hf,
-    to_hf=refuse_folders,
+    to_hf=_to_hf,
     from_gguf=_from_gguf,
     to_gguf=_to_gguf,
 )

@@ -10,7 +10,12 @@ from typing import Any
 from octavo.fields import Fields
 from octavo.models.config import ModelConfig
 from octavo.models.config_to_hf import shortest
-from octavo.models.experts import gguf_expert_entries, gguf_experts, hf_experts, refuse_folders
+from octavo.models.experts import (
+    gguf_expert_entries,
+    gguf_experts,
+    hf_expert_entries,
+    hf_experts,
+)
 from octavo.models.family import Family, HFNames
 from octavo.models.llama import GGUF_EXPERT_NAMES, GGUF_NAMES, HF_DEFAULTS, LlamaForCausalLM
 
@@ -94,7 +99,7 @@ GRANITE_MOE = Family(
         **_from_hf(fields, config),
         "experts": hf_experts(fields, config, inner="intermediate_size"),
     },
-    to_hf=refuse_folders,
+    to_hf=lambda config: {**_to_hf(config), **hf_expert_entries(config, "num_local_experts")},
     from_gguf=lambda fields, config: {
         **_from_gguf(fields, config),
         "experts": gguf_experts(fields, config, normalize=True),

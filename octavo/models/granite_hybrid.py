@@ -19,8 +19,8 @@ from octavo.models.experts import (
     GGUF_EXPERTS,
     gguf_expert_entries,
     gguf_experts,
+    hf_expert_entries,
     hf_experts,
-    refuse_folders,
 )
 from octavo.models.family import Family, HFNames, TensorNames
 from octavo.models.granite import GRANITE, GRANITE_MOE, MOE_NAMES
@@ -117,14 +117,15 @@ def _experts(fields: Fields, config: ModelConfig) -> ExpertsConfig | None:
 
 def _to_hf(config: ModelConfig) -> Mapping[str, Any]:
     mamba = mamba_of(config)
+    experts: Mapping[str, Any] = {"num_local_experts": 0}
     if config.experts is not None:
-        refuse_folders(config)
+        experts = hf_expert_entries(config, "num_local_experts")
     return {
         **GRANITE.to_hf(config),
+        **experts,
         "layer_types": hf_layer_types(config, "mamba", "attention"),
         "shared_intermediate_size": config.intermediate_size,
         "position_embedding_type": "rope" if config.turns_positions else "nope",
-        "num_local_experts": 0,
         "mamba_expand": mamba.width // config.hidden_size,
         **hf_mamba2_entries(config),
     }

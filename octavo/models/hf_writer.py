@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -75,23 +76,27 @@ def float_tensors(parameters: Parameters, dtype: GGMLType = GGMLType.F32) -> Ite
 
 def float_tensor(parameters: Parameters, name: str, dtype: GGMLType = GGMLType.F32) -> NewTensor:
     """A parameter by its own name, of which no more than some rows are in memory at once."""
-    whole = FileTensor(name, (name,), parameters.shape(name), is_transposed=False)
-    return _file_tensor(parameters, whole, dtype)
+    return _file_tensor(parameters, FileTensor(name, (name,), parameters.shape(name)), dtype)
 
 
 def _file_tensor(parameters: Parameters, tensor: FileTensor, dtype: GGMLType) -> NewTensor:
     assert dtype in FLOAT_TYPES, dtype
-    if tensor.is_put_together:
-        whole = parameters.whole(tensor)
-        return NewTensor(tensor.name, dtype.name, whole.shape, [float_bytes(whole, dtype)])
-    step = max(1, _CHUNK_VALUES // prod(tensor.shape[1:]))
+    shape = tensor.shape
+    if tensor.is_transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    chunks = parameters.matrices if tensor.is_put_together else partial(_rows, parameters)
+    return NewTensor(
+        tensor.name, dtype.name, shape, (float_bytes(each, dtype) for each in chunks(tensor))
+    )
 
-    def chunks() -> Iterator[np.ndarray]:
-        for part in tensor.parts:
-            for start in range(0, parameters.shape(part)[0], step):
-                yield float_bytes(parameters.rows(part, start, start + step), dtype)
 
-    return NewTensor(tensor.name, dtype.name, tensor.shape, chunks())
+def _rows(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
+    """Some at a time, float32."""
+    step = max(1, _CHUNK_VALUES // prod(parameters.shape(tensor.parts[0])[1:]))
+    for part in tensor.parts:
+        for start in range(0, parameters.shape(part)[0], step):
+            yield parameters.rows(part, start, start + step)
+
 
 
 def _check_free(out: Path) -> None:

@@ -18,7 +18,7 @@ Nothing is read before it is asked for, and then only the rows that are asked fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,7 +30,7 @@ from octavo.layers.rope import inverse_frequencies
 from octavo.layers.rope_config import RopeConfig
 from octavo.models.checkpoint import Checkpoint
 from octavo.models.config import ModelConfig
-from octavo.models.family import FileValues
+from octavo.models.family import Family, FileValues, TensorNames
 from octavo.models.footprint import HEAD
 from octavo.models.loader import load_checkpoint
 from octavo.models.registry import family_of
@@ -63,7 +63,8 @@ def float_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileTensor:
-    """A tensor of a file to be: the ``parts``, which are parameters, one below the other.
+    """A tensor of a file to be: the ``parts``, which are parameters, one below the other, or their
+    rows in turn if it ``is_interleaved``.
 
     ``shape``: of these; the file has it as [inputs, outputs] if it ``is_transposed``. Those of all
     experts are one behind the other, and their number is the first dimension. ``order``: their rows
@@ -73,14 +74,62 @@ class FileTensor:
     name: str
     parts: tuple[str, ...]
     shape: tuple[int, ...]
-    is_transposed: bool
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    num_experts: int | None = None
     order: np.ndarray | None = None
     values: FileValues | None = None
 
     @property
     def is_put_together(self) -> bool:
         """Whether its rows are no rows of its parts in turn, so that it cannot be made of some."""
-        return self.is_transposed or self.order is not None or self.values is not None
+        is_turned = self.is_transposed or self.is_interleaved
+        return is_turned or self.order is not None or self.values is not None
+
+    @property
+    def matrices(self) -> list[tuple[str, ...]]:
+        """The parts of each expert; of all others, all."""
+        count = len(self.parts) // (self.num_experts or 1)
+        return [self.parts[i : i + count] for i in range(0, len(self.parts), count)]
+
+
+def file_tensors(
+    config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[FileTensor]:
+    """What a file in a layout has of a model's parameters, by the names and shapes of these."""
+    family = family_of(config.architecture)
+    names = family.hf_names if layout == "hf" else family.names_to_write(config)
+    for tensor, parts in _parts_of_tensors(family, names, shapes).items():
+        shape, count = (sum(shapes[part][0] for part in parts), *shapes[parts[0]][1:]), None
+        named, values = names.parameter(tensor) or tensor, names.values_of(parts[0])
+        if names.is_of_all_experts(tensor):
+            count = len(parts) // len(family.parts(named, names))
+            shape = (count, shape[0] // count, *shape[1:])
+        if values is not None:
+            shape = values.write(np.zeros(shape, dtype=np.float32)).shape
+        order = family.row_order(config, family.whole(parts[0], names))
+        yield FileTensor(
+            tensor,
+            tuple(parts),
+            shape,
+            names.is_transposed(tensor),
+            names.is_interleaved(named),
+            count,
+            None if order is None else np.argsort(order),
+            values,
+        )
+
+
+def _parts_of_tensors(
+    family: Family, names: TensorNames, parameters: Iterable[str]
+) -> dict[str, list[str]]:
+    wholes: dict[str, list[str]] = {}
+    for name in parameters:
+        wholes.setdefault(family.whole(name, names), []).append(name)
+    tensors: dict[str, list[str]] = {}
+    for whole, parts in wholes.items():
+        tensors.setdefault(names.tensor(whole), []).extend(parts)
+    return tensors
 
 
 class Parameters:
@@ -115,51 +164,31 @@ class Parameters:
         family = family_of(stored.architecture)
         self._factors = family.gguf_factors if layout == "gguf" else _no_factors
         self.divisors = divisors or _divisors(stored.rope)
-        self.tensors = tuple(self._tensors())
+        shapes = {name: self.shape(name) for name in self.names}
+        self.tensors = tuple(file_tensors(self.config, layout, shapes))
         self._stored = stored
         self._norm_shift = np.float32(stored.norm_plus_one) - np.float32(self.config.norm_plus_one)
 
-    def _tensors(self) -> Iterator[FileTensor]:
-        config, family = self.config, family_of(self.config.architecture)
-        names = family.hf_names if self.layout == "hf" else family.names_to_write(config)
-        parts: dict[str, list[str]] = {}
-        for name in self.names:
-            parts.setdefault(family.whole(name, names), []).append(name)
-        tensors: dict[str, list[str]] = {}
-        for whole in parts:
-            tensors.setdefault(names.tensor(whole), []).extend(parts[whole])
-        for tensor, its_parts in tensors.items():
-            shape, values = self.shape(its_parts[0]), names.values_of(its_parts[0])
-            if names.is_of_all_experts(tensor):
-                shape = (len(its_parts), *shape)
+    def matrices(self, tensor: FileTensor) -> Iterator[np.ndarray]:
+        """A tensor as a file has it, float32: of each expert, or all of it at once."""
+        for names in tensor.matrices:
+            parts = [self.rows(name) for name in names]
+            if tensor.is_interleaved:
+                rows = np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
             else:
-                shape = (sum(self.shape(part)[0] for part in its_parts), *shape[1:])
-            if values is not None:
-                shape = values.write(np.zeros(shape, dtype=np.float32)).shape
-            order = family.row_order(config, family.whole(its_parts[0], names))
-            yield FileTensor(
-                tensor,
-                tuple(its_parts),
-                shape,
-                names.is_transposed(tensor),
-                None if order is None else np.argsort(order),
-                values,
-            )
-
-    def whole(self, tensor: FileTensor) -> np.ndarray:
-        """All of a tensor as a file has it, float32."""
-        rows = np.concatenate([self.rows(part) for part in tensor.parts])
-        if tensor.order is not None:
-            rows = rows[tensor.order]
-        if tensor.values is not None:
-            rows = tensor.values.write(rows)
-        return np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
+                rows = np.concatenate(parts)
+            if tensor.order is not None:
+                rows = rows[tensor.order]
+            if tensor.values is not None:
+                rows = tensor.values.write(rows)
+            yield np.ascontiguousarray(rows.T if tensor.is_transposed else rows)
 
     def stored_whole(self, tensor: FileTensor) -> np.ndarray | None:
-        """The same as bytes, as ``stored_rows``; None where they would be other ones."""
+        """All of it as bytes, as ``stored_rows``; None where they would be other ones."""
         rows = [self.stored_rows(part) for part in tensor.parts]
         found = [each for each in rows if each is not None]
-        if len(found) < len(rows) or tensor.is_transposed or tensor.values is not None:
+        is_turned = tensor.is_transposed or tensor.is_interleaved
+        if len(found) < len(rows) or is_turned or tensor.values is not None:
             return None
         together = np.concatenate(found)
         return together if tensor.order is None else together[tensor.order]

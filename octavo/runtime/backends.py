@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.extras import ADD_GPU, need_torch
 from octavo.kernels.cpu import library
-from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS
+from octavo.kernels.cpu.layout import KV_CHUNK, KV_FORMATS, experts_bytes
 from octavo.kernels.cpu.library import Library, Pool
 from octavo.kernels.cpu.packed_weights import Progress
 from octavo.kernels.dispatch import CANDIDATES, explain
@@ -27,7 +27,7 @@ from octavo.kernels.fusion import CannotFuse
 from octavo.models.config import ModelConfig
 from octavo.runtime.capacity import RankLimits, RankSpec, kv_dtype_of
 from octavo.runtime.forward import Forward
-from octavo.runtime.memory_ledger import Line
+from octavo.runtime.memory_ledger import Line, scratch_line
 from octavo.runtime.native_forward import NativeForward
 from octavo.runtime.native_kv_cache import create_native_cache
 from octavo.runtime.op_program import NativeModel, plan_step
@@ -58,8 +58,9 @@ class Backend(Protocol):
         ...
 
     def planned_memory(self) -> Sequence[Line]:
-        """What it will allocate beside weights, keys and values: on a GPU for steps of the size
-        that its ``RankSpec`` names, too; on a CPU those come out of what is left free."""
+        """What it will allocate beside weights, keys and values, for steps of the size that its
+        ``RankSpec`` names: on a GPU all of it; on a CPU, where half of what is free stays free,
+        what such steps need beside their activations."""
         ...
 
     @property
@@ -227,7 +228,12 @@ class NativeBackend:
         return self._model, self._library, self.pool
 
     def planned_memory(self) -> Sequence[Line]:
-        return (Line("weights of latent attention", self._model.latent_bytes, "counted"),)
+        lines = [Line("weights of latent attention", self._model.latent_bytes, "counted")]
+        experts, tokens = self._model_config.experts, self._spec.max_num_batched_tokens
+        if experts is not None:
+            sizes = self._model_config.hidden_size, experts.inner, experts.routing.top_k
+            lines.append(scratch_line(experts_bytes(*sizes, tokens)))
+        return lines
 
     def create_forward(self, limits: RankLimits, depths: Collection[int] = ()) -> NativeForward:
         model = self._model_config

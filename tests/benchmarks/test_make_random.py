@@ -32,7 +32,7 @@ def script():
 @pytest.fixture(scope="module", params=["q4_k_m", "q4_0"])
 def model(request, script, smollm2_gguf, tmp_path_factory):
     path = tmp_path_factory.mktemp("random") / f"{request.param}.gguf"
-    shape = script.Shape(256, 8, 512, 4, 2, 64, 49_200, True)
+    shape = script.llama(256, 8, 512, 4, 2, 64, 49_200, True)
     script.write_random(path, shape, request.param, smollm2_gguf)
     return path
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import gguf
 import pytest
+import tiny_hybrids
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_transformers import EXPERT_CASES, make_model
+from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
@@ -31,6 +34,7 @@ from octavo.quantization.produce.recipes import Wanted
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
 
 # Qwen's GGUF files have experts in all layers, and llama.cpp always normalizes Qwen 3's weights.
+OTHER_SHAPES = ("mixtral", "qwen2-moe-mixed", "qwen3-moe-step", "glm4-moe", "olmoe", "granite-moe")
 NOT_IN_GGUF = ("qwen2-moe-mixed", "qwen3-moe-step")
 ARCHITECTURES = {
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
@@ -133,6 +137,17 @@ def test_an_engine_answers_the_same(name, make_case, kernels):
         assert sum(tokens) >= computed * config.num_layers * config.experts.routing.top_k
 
 
+@pytest.mark.parametrize("name", [name for name in EXPERT_CASES if name not in OTHER_SHAPES])
+def test_64_greedy_tokens_of_each_family(name, make_case):
+    case = make_case(name)
+    prompt = case.prompts[1][:60]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    sizes = {"num_blocks": 16, "max_num_batched_tokens": 32, "max_model_len": 128}
+    with LLM(str(case.folder), kernels="native", kv_cache_dtype="f32", **sizes) as llm:
+        (answer,) = llm.generate([prompt], params, use_tqdm=False)
+    assert answer.outputs[0].token_ids == case.greedy(prompt, 64)
+
+
 def as_f32(matrix):
     return GGMLType.F32
 
@@ -155,14 +170,29 @@ def test_gguf_files_are_the_same_model(case, native_driver, tmp_path):
 
 def test_folders_have_the_tensors_that_transformers_wrote(case, tmp_path):
     checkpoint = open_checkpoint(case.folder)
-    if case.name.startswith(("gpt-oss", "granite-moe")):
-        with pytest.raises(UnsupportedModelError, match="write a GGUF file"):
-            write_hf_folder(tmp_path / "out", checkpoint)
-        return
     write_hf_folder(tmp_path / "out", checkpoint)
     ours, theirs = (
         load_file(folder / "model.safetensors") for folder in (tmp_path / "out", case.folder)
     )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor.float()) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gpt-oss-odd", "granite-moe", "granite-moe-odd"])
+def test_transformers_reads_tensors_of_all_experts(name, make_case, tmp_path):
+    case = make_case(name)
+    write_hf_folder(tmp_path, open_checkpoint(case.folder))
+    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, **options)
+    with torch.no_grad():
+        logits = [model(torch.tensor([prompt])).logits[0] for prompt in case.prompts]
+    assert all(map(torch.equal, logits, case.logits))
+
+
+def test_experts_beside_recurrent_layers_are_written(tmp_path):
+    tiny_hybrids.make_model("granite-experts").save_pretrained(tmp_path / "source")
+    write_hf_folder(tmp_path / "out", open_checkpoint(tmp_path / "source"))
+    ours, theirs = (load_file(tmp_path / each / "model.safetensors") for each in ("out", "source"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], tensor.float()) for name, tensor in theirs.items())
 
@@ -239,3 +269,23 @@ def test_octavo_makes_experts_smaller_in_gguf_files(name, tiny_experts, tmp_path
     for wanted in (Wanted("rtn", bits=4), Wanted("gguf", type="Q8_0", rotate=True)):
         with pytest.raises(ConfigError, match="has experts"):
             make(open_checkpoint(folder), tokenizer, tmp_path / "other", wanted)
+
+
+def test_experts_in_blocks_of_fp8_become_those_of_gguf(tiny_experts, driver, tmp_path):
+    """A model that is published in FP8, with a scale for each block of 128 by 128."""
+    folder, source, out = tiny_experts("qwen3-moe"), tmp_path / "fp8", tmp_path / "model.gguf"
+    tokenizer, wanted = load_tokenizer(folder), Wanted("gguf", type="Q8_0", calibrate=False)
+    make(open_checkpoint(folder), tokenizer, source, Wanted("fp8", format="fp8", calibrate=False))
+    method = json.loads((source / "config.json").read_text())["quantization_config"]
+    stored = load_file(source / "model.safetensors")["model.layers.0.mlp.experts.5.up_proj.weight"]
+    assert method["weight_block_size"] == [128, 128] and stored.dtype == torch.float8_e4m3fn
+    with pytest.raises(ConfigError, match="is quantized already"):
+        make(open_checkpoint(source), tokenizer, out, wanted)
+    make(open_checkpoint(source), tokenizer, out, replace(wanted, requantize=True))
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
+    assert {type for name, type in types.items() if "_exps.weight" in name} == {"Q8_0"}
+    prompts = [[5, 7, 9, 11] * 6]
+    (plain,), (rounded,), (made,) = (
+        driver(path).logits(prompts) for path in (folder, source, out)
+    )
+    assert (made - rounded).norm() < 0.3 * (rounded - plain).norm()

@@ -42,9 +42,8 @@ def test_every_parameter_has_a_name_that_leads_back(architecture):
     family = family_of(architecture)
     config = {**SIZES, **LAYERS.get(architecture, {}), "architectures": [architecture]}
     names = [name for name, _ in named_parameters(family.model(ModelConfig.from_hf(config)))]
-    wholes = {family.whole(name) for name in names}
-    tables = [family.hf_names] + ([family.gguf_names] if family.gguf else [])
-    for table in tables:
+    for table in [family.hf_names] + ([family.gguf_names] if family.gguf else []):
+        wholes = {family.whole(name, table) for name in names}
         tensors: dict[str, set[str]] = {}
         for whole in wholes:
             tensors.setdefault(table.tensor(whole), set()).add(whole)
@@ -52,12 +51,16 @@ def test_every_parameter_has_a_name_that_leads_back(architecture):
             if len(of) == 1:
                 assert of == {table.parameter(tensor)}
             else:  # of all experts, which are parts of one
-                assert {re.sub(r"experts\.\d+\.", "experts.N.", whole) for whole in of} == {
-                    table.parameter(tensor)
-                }
-    assert sorted(part for whole in wholes for part in family.parts(whole)) == sorted(names)
-    if family.gguf:
-        assert not any("proj" in name or "layers" in name for name in map(table.tensor, wholes))
+                assert {of_each(whole) for whole in of} == {table.parameter(tensor)}
+        parts = {part for whole in wholes for part in family.parts(of_each(whole))}
+        assert parts == set(map(of_each, names))
+        if table is family.gguf_names:
+            assert not any("proj" in tensor or "layers" in tensor for tensor in tensors)
+
+
+def of_each(parameter):
+    """The name of one that all experts have."""
+    return re.sub(r"experts\.\d+\.", "experts.N.", parameter)
 
 
 def test_parts_of_what_is_fused():
@@ -65,9 +68,9 @@ def test_parts_of_what_is_fused():
     whole = "model.layers.1.self_attn.qkv_proj.weight"
     parts = tuple(f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv")
     assert family.parts(whole) == parts
-    assert {family.whole(part) for part in parts} == {whole}
+    assert {family.whole(part, family.hf_names) for part in parts} == {whole}
     other = "model.layers.1.self_attn.o_proj.weight"
-    assert family.parts(other) == (other,) and family.whole(other) == other
+    assert family.parts(other) == (other,) and family.whole(other, family.hf_names) == other
 
 
 @pytest.mark.parametrize(

@@ -563,6 +563,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (_pool, c_int32, c_int32, c_void_p, c_void_p, c_void_p),
     ),
     "oct_check_experts": (c_int32, (POINTER(ExpertsArgs),)),
+    "oct_experts_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32)),
     "oct_experts": (c_int32, (_pool, POINTER(ExpertsArgs), c_int32)),
     "oct_step": (c_int32, (_pool, POINTER(Program), POINTER(Batch))),
     "oct_probe_products": (c_int64, (_pool, c_int32, c_int64)),

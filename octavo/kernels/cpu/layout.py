@@ -1,7 +1,7 @@
 """How many bytes the native kernels keep things in, without a library and without torch.
 
-The kernels have the last word: ``oct_packed_bytes``, ``oct_gguf_format`` and ``oct_kv_chunk_bytes``
-say the same of a library that is loaded, and tests hold the two together. This is for those who
+The kernels have the last word: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
+``oct_kv_chunk_bytes`` say the same of a library that is loaded, and tests hold the two together. This is for those who
 only plan.
 """
 
@@ -18,6 +18,8 @@ _LINE = 64
 _UNIT = 32  # inputs whose integers lie together
 _BLOCK = 256  # inputs of a block of K formats
 KV_CHUNK = 16  # tokens whose keys lie together; see csrc/attention.h
+_EXPERTS_BYTES = 32 << 20  # of rows of experts in a chunk, which has _FEW_ROWS tokens or more
+_FEW_ROWS = 8
 KV_NIBBLE_GROUP = 32  # dimensions that share a scale in KV of 4 bits
 
 
@@ -160,6 +162,15 @@ def _block_bytes(traits: Traits) -> int:
     if traits.has_min and traits.bits > 2:  # of 2 bits, a byte is a scale and a min
         scales *= 2
     return _LINE + scales + _BLOCK * TILE * traits.bits // 8
+
+
+def experts_bytes(hidden: int, inner: int, top_k: int, tokens: int) -> int:
+    """Bytes that a step of so many tokens keeps between the phases of its experts, at most; see
+    ``csrc/experts.cpp``, which cuts long steps into chunks of tokens."""
+    encoded = -(-max(hidden, inner) // _BLOCK) * _BLOCK
+    row_bytes = 4 * (hidden + inner + 2 + encoded)
+    chunk = max(_EXPERTS_BYTES // (row_bytes * top_k), _FEW_ROWS)
+    return min(tokens, chunk) * top_k * row_bytes
 
 
 def kv_token_bytes(dtype: str, head_dim: int) -> int:

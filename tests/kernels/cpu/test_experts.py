@@ -13,7 +13,7 @@ from weights import stored
 
 from octavo.errors import EngineError
 from octavo.kernels import reference
-from octavo.kernels.cpu import abi, packing
+from octavo.kernels.cpu import abi, layout, packing
 from octavo.kernels.routing import CLAMPED_SWIGLU, Expert, Router, Routing
 from octavo.quantization.levels import E2M1
 from octavo.quantization.tensors import to_torch
@@ -199,11 +199,13 @@ def test_what_is_no_number_is_seen_in_its_own_row_only(native):
 
 @pytest.mark.parametrize("native", LEVELS[-1:], indirect=True)
 def test_chunks_of_a_long_step_are_as_one(native):
-    """A step of which the rows between the linears would take more than 128 MiB."""
+    """A step of more rows than are kept at once."""
     case = Case(native, Routing(num_experts=2, top_k=2), FORMATS["bfloat16"])
     case.correction[:] = 0
-    rows = (128 << 20) // (4 * (HIDDEN + INNER) * 2)
+    most = layout.experts_bytes(HIDDEN, INNER, 2, 1 << 30)
+    rows = most // layout.experts_bytes(HIDDEN, INNER, 2, 1)
     x, logits = (np.tile(each, (rows // 100 + 2, 1)) for each in case.inputs(100))
+    assert layout.experts_bytes(HIDDEN, INNER, 2, len(x)) == most < 33 << 20
     made = case.run(x, logits)
     np.testing.assert_array_equal(made, np.tile(made[:100], (len(x) // 100, 1)))
 

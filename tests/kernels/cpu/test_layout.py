@@ -52,3 +52,9 @@ def test_latents(dtype):
     for rank, rope_dim in ((512, 64), (256, 32), (27, 6)):
         expected = load().lib.oct_latent_row_bytes(format, rank, rope_dim)
         assert layout.latent_row_bytes(dtype, rank, rope_dim) == expected
+
+
+@pytest.mark.parametrize("sizes", [(1024, 352, 6), (4096, 14336, 2), (100, 40, 1), (1 << 20, 9, 8)])
+def test_rows_of_experts(sizes):
+    for tokens in (0, 1, 100, 1 << 20):
+        assert layout.experts_bytes(*sizes, tokens) == load().lib.oct_experts_bytes(*sizes, tokens)
