@@ -14,7 +14,7 @@ from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import Experts, LatentAttention, Matrix, Phase
+from octavo.kernels.fusion import LatentAttention, Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
@@ -129,9 +129,7 @@ class TritonKit:
     def why_not(self, phases: Sequence[Phase]) -> str | None:
         if any(isinstance(phase, LatentAttention) for phase in phases):
             return "there is no kernel for latent attention on a GPU, whose rows are of two sizes"
-        from octavo.kernels.cuda.triton_ops import NO_EXPERTS
-
-        return NO_EXPERTS if any(isinstance(phase, Experts) for phase in phases) else None
+        return None
 
     def create_ops(
         self,

@@ -26,10 +26,11 @@ from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.fusion import Phase
 from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.routing import CLAMPED_SWIGLU, Routing
 from octavo.layers.module import named_parameters
 from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
-from octavo.models.config import ModelConfig
+from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
@@ -68,6 +69,59 @@ GEMMA = replace(
     layer_windows=(9, None, 9),
     embedding_scale=32**0.5,
 )
+MIXTRAL = replace(
+    LLAMA,
+    architecture="MixtralForCausalLM",
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=5, top_k=2), inner=24, layers=(True, True), activation="silu"
+    ),
+)
+QWEN_2_MOE = replace(
+    LLAMA,
+    architecture="Qwen2MoeForCausalLM",
+    attention_bias=True,
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=6, top_k=3, normalize=False),
+        inner=24,
+        layers=(False, True),
+        shared_inner=40,
+        shared_gate=True,
+    ),
+)
+GPT_OSS = replace(
+    LLAMA,
+    architecture="GptOssForCausalLM",
+    attention_bias=True,
+    attention_output_bias=True,
+    layer_windows=(9, None),
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=4, top_k=2),
+        inner=24,
+        layers=(True, True),
+        bias=True,
+        router_bias=True,
+        activation=CLAMPED_SWIGLU,
+    ),
+)
+GLM_4_MOE = replace(
+    LLAMA,
+    architecture="Glm4MoeForCausalLM",
+    experts=ExpertsConfig(
+        routing=Routing(
+            num_experts=8,
+            top_k=2,
+            scoring="sigmoid",
+            scale=1.5,
+            num_groups=4,
+            top_groups=2,
+            group_top=2,
+        ),
+        inner=24,
+        layers=(False, True),
+        correction=True,
+        shared_inner=24,
+    ),
+)
 CONFIGS = {
     "llama": LLAMA,
     "llama with biases": replace(
@@ -88,6 +142,10 @@ CONFIGS = {
         logit_scale=0.5,
         unrotated_layers=(1,),
     ),
+    "mixtral": MIXTRAL,
+    "qwen 2 with experts": QWEN_2_MOE,
+    "gpt-oss": GPT_OSS,
+    "glm 4 with experts": GLM_4_MOE,
 }
 
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +23,21 @@ from octavo.kernels.fusion import CannotFuse, Phase
 from octavo.kernels.recorder import Value
 
 
+class _Kind(NamedTuple):
+    """Buffers of one kind serve each other's values."""
+
+    width: int
+    dtype: torch.dtype
+
+
 @dataclass(slots=True, eq=False)
 class _Buffer:
     tensor: Tensor  # [max_tokens, width]
     num_users: int = 0  # values that are there and will be read
+
+    @property
+    def kind(self) -> _Kind:
+        return _Kind(self.tensor.shape[1], self.tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,10 @@ class Buffers:
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
         self._joined = dict(_joined_values(phases))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
-        self._free: dict[int, list[_Buffer]] = defaultdict(list)  # by width
+        # By what there is of them, those that are of no use to anyone just now.
+        self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
+        # Routers are computed in float32, and so are their logits.
+        self._wide = {each.logits.source for each in phases if isinstance(each, fusion.Experts)}
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
@@ -93,50 +108,51 @@ class Buffers:
     def _allocate(self, value: Value) -> _Columns:
         if value not in self._opened:
             group = self._joined.get(value, (value,))
-            buffer = self._take(sum(each.width for each in group))
+            dtype = torch.float32 if value in self._wide else self._dtype
+            buffer = self._take(_Kind(sum(each.width for each in group), dtype))
             buffer.num_users, start = len(group), 0
             for each in group:
                 self._opened[each] = _Columns(buffer, start)
                 start += each.width
         return self._opened.pop(value)
 
-    def _take(self, width: int) -> _Buffer:
-        if self._free[width]:
-            return self._free[width].pop()
-        buffer = _Buffer(self._zeros(self._max_tokens, width))
+    def _take(self, kind: _Kind) -> _Buffer:
+        if self._free[kind]:
+            return self._free[kind].pop()
+        buffer = _Buffer(self._zeros(self._max_tokens, kind.width, dtype=kind.dtype))
         self._used.append(buffer)
         return buffer
 
     def _borrow(self, lent: Buffers) -> None:
         self._used = [_Buffer(each.tensor) for each in lent._used if each not in lent._kept]
         for buffer in self._used:
-            self._free[buffer.tensor.shape[1]].append(buffer)
+            self._free[buffer.kind].append(buffer)
 
     def _release(self, place: _Columns) -> None:
         place.buffer.num_users -= 1
         if not place.buffer.num_users:
-            self._free[place.buffer.tensor.shape[1]].append(place.buffer)
+            self._free[place.buffer.kind].append(place.buffer)
 
     def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
         if lent is not None and lent._between.numel() >= size:
             return lent._between
         return self._zeros(size)
 
-    def _zeros(self, *shape: int) -> Tensor:
-        tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = torch.zeros(shape, dtype=dtype or self._dtype, device=self._device)
         self.num_bytes += tensor.nbytes
         return tensor
 
 
 def _width_between(phase: Phase) -> int:
     """Of a row that is written and read by the same phase: queries for attention, the norm of a
-    sum for products; the norm and what becomes of it for experts."""
+    sum for products, and that of what experts read."""
     if isinstance(phase, fusion.Attention):
         return phase.q.width
     if isinstance(phase, fusion.Linear) and phase.added is not None:
         return phase.source.width
-    if isinstance(phase, fusion.Experts):
-        return 2 * phase.source.width
+    if isinstance(phase, fusion.Experts) and phase.norm is not None:
+        return phase.source.width
     return 0
 
 

@@ -12,6 +12,10 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.cuda.kv_codes import e4m3
+from octavo.kernels.routing import SWIGLU_ALPHA as _SWIGLU_ALPHA
+from octavo.kernels.routing import SWIGLU_LIMIT as _SWIGLU_LIMIT
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = tl.constexpr(_SWIGLU_ALPHA), tl.constexpr(_SWIGLU_LIMIT)
 
 
 class CodeType(NamedTuple):
@@ -37,6 +41,20 @@ def activate(gate, ACTIVATION: tl.constexpr):
         tl.static_assert(ACTIVATION == "gelu_erf")
         share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     return gate * share
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, in float32; or gpt-oss's "clamped_swiglu" of both."""
+    if ACTIVATION == "clamped_swiglu":
+        # No minima and maxima, which a NaN would not be.
+        gate = tl.where(gate > SWIGLU_LIMIT, SWIGLU_LIMIT, gate)
+        up = tl.where(up > SWIGLU_LIMIT, SWIGLU_LIMIT, up)
+        up = tl.where(up < -SWIGLU_LIMIT, -SWIGLU_LIMIT, up)
+        made = gate * _sigmoid(SWIGLU_ALPHA * gate) * (up + 1.0)
+    else:
+        made = activate(gate, ACTIVATION) * up
+    return made
 
 
 @triton.jit

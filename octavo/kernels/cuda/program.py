@@ -37,7 +37,6 @@ from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase
 from octavo.kernels.recorder import RopeTable, Value
-from octavo.kernels.routing import Expert
 
 
 class _Running(NamedTuple):
@@ -284,37 +283,39 @@ class FusedProgram:
         return latent_attention
 
     def _experts(self, phase: fusion.Experts) -> Iterator[_Part]:
-        source, logits = self._buffers.tensor(phase.source), self._buffers.tensor(phase.logits)
-        norm, out = self._norm(phase.norm), self._buffers.tensor(phase.out)
+        source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         ops, layer = self._ops, self._expert_layer(phase)
-        normed, made = self._buffers.between(2 * phase.source.width).chunk(2, dim=1)
         if norm is not None:
+            normed = self._buffers.between(phase.source.width)
             yield self._each_row(lambda x, y: ops.norm(x, norm, y), source, normed)
             source = normed
-        if phase.residual is None:
-            made = out
-        yield self._each_row(
-            lambda x, scores, y: ops.run_experts(x, scores, layer, y), source, logits, made
-        )
-        if phase.residual is not None:
-            residual = self._buffers.tensor(phase.residual)
-            yield self._each_row(lambda x, y, z: torch.add(x, y, out=z), residual, made, out)
+        logits, out = map(self._buffers.tensor, (phase.logits, phase.out))
+        residual = out if phase.residual is None else self._buffers.tensor(phase.residual)
+        places, has_residual = self._tensors.places(source, logits, residual, out), phase.residual
+
+        def experts(running: _Running) -> None:
+            x, scores, before, made = (running.rows[place] for place in places)
+            added = None if has_residual is None else before
+            ops.run_experts(x, scores, running.step, layer, added, made)
+
+        yield experts
 
     def _expert_layer(self, phase: fusion.Experts) -> ExpertLayer:
+        experts = phase.experts
         return ExpertLayer(
-            [self._expert(expert) for expert in phase.experts],
+            self._weight_of([matrix for each in experts for matrix in (each.gate, each.up)]),
+            self._weight_of([each.down for each in experts]),
             phase.routing,
-            None if phase.correction is None else self._constants.vector(phase.correction),
             phase.activation,
+            self._joint_vector([bias for e in experts for bias in (e.gate_bias, e.up_bias)]),
+            self._joint_vector([each.down_bias for each in experts]),
+            None if phase.correction is None else self._constants.vector(phase.correction),
         )
 
-    def _expert(self, expert: Expert) -> Expert:
-        up_to, down = self._weight_of([expert.gate, expert.up]), self._weight_of([expert.down])
-        if expert.gate_bias is None:
-            return Expert(up_to, None, down)
-        biases = np.concatenate([expert.gate_bias, expert.up_bias])
-        down_bias = self._constants.vector(expert.down_bias)
-        return Expert(up_to, None, down, self._constants.vector(biases), None, down_bias)
+    def _joint_vector(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
+        """Of parts that are all there, or none of them."""
+        there = [part for part in parts if part is not None]
+        return self._constants.vector(np.concatenate(there)) if there else None
 
     def _rows(self, phase: fusion.Rows) -> _Part:
         ops, kind = self._ops, phase.kind

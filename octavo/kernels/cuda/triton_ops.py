@@ -12,6 +12,7 @@ from octavo.kernels.cuda import rows as row_kernels
 from octavo.kernels.cuda.activations import activation_mul_apart
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.norms import rmsnorm
@@ -20,10 +21,8 @@ from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 from octavo.kernels.cuda.ways import Conditions
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import CannotFuse, Matrix, Phase
+from octavo.kernels.fusion import Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
-
-NO_EXPERTS = "there are no kernels of GPUs for mixtures of experts"
 
 
 class TritonOps:
@@ -32,11 +31,12 @@ class TritonOps:
     Args:
         products: who multiplies; has memory for what a product leaves between its launches.
         attention: that of the model; has memory for sequences that several programs share.
+        experts: those of the model, with memory for what lies between their products.
     """
 
-    def __init__(self, products: Products, attention: GpuAttention):
+    def __init__(self, products: Products, attention: GpuAttention, experts: ExpertProducts):
         self.products = products
-        self._attention = attention
+        self._attention, self._experts = attention, experts
 
     def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
         rmsnorm(x, norm, out, rows=rows)
@@ -49,8 +49,17 @@ class TritonOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
 
-    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
-        raise CannotFuse(NO_EXPERTS)
+    def run_experts(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        step: StepTensors,
+        layer: ExpertLayer,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        # A token that is there is written in each of its groups.
+        self._experts.run(x, logits, step.slots[0], layer, residual, out)
 
     def write_kv(
         self,
@@ -114,7 +123,9 @@ def create_triton_ops(
     conditions = Conditions(gpu, dtype, is_invariant, activations)
     products = TritonProducts(uses, conditions, device)
     kinds = _head_shapes(phases, kv_cache, dtype)
-    return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
+    experts = ExpertProducts(_expert_sizes(phases), max_tokens, dtype, device, is_invariant)
+    gpu_attention = GpuAttention(kinds, attention, gpu, device, is_invariant)
+    return TritonOps(products, gpu_attention, experts)
 
 
 def _uses(
@@ -129,6 +140,13 @@ def _uses(
             yield Use(weight, max_tokens, gated=phase.activation is not None)
         elif isinstance(phase, fusion.Head):
             yield Use(weight_of([phase.weight]), max_rows)
+
+
+def _expert_sizes(phases: Sequence[Phase]) -> Iterator[ExpertSizes]:
+    for phase in phases:
+        if isinstance(phase, fusion.Experts):
+            inner, width = phase.experts[0].gate.shape
+            yield ExpertSizes(phase.routing, inner, width)
 
 
 def _head_shapes(
