@@ -15,7 +15,7 @@ from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
-from octavo.kernels.fusion import CannotFuse, Embed, Experts, Head, Matrix
+from octavo.kernels.fusion import CannotFuse, Embed, Experts, Head, LatentAttention, Matrix
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -254,7 +254,12 @@ class PackedOnce:
         for phase, together in products:
             names = tuple(map(self._plan.name_of, together))
             if names not in self._made:
-                self._made[names] = self._pack(names, upload, isinstance(phase, Experts))
+                self._made[names] = self._pack(
+                    names,
+                    upload,
+                    as_one=isinstance(phase, Experts),
+                    as_floats=isinstance(phase, LatentAttention),
+                )
                 done += sum(self._weights[name].nbytes for name in names)
                 if progress is not None:
                     progress(done, total)
@@ -267,10 +272,10 @@ class PackedOnce:
         return self._made[names]
 
     def _pack(
-        self, names: Sequence[str], upload: Upload | None = None, as_one: bool = False
+        self, names: Sequence[str], upload: Upload | None = None, **forms: bool
     ) -> DeviceWeight:
         joined = [self._weights[name] for name in names]
-        return pack(joined, self._kit.device, self._kit.dtype, upload, as_one=as_one)
+        return pack(joined, self._kit.device, self._kit.dtype, upload, **forms)
 
     def _tell_expanded(self) -> None:
         found = expanded({", ".join(names): weight for names, weight in self._made.items()})

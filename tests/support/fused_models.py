@@ -25,8 +25,9 @@ from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.fusion import Phase
-from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.kv_stores import codecs_of
 from octavo.kernels.routing import CLAMPED_SWIGLU, Routing
+from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import named_parameters
 from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
@@ -122,6 +123,27 @@ GLM_4_MOE = replace(
         shared_inner=24,
     ),
 )
+LATENT = LatentConfig(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=16, value_dim=8)
+DEEPSEEK_V2 = replace(
+    LLAMA,
+    architecture="DeepseekV2ForCausalLM",
+    num_kv_heads=LLAMA.num_heads,
+    head_dim=LATENT.query_dim,
+    latent=LATENT,
+    rope=RopeConfig(1000.0, 16, interleaved=True),
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=6, top_k=2, normalize=False, num_groups=3, top_groups=2),
+        inner=24,
+        layers=(False, True),
+        shared_inner=24,
+    ),
+)
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
+    architecture="DeepseekV3ForCausalLM",
+    latent=replace(LATENT, q_rank=20),
+    experts=GLM_4_MOE.experts,
+)
 CONFIGS = {
     "llama": LLAMA,
     "llama with biases": replace(
@@ -146,6 +168,8 @@ CONFIGS = {
     "qwen 2 with experts": QWEN_2_MOE,
     "gpt-oss": GPT_OSS,
     "glm 4 with experts": GLM_4_MOE,
+    "deepseek 2": DEEPSEEK_V2,
+    "deepseek 3": DEEPSEEK_V3,
 }
 
 
@@ -182,8 +206,17 @@ class PackedOnce:
 
 
 def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -> KVCache:
-    sizes = config.num_layers, NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_dim
-    return KVCache(*sizes, CODECS[kv], torch.device(device))
+    kept = config.kv_layers[0]
+    return KVCache(
+        config.num_layers,
+        NUM_BLOCKS,
+        BLOCK_SIZE,
+        kept.num_kv_heads,
+        kept.key_dim,
+        codecs_of(kv, kept.kind == "latent"),
+        torch.device(device),
+        value_dim=kept.value_dim,
+    )
 
 
 def fused_program(

@@ -69,6 +69,7 @@ class HeadShape:
     value_dim: int
     number_bytes: int  # of a number of q
     is_coded: bool = False  # what is cached are codes, which take registers to unpack
+    is_latent: bool = False  # keys are values too; their heads are tiles of those of queries
 
     @classmethod
     def of(cls, q: Tensor, k_cache: KVStore, v_cache: KVStore) -> HeadShape:
@@ -80,8 +81,16 @@ class HeadShape:
             key_dim,
             v_cache.parts[0].shape[-1],
             q.element_size(),
-            not all(isinstance(cache.codec, Floats) for cache in (k_cache, v_cache)),
+            _is_coded(k_cache, v_cache),
         )
+
+    @classmethod
+    def of_latents(cls, q: Tensor, latents: KVStore, turned: KVStore) -> HeadShape:
+        """Of q [T, H, C], and the caches of a layer of latent attention."""
+        _, num_heads, width = q.shape
+        tile = max(size for size in range(1, _LEAST_ROWS + 1) if num_heads % size == 0)
+        is_coded = _is_coded(latents, turned)
+        return cls(num_heads, num_heads // tile, width, width, q.element_size(), is_coded, True)
 
     @property
     def group(self) -> int:
@@ -179,6 +188,7 @@ class AttentionPlanner:
         is_invariant: bool = False,
     ):
         self._kinds = frozenset(kinds)
+        self._plans: dict[tuple[int, int, int], AttentionPlan] = {}
         self._limits, self._gpu, self._is_invariant = limits, gpu, is_invariant
 
     def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
@@ -186,7 +196,14 @@ class AttentionPlanner:
 
         They may be ``longest`` slots long, and as long as any if that is not said.
         """
-        longest, limits = longest or self._limits.max_seq_len, self._limits
+        longest = longest or self._limits.max_seq_len
+        of_step = num_seqs, max_query, longest
+        if of_step not in self._plans:
+            self._plans[of_step] = self._plan(*of_step)
+        return self._plans[of_step]
+
+    def _plan(self, num_seqs: int, max_query: int, longest: int) -> AttentionPlan:
+        limits = self._limits
         if num_seqs > limits.max_num_seqs:
             make = self._cut_rows
         else:
@@ -243,6 +260,10 @@ class AttentionPlanner:
         if not is_worth_it:
             return self._cut_rows(heads, num_seqs, max_query, longest)
         return Cut(tiles, num_splits, keys, num_rows)
+
+
+def _is_coded(*caches: KVStore) -> bool:
+    return not all(isinstance(cache.codec, Floats) for cache in caches)
 
 
 def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:

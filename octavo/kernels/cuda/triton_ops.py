@@ -15,8 +15,17 @@ from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, 
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
+from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
 from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.ops import Attend, ExpertLayer, HeadNorms, LayerStores, Rope, StepTensors
+from octavo.kernels.cuda.ops import (
+    Attend,
+    ExpertLayer,
+    HeadNorms,
+    LatentLayer,
+    LayerStores,
+    Rope,
+    StepTensors,
+)
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 from octavo.kernels.cuda.ways import Conditions
@@ -26,17 +35,23 @@ from octavo.kernels.kv_stores import KVStore
 
 
 class TritonOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`.
+    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``.
 
     Args:
         products: who multiplies; has memory for what a product leaves between its launches.
         attention: that of the model; has memory for sequences that several programs share.
-        experts: those of the model, with memory for what lies between their products.
+        experts, latents: those of the model, with memory for what lies between their products.
     """
 
-    def __init__(self, products: Products, attention: GpuAttention, experts: ExpertProducts):
+    def __init__(
+        self,
+        products: Products,
+        attention: GpuAttention,
+        experts: ExpertProducts,
+        latents: GpuLatents,
+    ):
         self.products = products
-        self._attention, self._experts = attention, experts
+        self._attention, self._experts, self._latents = attention, experts, latents
 
     def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
         rmsnorm(x, norm, out, rows=rows)
@@ -90,6 +105,30 @@ class TritonOps:
 
         return attend
 
+    def attend_latents(
+        self,
+        q: Tensor,
+        ckv: Tensor,
+        step: StepTensors,
+        group: int,
+        latents: KVStore,
+        rotated: KVStore,
+        layer: LatentLayer,
+        out: Tensor,
+    ) -> None:
+        self._latents.attend(
+            q,
+            ckv,
+            step.positions,
+            step.slots[group],
+            step.tables[group],
+            (latents, rotated),
+            layer,
+            self._attention,
+            self._attention.plan(step.num_seqs, step.max_query),
+            out,
+        )
+
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
         row_kernels.find_damage(x, damaged)
 
@@ -125,7 +164,8 @@ def create_triton_ops(
     kinds = _head_shapes(phases, kv_cache, dtype)
     experts = ExpertProducts(_expert_sizes(phases), max_tokens, dtype, device, is_invariant)
     gpu_attention = GpuAttention(kinds, attention, gpu, device, is_invariant)
-    return TritonOps(products, gpu_attention, experts)
+    latents = GpuLatents(_latent_sizes(phases), max_tokens, dtype, device, is_invariant)
+    return TritonOps(products, gpu_attention, experts, latents)
 
 
 def _uses(
@@ -149,15 +189,26 @@ def _expert_sizes(phases: Sequence[Phase]) -> Iterator[ExpertSizes]:
             yield ExpertSizes(phase.routing, inner, width)
 
 
+def _latent_sizes(phases: Sequence[Phase]) -> Iterator[LatentSizes]:
+    for phase in phases:
+        if isinstance(phase, fusion.LatentAttention):
+            yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
+
+
 def _head_shapes(
     phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
     """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
     shapes = set()
     for phase in phases:
+        if not isinstance(phase, fusion.MIXERS):
+            continue
+        stores = kv_cache.layer(phase.layer)
+        for store in stores:
+            kind_of(store)
         if isinstance(phase, fusion.Attention):
-            stores = kv_cache.layer(phase.layer)
-            for store in stores:
-                kind_of(store)
             shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+        else:
+            heads = phase.q.shape[0], phase.kv_b.shape[1]
+            shapes.add(HeadShape.of_latents(torch.empty(0, *heads, dtype=dtype), *stores))
     return shapes
