@@ -144,6 +144,17 @@ DEEPSEEK_V3 = replace(
     latent=replace(LATENT, q_rank=20),
     experts=GLM_4_MOE.experts,
 )
+OPT = replace(
+    LLAMA,
+    architecture="OPTForCausalLM",
+    num_kv_heads=LLAMA.num_heads,
+    activation="relu",
+    attention_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+    learned_positions=MAX_LEN,
+    unrotated_layers=(0, 1),
+)
 CONFIGS = {
     "llama": LLAMA,
     "llama with biases": replace(
@@ -164,6 +175,25 @@ CONFIGS = {
         logit_scale=0.5,
         unrotated_layers=(1,),
     ),
+    "opt": OPT,
+    "starcoder 2": replace(
+        LLAMA,
+        architecture="Starcoder2ForCausalLM",
+        activation="gelu_tanh",
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+    ),
+    "cohere 2": replace(
+        LLAMA,
+        architecture="Cohere2ForCausalLM",
+        rope=RopeConfig(500.0, HEAD_DIM, interleaved=True),
+        tie_embeddings=True,
+        layer_windows=(9, None),
+        unrotated_layers=(1,),
+        logit_scale=0.5,
+    ),
+    "olmo 2": replace(LLAMA, architecture="Olmo2ForCausalLM"),
     "mixtral": MIXTRAL,
     "qwen 2 with experts": QWEN_2_MOE,
     "gpt-oss": GPT_OSS,

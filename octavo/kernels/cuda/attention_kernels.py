@@ -96,18 +96,29 @@ def attend_rows(
     first_seen = _first_seen(length - count + first_token, WINDOW)
     end = length - count + last_token + 1
 
-    total, norm, top = _no_state(ROWS, VALUE_WIDTH)
-    SPAN: tl.constexpr = SPLIT_KEYS if SPLIT_KEYS else 1 << 30
-    for split in tl.range(first_seen // SPAN, tl.cdiv(end, SPAN), num_stages=1):
-        other_total, other_norm, other_top = _attend(
+    table = block_tables + seq.to(tl.int64) * table_stride
+    if SPLIT_KEYS:
+        total, norm, top = _no_state(ROWS, VALUE_WIDTH)
+        splits = tl.cdiv(end, SPLIT_KEYS)
+        for split in tl.range(first_seen // SPLIT_KEYS, splits, num_stages=1):
+            begin = split * SPLIT_KEYS
+            other_total, other_norm, other_top = _attend(
+                query, turned_query, position,
+                keys, key_scales, turned_keys, turned_scales, values, value_scales,
+                table, head, num_kv_heads,
+                first_seen, begin, tl.minimum(end, begin + SPLIT_KEYS), scale, softcap,
+                KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
+                WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
+            )  # fmt: skip
+            total, norm, top = _merge(total, norm, top, other_total, other_norm, other_top)
+    else:
+        total, norm, top = _attend(
             query, turned_query, position,
             keys, key_scales, turned_keys, turned_scales, values, value_scales,
-            block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
-            first_seen, split * SPAN, tl.minimum(end, split * SPAN + SPAN), scale, softcap,
+            table, head, num_kv_heads, first_seen, 0, end, scale, softcap,
             KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
             WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
         )  # fmt: skip
-        total, norm, top = _merge(total, norm, top, other_total, other_norm, other_top)
     _store_rows(
         out, place, is_row, total, norm, top, sinks, head, GROUP, VALUE_DIM, VALUE_WIDTH, ROWS
     )

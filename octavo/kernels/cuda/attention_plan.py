@@ -276,6 +276,8 @@ def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
 
 def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
     """Of rows, the largest that spill no registers."""
+    if heads.is_latent:
+        return _latent_tiles(heads, 32)  # of 64, registers are put aside on compute 9.0
     if heads.number_bytes > 2:  # no tensor cores
         tiles = Tiles(rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     else:
@@ -292,6 +294,8 @@ def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
 def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
     rows = max(_LEAST_ROWS, power_of_two(num_rows))
+    if heads.is_latent:
+        return _latent_tiles(heads, rows)
     if heads.number_bytes > 2:
         return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     # At five, two look up blocks, and two tiles of keys and values are on their way.
@@ -300,13 +304,20 @@ def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     return Tiles(rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5)
 
 
+def _latent_tiles(heads: HeadShape, rows: int) -> Tiles:
+    """A row's values are more than of any head, and what is read of a key is all that there is."""
+    if heads.number_bytes > 2:
+        return Tiles(16, keys=16, num_warps=4, num_stages=2)
+    return Tiles(rows, keys=32, num_warps=8, num_stages=2 if rows > _LEAST_ROWS else 4)
+
+
 def invariant_tiles(heads: HeadShape) -> Tiles:
     """The same for prompts and for single tokens, so that either gives the same bits.
 
     Prompts take smaller tiles than they would, and read keys more often; a single token computes
     rows that are none, while it waits for memory.
     """
-    if heads.number_bytes > 2:
+    if heads.number_bytes > 2 or heads.is_latent:
         return decode_tiles(heads, heads.group)
     rows = 64 if heads.row_bytes <= 256 else 32
     return Tiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)

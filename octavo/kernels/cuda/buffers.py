@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels import fusion
-from octavo.kernels.fusion import CannotFuse, Phase
+from octavo.kernels.fusion import Phase
 from octavo.kernels.recorder import Value
 
 
@@ -79,27 +79,36 @@ class Buffers:
             self._borrow(lent)
         self._places = fusion.place(phases, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
-        self._between = self._room_between(max_tokens * max(map(_width_between, phases)), lent)
+        self._between = self._room_between(max_tokens * max(map(self._width_between, phases)), lent)
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
         place = self._places[value.source]
         return place.buffer.tensor[:, place.start : place.start + value.width]
 
+    def are_joint(self, values: Sequence[Value]) -> bool:
+        """Whether these are all that one product makes, in this order: or one that is made alone."""
+        group = tuple(value.source for value in values)
+        return self._joined.get(group[0], group[:1]) == group
+
     def joint(self, values: Sequence[Value]) -> Tensor:
-        """What consists of these values and nothing else. CannotFuse if there is no such tensor."""
-        places = [self._places[value.source] for value in values]
-        tensor, widths = places[0].buffer.tensor, [value.width for value in values]
-        side_by_side = [
-            _Columns(places[0].buffer, start) for start in accumulate(widths[:-1], initial=0)
-        ]
-        if places != side_by_side or sum(widths) != tensor.shape[1]:
-            raise CannotFuse(f"values of widths {widths} are not all that one product makes")
-        return tensor
+        """[max_tokens, all widths] of values that are joint."""
+        assert self.are_joint(values), [value.width for value in values]
+        if len(values) == 1:
+            return self.tensor(values[0])
+        return self._places[values[0].source].buffer.tensor
 
     def between(self, width: int) -> Tensor:
         """[max_tokens, width] for what is there between two launches of one phase only."""
-        return self._between[: self._max_tokens * width].view(self._max_tokens, width)
+        return self.rooms_between(width)[0]
+
+    def rooms_between(self, *widths: int) -> list[Tensor]:
+        """The same for several at once, each contiguous."""
+        ends = [self._max_tokens * end for end in accumulate(widths)]
+        return [
+            self._between[end - self._max_tokens * width : end].view(-1, width)
+            for end, width in zip(ends, widths, strict=True)
+        ]
 
     def is_same(self, value: Value, other: Value) -> bool:
         """Whether they lie at the same place."""
@@ -133,6 +142,25 @@ class Buffers:
         if not place.buffer.num_users:
             self._free[place.buffer.kind].append(place.buffer)
 
+    def _width_between(self, phase: Phase) -> int:
+        """Of a row that is written and read by the same phase: queries for attention, and what is
+        brought together for it; the norm of a sum for products, and a product that is scaled; the
+        norm of what experts read; learned positions."""
+        match phase:
+            case fusion.Attention():
+                parts = phase.q, phase.k, phase.v
+                together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
+                return phase.q.width + together
+            case fusion.Linear() if phase.added is not None:
+                return phase.source.width
+            case fusion.Linear() if phase.scale is not None:
+                return phase.segments[0].out.width
+            case fusion.Experts() if phase.norm is not None:
+                return phase.source.width
+            case fusion.Embed() if phase.positions is not None:
+                return phase.out.width
+        return 0
+
     def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
         if lent is not None and lent._between.numel() >= size:
             return lent._between
@@ -142,18 +170,6 @@ class Buffers:
         tensor = torch.zeros(shape, dtype=dtype or self._dtype, device=self._device)
         self.num_bytes += tensor.nbytes
         return tensor
-
-
-def _width_between(phase: Phase) -> int:
-    """Of a row that is written and read by the same phase: queries for attention, the norm of a
-    sum for products, and that of what experts read."""
-    if isinstance(phase, fusion.Attention):
-        return phase.q.width
-    if isinstance(phase, fusion.Linear) and phase.added is not None:
-        return phase.source.width
-    if isinstance(phase, fusion.Experts) and phase.norm is not None:
-        return phase.source.width
-    return 0
 
 
 def _joined_values(phases: Sequence[Phase]) -> Iterator[tuple[Value, tuple[Value, ...]]]:

@@ -142,6 +142,18 @@ class FusedOps(Protocol):
         """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
         ...
 
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        """out [T, K] = the layernorm of x [T, K]."""
+        ...
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        """out [T, F] = activation(x): those of ``activate``, or "relu"."""
+        ...
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        """out [T, F] = sigmoid(gate) * x, of gates [T, F] or [T, 1]."""
+        ...
+
     def run_experts(
         self,
         x: Tensor,

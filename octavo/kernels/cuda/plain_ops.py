@@ -46,6 +46,16 @@ class PlainOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
 
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        out.copy_(reference.layernorm(x, norm.weight, bias, norm.eps))
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        name = "gelu" if activation == "gelu_erf" else activation
+        out.copy_(reference.activate(x.float(), name))
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        out.copy_(reference.sigmoid_mul(gate, x))
+
     def run_experts(
         self,
         x: Tensor,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion, reference
+from octavo.kernels import fusion
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
@@ -49,6 +49,9 @@ class _Running(NamedTuple):
 
 _Part = Callable[[_Running], None]
 """Something that is launched for a step."""
+
+# What ops call the activations that multiply nothing, and the kinds of Rows.
+_ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fusion.ALONE.items()}
 
 
 class FusedProgram:
@@ -150,7 +153,7 @@ class FusedProgram:
             case fusion.Linear():
                 yield from self._linear(phase)
             case fusion.Attention():
-                yield self._attention(phase)
+                yield from self._attention(phase)
             case fusion.LatentAttention():
                 yield self._latent_attention(phase)
             case fusion.Rows():
@@ -164,8 +167,6 @@ class FusedProgram:
                 pass  # its rows are asked for
 
     def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
-        if phase.positions is not None:
-            raise CannotFuse("a table of positions has no kernel for GPUs")
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
         (at,) = self._tensors.places(out)
@@ -174,6 +175,21 @@ class FusedProgram:
             # Rounded to the activations' type first, as models with one were trained.
             scale = torch.tensor(phase.scale, dtype=self._dtype).item()
             yield self._each_row(lambda x: x.mul_(scale), out)
+        if phase.positions is not None:
+            yield self._embed_positions(phase.positions, phase.position_offset, out)
+
+    def _embed_positions(self, matrix: Matrix, offset: int, out: Tensor) -> _Part:
+        rows, table = self._ops.products.rows, self._weight_of([matrix])
+        ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        places = self._tensors.places(ids, self._buffers.between(out.shape[1]), out)
+
+        def embed_positions(running: _Running) -> None:
+            ids, learned, made = (running.rows[place] for place in places)
+            torch.add(running.step.positions, offset, out=ids)
+            rows(table, ids, learned)
+            made.add_(learned)
+
+        return embed_positions
 
     def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
@@ -243,14 +259,25 @@ class FusedProgram:
             return self._buffers.tensor(phase.segments[0].out)
         return self._buffers.joint([segment.out for segment in phase.segments])
 
-    def _attention(self, phase: fusion.Attention) -> _Part:
+    def _attention(self, phase: fusion.Attention) -> Iterator[_Part]:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
         group = self._kv_cache.group_of(phase.layer)
+        parts = phase.q, phase.k, phase.v
+        if self._buffers.are_joint(parts):
+            qkv, q = self._buffers.joint(parts), self._buffers.between(phase.q.width)
+        else:  # norms of whole rows have made them
+            widths = phase.q.width, sum(part.width for part in parts)
+            q, qkv = self._buffers.rooms_between(*widths)
+            yield self._each_row(
+                lambda q, k, v, out: torch.cat([q, k, v], dim=1, out=out),
+                *map(self._buffers.tensor, parts),
+                qkv,
+            )
         places = self._tensors.places(
-            self._buffers.joint([phase.q, phase.k, phase.v]),
-            self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
+            qkv,
+            q.unflatten(1, phase.q.shape),
             self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
         )
 
@@ -259,7 +286,7 @@ class FusedProgram:
             ops.write_kv(qkv, running.step, group, k_cache, v_cache, q, norms, rope)
             running.attend(q, group, k_cache, v_cache, scoring, attended)
 
-        return attention
+        yield attention
 
     def _latent_attention(self, phase: fusion.LatentAttention) -> _Part:
         if not isinstance(self._ops, LatentOps):
@@ -320,24 +347,28 @@ class FusedProgram:
     def _rows(self, phase: fusion.Rows) -> _Part:
         ops, kind = self._ops, phase.kind
         a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
-        if kind == "norm":
-            if len(phase.a.shape) > 1:
-                raise CannotFuse("norms of heads are made with attention, and not alone")
-            norm = self._norm(phase.norm)
-            assert norm is not None
-            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+        if phase.norm is not None:
+            return self._norm_rows(phase, phase.norm, a, out)
         if kind == "scale":
             return self._each_row(lambda a, out: torch.mul(a, phase.factor, out=out), a, out)
         if phase.b is None:
-            raise CannotFuse(f"{kind} has no kernel for GPUs")
+            activation = next(name for name, alone in _ALONE.items() if alone == kind)
+            return self._each_row(lambda a, out: ops.activate_alone(a, activation, out), a, out)
         b = self._buffers.tensor(phase.b)
         if kind == "add":
             return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
         if kind == "sigmoid":
-            return self._each_row(
-                lambda a, b, out: out.copy_(reference.sigmoid_mul(b, a)), a, b, out
-            )
+            return self._each_row(lambda a, b, out: ops.sigmoid_mul(b, a, out), a, b, out)
         return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
+
+    def _norm_rows(self, phase: fusion.Rows, of: fusion.Norm, a: Tensor, out: Tensor) -> _Part:
+        if len(phase.a.shape) > 1:
+            raise CannotFuse("norms of heads are made with attention, and not alone")
+        ops, norm = self._ops, Norm(self._constants.vector(of.weight), of.eps)
+        if phase.kind == "norm":
+            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+        bias = None if phase.bias is None else self._constants.vector(phase.bias)
+        return self._each_row(lambda a, out: ops.layernorm(a, norm, bias, out), a, out)
 
     def _scoring(self, phase: fusion.Attention) -> Scoring:
         sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)

@@ -9,14 +9,18 @@ from torch import Tensor
 
 from octavo.kernels import fusion
 from octavo.kernels.cuda import rows as row_kernels
-from octavo.kernels.cuda.activations import activation_mul_apart
+from octavo.kernels.cuda.activations import (
+    activation_alone,
+    activation_mul_apart,
+    sigmoid_mul,
+)
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
 from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
 from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
-from octavo.kernels.cuda.norms import rmsnorm
+from octavo.kernels.cuda.norms import layernorm, rmsnorm
 from octavo.kernels.cuda.ops import (
     Attend,
     ExpertLayer,
@@ -63,6 +67,15 @@ class TritonOps:
 
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
+
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        layernorm(x, norm, bias, out)
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        activation_alone(x, out, activation)
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        sigmoid_mul(gate, x, out)
 
     def run_experts(
         self,

@@ -16,6 +16,7 @@ from fused_models import (
     GEMMA,
     LLAMA,
     MAX_LEN,
+    OPT,
     QWEN_2_MOE,
     fused_program,
     random_model,
@@ -34,6 +35,7 @@ CONFIGS = {
     "llama": replace(LLAMA, num_layers=1, layer_windows=(None,), attention_bias=True),
     "qwen 2 with experts": QWEN_2_MOE,
     "deepseek 3": DEEPSEEK_V3,
+    "opt": OPT,
     "gemma": replace(GEMMA, num_layers=2, layer_windows=(9, None), logit_softcap=5.0),
 }
 # More rows than a product of few rows takes; then fewer, a token each.
@@ -58,6 +60,7 @@ def last_logits(program, step, shape, device):
         ("gemma", "float32", 1e-4),
         ("qwen 2 with experts", "float32", 1e-4),
         ("deepseek 3", "float32", 1e-4),
+        ("opt", "float32", 1e-4),
         ("llama", "int8", 1e-2),
         ("deepseek 3", "fp8", 1e-2),
     ],
