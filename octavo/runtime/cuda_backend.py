@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 
 import torch
 
 from octavo.errors import ConfigError
 from octavo.kernels.cuda.ops import FusedOps
-from octavo.kernels.cuda.packing import expanded, pack
+from octavo.kernels.cuda.packing import Upload, expanded, pack
 from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.weights import DeviceWeight, parts_of
-from octavo.kernels.fusion import CannotFuse, Embed, Head, Matrix
+from octavo.kernels.fusion import CannotFuse, Embed, Experts, Head, LatentAttention, Matrix
 from octavo.kernels.recorder import Value
 from octavo.models.config import ModelConfig
 from octavo.models.kv_groups import group_layers
@@ -251,12 +250,17 @@ class PackedOnce:
         """
         upload = self._kit.create_upload()
         total, done = sum(weight.nbytes for weight in self._weights.values()), 0
-        for together in chain.from_iterable(map(products_of, self._plan.phases)):
+        products = ((p, together) for p in self._plan.phases for together in products_of(p))
+        for phase, together in products:
             names = tuple(map(self._plan.name_of, together))
             if names not in self._made:
-                joined = [self._weights[name] for name in names]
-                self._made[names] = pack(joined, self._kit.device, self._kit.dtype, upload)
-                done += sum(weight.nbytes for weight in joined)
+                self._made[names] = self._pack(
+                    names,
+                    upload,
+                    as_one=isinstance(phase, Experts),
+                    as_floats=isinstance(phase, LatentAttention),
+                )
+                done += sum(self._weights[name].nbytes for name in names)
                 if progress is not None:
                     progress(done, total)
         self._tell_expanded()
@@ -264,9 +268,14 @@ class PackedOnce:
     def __call__(self, matrices: Sequence[Matrix]) -> DeviceWeight:
         names = tuple(map(self._plan.name_of, matrices))
         if names not in self._made:
-            joined = [self._weights[name] for name in names]
-            self._made[names] = pack(joined, self._kit.device, self._kit.dtype)
+            self._made[names] = self._pack(names)
         return self._made[names]
+
+    def _pack(
+        self, names: Sequence[str], upload: Upload | None = None, **forms: bool
+    ) -> DeviceWeight:
+        joined = [self._weights[name] for name in names]
+        return pack(joined, self._kit.device, self._kit.dtype, upload, **forms)
 
     def _tell_expanded(self) -> None:
         found = expanded({", ".join(names): weight for names, weight in self._made.items()})

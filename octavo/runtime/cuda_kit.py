@@ -14,7 +14,7 @@ from octavo.kernels.cuda.plain_ops import PlainOps
 from octavo.kernels.cuda.sampling import DeviceSampler
 from octavo.kernels.cuda.ways import Conditions, multiplied_as
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import Experts, LatentAttention, Matrix, Phase
+from octavo.kernels.fusion import LatentAttention, Matrix, Phase
 from octavo.quantization.upload import ChunkedUpload, CudaQueue
 from octavo.runtime.capacity import RankLimits, RankSpec
 from octavo.runtime.cuda_forward import num_logits_rows
@@ -24,6 +24,7 @@ from octavo.runtime.streams import CudaStream, HostStream, Stream
 
 # Tokens of a sequence, a draft's among them, for which attention still splits its keys.
 _SPLIT_QUERIES = 16
+_BESIDE_LATENTS = 16, 32, 64, 128  # values of the keys there
 
 WeightOf: TypeAlias = Callable[[Sequence[Matrix]], DeviceWeight]
 
@@ -127,11 +128,13 @@ class TritonKit:
         self._conditions = conditions
 
     def why_not(self, phases: Sequence[Phase]) -> str | None:
-        if any(isinstance(phase, LatentAttention) for phase in phases):
-            return "there is no kernel for latent attention on a GPU, whose rows are of two sizes"
-        from octavo.kernels.cuda.triton_ops import NO_EXPERTS
-
-        return NO_EXPERTS if any(isinstance(phase, Experts) for phase in phases) else None
+        for phase in phases:
+            if isinstance(phase, LatentAttention) and phase.rope.rotary_dim not in _BESIDE_LATENTS:
+                return (
+                    f"keys of {phase.rope.rotary_dim} values beside latent vectors: kernels of "
+                    f"GPUs have {', '.join(map(str, _BESIDE_LATENTS))}"
+                )
+        return None
 
     def create_ops(
         self,

@@ -20,20 +20,22 @@ from octavo.kernels.cuda.ways import FEW_CODED_ROWS
 from octavo.runtime.capacity import RankLimits
 from octavo.runtime.cuda_inputs import StepShape, aligned
 
-# A step of more tokens than these has no kernels of its own.
-_MOST_TOKENS = 2 * FEW_CODED_ROWS
+# From so many tokens on, only tiles of experts still change: with powers of two.
+_MANY_TOKENS = 2 * FEW_CODED_ROWS
 
 
 def shapes(limits: RankLimits, max_rows: int) -> Iterator[StepShape]:
     """Steps of single tokens, and of prompts, of each number of tokens at which kernels change:
-    powers of two, and one less; and the largest, by which libraries take what memory they need.
+    powers of two, and one less if it is few; and the largest, by which libraries take what memory
+    they need.
 
     Args:
         max_rows: of which logits are made at once.
     """
     most = limits.max_num_batched_tokens
-    powers = [1 << power for power in range(_MOST_TOKENS.bit_length())]
-    for num_tokens in sorted({*powers, *(power - 1 for power in powers if power > 1), most}):
+    powers = [1 << power for power in range(max(most, _MANY_TOKENS).bit_length())]
+    before = [power - 1 for power in powers if 1 < power <= _MANY_TOKENS]
+    for num_tokens in sorted({*powers, *before, most}):
         if num_tokens <= min(limits.max_num_seqs, most):
             yield StepShape.decode(num_tokens)
         if num_tokens <= most:

@@ -137,9 +137,8 @@ def products_of(phase: fusion.Phase) -> Iterator[Sequence[Matrix]]:
     if isinstance(phase, fusion.Linear):
         yield [segment.weight for segment in phase.segments]
     elif isinstance(phase, fusion.Experts):
-        for expert in phase.experts:
-            yield expert.gate, expert.up
-            yield (expert.down,)
+        yield [matrix for expert in phase.experts for matrix in (expert.gate, expert.up)]
+        yield [expert.down for expert in phase.experts]
     elif isinstance(phase, fusion.Embed):
         yield [matrix for matrix in (phase.weight, phase.positions) if matrix is not None]
     elif isinstance(phase, fusion.Head):

@@ -25,11 +25,13 @@ from octavo.kernels.cuda.program import FusedProgram
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.dispatch import create_ops
 from octavo.kernels.fusion import Phase
-from octavo.kernels.kv_stores import CODECS
+from octavo.kernels.kv_stores import codecs_of
+from octavo.kernels.routing import CLAMPED_SWIGLU, Routing
+from octavo.layers.latent_config import LatentConfig
 from octavo.layers.module import named_parameters
 from octavo.layers.rope_config import RopeConfig
 from octavo.layers.tensors import with_tensors
-from octavo.models.config import ModelConfig
+from octavo.models.config import ExpertsConfig, ModelConfig
 from octavo.models.registry import model_class
 from octavo.quantization.base import StoredWeight
 from octavo.quantization.ggml_types import GGMLType
@@ -68,6 +70,91 @@ GEMMA = replace(
     layer_windows=(9, None, 9),
     embedding_scale=32**0.5,
 )
+MIXTRAL = replace(
+    LLAMA,
+    architecture="MixtralForCausalLM",
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=5, top_k=2), inner=24, layers=(True, True), activation="silu"
+    ),
+)
+QWEN_2_MOE = replace(
+    LLAMA,
+    architecture="Qwen2MoeForCausalLM",
+    attention_bias=True,
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=6, top_k=3, normalize=False),
+        inner=24,
+        layers=(False, True),
+        shared_inner=40,
+        shared_gate=True,
+    ),
+)
+GPT_OSS = replace(
+    LLAMA,
+    architecture="GptOssForCausalLM",
+    attention_bias=True,
+    attention_output_bias=True,
+    layer_windows=(9, None),
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=4, top_k=2),
+        inner=24,
+        layers=(True, True),
+        bias=True,
+        router_bias=True,
+        activation=CLAMPED_SWIGLU,
+    ),
+)
+GLM_4_MOE = replace(
+    LLAMA,
+    architecture="Glm4MoeForCausalLM",
+    experts=ExpertsConfig(
+        routing=Routing(
+            num_experts=8,
+            top_k=2,
+            scoring="sigmoid",
+            scale=1.5,
+            num_groups=4,
+            top_groups=2,
+            group_top=2,
+        ),
+        inner=24,
+        layers=(False, True),
+        correction=True,
+        shared_inner=24,
+    ),
+)
+LATENT = LatentConfig(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=16, value_dim=8)
+DEEPSEEK_V2 = replace(
+    LLAMA,
+    architecture="DeepseekV2ForCausalLM",
+    num_kv_heads=LLAMA.num_heads,
+    head_dim=LATENT.query_dim,
+    latent=LATENT,
+    rope=RopeConfig(1000.0, 16, interleaved=True),
+    experts=ExpertsConfig(
+        routing=Routing(num_experts=6, top_k=2, normalize=False, num_groups=3, top_groups=2),
+        inner=24,
+        layers=(False, True),
+        shared_inner=24,
+    ),
+)
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
+    architecture="DeepseekV3ForCausalLM",
+    latent=replace(LATENT, q_rank=20),
+    experts=GLM_4_MOE.experts,
+)
+OPT = replace(
+    LLAMA,
+    architecture="OPTForCausalLM",
+    num_kv_heads=LLAMA.num_heads,
+    activation="relu",
+    attention_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+    learned_positions=MAX_LEN,
+    unrotated_layers=(0, 1),
+)
 CONFIGS = {
     "llama": LLAMA,
     "llama with biases": replace(
@@ -88,6 +175,31 @@ CONFIGS = {
         logit_scale=0.5,
         unrotated_layers=(1,),
     ),
+    "opt": OPT,
+    "starcoder 2": replace(
+        LLAMA,
+        architecture="Starcoder2ForCausalLM",
+        activation="gelu_tanh",
+        attention_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+    ),
+    "cohere 2": replace(
+        LLAMA,
+        architecture="Cohere2ForCausalLM",
+        rope=RopeConfig(500.0, HEAD_DIM, interleaved=True),
+        tie_embeddings=True,
+        layer_windows=(9, None),
+        unrotated_layers=(1,),
+        logit_scale=0.5,
+    ),
+    "olmo 2": replace(LLAMA, architecture="Olmo2ForCausalLM"),
+    "mixtral": MIXTRAL,
+    "qwen 2 with experts": QWEN_2_MOE,
+    "gpt-oss": GPT_OSS,
+    "glm 4 with experts": GLM_4_MOE,
+    "deepseek 2": DEEPSEEK_V2,
+    "deepseek 3": DEEPSEEK_V3,
 }
 
 
@@ -124,8 +236,17 @@ class PackedOnce:
 
 
 def kv_cache_of(config: ModelConfig, kv: str = "float32", device: str = "cpu") -> KVCache:
-    sizes = config.num_layers, NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_dim
-    return KVCache(*sizes, CODECS[kv], torch.device(device))
+    kept = config.kv_layers[0]
+    return KVCache(
+        config.num_layers,
+        NUM_BLOCKS,
+        BLOCK_SIZE,
+        kept.num_kv_heads,
+        kept.key_dim,
+        codecs_of(kv, kept.kind == "latent"),
+        torch.device(device),
+        value_dim=kept.value_dim,
+    )
 
 
 def fused_program(

@@ -1,4 +1,5 @@
-"""The product in the middle of an MLP: gate, through an activation function, times up."""
+"""What is in the middle of an MLP: an activation function, of gates times ups or alone; and the
+gates, a number for each value or one a row, behind which other products go on."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, scale_of, to_codes
+from octavo.kernels.cuda.elementwise import CODE_TYPES, activate, scale_of, sigmoid, to_codes
 
 _BLOCK = 1024  # values that four warps have at a time
 
@@ -48,6 +49,63 @@ def activation_mul_apart(gate: Tensor, up: Tensor, out: Tensor, activation: str)
         gate, gate.stride(0), up, up.stride(0), out, out.stride(0),
         width, activation, _BLOCK, num_warps=4,
     )  # fmt: skip
+
+
+def activation_alone(x: Tensor, out: Tensor, activation: str) -> None:
+    """out [T, F] = activation(x), in float32, rounded once; also "relu"."""
+    num_rows, width = out.shape
+    assert x.shape == out.shape and x.stride(1) == out.stride(1) == 1
+    if num_rows:
+        _alone[(num_rows, triton.cdiv(width, _BLOCK))](
+            x, x.stride(0), out, out.stride(0), width, activation, _BLOCK, num_warps=4
+        )
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor, out: Tensor) -> None:
+    """out [T, F] = sigmoid(gate) * x, of gates [T, F] or [T, 1]."""
+    num_rows, width = out.shape
+    assert x.shape == out.shape and gate.shape[1] in (1, width)
+    assert gate.stride(1) == x.stride(1) == out.stride(1) == 1
+    if num_rows:
+        _sigmoid_mul[(num_rows, triton.cdiv(width, _BLOCK))](
+            gate, gate.stride(0), x, x.stride(0), out, out.stride(0), width,
+            gate.shape[1] == 1, _BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _alone(
+    x, x_stride, out, out_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    place = out + row * out_stride + columns
+    tl.store(place, activate(values, ACTIVATION).to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _sigmoid_mul(
+    gate,
+    gate_stride,
+    x,
+    x_stride,
+    out,
+    out_stride,
+    width,
+    OF_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < width
+    gates = tl.load(
+        gate + row * gate_stride + (columns * 0 if OF_ROW else columns), mask=exists, other=0.0
+    )
+    values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    values *= sigmoid(gates.to(tl.float32))
+    tl.store(out + row * out_stride + columns, values.to(out.dtype.element_ty), mask=exists)
 
 
 @triton.jit

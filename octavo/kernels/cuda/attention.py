@@ -98,11 +98,33 @@ class GpuAttention:
     ) -> None:
         """Of q [T, H, D] over the caches of a layer, to ``out`` [T, H, DV] of the same type."""
         cut = plan.cuts[HeadShape.of(q, k_cache, v_cache)]
+        self._attend(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut)
+
+    def attend_latents(
+        self,
+        q: Tensor,
+        turned_q: Tensor,
+        latents: KVStore,
+        turned: KVStore,
+        tables: StepTables,
+        scale: float,
+        out: Tensor,
+        plan: AttentionPlan,
+    ) -> None:
+        """Of q [T, H, C], and turned_q [T, H, R] beside it, over latents and the keys beside them:
+        to ``out`` [T, H, C], which may be where q is."""
+        cut = plan.cuts[HeadShape.of_latents(q, latents, turned)]
+        read = _Read.of_latents(q, turned_q, latents, turned)
+        self._attend(read, tables, Scoring(scale), out, cut)
+
+    def _attend(
+        self, read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
+    ) -> None:
         by_splits = cut if cut.num_splits else cut.few
         if not cut.num_splits:
-            attend_by_rows(q, k_cache, v_cache, tables, scoring, out, cut)
+            _by_rows(read, tables, scoring, out, cut)
         if by_splits is not None:
-            attend_by_splits(q, k_cache, v_cache, tables, scoring, out, by_splits, self._scratch)
+            _by_splits(read, tables, scoring, out, by_splits, self._scratch)
 
 
 def attend_by_rows(
@@ -115,15 +137,7 @@ def attend_by_rows(
     cut: Cut,
 ) -> None:
     """For sequences of any number of tokens, but those that ``cut.few`` has rows for."""
-    group, num_seqs = q.shape[1] // k_cache.num_heads, len(tables.seq_lens)
-    most_of_others = 0 if cut.few is None else cut.few.saved_rows // group
-    # Of a sequence, the last tile of rows may be a part: so many there are at most.
-    num_tiles = len(q) // (cut.tiles.rows // group) + num_seqs
-    attend_rows[(num_tiles, k_cache.num_heads)](
-        **_arguments(q, k_cache, v_cache, tables, scoring, out, cut),
-        num_seqs=num_seqs,
-        most_of_others=most_of_others,
-    )
+    _by_rows(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut)
 
 
 def attend_by_splits(
@@ -137,10 +151,54 @@ def attend_by_splits(
     scratch: SplitScratch,
 ) -> None:
     """For sequences of as many tokens at most as ``cut.saved_rows`` are; others are left alone."""
+    _by_splits(_Read.of_heads(q, k_cache, v_cache), tables, scoring, out, cut, scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a launch reads: queries, and the caches of a layer. Of latents, ``values`` are those of
+    the keys beside them, and so are queries."""
+
+    q: Tensor
+    keys: KVStore
+    values: KVStore
+    heads: HeadShape
+    turned_q: Tensor | None = None
+
+    @classmethod
+    def of_heads(cls, q: Tensor, keys: KVStore, values: KVStore) -> _Read:
+        return cls(q, keys, values, HeadShape.of(q, keys, values))
+
+    @classmethod
+    def of_latents(cls, q: Tensor, turned_q: Tensor, latents: KVStore, turned: KVStore) -> _Read:
+        heads = HeadShape.of_latents(q, latents, turned)
+        return cls(q, latents, turned, heads, turned_q)
+
+
+def _by_rows(read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut) -> None:
+    group, num_seqs = read.heads.group, len(tables.seq_lens)
+    most_of_others = 0 if cut.few is None else cut.few.saved_rows // group
+    # Of a sequence, the last tile of rows may be a part: so many there are at most.
+    num_tiles = len(read.q) // (cut.tiles.rows // group) + num_seqs
+    attend_rows[(num_tiles, read.heads.num_kv_heads)](
+        **_arguments(read, tables, scoring, out, cut),
+        num_seqs=num_seqs,
+        most_of_others=most_of_others,
+    )
+
+
+def _by_splits(
+    read: _Read,
+    tables: StepTables,
+    scoring: Scoring,
+    out: Tensor,
+    cut: Cut,
+    scratch: SplitScratch,
+) -> None:
     num_seqs = len(tables.seq_lens)
-    assert scratch.holds(scratch_size(cut, HeadShape.of(q, k_cache, v_cache), num_seqs))
-    attend_splits[(num_seqs, k_cache.num_heads, cut.num_splits)](
-        **_arguments(q, k_cache, v_cache, tables, scoring, out, cut),
+    assert scratch.holds(scratch_size(cut, read.heads, num_seqs))
+    attend_splits[(num_seqs, read.heads.num_kv_heads, cut.num_splits)](
+        **_arguments(read, tables, scoring, out, cut),
         states=scratch.states,
         counters=scratch.counters,
         num_splits=cut.num_splits,
@@ -149,24 +207,23 @@ def attend_by_splits(
 
 
 def _arguments(
-    q: Tensor,
-    k_cache: KVStore,
-    v_cache: KVStore,
-    tables: StepTables,
-    scoring: Scoring,
-    out: Tensor,
-    cut: Cut,
+    read: _Read, tables: StepTables, scoring: Scoring, out: Tensor, cut: Cut
 ) -> dict[str, Any]:
     """Those that both kernels have."""
-    num_kv_heads, softcap = k_cache.num_heads, scoring.softcap
-    group = q.shape[1] // num_kv_heads
-    assert group <= cut.tiles.rows
-    keys, key_scales = pointers(k_cache)
-    values, value_scales = pointers(v_cache)
+    heads, softcap, q = read.heads, scoring.softcap, read.q
+    assert heads.group <= cut.tiles.rows
+    keys, key_scales = pointers(read.keys)
+    values, value_scales = pointers(read.values)
+    turned: tuple[Tensor | None, Tensor | None] = (None, None)
+    if heads.is_latent:
+        turned, (values, value_scales) = (values, value_scales), (keys, key_scales)
     return {
         "q": q,
+        "turned_q": read.turned_q,
         "keys": keys,
         "key_scales": key_scales,
+        "turned_keys": turned[0],
+        "turned_scales": turned[1],
         "values": values,
         "value_scales": value_scales,
         "block_tables": tables.block_tables,
@@ -178,8 +235,8 @@ def _arguments(
         # Either way, what comes out is a score in units of base 2.
         "scale": scoring.scale * _LOG2_E if softcap is None else scoring.scale / softcap,
         "softcap": 0.0 if softcap is None else softcap * _LOG2_E,
-        "num_kv_heads": num_kv_heads,
-        "GROUP": group,
+        "num_kv_heads": heads.num_kv_heads,
+        "GROUP": heads.group,
         "KEY_DIM": q.shape[-1],
         "KEY_WIDTH": power_of_two(q.shape[-1]),
         "VALUE_DIM": out.shape[-1],
@@ -188,12 +245,13 @@ def _arguments(
         "BLOCK_SIZE": keys.shape[1],
         "WINDOW": scoring.window or 0,
         "HAS_SOFTCAP": softcap is not None,
-        "KEY_KIND": kind_of(k_cache),
-        "VALUE_KIND": kind_of(v_cache),
+        "KEY_KIND": kind_of(read.keys),
+        "VALUE_KIND": kind_of(read.values),
         "ROWS": cut.tiles.rows,
         "KEYS": cut.tiles.keys,
         "SPLIT_KEYS": cut.split_keys,
         "STAGES": cut.tiles.num_stages,
+        "TURNED": 0 if read.turned_q is None else read.turned_q.shape[-1],
         "num_warps": cut.tiles.num_warps,
         # What is fused depends on what else is in a kernel.
         "enable_fp_fusion": not cut.split_keys,

@@ -15,6 +15,9 @@ of position, in either kernel; tiles of rows have one size, and what is masked a
 Then a query's result depends on nothing but its own sequence.
 
 No slot is read that no query of a tile sees.
+
+Latent vectors (TURNED, the size of the key beside them) are keys and values at once, of all heads:
+then the key heads of programs are tiles of heads that all read the same ones.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ STATE_EXTRA = tl.constexpr(_STATE_EXTRA)
 @triton.jit(do_not_specialize=["table_stride", "num_seqs", "most_of_others"])
 def attend_rows(
     q,
+    turned_q,
     keys,
     key_scales,
+    turned_keys,
+    turned_scales,
     values,
     value_scales,
     block_tables,
@@ -62,6 +68,7 @@ def attend_rows(
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
     """A program for each tile of rows and key head. Sequences of no more tokens than
     ``most_of_others`` are another launch's."""
@@ -82,21 +89,36 @@ def attend_rows(
     is_row = (token <= last_token) & (row < TOKENS * GROUP)
     place = ((start + token) * num_kv_heads + head) * GROUP + row % GROUP
     query = _load_rows(q, place, is_row, KEY_DIM, KEY_WIDTH)
+    turned_query = None
+    if TURNED:
+        turned_query = _load_rows(turned_q, place, is_row, TURNED, TURNED)
     position = length - count + token
     first_seen = _first_seen(length - count + first_token, WINDOW)
     end = length - count + last_token + 1
 
-    total, norm, top = _no_state(ROWS, VALUE_WIDTH)
-    SPAN: tl.constexpr = SPLIT_KEYS if SPLIT_KEYS else 1 << 30
-    for split in tl.range(first_seen // SPAN, tl.cdiv(end, SPAN), num_stages=1):
-        other_total, other_norm, other_top = _attend(
-            query, position, keys, key_scales, values, value_scales,
-            block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
-            first_seen, split * SPAN, tl.minimum(end, split * SPAN + SPAN), scale, softcap,
+    table = block_tables + seq.to(tl.int64) * table_stride
+    if SPLIT_KEYS:
+        total, norm, top = _no_state(ROWS, VALUE_WIDTH)
+        splits = tl.cdiv(end, SPLIT_KEYS)
+        for split in tl.range(first_seen // SPLIT_KEYS, splits, num_stages=1):
+            begin = split * SPLIT_KEYS
+            other_total, other_norm, other_top = _attend(
+                query, turned_query, position,
+                keys, key_scales, turned_keys, turned_scales, values, value_scales,
+                table, head, num_kv_heads,
+                first_seen, begin, tl.minimum(end, begin + SPLIT_KEYS), scale, softcap,
+                KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
+                WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
+            )  # fmt: skip
+            total, norm, top = _merge(total, norm, top, other_total, other_norm, other_top)
+    else:
+        total, norm, top = _attend(
+            query, turned_query, position,
+            keys, key_scales, turned_keys, turned_scales, values, value_scales,
+            table, head, num_kv_heads, first_seen, 0, end, scale, softcap,
             KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
-            WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES,
+            WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
         )  # fmt: skip
-        total, norm, top = _merge(total, norm, top, other_total, other_norm, other_top)
     _store_rows(
         out, place, is_row, total, norm, top, sinks, head, GROUP, VALUE_DIM, VALUE_WIDTH, ROWS
     )
@@ -105,8 +127,11 @@ def attend_rows(
 @triton.jit(do_not_specialize=["table_stride", "num_splits", "saved_rows"])
 def attend_splits(
     q,
+    turned_q,
     keys,
     key_scales,
+    turned_keys,
+    turned_scales,
     values,
     value_scales,
     block_tables,
@@ -137,6 +162,7 @@ def attend_splits(
     KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
     STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
     """A program for each sequence, key head and split, of which there may be more than are used.
     Sequences of more rows than ``saved_rows`` are another launch's."""
@@ -159,12 +185,16 @@ def attend_splits(
     is_row = token < count
     place = ((start + token) * num_kv_heads + head) * GROUP + row % GROUP
     query = _load_rows(q, place, is_row, KEY_DIM, KEY_WIDTH)
+    turned_query = None
+    if TURNED:
+        turned_query = _load_rows(turned_q, place, is_row, TURNED, TURNED)
     total, norm, top = _attend(
-        query, length - count + token, keys, key_scales, values, value_scales,
+        query, turned_query, length - count + token,
+        keys, key_scales, turned_keys, turned_scales, values, value_scales,
         block_tables + seq.to(tl.int64) * table_stride, head, num_kv_heads,
         first_seen, begin, tl.minimum(begin + span, length), scale, softcap,
         KEY_DIM, KEY_WIDTH, VALUE_DIM, VALUE_WIDTH, VALUE_STRIDE, BLOCK_SIZE,
-        WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES,
+        WINDOW, HAS_SOFTCAP, KEY_KIND, VALUE_KIND, ROWS, KEYS, STAGES, TURNED,
     )  # fmt: skip
 
     num_used = tl.cdiv(length - base, span)
@@ -192,9 +222,12 @@ def attend_splits(
 @triton.jit
 def _attend(
     query,
+    turned_query,
     query_position,
     keys,
     key_scales,
+    turned_keys,
+    turned_scales,
     values,
     value_scales,
     table,
@@ -218,6 +251,7 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
 ):
     """The state after positions ``begin``, a multiple of KEYS, to ``end``; what is before
     ``first_seen`` no row sees."""
@@ -230,7 +264,7 @@ def _attend(
         is_seen = (position >= first_seen) & (position < end)
         block = tl.load(table + position // BLOCK_SIZE, mask=is_seen, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        vector = slot * num_kv_heads + head
+        vector = slot if TURNED else slot * num_kv_heads + head
 
         at = vector[None, :] * KEY_DIM + key_dim[:, None]
         key = tl.load(keys + at, mask=is_seen[None, :] & is_key_dim[:, None], other=0)
@@ -238,6 +272,14 @@ def _attend(
         score = tl.dot(query, key, input_precision="ieee") * scale
         if KEY_KIND != "float":
             score *= tl.load(key_scales + vector, mask=is_seen, other=0.0)[None, :]
+        if TURNED:
+            at = vector[None, :] * TURNED + tl.arange(0, TURNED)[:, None]
+            turned = tl.load(turned_keys + at, mask=is_seen[None, :], other=0)
+            turned = code_values(turned, query.dtype, VALUE_KIND)
+            turned_score = tl.dot(turned_query, turned, input_precision="ieee") * scale
+            if VALUE_KIND != "float":
+                turned_score *= tl.load(turned_scales + vector, mask=is_seen, other=0.0)[None, :]
+            score += turned_score
         if HAS_SOFTCAP:
             score = softcap * (1 - 2 / (tl.exp(2 * score) + 1))  # tanh
         is_visible = is_seen[None, :] & (position[None, :] <= query_position[:, None])
@@ -250,11 +292,14 @@ def _attend(
         weight = tl.exp2(score - base[:, None])
         shrink = tl.exp2(top - base)
         norm = norm * shrink + tl.sum(weight, axis=1)
-        at = vector[:, None] * VALUE_STRIDE + value_dim[None, :]
-        value = tl.load(values + at, mask=is_seen[:, None] & is_value_dim[None, :], other=0)
+        if TURNED:
+            value = tl.trans(key)
+        else:
+            at = vector[:, None] * VALUE_STRIDE + value_dim[None, :]
+            value = tl.load(values + at, mask=is_seen[:, None] & is_value_dim[None, :], other=0)
+            value = code_values(value, query.dtype, VALUE_KIND)
         if VALUE_KIND != "float":
             weight *= tl.load(value_scales + vector, mask=is_seen, other=0.0)[None, :]
-        value = code_values(value, query.dtype, VALUE_KIND)
         total *= shrink[:, None]
         total = tl.dot(weight.to(query.dtype), value, total, input_precision="ieee")
         top = new_top

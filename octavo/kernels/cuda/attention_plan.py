@@ -69,6 +69,7 @@ class HeadShape:
     value_dim: int
     number_bytes: int  # of a number of q
     is_coded: bool = False  # what is cached are codes, which take registers to unpack
+    is_latent: bool = False  # keys are values too; their heads are tiles of those of queries
 
     @classmethod
     def of(cls, q: Tensor, k_cache: KVStore, v_cache: KVStore) -> HeadShape:
@@ -80,8 +81,16 @@ class HeadShape:
             key_dim,
             v_cache.parts[0].shape[-1],
             q.element_size(),
-            not all(isinstance(cache.codec, Floats) for cache in (k_cache, v_cache)),
+            _is_coded(k_cache, v_cache),
         )
+
+    @classmethod
+    def of_latents(cls, q: Tensor, latents: KVStore, turned: KVStore) -> HeadShape:
+        """Of q [T, H, C], and the caches of a layer of latent attention."""
+        _, num_heads, width = q.shape
+        tile = max(size for size in range(1, _LEAST_ROWS + 1) if num_heads % size == 0)
+        is_coded = _is_coded(latents, turned)
+        return cls(num_heads, num_heads // tile, width, width, q.element_size(), is_coded, True)
 
     @property
     def group(self) -> int:
@@ -179,6 +188,7 @@ class AttentionPlanner:
         is_invariant: bool = False,
     ):
         self._kinds = frozenset(kinds)
+        self._plans: dict[tuple[int, int, int], AttentionPlan] = {}
         self._limits, self._gpu, self._is_invariant = limits, gpu, is_invariant
 
     def plan(self, num_seqs: int, max_query: int, longest: int | None = None) -> AttentionPlan:
@@ -186,7 +196,14 @@ class AttentionPlanner:
 
         They may be ``longest`` slots long, and as long as any if that is not said.
         """
-        longest, limits = longest or self._limits.max_seq_len, self._limits
+        longest = longest or self._limits.max_seq_len
+        of_step = num_seqs, max_query, longest
+        if of_step not in self._plans:
+            self._plans[of_step] = self._plan(*of_step)
+        return self._plans[of_step]
+
+    def _plan(self, num_seqs: int, max_query: int, longest: int) -> AttentionPlan:
+        limits = self._limits
         if num_seqs > limits.max_num_seqs:
             make = self._cut_rows
         else:
@@ -245,6 +262,10 @@ class AttentionPlanner:
         return Cut(tiles, num_splits, keys, num_rows)
 
 
+def _is_coded(*caches: KVStore) -> bool:
+    return not all(isinstance(cache.codec, Floats) for cache in caches)
+
+
 def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
     if cut.num_splits <= 1:
         return ScratchSize(0, 0)
@@ -255,6 +276,8 @@ def scratch_size(cut: Cut, heads: HeadShape, num_seqs: int) -> ScratchSize:
 
 def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
     """Of rows, the largest that spill no registers."""
+    if heads.is_latent:
+        return _latent_tiles(heads, 32)  # of 64, registers are put aside on compute 9.0
     if heads.number_bytes > 2:  # no tensor cores
         tiles = Tiles(rows=16, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     else:
@@ -271,6 +294,8 @@ def prefill_tiles(heads: HeadShape, gpu: Gpu) -> Tiles:
 def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     """Of splits: ``num_rows`` are a sequence's tokens times heads of a group."""
     rows = max(_LEAST_ROWS, power_of_two(num_rows))
+    if heads.is_latent:
+        return _latent_tiles(heads, rows)
     if heads.number_bytes > 2:
         return Tiles(rows, keys=32 if heads.row_bytes <= 512 else 16, num_warps=4, num_stages=2)
     # At five, two look up blocks, and two tiles of keys and values are on their way.
@@ -279,13 +304,20 @@ def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
     return Tiles(rows, keys=64 if heads.row_bytes <= 256 else 32, num_warps=4, num_stages=5)
 
 
+def _latent_tiles(heads: HeadShape, rows: int) -> Tiles:
+    """A row's values are more than of any head, and what is read of a key is all that there is."""
+    if heads.number_bytes > 2:
+        return Tiles(16, keys=16, num_warps=4, num_stages=2)
+    return Tiles(rows, keys=32, num_warps=8, num_stages=2 if rows > _LEAST_ROWS else 4)
+
+
 def invariant_tiles(heads: HeadShape) -> Tiles:
     """The same for prompts and for single tokens, so that either gives the same bits.
 
     Prompts take smaller tiles than they would, and read keys more often; a single token computes
     rows that are none, while it waits for memory.
     """
-    if heads.number_bytes > 2:
+    if heads.number_bytes > 2 or heads.is_latent:
         return decode_tiles(heads, heads.group)
     rows = 64 if heads.row_bytes <= 256 else 32
     return Tiles(max(rows, power_of_two(heads.group)), keys=32, num_warps=8, num_stages=3)

@@ -13,19 +13,31 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo.kernels import fusion
-from octavo.kernels.fusion import CannotFuse, Phase
+from octavo.kernels.fusion import Phase
 from octavo.kernels.recorder import Value
+
+
+class _Kind(NamedTuple):
+    """Buffers of one kind serve each other's values."""
+
+    width: int
+    dtype: torch.dtype
 
 
 @dataclass(slots=True, eq=False)
 class _Buffer:
     tensor: Tensor  # [max_tokens, width]
     num_users: int = 0  # values that are there and will be read
+
+    @property
+    def kind(self) -> _Kind:
+        return _Kind(self.tensor.shape[1], self.tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +69,46 @@ class Buffers:
         self._max_tokens, self._dtype, self._device = max_tokens, dtype, device
         self._joined = dict(_joined_values(phases))
         self._opened: dict[Value, _Columns] = {}  # for values whose product was given a buffer
-        self._free: dict[int, list[_Buffer]] = defaultdict(list)  # by width
+        # By what there is of them, those that are of no use to anyone just now.
+        self._free: dict[_Kind, list[_Buffer]] = defaultdict(list)
+        # Routers are computed in float32, and so are their logits.
+        self._wide = {each.logits.source for each in phases if isinstance(each, fusion.Experts)}
         self._used: list[_Buffer] = []
         self.num_bytes = 0
         if lent is not None:
             self._borrow(lent)
         self._places = fusion.place(phases, self._allocate, self._release, kept)
         self._kept = [self._places[value.source].buffer for value in kept]
-        self._between = self._room_between(max_tokens * max(map(_width_between, phases)), lent)
+        self._between = self._room_between(max_tokens * max(map(self._width_between, phases)), lent)
 
     def tensor(self, value: Value) -> Tensor:
         """[max_tokens, width]; rows may be farther apart than they are long."""
         place = self._places[value.source]
         return place.buffer.tensor[:, place.start : place.start + value.width]
 
+    def are_joint(self, values: Sequence[Value]) -> bool:
+        """Whether these are all that one product makes, in this order: or one that is made alone."""
+        group = tuple(value.source for value in values)
+        return self._joined.get(group[0], group[:1]) == group
+
     def joint(self, values: Sequence[Value]) -> Tensor:
-        """What consists of these values and nothing else. CannotFuse if there is no such tensor."""
-        places = [self._places[value.source] for value in values]
-        tensor, widths = places[0].buffer.tensor, [value.width for value in values]
-        side_by_side = [
-            _Columns(places[0].buffer, start) for start in accumulate(widths[:-1], initial=0)
-        ]
-        if places != side_by_side or sum(widths) != tensor.shape[1]:
-            raise CannotFuse(f"values of widths {widths} are not all that one product makes")
-        return tensor
+        """[max_tokens, all widths] of values that are joint."""
+        assert self.are_joint(values), [value.width for value in values]
+        if len(values) == 1:
+            return self.tensor(values[0])
+        return self._places[values[0].source].buffer.tensor
 
     def between(self, width: int) -> Tensor:
         """[max_tokens, width] for what is there between two launches of one phase only."""
-        return self._between[: self._max_tokens * width].view(self._max_tokens, width)
+        return self.rooms_between(width)[0]
+
+    def rooms_between(self, *widths: int) -> list[Tensor]:
+        """The same for several at once, each contiguous."""
+        ends = [self._max_tokens * end for end in accumulate(widths)]
+        return [
+            self._between[end - self._max_tokens * width : end].view(-1, width)
+            for end, width in zip(ends, widths, strict=True)
+        ]
 
     def is_same(self, value: Value, other: Value) -> bool:
         """Whether they lie at the same place."""
@@ -93,51 +117,59 @@ class Buffers:
     def _allocate(self, value: Value) -> _Columns:
         if value not in self._opened:
             group = self._joined.get(value, (value,))
-            buffer = self._take(sum(each.width for each in group))
+            dtype = torch.float32 if value in self._wide else self._dtype
+            buffer = self._take(_Kind(sum(each.width for each in group), dtype))
             buffer.num_users, start = len(group), 0
             for each in group:
                 self._opened[each] = _Columns(buffer, start)
                 start += each.width
         return self._opened.pop(value)
 
-    def _take(self, width: int) -> _Buffer:
-        if self._free[width]:
-            return self._free[width].pop()
-        buffer = _Buffer(self._zeros(self._max_tokens, width))
+    def _take(self, kind: _Kind) -> _Buffer:
+        if self._free[kind]:
+            return self._free[kind].pop()
+        buffer = _Buffer(self._zeros(self._max_tokens, kind.width, dtype=kind.dtype))
         self._used.append(buffer)
         return buffer
 
     def _borrow(self, lent: Buffers) -> None:
         self._used = [_Buffer(each.tensor) for each in lent._used if each not in lent._kept]
         for buffer in self._used:
-            self._free[buffer.tensor.shape[1]].append(buffer)
+            self._free[buffer.kind].append(buffer)
 
     def _release(self, place: _Columns) -> None:
         place.buffer.num_users -= 1
         if not place.buffer.num_users:
-            self._free[place.buffer.tensor.shape[1]].append(place.buffer)
+            self._free[place.buffer.kind].append(place.buffer)
+
+    def _width_between(self, phase: Phase) -> int:
+        """Of a row that is written and read by the same phase: queries for attention, and what is
+        brought together for it; the norm of a sum for products, and a product that is scaled; the
+        norm of what experts read; learned positions."""
+        match phase:
+            case fusion.Attention():
+                parts = phase.q, phase.k, phase.v
+                together = 0 if self.are_joint(parts) else sum(part.width for part in parts)
+                return phase.q.width + together
+            case fusion.Linear() if phase.added is not None:
+                return phase.source.width
+            case fusion.Linear() if phase.scale is not None:
+                return phase.segments[0].out.width
+            case fusion.Experts() if phase.norm is not None:
+                return phase.source.width
+            case fusion.Embed() if phase.positions is not None:
+                return phase.out.width
+        return 0
 
     def _room_between(self, size: int, lent: Buffers | None) -> Tensor:
         if lent is not None and lent._between.numel() >= size:
             return lent._between
         return self._zeros(size)
 
-    def _zeros(self, *shape: int) -> Tensor:
-        tensor = torch.zeros(shape, dtype=self._dtype, device=self._device)
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = torch.zeros(shape, dtype=dtype or self._dtype, device=self._device)
         self.num_bytes += tensor.nbytes
         return tensor
-
-
-def _width_between(phase: Phase) -> int:
-    """Of a row that is written and read by the same phase: queries for attention, the norm of a
-    sum for products; the norm and what becomes of it for experts."""
-    if isinstance(phase, fusion.Attention):
-        return phase.q.width
-    if isinstance(phase, fusion.Linear) and phase.added is not None:
-        return phase.source.width
-    if isinstance(phase, fusion.Experts):
-        return 2 * phase.source.width
-    return 0
 
 
 def _joined_values(phases: Sequence[Phase]) -> Iterator[tuple[Value, tuple[Value, ...]]]:

@@ -12,6 +12,10 @@ import triton
 import triton.language as tl
 
 from octavo.kernels.cuda.kv_codes import e4m3
+from octavo.kernels.routing import SWIGLU_ALPHA as _SWIGLU_ALPHA
+from octavo.kernels.routing import SWIGLU_LIMIT as _SWIGLU_LIMIT
+
+SWIGLU_ALPHA, SWIGLU_LIMIT = tl.constexpr(_SWIGLU_ALPHA), tl.constexpr(_SWIGLU_LIMIT)
 
 
 class CodeType(NamedTuple):
@@ -27,16 +31,32 @@ CODE_TYPES = {torch.int8: CodeType("int8", 127.0), torch.float8_e4m3fn: CodeType
 
 @triton.jit
 def activate(gate, ACTIVATION: tl.constexpr):
-    """``gate`` (float32) through "silu", "gelu_tanh" or "gelu_erf"."""
+    """``gate`` (float32) through "silu", "gelu_tanh", "gelu_erf" or "relu"."""
     if ACTIVATION == "silu":
-        share = _sigmoid(gate)
+        share = sigmoid(gate)
+    elif ACTIVATION == "relu":
+        share = tl.where(gate < 0.0, 0.0, 1.0)  # of a NaN, which stays one
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh x) / 2 is the sigmoid of 2 x.
-        share = _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
         tl.static_assert(ACTIVATION == "gelu_erf")
         share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     return gate * share
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, in float32; or gpt-oss's "clamped_swiglu" of both."""
+    if ACTIVATION == "clamped_swiglu":
+        # No minima and maxima, which a NaN would not be.
+        gate = tl.where(gate > SWIGLU_LIMIT, SWIGLU_LIMIT, gate)
+        up = tl.where(up > SWIGLU_LIMIT, SWIGLU_LIMIT, up)
+        up = tl.where(up < -SWIGLU_LIMIT, -SWIGLU_LIMIT, up)
+        made = gate * sigmoid(SWIGLU_ALPHA * gate) * (up + 1.0)
+    else:
+        made = activate(gate, ACTIVATION) * up
+    return made
 
 
 @triton.jit
@@ -61,6 +81,6 @@ def to_codes(values, scale, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """1 / (1 + e^-x); below -80, where that is 0 for all purposes, what it is at -80."""
     return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))

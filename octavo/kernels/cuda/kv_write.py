@@ -101,37 +101,37 @@ def _write(
     slot = tl.load(slots + token).to(tl.int64)
     if tile < Q_TILES:
         head = tile * HEADS + tl.arange(0, HEADS)
-        x = _turned(
+        x = turned(
             source, head, NUM_HEADS, tl.load(positions + token), q_weight, eps, cos_sin,
             HEAD_DIM, WIDTH, ROTARY, INTERLEAVED,
         )  # fmt: skip
         if ROTATED_KEYS:
             x = (rotated(x.to(tl.float32), HEAD_DIM) / (HEAD_DIM & -HEAD_DIM)).to(x.dtype)
-        _store(q_out, None, token, head, NUM_HEADS, x, False, "float", HEAD_DIM, WIDTH)
+        store_vectors(q_out, None, token, head, NUM_HEADS, x, False, "float", HEAD_DIM, WIDTH)
         return
     if slot < 0:
         return
     if tile < Q_TILES + KV_TILES:
         head = (tile - Q_TILES) * HEADS + tl.arange(0, HEADS)
-        x = _turned(
+        x = turned(
             source + NUM_HEADS * HEAD_DIM, head, NUM_KV_HEADS, tl.load(positions + token),
             k_weight, eps, cos_sin, HEAD_DIM, WIDTH, ROTARY, INTERLEAVED,
         )  # fmt: skip
-        _store(
+        store_vectors(
             keys, key_scales, slot, head, NUM_KV_HEADS, x, ROTATED_KEYS, KEY_KIND, HEAD_DIM, WIDTH
         )
         return
     head = (tile - Q_TILES - KV_TILES) * HEADS + tl.arange(0, HEADS)
     dim = tl.arange(0, WIDTH)
     x = _vectors(source + (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM, head, dim, NUM_KV_HEADS, HEAD_DIM)
-    _store(
+    store_vectors(
         values, value_scales, slot, head, NUM_KV_HEADS, x, ROTATED_VALUES, VALUE_KIND,
         HEAD_DIM, WIDTH,
     )  # fmt: skip
 
 
 @triton.jit
-def _turned(
+def turned(
     source,
     head,
     num_heads,
@@ -168,8 +168,8 @@ def _turned(
         cos = tl.load(row + angle, mask=turns, other=0.0)[None, :]
         sin = tl.load(row + HALF + angle, mask=turns, other=0.0)[None, :]
         sin = tl.where(is_first[None, :], -sin, sin)
-        turned = x.to(tl.float32) * cos + y.to(tl.float32) * sin
-        x = tl.where(turns[None, :], turned.to(x.dtype), x)
+        made = x.to(tl.float32) * cos + y.to(tl.float32) * sin
+        x = tl.where(turns[None, :], made.to(x.dtype), x)
     return x
 
 
@@ -186,7 +186,7 @@ def _normed(x, factor, weight, dim, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _store(
+def store_vectors(
     memory,
     scales,
     row,

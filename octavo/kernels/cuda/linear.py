@@ -174,58 +174,18 @@ def _linear(
     PART: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    PLANE_K: tl.constexpr = BLOCK_K // PLANES
     row_tile, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, columns = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = row_tile * ROWS + row
     row_exists, column_exists = rows < num_rows, columns < n
     of_rows = x + rows.to(tl.int64)[:, None] * x_stride
 
-    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    ups = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
-    end = tl.minimum(k, (split + 1) * split_k)
-    for start in tl.range(split * split_k, end, BLOCK_K, num_stages=STAGES):
-        if KIND == "nibbles":
-            words = load_words(
-                weight, start, weight_stride, columns, column_exists, PLANES, BLOCK_K
-            )
-            if ACTIVATION is not None:
-                up_words = load_words(
-                    weight, start, weight_stride, n + columns, column_exists, PLANES, BLOCK_K
-                )
-            for plane in tl.static_range(PLANES):
-                first = start + plane * PLANE_K
-                inputs = first + tl.arange(0, PLANE_K)
-                values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
-                if plane * PLANE_K % GROUP == 0:
-                    group = first // GROUP
-                    scale, low = load_group(
-                        scales, mins, group, groups_stride, columns, column_exists
-                    )
-                    if ACTIVATION is not None:
-                        up_scale, up_low = load_group(
-                            scales, mins, group, groups_stride, n + columns, column_exists
-                        )
-                numbers = of_nibbles(words, plane, scale, low).to(values.dtype)
-                sums = add_product(sums, values, numbers)
-                if ACTIVATION is not None:
-                    numbers = of_nibbles(up_words, plane, up_scale, up_low).to(values.dtype)
-                    ups = add_product(ups, values, numbers)
-        else:
-            inputs = start + tl.arange(0, BLOCK_K)
-            values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
-            numbers = load_numbers(
-                weight, weight_stride, scales, mins, groups_stride, columns, column_exists,
-                start, k, values.dtype, KIND, GROUP, BLOCK_K,
-            )  # fmt: skip
-            sums = add_product(sums, values, tl.trans(numbers))
-            if ACTIVATION is not None:
-                numbers = load_numbers(
-                    weight, weight_stride, scales, mins, groups_stride, n + columns, column_exists,
-                    start, k, values.dtype, KIND, GROUP, BLOCK_K,
-                )  # fmt: skip
-                ups = add_product(ups, values, tl.trans(numbers))
+    sums, ups, squares = sums_of_tile(
+        of_rows, row_exists, weight, weight_stride, scales, mins, groups_stride,
+        columns, n + columns, column_exists,
+        split * split_k, tl.minimum(k, (split + 1) * split_k), k, norm_weight,
+        KIND, GROUP, ACTIVATION is not None, ROWS, BLOCK_N, BLOCK_K, PLANES, STAGES,
+    )  # fmt: skip
 
     if SPLITS > 1:
         own_tile = tile * tl.num_programs(0) + row_tile
@@ -248,15 +208,90 @@ def _linear(
     if norm_weight is not None:
         factor = tl.rsqrt(squares / k + eps)[:, None]
         sums, ups = sums * factor, ups * factor
-    sums = _finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
+    sums = finished(sums, scales, bias, columns, column_exists, KIND, GROUP)
     if ACTIVATION is not None:
-        ups = _finished(ups, scales, bias, n + columns, column_exists, KIND, GROUP)
+        ups = finished(ups, scales, bias, n + columns, column_exists, KIND, GROUP)
         sums = activate(sums, ACTIVATION) * ups
     places = out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :]
     mask = row_exists[:, None] & column_exists[None, :]
     if ACCUMULATE:
         sums += tl.load(places, mask=mask, other=0.0).to(tl.float32)
     tl.store(places, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sums_of_tile(
+    of_rows,
+    row_exists,
+    weight,
+    weight_stride,
+    scales,
+    mins,
+    groups_stride,
+    columns,
+    up_columns,
+    column_exists,
+    begin,
+    end,
+    k,
+    norm_weight,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PLANES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Of rows, over the inputs from ``begin`` to ``end``: the sums of outputs [ROWS, BLOCK_N],
+    those of others [ROWS, BLOCK_N] if there are gates, and of squares [ROWS]."""
+    PLANE_K: tl.constexpr = BLOCK_K // PLANES
+    sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    ups = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
+        if KIND == "nibbles":
+            words = load_words(
+                weight, start, weight_stride, columns, column_exists, PLANES, BLOCK_K
+            )
+            if GATED:
+                up_words = load_words(
+                    weight, start, weight_stride, up_columns, column_exists, PLANES, BLOCK_K
+                )
+            for plane in tl.static_range(PLANES):
+                first = start + plane * PLANE_K
+                inputs = first + tl.arange(0, PLANE_K)
+                values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+                if plane * PLANE_K % GROUP == 0:
+                    group = first // GROUP
+                    scale, low = load_group(
+                        scales, mins, group, groups_stride, columns, column_exists
+                    )
+                    if GATED:
+                        up_scale, up_low = load_group(
+                            scales, mins, group, groups_stride, up_columns, column_exists
+                        )
+                numbers = of_nibbles(words, plane, scale, low).to(values.dtype)
+                sums = add_product(sums, values, numbers)
+                if GATED:
+                    numbers = of_nibbles(up_words, plane, up_scale, up_low).to(values.dtype)
+                    ups = add_product(ups, values, numbers)
+        else:
+            inputs = start + tl.arange(0, BLOCK_K)
+            values, squares = _load_inputs(of_rows, inputs, row_exists, k, norm_weight, squares)
+            numbers = load_numbers(
+                weight, weight_stride, scales, mins, groups_stride, columns, column_exists,
+                start, k, values.dtype, KIND, GROUP, BLOCK_K,
+            )  # fmt: skip
+            sums = add_product(sums, values, tl.trans(numbers))
+            if GATED:
+                numbers = load_numbers(
+                    weight, weight_stride, scales, mins, groups_stride, up_columns, column_exists,
+                    start, k, values.dtype, KIND, GROUP, BLOCK_K,
+                )  # fmt: skip
+                ups = add_product(ups, values, tl.trans(numbers))
+    return sums, ups, squares
 
 
 @triton.jit
@@ -338,7 +373,7 @@ def of_nibbles(words, plane: tl.constexpr, scale, low):
 
 
 @triton.jit
-def _finished(sums, scales, bias, columns, exists, KIND: tl.constexpr, GROUP: tl.constexpr):
+def finished(sums, scales, bias, columns, exists, KIND: tl.constexpr, GROUP: tl.constexpr):
     """Sums times the scales of rows of codes, plus the bias."""
     if KIND != "float" and GROUP is None:
         sums *= tl.load(scales + columns, mask=exists, other=0.0).to(tl.float32)[None, :]

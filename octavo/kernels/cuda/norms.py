@@ -1,4 +1,4 @@
-"""RMS norms: with the residual connection before them, and codes for 8-bit products behind them.
+"""Norms: RMS norms with the residual connection before them, and codes for 8-bit products behind them.
 
 One program has a row, all of it in registers::
 
@@ -76,6 +76,18 @@ def rmsnorm(
     )
 
 
+def layernorm(x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+    """out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias over rows [T, K], in
+    float32, rounded once at the end; they may be farther apart than K."""
+    num_rows, width = out.shape
+    assert width <= MAX_WIDTH and x.shape == out.shape and x.stride(1) == out.stride(1) == 1
+    if num_rows:
+        _layernorm[(num_rows,)](
+            x, x.stride(0), norm.weight, bias, norm.eps, out, out.stride(0), width,
+            **_block_of(width),
+        )  # fmt: skip
+
+
 def _block_of(width: int) -> dict[str, int]:
     """The block of a row and its warps: 8 to 32 values a thread."""
     block = triton.next_power_of_2(width)
@@ -126,6 +138,20 @@ def _rmsnorm(
         scale = tl.div_rn(tl.max(tl.abs(values), 0), LARGEST)
         tl.store(scales + row, scale)
         tl.store(place, to_codes(values, scale, CODE), mask=exists)
+
+
+@triton.jit
+def _layernorm(x, x_stride, weight, bias, eps, out, out_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    exists = columns < width
+    values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0).to(tl.float32)
+    centred = tl.where(exists, values - tl.sum(values, 0) / width, 0.0)
+    values = _normed(centred, weight, eps, width, columns, exists)
+    if bias is not None:
+        values += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)
+    place = out + row * out_stride + columns
+    tl.store(place, values.to(out.dtype.element_ty), mask=exists)
 
 
 @triton.jit

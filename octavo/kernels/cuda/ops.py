@@ -21,7 +21,7 @@ from octavo.kernels.cuda.attention_plan import Scoring, StepTables
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.kv_stores import KVStore
-from octavo.kernels.routing import Expert, Routing
+from octavo.kernels.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,16 @@ class LatentLayer:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """The experts of a layer, with matrices as products take them: ``gate`` is of gate and up, the
-    rows of the first one first, ``up`` is None. ``activation`` as in a phase."""
+    """The experts of a layer, E of them: matrices have their rows one after the other, and so have
+    biases. ``activation`` as in a phase."""
 
-    experts: Sequence[Expert]
+    gate_up: DeviceWeight  # [E 2 F, K], of each the gate before the up
+    down: DeviceWeight  # [E K, F]
     routing: Routing
-    correction: Tensor | None
     activation: str
+    gate_up_bias: Tensor | None = None  # [E 2 F]
+    down_bias: Tensor | None = None  # [E K]
+    correction: Tensor | None = None  # float32 [E]
 
 
 class LayerStores(Protocol):
@@ -139,8 +142,30 @@ class FusedOps(Protocol):
         """out = activation(gate) * up, [T, F]; "silu", "gelu_tanh" or "gelu_erf"."""
         ...
 
-    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
-        """out [T, K] = what the experts that ``logits`` [T, E] choose make of x [T, K]."""
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        """out [T, K] = the layernorm of x [T, K]."""
+        ...
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        """out [T, F] = activation(x): those of ``activate``, or "relu"."""
+        ...
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        """out [T, F] = sigmoid(gate) * x, of gates [T, F] or [T, 1]."""
+        ...
+
+    def run_experts(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        step: StepTensors,
+        layer: ExpertLayer,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """out [T, K] = what the experts that ``logits`` (float32 [T, E]) choose make of x [T, K],
+        and the residual [T, K], which may lie where ``out`` does. Rows that only fill up a step
+        need not be run."""
         ...
 
     def write_kv(

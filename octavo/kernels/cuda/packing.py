@@ -62,16 +62,24 @@ def pack(
     device: torch.device | str,
     dtype: torch.dtype,
     upload: Upload | None = None,
+    *,
+    as_one: bool = False,
+    as_floats: bool = False,
 ) -> DeviceWeight:
     """Weights of one K as one matrix on the device, the rows of the first one first.
 
     Args:
+        as_one: of one form, whatever they are in the file: floats, if they have no other in common.
+        as_floats: of that one, for whoever multiplies with nothing else.
         dtype: what floats become, and codes that no kernel reads.
         upload: how pieces get to the device. They are what the file has, and are unpacked there,
             but for codes of Hugging Face's formats.
     """
     upload = upload or (lambda piece: piece.to(device))
     sources = [_source_of(weight, dtype, upload) for weight in weights]
+    is_mixed = any(source.form != sources[0].form for source in sources)
+    if as_floats or (as_one and is_mixed):
+        sources = [_as_floats(weight, dtype, upload) for weight in weights]
     runs = [list(run) for _, run in groupby(sources, key=lambda source: source.form)]
     parts = []
     for run in runs:

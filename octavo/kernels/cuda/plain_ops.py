@@ -20,8 +20,7 @@ from octavo.kernels.cuda.ops import (
     Rope,
     StepTensors,
 )
-from octavo.kernels.cuda.products import ACTIVATIONS, Around, Norm, PlainProducts
-from octavo.kernels.cuda.weights import DeviceWeight
+from octavo.kernels.cuda.products import ACTIVATIONS, Norm, PlainProducts
 from octavo.kernels.experts import add_up, clamped_swiglu, route
 from octavo.kernels.kv_stores import KVStore
 from octavo.kernels.routing import CLAMPED_SWIGLU
@@ -47,21 +46,43 @@ class PlainOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         out.copy_(ACTIVATIONS[activation](gate.float(), up.float()))
 
-    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
-        ids, weights = route(logits.float(), layer.routing, layer.correction)
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        out.copy_(reference.layernorm(x, norm.weight, bias, norm.eps))
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        name = "gelu" if activation == "gelu_erf" else activation
+        out.copy_(reference.activate(x.float(), name))
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        out.copy_(reference.sigmoid_mul(gate, x))
+
+    def run_experts(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        step: StepTensors,
+        layer: ExpertLayer,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        ids, weights = route(logits, layer.routing, layer.correction)
+        num_experts, rows = layer.routing.num_experts, x.float()
+        gates_up, downs = (
+            _by_expert(matrix.dense(torch.float32), bias, num_experts)
+            for matrix, bias in (
+                (layer.gate_up, layer.gate_up_bias),
+                (layer.down, layer.down_bias),
+            )
+        )
 
         def run(index: int, taken: Tensor) -> Tensor:
-            expert = layer.experts[index]
-            gate, up = self._product(taken, expert.gate, expert.gate_bias).chunk(2, dim=1)
+            gate, up = reference.linear(taken, *gates_up[index]).chunk(2, dim=1)
             inner = _GATES[layer.activation](gate, up)
-            return self._product(inner, expert.down, expert.down_bias)
+            # Between its two products, an expert rounds as the ops of the kernels do.
+            return reference.linear(inner.to(x.dtype).float(), *downs[index])
 
-        out.copy_(add_up(x.float(), ids, weights, run))
-
-    def _product(self, x: Tensor, weight: DeviceWeight, bias: Tensor | None) -> Tensor:
-        out = x.new_empty(len(x), weight.shape[0])
-        self.products.linear(x, weight, out, Around(bias=bias))
-        return out
+        made = add_up(rows, ids, weights, run)
+        out.copy_(made if residual is None else residual + made)
 
     def write_kv(
         self,
@@ -167,6 +188,14 @@ class _Plan:
                 block_size,
             )
         return self._made[group, block_size]
+
+
+def _by_expert(
+    matrix: Tensor, bias: Tensor | None, num_experts: int
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Of each expert, its rows of a matrix, and of a bias."""
+    biases = [None] * num_experts if bias is None else bias.chunk(num_experts)
+    return list(zip(matrix.chunk(num_experts), biases, strict=True))
 
 
 def _normed(x: Tensor, norm: Norm) -> Tensor:

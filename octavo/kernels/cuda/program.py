@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.kernels import fusion, reference
+from octavo.kernels import fusion
 from octavo.kernels.cuda.attention_plan import Scoring
 from octavo.kernels.cuda.buffers import Buffers
 from octavo.kernels.cuda.ops import (
@@ -37,7 +37,6 @@ from octavo.kernels.cuda.products import Around, Norm
 from octavo.kernels.cuda.weights import DeviceWeight
 from octavo.kernels.fusion import CannotFuse, Matrix, Phase
 from octavo.kernels.recorder import RopeTable, Value
-from octavo.kernels.routing import Expert
 
 
 class _Running(NamedTuple):
@@ -50,6 +49,9 @@ class _Running(NamedTuple):
 
 _Part = Callable[[_Running], None]
 """Something that is launched for a step."""
+
+# What ops call the activations that multiply nothing, and the kinds of Rows.
+_ALONE = {("gelu_erf" if name == "gelu" else name): kind for name, kind in fusion.ALONE.items()}
 
 
 class FusedProgram:
@@ -151,7 +153,7 @@ class FusedProgram:
             case fusion.Linear():
                 yield from self._linear(phase)
             case fusion.Attention():
-                yield self._attention(phase)
+                yield from self._attention(phase)
             case fusion.LatentAttention():
                 yield self._latent_attention(phase)
             case fusion.Rows():
@@ -165,8 +167,6 @@ class FusedProgram:
                 pass  # its rows are asked for
 
     def _embed(self, phase: fusion.Embed) -> Iterator[_Part]:
-        if phase.positions is not None:
-            raise CannotFuse("a table of positions has no kernel for GPUs")
         rows, table = self._ops.products.rows, self._weight_of([phase.weight])
         out = self._buffers.tensor(phase.out)
         (at,) = self._tensors.places(out)
@@ -175,6 +175,21 @@ class FusedProgram:
             # Rounded to the activations' type first, as models with one were trained.
             scale = torch.tensor(phase.scale, dtype=self._dtype).item()
             yield self._each_row(lambda x: x.mul_(scale), out)
+        if phase.positions is not None:
+            yield self._embed_positions(phase.positions, phase.position_offset, out)
+
+    def _embed_positions(self, matrix: Matrix, offset: int, out: Tensor) -> _Part:
+        rows, table = self._ops.products.rows, self._weight_of([matrix])
+        ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=self._device)
+        places = self._tensors.places(ids, self._buffers.between(out.shape[1]), out)
+
+        def embed_positions(running: _Running) -> None:
+            ids, learned, made = (running.rows[place] for place in places)
+            torch.add(running.step.positions, offset, out=ids)
+            rows(table, ids, learned)
+            made.add_(learned)
+
+        return embed_positions
 
     def _linear(self, phase: fusion.Linear) -> Iterator[_Part]:
         source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
@@ -244,14 +259,25 @@ class FusedProgram:
             return self._buffers.tensor(phase.segments[0].out)
         return self._buffers.joint([segment.out for segment in phase.segments])
 
-    def _attention(self, phase: fusion.Attention) -> _Part:
+    def _attention(self, phase: fusion.Attention) -> Iterator[_Part]:
         ops, scoring = self._ops, self._scoring(phase)
         norms, rope = self._head_norms(phase), self._rope(phase)
         k_cache, v_cache = self._kv_cache.layer(phase.layer)
         group = self._kv_cache.group_of(phase.layer)
+        parts = phase.q, phase.k, phase.v
+        if self._buffers.are_joint(parts):
+            qkv, q = self._buffers.joint(parts), self._buffers.between(phase.q.width)
+        else:  # norms of whole rows have made them
+            widths = phase.q.width, sum(part.width for part in parts)
+            q, qkv = self._buffers.rooms_between(*widths)
+            yield self._each_row(
+                lambda q, k, v, out: torch.cat([q, k, v], dim=1, out=out),
+                *map(self._buffers.tensor, parts),
+                qkv,
+            )
         places = self._tensors.places(
-            self._buffers.joint([phase.q, phase.k, phase.v]),
-            self._buffers.between(phase.q.width).unflatten(1, phase.q.shape),
+            qkv,
+            q.unflatten(1, phase.q.shape),
             self._buffers.tensor(phase.out).unflatten(1, phase.q.shape),
         )
 
@@ -260,7 +286,7 @@ class FusedProgram:
             ops.write_kv(qkv, running.step, group, k_cache, v_cache, q, norms, rope)
             running.attend(q, group, k_cache, v_cache, scoring, attended)
 
-        return attention
+        yield attention
 
     def _latent_attention(self, phase: fusion.LatentAttention) -> _Part:
         if not isinstance(self._ops, LatentOps):
@@ -284,59 +310,65 @@ class FusedProgram:
         return latent_attention
 
     def _experts(self, phase: fusion.Experts) -> Iterator[_Part]:
-        source, logits = self._buffers.tensor(phase.source), self._buffers.tensor(phase.logits)
-        norm, out = self._norm(phase.norm), self._buffers.tensor(phase.out)
+        source, norm = self._buffers.tensor(phase.source), self._norm(phase.norm)
         ops, layer = self._ops, self._expert_layer(phase)
-        normed, made = self._buffers.between(2 * phase.source.width).chunk(2, dim=1)
         if norm is not None:
+            normed = self._buffers.between(phase.source.width)
             yield self._each_row(lambda x, y: ops.norm(x, norm, y), source, normed)
             source = normed
-        if phase.residual is None:
-            made = out
-        yield self._each_row(
-            lambda x, scores, y: ops.run_experts(x, scores, layer, y), source, logits, made
-        )
-        if phase.residual is not None:
-            residual = self._buffers.tensor(phase.residual)
-            yield self._each_row(lambda x, y, z: torch.add(x, y, out=z), residual, made, out)
+        logits, out = map(self._buffers.tensor, (phase.logits, phase.out))
+        residual = out if phase.residual is None else self._buffers.tensor(phase.residual)
+        places, has_residual = self._tensors.places(source, logits, residual, out), phase.residual
+
+        def experts(running: _Running) -> None:
+            x, scores, before, made = (running.rows[place] for place in places)
+            added = None if has_residual is None else before
+            ops.run_experts(x, scores, running.step, layer, added, made)
+
+        yield experts
 
     def _expert_layer(self, phase: fusion.Experts) -> ExpertLayer:
+        experts = phase.experts
         return ExpertLayer(
-            [self._expert(expert) for expert in phase.experts],
+            self._weight_of([matrix for each in experts for matrix in (each.gate, each.up)]),
+            self._weight_of([each.down for each in experts]),
             phase.routing,
-            None if phase.correction is None else self._constants.vector(phase.correction),
             phase.activation,
+            self._joint_vector([bias for e in experts for bias in (e.gate_bias, e.up_bias)]),
+            self._joint_vector([each.down_bias for each in experts]),
+            None if phase.correction is None else self._constants.vector(phase.correction),
         )
 
-    def _expert(self, expert: Expert) -> Expert:
-        up_to, down = self._weight_of([expert.gate, expert.up]), self._weight_of([expert.down])
-        if expert.gate_bias is None:
-            return Expert(up_to, None, down)
-        biases = np.concatenate([expert.gate_bias, expert.up_bias])
-        down_bias = self._constants.vector(expert.down_bias)
-        return Expert(up_to, None, down, self._constants.vector(biases), None, down_bias)
+    def _joint_vector(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
+        """Of parts that are all there, or none of them."""
+        there = [part for part in parts if part is not None]
+        return self._constants.vector(np.concatenate(there)) if there else None
 
     def _rows(self, phase: fusion.Rows) -> _Part:
         ops, kind = self._ops, phase.kind
         a, out = self._buffers.tensor(phase.a), self._buffers.tensor(phase.out)
-        if kind == "norm":
-            if len(phase.a.shape) > 1:
-                raise CannotFuse("norms of heads are made with attention, and not alone")
-            norm = self._norm(phase.norm)
-            assert norm is not None
-            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+        if phase.norm is not None:
+            return self._norm_rows(phase, phase.norm, a, out)
         if kind == "scale":
             return self._each_row(lambda a, out: torch.mul(a, phase.factor, out=out), a, out)
         if phase.b is None:
-            raise CannotFuse(f"{kind} has no kernel for GPUs")
+            activation = next(name for name, alone in _ALONE.items() if alone == kind)
+            return self._each_row(lambda a, out: ops.activate_alone(a, activation, out), a, out)
         b = self._buffers.tensor(phase.b)
         if kind == "add":
             return self._each_row(lambda a, b, out: torch.add(a, b, out=out), a, b, out)
         if kind == "sigmoid":
-            return self._each_row(
-                lambda a, b, out: out.copy_(reference.sigmoid_mul(b, a)), a, b, out
-            )
+            return self._each_row(lambda a, b, out: ops.sigmoid_mul(b, a, out), a, b, out)
         return self._each_row(lambda a, b, out: ops.activate(a, b, kind, out), a, b, out)
+
+    def _norm_rows(self, phase: fusion.Rows, of: fusion.Norm, a: Tensor, out: Tensor) -> _Part:
+        if len(phase.a.shape) > 1:
+            raise CannotFuse("norms of heads are made with attention, and not alone")
+        ops, norm = self._ops, Norm(self._constants.vector(of.weight), of.eps)
+        if phase.kind == "norm":
+            return self._each_row(lambda a, out: ops.norm(a, norm, out), a, out)
+        bias = None if phase.bias is None else self._constants.vector(phase.bias)
+        return self._each_row(lambda a, out: ops.layernorm(a, norm, bias, out), a, out)
 
     def _scoring(self, phase: fusion.Attention) -> Scoring:
         sinks = None if phase.sinks is None else self._constants.vector(phase.sinks)

@@ -9,34 +9,53 @@ from torch import Tensor
 
 from octavo.kernels import fusion
 from octavo.kernels.cuda import rows as row_kernels
-from octavo.kernels.cuda.activations import activation_mul_apart
+from octavo.kernels.cuda.activations import (
+    activation_alone,
+    activation_mul_apart,
+    sigmoid_mul,
+)
 from octavo.kernels.cuda.attention import GpuAttention
 from octavo.kernels.cuda.attention_plan import AttentionLimits, Gpu, HeadShape, Scoring
+from octavo.kernels.cuda.expert_products import ExpertProducts, ExpertSizes
 from octavo.kernels.cuda.kv_codes import kind_of
 from octavo.kernels.cuda.kv_write import write_kv
-from octavo.kernels.cuda.norms import rmsnorm
-from octavo.kernels.cuda.ops import Attend, ExpertLayer, HeadNorms, LayerStores, Rope, StepTensors
+from octavo.kernels.cuda.latents import GpuLatents, LatentSizes
+from octavo.kernels.cuda.norms import layernorm, rmsnorm
+from octavo.kernels.cuda.ops import (
+    Attend,
+    ExpertLayer,
+    HeadNorms,
+    LatentLayer,
+    LayerStores,
+    Rope,
+    StepTensors,
+)
 from octavo.kernels.cuda.products import Norm, Products
 from octavo.kernels.cuda.triton_products import TritonProducts, Use
 from octavo.kernels.cuda.ways import Conditions
 from octavo.kernels.cuda.weights import DeviceWeight
-from octavo.kernels.fusion import CannotFuse, Matrix, Phase
+from octavo.kernels.fusion import Matrix, Phase
 from octavo.kernels.kv_stores import KVStore
-
-NO_EXPERTS = "there are no kernels of GPUs for mixtures of experts"
 
 
 class TritonOps:
-    """See :class:`octavo.kernels.cuda.ops.FusedOps`.
+    """See :class:`octavo.kernels.cuda.ops.FusedOps`, and ``LatentOps``.
 
     Args:
         products: who multiplies; has memory for what a product leaves between its launches.
         attention: that of the model; has memory for sequences that several programs share.
+        experts, latents: those of the model, with memory for what lies between their products.
     """
 
-    def __init__(self, products: Products, attention: GpuAttention):
+    def __init__(
+        self,
+        products: Products,
+        attention: GpuAttention,
+        experts: ExpertProducts,
+        latents: GpuLatents,
+    ):
         self.products = products
-        self._attention = attention
+        self._attention, self._experts, self._latents = attention, experts, latents
 
     def norm(self, x: Tensor, norm: Norm, out: Tensor, rows: Tensor | None = None) -> None:
         rmsnorm(x, norm, out, rows=rows)
@@ -49,8 +68,26 @@ class TritonOps:
     def activate(self, gate: Tensor, up: Tensor, activation: str, out: Tensor) -> None:
         activation_mul_apart(gate, up, out, activation)
 
-    def run_experts(self, x: Tensor, logits: Tensor, layer: ExpertLayer, out: Tensor) -> None:
-        raise CannotFuse(NO_EXPERTS)
+    def layernorm(self, x: Tensor, norm: Norm, bias: Tensor | None, out: Tensor) -> None:
+        layernorm(x, norm, bias, out)
+
+    def activate_alone(self, x: Tensor, activation: str, out: Tensor) -> None:
+        activation_alone(x, out, activation)
+
+    def sigmoid_mul(self, gate: Tensor, x: Tensor, out: Tensor) -> None:
+        sigmoid_mul(gate, x, out)
+
+    def run_experts(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        step: StepTensors,
+        layer: ExpertLayer,
+        residual: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        # A token that is there is written in each of its groups.
+        self._experts.run(x, logits, step.slots[0], layer, residual, out)
 
     def write_kv(
         self,
@@ -80,6 +117,30 @@ class TritonOps:
             self._attention.attend(q, k_cache, v_cache, tables[group], scoring, out, plan)
 
         return attend
+
+    def attend_latents(
+        self,
+        q: Tensor,
+        ckv: Tensor,
+        step: StepTensors,
+        group: int,
+        latents: KVStore,
+        rotated: KVStore,
+        layer: LatentLayer,
+        out: Tensor,
+    ) -> None:
+        self._latents.attend(
+            q,
+            ckv,
+            step.positions,
+            step.slots[group],
+            step.tables[group],
+            (latents, rotated),
+            layer,
+            self._attention,
+            self._attention.plan(step.num_seqs, step.max_query),
+            out,
+        )
 
     def find_damage(self, x: Tensor, damaged: Tensor) -> None:
         row_kernels.find_damage(x, damaged)
@@ -114,7 +175,10 @@ def create_triton_ops(
     conditions = Conditions(gpu, dtype, is_invariant, activations)
     products = TritonProducts(uses, conditions, device)
     kinds = _head_shapes(phases, kv_cache, dtype)
-    return TritonOps(products, GpuAttention(kinds, attention, gpu, device, is_invariant))
+    experts = ExpertProducts(_expert_sizes(phases), max_tokens, dtype, device, is_invariant)
+    gpu_attention = GpuAttention(kinds, attention, gpu, device, is_invariant)
+    latents = GpuLatents(_latent_sizes(phases), max_tokens, dtype, device, is_invariant)
+    return TritonOps(products, gpu_attention, experts, latents)
 
 
 def _uses(
@@ -131,15 +195,33 @@ def _uses(
             yield Use(weight_of([phase.weight]), max_rows)
 
 
+def _expert_sizes(phases: Sequence[Phase]) -> Iterator[ExpertSizes]:
+    for phase in phases:
+        if isinstance(phase, fusion.Experts):
+            inner, width = phase.experts[0].gate.shape
+            yield ExpertSizes(phase.routing, inner, width)
+
+
+def _latent_sizes(phases: Sequence[Phase]) -> Iterator[LatentSizes]:
+    for phase in phases:
+        if isinstance(phase, fusion.LatentAttention):
+            yield LatentSizes(phase.q.shape[0], phase.kv_b.shape[1], phase.rope.rotary_dim)
+
+
 def _head_shapes(
     phases: Sequence[Phase], kv_cache: LayerStores, dtype: torch.dtype
 ) -> set[HeadShape]:
     """Of all layers. ConfigError if no kernel reads what their keys and values are kept as."""
     shapes = set()
     for phase in phases:
+        if not isinstance(phase, fusion.MIXERS):
+            continue
+        stores = kv_cache.layer(phase.layer)
+        for store in stores:
+            kind_of(store)
         if isinstance(phase, fusion.Attention):
-            stores = kv_cache.layer(phase.layer)
-            for store in stores:
-                kind_of(store)
             shapes.add(HeadShape.of(torch.empty(0, *phase.q.shape, dtype=dtype), *stores))
+        else:
+            heads = phase.q.shape[0], phase.kv_b.shape[1]
+            shapes.add(HeadShape.of_latents(torch.empty(0, *heads, dtype=dtype), *stores))
     return shapes

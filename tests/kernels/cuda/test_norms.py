@@ -12,9 +12,14 @@ import triton.language as tl
 from triton_tools import EACH_ARCH, launches
 
 from octavo.kernels import reference
-from octavo.kernels.cuda.activations import activation_mul, activation_mul_apart
+from octavo.kernels.cuda.activations import (
+    activation_alone,
+    activation_mul,
+    activation_mul_apart,
+    sigmoid_mul,
+)
 from octavo.kernels.cuda.elementwise import to_codes
-from octavo.kernels.cuda.norms import MAX_WIDTH, rmsnorm
+from octavo.kernels.cuda.norms import MAX_WIDTH, layernorm, rmsnorm
 from octavo.kernels.cuda.products import Norm
 
 # Relative errors. The interpreter cuts bfloat16 off.
@@ -96,6 +101,34 @@ def test_norm_of_rows_that_are_apart(device):
     assert not out[:, 70:].any()
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), FLOATS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layernorm(device, dtype, tolerance, has_bias):
+    wide, n = random(3, 700, dtype=dtype, device=device) + 3, norm(577, device)
+    bias = random(577, device=device, seed=2) if has_bias else None
+    x, out = wide[:, 100:677], torch.full((3, 577), torch.nan, dtype=dtype, device=device)
+    layernorm(x, n, bias, out)
+    assert_near(out, reference.layernorm(x, n.weight, bias, n.eps), 3 * tolerance)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "relu"])
+def test_activations_alone(device, activation):
+    x = random(3, 1100, device=device) * 3
+    x[1, 5] = torch.nan
+    out = torch.zeros_like(x)
+    activation_alone(x, out, "gelu_erf" if activation == "gelu" else activation)
+    expected = reference.activate(x, activation)
+    torch.testing.assert_close(out, expected, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("width", [1, 1100])
+def test_sigmoids_of_values_and_of_rows(device, width):
+    gate, x = random(3, width, device=device) * 3, random(3, 1100, device=device, seed=2)
+    out = torch.full_like(x, torch.nan)
+    sigmoid_mul(gate, x, out)
+    assert_near(out, reference.sigmoid_mul(gate, x), 2e-6)
+
+
 def test_rows_of_no_length(device):
     rmsnorm(torch.zeros(0, 8, device=device), norm(8, device), torch.zeros(0, 8, device=device))
     activation_mul(torch.zeros(0, 8, device=device), torch.zeros(0, 4, device=device), "silu")
@@ -173,6 +206,9 @@ def test_compiled(arch):
         rmsnorm(x, n, x, residual=x)
         rmsnorm(x, n, x, rows=torch.zeros(2, dtype=torch.int32))
         rmsnorm(x, n, x.to(torch.float8_e4m3fn), residual=x, norm_before_add=n, scales=scales)
+        layernorm(x, n, n.weight, x)
+        activation_alone(x, x, "relu")
+        sigmoid_mul(x[:, :1], x, x)
         activation_mul(x, half, "gelu_tanh")
         activation_mul(x, half.to(torch.int8), "silu", scales=scales)
 

@@ -254,24 +254,6 @@ def test_rows_of_their_own():
     assert_close(logits_of(program, 9), (gated + 2 * y @ (gate + beside + up).t()) @ table.t())
 
 
-@pytest.mark.parametrize(
-    ("architecture", "reason"),
-    [
-        ("Cohere2ForCausalLM", "layernorm has no kernel"),
-        ("OPTForCausalLM", "table of positions"),
-        ("Olmo2ForCausalLM", "not all that one product makes"),  # but that norms make
-    ],
-)
-def test_what_has_no_kernel_is_said(architecture, reason):
-    config = replace(
-        LLAMA,
-        architecture=architecture,
-        learned_positions=MAX_LEN if architecture.startswith("OPT") else None,
-    )
-    with pytest.raises(CannotFuse, match=reason):
-        fused_program(config, random_model(config))
-
-
 def matrix(n, k):
     return stored(torch.ones(n, k))
 
@@ -304,7 +286,6 @@ def phases_of(*projections, qk_norm=(None, None), head_norm_alone=False):
 @pytest.mark.parametrize(
     ("phases", "reason"),
     [
-        (phases_of(0, 0, 1), "not all that one product makes"),
         (phases_of(0, 0, 0, qk_norm=(1e-5, None)), "of layer 0 are not normed alike"),
         (phases_of(0, 0, 0, qk_norm=(1e-5, 1e-6)), "of layer 0 are not normed alike"),
         (phases_of(0, 0, 0, head_norm_alone=True), "norms of heads"),

@@ -11,7 +11,17 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from fused_models import GEMMA, LLAMA, MAX_LEN, fused_program, random_model, step_of
+from fused_models import (
+    DEEPSEEK_V3,
+    GEMMA,
+    LLAMA,
+    MAX_LEN,
+    OPT,
+    QWEN_2_MOE,
+    fused_program,
+    random_model,
+    step_of,
+)
 from torch.overrides import TorchFunctionMode
 from triton_tools import launches
 
@@ -23,6 +33,9 @@ LIMITS = AttentionLimits(max_num_seqs=32, max_query=4, max_seq_len=MAX_LEN)
 TRITON = partial(create_triton_ops, attention=LIMITS, gpu=Gpu(90, 8))
 CONFIGS = {
     "llama": replace(LLAMA, num_layers=1, layer_windows=(None,), attention_bias=True),
+    "qwen 2 with experts": QWEN_2_MOE,
+    "deepseek 3": DEEPSEEK_V3,
+    "opt": OPT,
     "gemma": replace(GEMMA, num_layers=2, layer_windows=(9, None), logit_softcap=5.0),
 }
 # More rows than a product of few rows takes; then fewer, a token each.
@@ -42,7 +55,15 @@ def last_logits(program, step, shape, device):
 # Codes may differ by one where sums differ in the last bit.
 @pytest.mark.parametrize(
     ("name", "kv", "tolerance"),
-    [("llama", "float32", 1e-4), ("gemma", "float32", 1e-4), ("llama", "int8", 1e-2)],
+    [
+        ("llama", "float32", 1e-4),
+        ("gemma", "float32", 1e-4),
+        ("qwen 2 with experts", "float32", 1e-4),
+        ("deepseek 3", "float32", 1e-4),
+        ("opt", "float32", 1e-4),
+        ("llama", "int8", 1e-2),
+        ("deepseek 3", "fp8", 1e-2),
+    ],
 )
 def test_the_same_as_plain_torch(name, kv, tolerance, device):
     config, model = CONFIGS[name], random_model(CONFIGS[name])

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from fused_models import GEMMA, LLAMA, VOCAB, random_model
+from fused_models import DEEPSEEK_V3, GEMMA, LLAMA, VOCAB, random_model
 from queued_stream import QueuedStream
 from triton_tools import ARCHS, SHARED_LIMIT, launches
 
@@ -46,10 +46,17 @@ _LLAMA = replace(LLAMA, num_layers=1, layer_windows=(None,), intermediate_size=6
 _GEMMA = replace(
     GEMMA, num_layers=2, layer_windows=(9, None), intermediate_size=64, logit_softcap=5.0
 )
+_DEEPSEEK = replace(
+    DEEPSEEK_V3,
+    num_layers=1,
+    layer_windows=(None,),
+    experts=replace(DEEPSEEK_V3.experts, layers=(True,)),
+)
 MODELS = {
     "float": (_LLAMA, GGMLType.F32),
     "4 bits": (_LLAMA, GGMLType.Q4_0),
     "8 bits, with windows": (_GEMMA, GGMLType.Q8_0),
+    "latents and experts": (_DEEPSEEK, GGMLType.F32),
 }
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, MAX_SEQS, MAX_TOKENS = 4, 400, 96, 20, 80
 KINDS = [
