@@ -2,13 +2,13 @@
 //
 //     store       norm, rotation and writing of the step's rows       by tokens
 //     for every so many tokens, as queries take much room:
-//         absorb      queries times U, and rotated                    by heads and outputs
+//         absorb      queries times U, and rotated                    by ticket, latent_products.h
 //         -- barrier --
 //         attend      the items                                       by ticket, attention_plan.cpp
 //         -- barrier --   and
 //         merge       the splits of each vector, by ticket, if items were cut by splits
 //         -- barrier --
-//         expand      what was attended, times V                      by heads and outputs
+//         expand      what was attended, times V                      by ticket, latent_products.h
 //         -- barrier --
 #include "latent.h"
 
@@ -95,8 +95,8 @@ class SubStep {
 template <class Rows, class Matrix>
 class Latent {
   using Product = typename Rows::Product;
-  using Factor = typename Product::Factor;        // of rows, and of queries
-  using Input = typename Matrix::Factor;          // of U and V
+  using Factor = typename Product::Factor;  // of rows, and of queries
+  using Input = typename Matrix::Factor;    // of U and V
   static constexpr int kQueryLanes = kHeads * Product::kDepth;  // factors of a term
   static constexpr int kInputLanes = kHeads * Matrix::kDepth;
 

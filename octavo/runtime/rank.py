@@ -105,8 +105,7 @@ class Rank:
         """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
         ledger = self._open_ledger()
         if ledger is None:
-            planned = sum(line.num_bytes for line in self.backend.planned_memory())
-            free = max(0, machine.memory().available - planned)
+            free = max(0, machine.memory().available - self._planned_bytes)
             usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
         else:
             usual = most = ledger.kv_bytes
@@ -120,6 +119,12 @@ class Rank:
             has_sinks=self._has_sinks,
             ledger=ledger,
         )
+
+    @property
+    def _planned_bytes(self) -> int:
+        """That the start will take beside keys and values."""
+        planned = self._backend.planned_memory() if self._backend is not None else ()
+        return sum(line.num_bytes for line in planned)
 
     def _open_ledger(self) -> MemoryLedger | None:
         """Where the memory of a GPU goes, before the start; of a CPU's nothing is kept back."""
