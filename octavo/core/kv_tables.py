@@ -43,7 +43,7 @@ def served_counts(
     other which groups have it: every group has to have what its window sees then."""
     in_a_row = [0] * len(windows)  # that each group has, up to here
     for count, row in enumerate(rows, start=1):
-        in_a_row = [have + 1 if is_there else 0 for have, is_there in zip(in_a_row, row, strict=True)]
+        in_a_row = [(have + 1) * is_there for have, is_there in zip(in_a_row, row, strict=True)]
         if windows[0] is None and in_a_row[0] < count:
             return
         if all(

@@ -13,7 +13,6 @@ what the windowed group had of the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 
 from octavo.core.block_store import Part, part_key
 from octavo.core.kv_tables import GONE, Windows, first_kept, served_counts
@@ -34,8 +33,8 @@ class StoredPrefix:
         block_size: int,
     ):
         self._windows, self._block_size = windows, block_size
-        nothing = (GONE,) * len(windows)
-        self._blocks = [*zip_longest(keys, path, fillvalue=nothing)]
+        unknown = [[GONE] * len(windows)] * (len(keys) - len(path))
+        self._blocks = [*zip(keys, [*path, *unknown], strict=True)]
 
     def counts(self, has: Callable[[bytes], bool], after: int) -> list[int]:
         """Numbers of blocks beyond ``after`` with which a request can begin, where a store has the
@@ -52,8 +51,8 @@ class StoredPrefix:
         num_tokens = count * self._block_size
         first = [first_kept(window, num_tokens, self._block_size) for window in self._windows]
         return [
-            Part(group, index, part_key(key, group))
-            for index, (key, row) in enumerate(self._blocks[:count])
+            Part(group, number, part_key(key, group))
+            for number, (key, row) in enumerate(self._blocks[:count])
             for group, block_id in enumerate(row)
-            if block_id == GONE and index >= first[group]
+            if block_id == GONE and number >= first[group]
         ]
