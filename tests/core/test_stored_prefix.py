@@ -37,7 +37,6 @@ def prefixes(draw):
 @given(prefixes())
 def test_what_is_missing_is_what_is_seen_and_not_in_the_pool(given_prefix):
     windows, size, keys, path, stored = given_prefix
-    prefix = StoredPrefix(keys, path, windows, size)
     in_pool = {(g, n) for n, row in enumerate(path) for g, block in enumerate(row) if block != GONE}
 
     def missing(count: int) -> set[tuple[int, int]]:
@@ -48,16 +47,23 @@ def test_what_is_missing_is_what_is_seen_and_not_in_the_pool(given_prefix):
         for count in range(1, len(keys) + 1)
         if all(part_key(keys[number], group) in stored for group, number in missing(count))
     ]
-    assert prefix.counts(stored.__contains__, 0) == served
-    assert prefix.counts(stored.__contains__, 3) == [count for count in served if count > 3]
-    for count in served:
+    known = [count for count in range(len(keys) + 1) if not count or not missing(count)]
+    for num_known in known:
+        prefix = StoredPrefix(keys, path, num_known, windows, size)
+        more = [count for count in served if count > num_known]
+        assert prefix.counts(stored.__contains__) == more
+        check_parts(prefix, keys, {count: missing(count) for count in more})
+
+
+def check_parts(prefix, keys, missing) -> None:
+    for count, places in missing.items():
         parts = prefix.parts(count)
-        assert {(part.group, part.number) for part in parts} == missing(count)
+        assert {(part.group, part.number) for part in parts} == places
         assert all(part.key == part_key(keys[part.number], part.group) for part in parts)
 
 
 def test_the_example_of_the_module():
     keys = [b"k0", b"k1", b"k2", b"k3"]
-    prefix = StoredPrefix(keys, [[3, GONE], [8, 9]], (None, 3), 4)
-    assert prefix.counts({b"k2", b"k3", b"k3\1"}.__contains__, 2) == [4]
+    prefix = StoredPrefix(keys, [[3, GONE], [8, 9]], 2, (None, 3), 4)
+    assert prefix.counts({b"k2", b"k3", b"k3\1"}.__contains__) == [4]
     assert prefix.parts(4) == [Part(0, 2, b"k2"), Part(0, 3, b"k3"), Part(1, 3, b"k3\1")]
