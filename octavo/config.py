@@ -22,7 +22,7 @@ from octavo.core.sight import DEFAULT_SINKS, SightRules
 from octavo.core.state_slots import least_slots, slots_per_request
 from octavo.errors import ConfigError
 from octavo.models.kv_groups import KVGroups
-from octavo.offload.settings import OffloadConfig, shelf_blocks
+from octavo.offload.settings import SHELF_TOKENS, OffloadConfig, shelf_blocks
 from octavo.options import option
 from octavo.runtime.capacity import Capacity
 from octavo.speculation.config import ACCEPTANCES, METHODS, SpeculativeConfig
@@ -540,8 +540,9 @@ def _offload(
     num_places = int(args.swap_space * GIB) // block_bytes
     if args.swap_space and num_places < 1:
         raise ConfigError(f"swap_space must hold at least one block of {block_bytes:,} bytes")
+    num_useful = most_blocks(windows, SHELF_TOKENS, args.block_size, step_tokens=0)
     return OffloadConfig(
-        num_places or shelf_blocks(windows, args.block_size, block_bytes),
+        num_places or shelf_blocks(num_useful, block_bytes),
         block_bytes,
         folder,
         max_bytes,

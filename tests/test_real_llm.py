@@ -62,16 +62,25 @@ def test_windows_give_blocks_back_and_the_answer_stays(gemma3_gguf):
     assert of_windows[1] < 0.5 * one_table[1]
 
 
-def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(smollm2_gguf, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "num_tokens", "num_blocks"),
+    [("smollm2_gguf", 500, 40), ("gemma3_gguf", 900, 6 * 64)],  # six groups, five with windows
+)
+def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(
+    request, tmp_path, model, num_tokens, num_blocks
+):
     """With its own tokens and probabilities, and without being computed again."""
     text = Path(octavo.__file__).with_name("config.py").read_text()
     args = EngineArgs(
-        "smollm2-135m", max_model_len=512, num_blocks=40, kv_offload=f"{tmp_path / 'kv'}:100MiB"
+        str(request.getfixturevalue(model)),
+        max_model_len=num_tokens + 12,
+        num_blocks=num_blocks,
+        kv_offload=f"{tmp_path / 'kv'}:100MiB",
     )
     answers: list[tuple[int, list[int], list[float], float]] = []
 
     def serve(loaded, name: str, begin: int) -> None:
-        prompt = loaded.text_engine.tokenizer.encode(text[begin:])[:500]
+        prompt = loaded.text_engine.tokenizer.encode(text[begin:])[:num_tokens]
         request = Request(name, prompt, GREEDY, 0.0)
         engine, computed, logprobs = loaded.text_engine.engine, 0, []
         engine.add(request)
@@ -95,5 +104,6 @@ def test_an_evicted_prefix_comes_back_from_disk_and_after_a_restart(smollm2_gguf
     loaded.text_engine.engine.close()
     cold, _, evicted, restarted = answers
     assert evicted[1:3] == restarted[1:3] == cold[1:3]
-    assert cold[0] - evicted[0] == cold[0] - restarted[0] == 31 * 16
-    assert restarted[3] == 31 * 16
+    whole = num_tokens // 16 * 16
+    assert cold[0] - evicted[0] == cold[0] - restarted[0] == whole
+    assert restarted[3] == whole

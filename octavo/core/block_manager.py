@@ -243,9 +243,9 @@ class BlockManager:
         sources = self.store.take(stored)  # before others take their place
         targets = self._take(len(sources))
         for part, target in zip(stored.parts, targets, strict=True):
-            request.block_tables[part.group][part.index] = target
+            request.block_tables[part.group][part.number] = target
         self._copies += zip(sources, targets, strict=True)
-        first = min(part.index for part in stored.parts)
+        first = min(part.number for part in stored.parts)
         # Where no group sees all, there may be no block before the first.
         request.num_published_blocks = first if self.windows[0] is None else 0
 
@@ -331,24 +331,26 @@ class BlockManager:
         num_full = request.num_computed_tokens // size
         if num_full == first:  # as after nearly every token of an answer
             return
-        tables, token_ids = request.block_tables, request.token_ids
         end = num_full
         if request.sight is not None:  # what it does not see all of, nobody else would compute
             end = min(end, request.sight.num_tokens // size)
         if first < end:
-            parent = tables[0][first - 1] if first else None
-            tokens = [
-                tuple(token_ids[start : start + size]) for start in range(first * size, end * size, size)
-            ]
-            own = [[table[index] for table in tables] for index in range(first, end)]
-            known = self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
-            for index, block_ids in enumerate(known, start=first):
-                if block_ids != own[index - first]:
-                    self._adopt(tables, index, block_ids)
+            self._publish(request, first, end)
         request.num_published_blocks = num_full
-        self.states.keep(request, tables[0][num_full - 1])
+        self.states.keep(request, request.block_ids[num_full - 1])
         if self.has_windows or request.sight is not None:
             self._leave_behind(request)
+
+    def _publish(self, request: Request, first: int, end: int) -> None:
+        tables, token_ids, size = request.block_tables, request.token_ids, self.block_size
+        starts = range(first * size, end * size, size)
+        tokens = [tuple(token_ids[start : start + size]) for start in starts]
+        own = [[table[index] for table in tables] for index in range(first, end)]
+        parent = tables[0][first - 1] if first else None
+        known = self.prefix_cache.publish(parent, tokens, own, request.cache_salt)
+        for index, (mine, theirs) in enumerate(zip(own, known, strict=True), start=first):
+            if mine != theirs:
+                self._adopt(tables, index, theirs)
 
     def _adopt(self, tables: Iterable[list[int]], index: int, known: Sequence[int]) -> None:
         for table, block_id in zip(tables, known, strict=True):

@@ -26,10 +26,10 @@ from octavo.core.request import Request
 
 
 class Part(NamedTuple):
-    """What one group of layers has of the ``index``-th block of a sequence (``kv_tables.py``)."""
+    """What one group of layers has of a block of a sequence, by its number in turn."""
 
     group: int
-    index: int
+    number: int
     key: bytes
 
 

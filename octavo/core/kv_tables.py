@@ -37,13 +37,13 @@ def first_kept(window: int | None, num_tokens: int, block_size: int) -> int:
 
 
 def served_counts(
-    windows: Windows, rows: Iterable[Sequence[bool]], block_size: int
+    windows: Windows, rows: Iterable[Sequence[bool]], block_size: int, first: int = 0
 ) -> Iterator[int]:
-    """Of how many first blocks a sequence can go on, where ``rows`` say of one block after the
-    other which groups have it: every group has to have what its window sees then."""
-    in_a_row = [0] * len(windows)  # that each group has, up to here
-    for count, row in enumerate(rows, start=1):
-        in_a_row = [have + 1 if is_there else 0 for have, is_there in zip(in_a_row, row, strict=True)]
+    """After how many blocks a sequence can go on, where ``rows`` say of one block after the other,
+    from ``first`` on, which groups have it: every group has to have what its window sees then."""
+    in_a_row = [first] * len(windows)  # that each group has, up to here
+    for count, row in enumerate(rows, start=first + 1):
+        in_a_row = [(have + 1) * is_there for have, is_there in zip(in_a_row, row, strict=True)]
         if windows[0] is None and in_a_row[0] < count:
             return
         if all(

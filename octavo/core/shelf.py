@@ -177,8 +177,8 @@ class Shelf:
         if not self._held and not self._coming and not self._has_depot:
             return NOTHING_STORED
         keys = keys_of(request, limit // self._block_size, self._block_size)
-        prefix = StoredPrefix(keys, path, self._windows, self._block_size)
-        ready = max(prefix.counts(self._held.__contains__, num_known), default=num_known)
+        prefix = StoredPrefix(keys, path, num_known, self._windows, self._block_size)
+        ready = max(prefix.counts(self._held.__contains__), default=num_known)
         if not request.awaited_keys and not self._depot.is_stuck:
             request.awaited_keys = self._fetch(prefix, ready)
         if not self._depot.is_stuck and not self._coming.keys().isdisjoint(request.awaited_keys):
@@ -190,7 +190,7 @@ class Shelf:
     def _fetch(self, prefix: StoredPrefix, ready: int) -> tuple[bytes, ...]:
         """Have read what makes more blocks of a request known than are ``ready``, as far as there
         is room, and if that is worth while; the keys of all that are coming."""
-        counts = prefix.counts(self._is_known, ready)
+        counts = [count for count in prefix.counts(self._is_known) if count > ready]
         num_fit = bisect_right(
             counts, len(self._idle), key=lambda count: self._num_needed(prefix.parts(count))
         )

@@ -13,7 +13,6 @@ what the windowed group had of the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 
 from octavo.core.block_store import Part, part_key
 from octavo.core.kv_tables import GONE, Windows, first_kept, served_counts
@@ -24,36 +23,47 @@ class StoredPrefix:
 
     Args:
         keys: of these blocks. path: those of the pool, no more of them (``PrefixCache.path``).
+        num_known: of them, that a request can begin with as it is.
     """
 
     def __init__(
         self,
         keys: Sequence[bytes],
         path: Sequence[Sequence[int]],
+        num_known: int,
         windows: Windows,
         block_size: int,
     ):
         self._windows, self._block_size = windows, block_size
-        nothing = (GONE,) * len(windows)
-        self._blocks = [*zip_longest(keys, path, fillvalue=nothing)]
+        self._num_known = num_known
+        # What comes before this is there already, or seen by nobody who begins with more blocks.
+        seen = zip(windows, self._first_seen(num_known), strict=True)
+        self._first = min([num_known, *(first for window, first in seen if window is not None)])
+        unknown = [[GONE] * len(windows)] * (len(keys) - len(path))
+        self._blocks = [*zip(keys[self._first :], [*path[self._first :], *unknown], strict=True)]
 
-    def counts(self, has: Callable[[bytes], bool], after: int) -> list[int]:
-        """Numbers of blocks beyond ``after`` with which a request can begin, where a store has the
+    def counts(self, has: Callable[[bytes], bool]) -> list[int]:
+        """Numbers of blocks, more than are known, with which a request can begin if a store has the
         keys that it says to have."""
         rows = (
             [block_id != GONE or has(part_key(key, group)) for group, block_id in enumerate(row)]
             for key, row in self._blocks
         )
-        served = served_counts(self._windows, rows, self._block_size)
-        return [count for count in served if count > after]
+        served = served_counts(self._windows, rows, self._block_size, self._first)
+        return [count for count in served if count > self._num_known]
 
     def parts(self, count: int) -> list[Part]:
         """What a store has to have for so many blocks: what the pool has not, and is seen."""
-        num_tokens = count * self._block_size
-        first = [first_kept(window, num_tokens, self._block_size) for window in self._windows]
+        first_seen = self._first_seen(count)
+        blocks = self._blocks[: count - self._first]
         return [
-            Part(group, index, part_key(key, group))
-            for index, (key, row) in enumerate(self._blocks[:count])
+            Part(group, number, part_key(key, group))
+            for number, (key, row) in enumerate(blocks, start=self._first)
             for group, block_id in enumerate(row)
-            if block_id == GONE and index >= first[group]
+            if block_id == GONE and number >= first_seen[group]
         ]
+
+    def _first_seen(self, count: int) -> list[int]:
+        """Of each group, the first block that is seen after so many."""
+        num_tokens = count * self._block_size
+        return [first_kept(window, num_tokens, self._block_size) for window in self._windows]

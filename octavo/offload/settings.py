@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.kv_tables import Windows, most_blocks
-
 # Where nobody says how much host memory: for a prompt of so many tokens, but no more bytes than
 # that. What comes from a disk goes through it.
-_SHELF_TOKENS = 8192
+SHELF_TOKENS = 8192
 _SHELF_BYTES = 1 << 30
 
 
@@ -30,7 +28,6 @@ class OffloadConfig:
     keeps_memory: bool = False
 
 
-def shelf_blocks(windows: Windows, block_size: int, block_bytes: int) -> int:
-    """Blocks of host memory for a folder, where nobody says how many; of layers in such groups."""
-    useful = most_blocks(windows, _SHELF_TOKENS, block_size, step_tokens=0)
-    return max(1, min(useful, _SHELF_BYTES // block_bytes))
+def shelf_blocks(num_useful: int, block_bytes: int) -> int:
+    """Blocks of host memory for a folder, where nobody says how many: those of ``SHELF_TOKENS``."""
+    return max(1, min(num_useful, _SHELF_BYTES // block_bytes))

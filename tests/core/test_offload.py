@@ -69,6 +69,42 @@ def test_an_evicted_prefix_comes_back(make_engine, make_request, make_depot, dep
     assert stats.prefix_tokens_hit == 16
 
 
+@pytest.mark.parametrize("make_depot", [None, depot_of(delay=5)])
+@pytest.mark.parametrize(("windows", "num_restored"), [((6,), 2), ((None, 6), 4 + 2)])
+def test_of_windows_comes_back_what_they_see(
+    make_engine, make_request, make_depot, windows, num_restored
+):
+    """After 16 tokens a window of 6 sees 5 of them, in two blocks."""
+    how = {"windows": windows, "max_num_batched_tokens": 8, "max_model_len": 32}
+    engine = make_engine(8 * len(windows), 4, num_places=40, make_depot=make_depot, **how)
+    engine.add(make_request("a", PROMPT))
+    _, (answer,) = computed(engine)
+    for first in (40, 60):
+        engine.add(make_request("filler", [first + i % 40 for i in range(28)], max_tokens=1))
+        computed(engine)
+    again = make_request("b", PROMPT)
+    engine.add(again)
+    _, (same,) = computed(engine)
+    assert same == answer == expected_tokens(PROMPT, 4, 97, windows)
+    assert again.stats.num_cached_tokens == 16
+    stats = engine.stats()
+    assert stats.kv_blocks_restored == num_restored
+    assert stats.prefix_tokens_from_memory + stats.prefix_tokens_from_disk == 16
+
+
+def test_who_has_a_sight_gets_what_it_sees_all_of(make_engine, make_request):
+    engine = make_engine(8, 4, num_places=20)
+    engine.add(make_request("a", PROMPT))
+    computed(engine)
+    fill_pool(engine, make_request)
+    sees = SamplingParams(max_tokens=4, ignore_eos=True, attention_sinks=2, window=11)
+    again = make_request("b", PROMPT, params=sees)
+    engine.add(again)
+    _, (answer,) = computed(engine)
+    assert again.stats.num_cached_tokens == 12  # of 13
+    assert answer == expected_tokens(PROMPT, 4, 97, sight=again.sight)
+
+
 def test_without_a_store_it_is_computed_again(make_engine, make_request):
     engine = make_engine(8, 4)
     for name in ("a", "b"):
