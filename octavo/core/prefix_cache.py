@@ -40,6 +40,7 @@ class MissReason(Enum):
     EVICTED = "evicted"
     OTHER_SALT = "other_salt"  # others have begun a prompt like that
     LEFT_BEHIND = "left_behind"  # it is known, but not what a window would see of it
+    NO_STATE = "no_state"  # it is known, but not what layers that recur would go on from
     SIGHT = "sight"  # the request does not see all of its tokens from there on
     PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
     OFF = "off"
@@ -159,12 +160,13 @@ class RadixPrefixCache:
             if node is None or (sees_all and node.block_ids[0] == GONE):
                 break
             matched.append(node.block_ids)
-        return matched[: self._num_served(matched)]
+        return matched[: self._num_served(matched, self._needs_states)]
 
     def why_no_more(
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
         size, node, number = self.block_size, self._roots.get(salt), hash(salt)
+        known: list[list[int]] = []
         for start in range(0, min(limit, len(token_ids)) - size + 1, size):
             tokens = tuple(token_ids[start : start + size])
             number = hash((number, tokens))
@@ -176,13 +178,16 @@ class RadixPrefixCache:
                 return MissReason.OTHER_SALT if is_begun else MissReason.NEVER_SEEN
             if start >= num_found and node.block_ids[0] == GONE and self._windows[0] is None:
                 return MissReason.EVICTED
-        is_all = num_found + size > min(limit, len(token_ids))
-        return MissReason.BLOCK_BORDER if is_all else MissReason.LEFT_BEHIND
+            known.append(node.block_ids)
+        if num_found + size > min(limit, len(token_ids)):
+            return MissReason.BLOCK_BORDER
+        lacks_state = self._num_served(known, needs_states=False) * size > num_found
+        return MissReason.NO_STATE if lacks_state else MissReason.LEFT_BEHIND
 
-    def _num_served(self, matched: Sequence[Sequence[int]]) -> int:
+    def _num_served(self, matched: Sequence[Sequence[int]], needs_states: bool) -> int:
         """Of blocks that follow each other, as many as every group has, as far as it sees them; and
         with a state at their end, where one is needed."""
-        if self._windows == ONE_TABLE and not self._needs_states:
+        if self._windows == ONE_TABLE and not needs_states:
             return len(matched)
         in_a_row = [0] * len(self._windows)  # that each group has, up to here
         num_served = 0
@@ -192,12 +197,12 @@ class RadixPrefixCache:
             if all(
                 have >= count - first_kept(window, count * self.block_size, self.block_size)
                 for window, have in zip(self._windows, in_a_row, strict=True)
-            ) and self._has_state_after(block_ids[0]):
+            ) and (not needs_states or self._has_state_after(block_ids[0])):
                 num_served = count
         return num_served
 
     def _has_state_after(self, block_id: int) -> bool:
-        return not self._needs_states or (block_id != GONE and self.state_of(block_id) != NO_STATE)
+        return block_id != GONE and self.state_of(block_id) != NO_STATE
 
     def publish(
         self,
