@@ -86,7 +86,7 @@ _DENSE = {
 
 
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
-    """Of a file to be, or of any: the MLP that all tokens use is the only one, or beside experts."""
+    """Of a file to be; None: of any. What all tokens use has another name beside experts."""
     layer = {**GGUF_LAYER, **GGUF_MAMBA2}
     if config is None or config.experts is None:
         layer |= _DENSE
