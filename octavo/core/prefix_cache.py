@@ -40,6 +40,7 @@ class MissReason(Enum):
     EVICTED = "evicted"
     OTHER_SALT = "other_salt"  # others have begun a prompt like that
     LEFT_BEHIND = "left_behind"  # it is known, but not what a window would see of it
+    NO_STATE = "no_state"  # it is known, but not what layers that recur would go on from
     SIGHT = "sight"  # the request does not see all of its tokens from there on
     PROMPT_LOGPROBS = "prompt_logprobs"  # all of it is to be computed
     OFF = "off"
@@ -157,7 +158,7 @@ class RadixPrefixCache:
 
     def match(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
         path = self.path(token_ids, limit, salt)
-        return path[: self._num_served(path)]
+        return path[: self._num_served(path, self._needs_states)]
 
     def path(self, token_ids: Sequence[int], limit: int, salt: str) -> list[list[int]]:
         node, size = self._roots.get(salt), self.block_size
@@ -173,6 +174,7 @@ class RadixPrefixCache:
         self, token_ids: Sequence[int], num_found: int, limit: int, salt: str
     ) -> MissReason:
         size, node, number = self.block_size, self._roots.get(salt), hash(salt)
+        known: list[list[int]] = []
         for start in range(0, min(limit, len(token_ids)) - size + 1, size):
             tokens = tuple(token_ids[start : start + size])
             number = hash((number, tokens))
@@ -184,20 +186,24 @@ class RadixPrefixCache:
                 return MissReason.OTHER_SALT if is_begun else MissReason.NEVER_SEEN
             if start >= num_found and node.block_ids[0] == GONE and self._windows[0] is None:
                 return MissReason.EVICTED
-        is_all = num_found + size > min(limit, len(token_ids))
-        return MissReason.BLOCK_BORDER if is_all else MissReason.LEFT_BEHIND
+            known.append(node.block_ids)
+        if num_found + size > min(limit, len(token_ids)):
+            return MissReason.BLOCK_BORDER
+        lacks_state = self._num_served(known, needs_states=False) * size > num_found
+        return MissReason.NO_STATE if lacks_state else MissReason.LEFT_BEHIND
 
-    def _num_served(self, path: Sequence[Sequence[int]]) -> int:
+    def _num_served(self, path: Sequence[Sequence[int]], needs_states: bool) -> int:
         """Of blocks that follow each other, as many as every group has, as far as it sees them; and
         with a state at their end, where one is needed."""
-        if self._windows == ONE_TABLE and not self._needs_states:
+        if self._windows == ONE_TABLE and not needs_states:
             return next((i for i, row in enumerate(path) if row[0] == GONE), len(path))
         rows = ([block_id != GONE for block_id in row] for row in path)
         served = served_counts(self._windows, rows, self.block_size)
-        return max((n for n in served if self._has_state_after(path[n - 1][0])), default=0)
+        fits = (n for n in served if not needs_states or self._has_state_after(path[n - 1][0]))
+        return max(fits, default=0)
 
     def _has_state_after(self, block_id: int) -> bool:
-        return not self._needs_states or (block_id != GONE and self.state_of(block_id) != NO_STATE)
+        return block_id != GONE and self.state_of(block_id) != NO_STATE
 
     def publish(
         self,

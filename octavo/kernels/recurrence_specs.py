@@ -128,8 +128,8 @@ class GatedNormSpec:
     """An rmsnorm over each ``group`` of columns, and a gate: silu of other columns from ``first``,
     times ``gate_scale``.
 
-    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it. Where nothing
-    is ``normed``, there is the gate alone.
+    With ``gate_first`` the gate is multiplied before the norm (Mamba 2), else after it. Where
+    nothing is ``normed``, there is the gate alone.
     """
 
     width: int

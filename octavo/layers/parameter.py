@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ class Parameter:
 
     ``exact`` parameters (norms, biases: small, and added or multiplied element by element; routers,
     where what is nearly equal decides) are kept in float32. ``plus`` is added to them, for
-    checkpoints that store a weight less one, and they are multiplied with ``times``, a number or one
-    for each row, for models that scale what they multiply.
+    checkpoints that store a weight less one, and they are multiplied with ``times``, a number or
+    one for each row, for models that scale what they multiply.
     """
 
     __slots__ = ("_value", "exact", "plus", "shape", "times")
@@ -29,7 +30,7 @@ class Parameter:
         *shape: int,
         exact: bool = False,
         plus: float = 0.0,
-        times: float | np.ndarray = 1.0,
+        times: float | Sequence[float] = 1.0,
     ):
         self.shape = shape
         self.exact = exact

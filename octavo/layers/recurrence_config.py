@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, repeat
 from math import prod
-
-import numpy as np
 
 from octavo.kernels.recurrence_specs import ConvSpec, DeltaSpec, GatedNormSpec, ScanSpec
 
@@ -49,11 +48,12 @@ class RecurrenceConfig:
     mamba_scales: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     @property
-    def channel_scales(self) -> np.ndarray:
+    def channel_scales(self) -> tuple[float, ...]:
         """Of each channel of Mamba 2's convolution, what its input is multiplied with."""
         assert self.mamba is not None
         shared = self.mamba.groups * self.mamba.state_dim
-        return np.repeat(self.mamba_scales, (self.mamba.width, shared, shared))
+        counts = self.mamba.width, shared, shared
+        return tuple(chain(*map(repeat, self.mamba_scales, counts)))
 
     @property
     def scan(self) -> ScanSpec | DeltaSpec | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
 from octavo.kernels.recurrence_specs import GatedNormSpec
 from octavo.layers.context import Activations, ForwardContext
@@ -17,7 +17,7 @@ class Conv1d(Module):
     multiplies its inputs with is put into them."""
 
     def __init__(
-        self, channels: int, kernel: int, bias: bool = False, scales: float | np.ndarray = 1.0
+        self, channels: int, kernel: int, bias: bool = False, scales: float | Sequence[float] = 1.0
     ):
         self.weight = Parameter(channels, 1, kernel, exact=True, times=scales)
         self.bias = Parameter(channels, exact=True) if bias else None

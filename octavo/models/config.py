@@ -95,8 +95,8 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """What a layer multiplies what its parts give with, before it adds them to the stream; ``gate``:
-    the gate of its MLP, before the activation."""
+    """What a layer multiplies what its parts give with, before it adds them to the stream;
+    ``gate``: the gate of its MLP, before the activation."""
 
     attention: float = 1.0
     recurrence: float = 1.0

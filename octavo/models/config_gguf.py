@@ -103,8 +103,7 @@ def _uniform(fields: Fields, name: str, default: int | None = None) -> int:
     """A number that some files give per layer; all layers must agree that have one above 0."""
     if not isinstance(fields.raw(name), (int, float, str, type(None))):
         values = set(fields.each(name, partial(Fields.integer, minimum=0)))
-        if len(values) > 1:
-            values.discard(0)
+        values.discard(0)
         if len(values) != 1:
             raise UnsupportedModelError(f"{fields.path}: {name} differs between layers")
         return values.pop()

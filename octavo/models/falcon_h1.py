@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba 2 side by side in every layer, of the same input (arXiv 2507.22448).
+"""Falcon-H1: attention and Mamba 2 side by side in every layer (arXiv 2507.22448).
 
 Everything is scaled by some number of its config, so that one recipe trains all sizes. Where two of
 them are multiplied with each other, the config here has their product: those of keys and of what
@@ -52,7 +52,9 @@ class FalconH1DecoderLayer(Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.self_attn = make_attention(config, index)
         self.mixer = Mamba2(index, config.hidden_size, config.recurrence)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, times=scales.gate)
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, config.norm_eps, times=scales.gate
+        )
         self.mlp = make_mlp(config, index)
 
     def forward(self, x: Activations, cos_sin: Any, ctx: ForwardContext) -> Activations:

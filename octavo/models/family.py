@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from octavo.fields import Fields
     from octavo.models.config import Activation, ModelConfig
 

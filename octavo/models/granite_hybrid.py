@@ -86,10 +86,12 @@ _DENSE = {
 
 
 def _gguf_names(config: ModelConfig | None = None) -> TensorNames:
-    """Of a file to be: what all tokens use is the one MLP there is, or beside experts."""
-    layer = {**GGUF_LAYER, **GGUF_EXPERTS, **GGUF_MAMBA2}
+    """Of a file to be; None: of any. What all tokens use has another name beside experts."""
+    layer = {**GGUF_LAYER, **GGUF_MAMBA2}
     if config is None or config.experts is None:
         layer |= _DENSE
+    if config is None or config.experts is not None:
+        layer |= GGUF_EXPERTS
     groups = 1 if config is None else mamba_of(config).groups
     return TensorNames(GGUF_TOP, layer, "blk", fused={}, values=mamba2_values(groups))
 

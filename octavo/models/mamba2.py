@@ -154,7 +154,8 @@ def make_mamba2(
     state_dim: int,
     kernel: int,
     norm: dict[str, Any],
-    **biases: bool,
+    conv_bias: bool,
+    proj_bias: bool = False,
 ) -> RecurrenceConfig:
     """By its sizes: one projection makes the gate, then what is convolved, then the step sizes."""
     inner = heads * head_dim
@@ -173,5 +174,6 @@ def make_mamba2(
             first=inner + channels,
         ),
         norm=spec,
-        **biases,
+        conv_bias=conv_bias,
+        proj_bias=proj_bias,
     )

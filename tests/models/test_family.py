@@ -41,8 +41,10 @@ LAYERS = {
 def test_every_parameter_has_a_name_that_leads_back(architecture):
     family = family_of(architecture)
     config = {**SIZES, **LAYERS.get(architecture, {}), "architectures": [architecture]}
-    names = [name for name, _ in named_parameters(family.model(ModelConfig.from_hf(config)))]
-    for table in [family.hf_names] + ([family.gguf_names] if family.gguf else []):
+    model_config = ModelConfig.from_hf(config)
+    names = [name for name, _ in named_parameters(family.model(model_config))]
+    tables = [family.hf_names] + ([family.names_to_write(model_config)] if family.gguf else [])
+    for table in tables:
         wholes = {family.whole(name, table) for name in names}
         tensors: dict[str, set[str]] = {}
         for whole in wholes:
@@ -52,10 +54,11 @@ def test_every_parameter_has_a_name_that_leads_back(architecture):
                 assert of == {table.parameter(tensor)}
             else:  # of all experts, which are parts of one
                 assert {of_each(whole) for whole in of} == {table.parameter(tensor)}
-        parts = {part for whole in wholes for part in family.parts(of_each(whole))}
+        parts = {part for whole in wholes for part in family.parts(of_each(whole), table)}
         assert parts == set(map(of_each, names))
-        if table is family.gguf_names:
-            assert not any("proj" in tensor or "layers" in tensor for tensor in tensors)
+    if family.gguf:
+        theirs = [name for name in map(table.tensor, wholes) if "shortconv" not in name]
+        assert not any("proj" in name or "layers" in name for name in theirs)
 
 
 def of_each(parameter):

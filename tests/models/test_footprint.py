@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hybrid_models import RECURRENCES
 
 from octavo.errors import ConfigError, UnsupportedModelError
 from octavo.layers.latent_config import LatentConfig
@@ -58,6 +59,9 @@ def test_matrices_are_those_of_the_model(config, architecture):
     config = replace(config, architecture=architecture, layer_windows=(None, 8))
     if architecture.startswith("Deepseek"):
         config = replace(config, latent=LatentConfig(12, 20, 8, 4, 6))
+    if architecture.startswith("Falcon"):
+        _, recurrence = RECURRENCES["mamba2_scaled"]
+        config = replace(config, recurrence=replace(recurrence, layers=(0, 1), parallel=True))
     modules = model_class(architecture)(config).named_modules()
     expected = [
         (f"{name}.weight", *module.weight.shape)

@@ -85,7 +85,7 @@ def test_rounds_go_on_from_their_own_states(hybrid, run_all, name):
 
 
 @needs_native
-@pytest.mark.parametrize("case", ["lfm2", "granite-odd", "qwen3-next"])
+@pytest.mark.parametrize("case", ["lfm2", "granite-odd", "falcon", "qwen3-next"])
 def test_families_say_what_transformers_says(case, load_bench, run_all, tmp_path):
     """64 tokens, with chunks, preemptions and hits: of prompts that begin alike."""
     model = make_model(case)

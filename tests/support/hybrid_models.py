@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,18 @@ RECURRENCES: dict[str, tuple[type[Module], RecurrenceConfig]] = {
             norm=GatedNormSpec(width=120, group=60, eps=1e-5, gate_first=True),
             conv_bias=True,
             proj_bias=True,
+        ),
+    ),
+    "mamba2_scaled": (  # without a norm, and with what Falcon-H1 scales
+        Mamba2,
+        RecurrenceConfig(
+            layers=(0, 2),
+            conv=ConvSpec(channels=156, kernel=4, first=120),
+            mamba=replace(_MAMBA, step_scale=0.6),
+            norm=GatedNormSpec(
+                width=120, group=60, eps=1e-5, gate_first=True, gate_scale=1.4, normed=False
+            ),
+            mamba_scales=(0.7, 1.2, 0.9),
         ),
     ),
     "gated_delta": (

@@ -77,7 +77,7 @@ CASES = {
     "falcon": (
         "falcon_h1",
         {
-            "head_dim": 24,
+            "head_dim": 32,
             "mamba_d_ssm": 96,
             "mamba_n_heads": 6,
             "mamba_n_groups": 2,
