@@ -58,6 +58,9 @@ class Rank:
         self._backend: Backend | None = backend
         self._has_window_tables = backend.has_window_tables
         self._has_sinks = backend.has_sinks
+        # Of native kernels; a GPU's ledger asks for it itself.
+        planned = backend.planned_memory() if backend.name == "native" else ()
+        self._scratch_bytes = sum(line.num_bytes for line in planned)
         self.runner: Runner | None = None
         self._depths: set[int] = set()
         self._ledger: MemoryLedger | None = None  # of a GPU, once there is a KV pool
@@ -105,8 +108,7 @@ class Rank:
         """What fits beside the weights, now that they are loaded; on a GPU, before the start."""
         ledger = self._open_ledger()
         if ledger is None:
-            planned = sum(line.num_bytes for line in self.backend.planned_memory())
-            free = max(0, machine.memory().available - planned)
+            free = max(0, machine.memory().available - self._scratch_bytes)
             usual, most = cpu_kv_bytes(free), cpu_kv_most(free)
         else:
             usual = most = ledger.kv_bytes

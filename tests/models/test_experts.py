@@ -295,7 +295,5 @@ def test_experts_in_blocks_of_fp8_become_those_of_gguf(tiny_experts, driver, tmp
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
     assert types["blk.1.ffn_gate_exps.weight"] == types["blk.1.ffn_up_exps.weight"] == "Q8_0"
     prompts = [[5, 7, 9, 11] * 6]
-    (plain,), (rounded,), (made,) = (
-        driver(path).logits(prompts) for path in (folder, source, out)
-    )
+    (plain,), (rounded,), (made,) = (driver(path).logits(prompts) for path in (folder, source, out))
     assert (made - rounded).norm() < 0.3 * (rounded - plain).norm()
