@@ -39,6 +39,7 @@ constexpr int kSharedBlocksSlot = 0;
 
 constexpr int kAhead = 2048;               // bytes fetched before they are read, of a single stream
 constexpr size_t kChunkBytes = 256 << 10;  // of encoded rows: half of a small L2 cache
+constexpr int kLoneRun = 8;                // units that a linear of few rows, among others, streams
 constexpr int kMinUnits = 4;               // per worker, so that all end at about the same time
 constexpr int kTogether = kMostListedRows / kMaxRows;  // blocks whose remainders are one list
 constexpr int kMostLists = 8;                          // of a chunk
@@ -95,9 +96,7 @@ class Linear {
     place_encoded(worker_.scratch(kBlocksSlot, encoded_bytes()));
     fetch_beginning(unit(units.begin));
     if (last == nullptr || !encodes_as(*last)) encode_rows(0, args_.rows, units.begin == 0);
-    for (int u = units.begin; u < units.end; u++) {
-      compute(unit(u), u + 1 < units.end ? ahead_of(u + 1) : Ahead(), 0, num_blocks_);
-    }
+    run_units(units, Ahead(), 0, num_blocks_);
   }
 
   // Many rows: where they are put, encoded, and how they are cut into pieces, `least` if possible.
@@ -133,7 +132,7 @@ class Linear {
     chunk_ = std::min(chunk_, num_blocks_);
     while (chunk_ > 1 && num_pieces() < least) chunk_ = (chunk_ + 1) / 2;
   }
-  int num_pieces() const { return num_units_ * ((num_blocks_ + chunk_ - 1) / chunk_); }
+  int num_pieces() const { return num_runs() * ((num_blocks_ + chunk_ - 1) / chunk_); }
 
   void encode_rows(int begin, int end, bool store_sum) {
     const size_t padded = (static_cast<size_t>(args_.k) + 127) / 128 * 128;
@@ -165,12 +164,28 @@ class Linear {
 
   // A piece; `ahead` is what comes after it.
   void run_piece(int piece, const Ahead& ahead) {
-    const int first = piece / num_units_ * chunk_;
-    compute(unit(piece % num_units_), ahead, first, std::min(first + chunk_, num_blocks_));
+    const int first = piece / num_runs() * chunk_;
+    run_units(units_of_piece(piece), ahead, first, std::min(first + chunk_, num_blocks_));
   }
-  // Of a piece, or of a unit.
-  Ahead ahead_of(int piece) const {
-    const Unit next = unit(piece % num_units_);
+  Ahead ahead_of_piece(int piece) const { return ahead_of(units_of_piece(piece).begin); }
+
+ private:
+  // A block that is alone is multiplied with some units in a row, so that they are a stream.
+  int run_length() const { return num_blocks_ == 1 ? kLoneRun : 1; }
+  int num_runs() const { return (num_units_ + run_length() - 1) / run_length(); }
+  Range units_of_piece(int piece) const {
+    const int begin = piece % num_runs() * run_length();
+    return {begin, std::min(begin + run_length(), num_units_)};
+  }
+  void run_units(Range units, const Ahead& ahead, int first, int last) {
+    for (int u = units.begin; u < units.end; u++) {
+      const bool is_stream = num_blocks_ == 1;  // which fetches itself
+      const Ahead next = u + 1 == units.end ? ahead : is_stream ? Ahead() : ahead_of(u + 1);
+      compute(unit(u), next, first, last);
+    }
+  }
+  Ahead ahead_of(int u) const {
+    const Unit next = unit(u);
     Ahead ahead;
     for (int s = 0; s < (is_gated(args_) ? 2 : 1); s++) {
       const int segment = next.segment + s;
@@ -180,7 +195,6 @@ class Linear {
     return ahead;
   }
 
- private:
   struct Encoded {
     Encoding encoding;
     const int32_t* columns;  // the inputs in their order; NULL: as they are
@@ -333,7 +347,7 @@ class Linear {
   }
 
   // Products of segment s and block b. Meanwhile, fetch share `share` of `shares` of what is ahead;
-  // of a block that is alone, a little more of the stream.
+  // if that is nothing, of a block that is alone, a little more of the stream.
   void multiply(int s, const Unit& u, int b, const Ahead& ahead, int part, int share, int shares,
                 float* out) const {
     const Layout& layout = segments_[s].layout;
@@ -343,7 +357,7 @@ class Linear {
     const int64_t skipped = static_cast<int64_t>(share) * panel.steps * panel.next_lines;
     panel.next = ahead.data[part] + skipped * kLine;
     if (skipped >= ahead.lines[part]) panel.next_lines = 0;
-    if (num_blocks_ == 1) {
+    if (num_blocks_ == 1 && ahead.lines[part] == 0) {
       const int64_t lines = layout.tile_bytes / kLine;
       panel.next = panel.tiles + kAhead;
       panel.next_lines = static_cast<int>((lines + panel.steps - 1) / panel.steps);
@@ -465,7 +479,7 @@ class Walk {
     for (Piece piece = take(), next; piece.linear != nullptr; piece = next) {
       next = take();  // known early, so that its weights can be fetched meanwhile
       piece.linear->run_piece(
-          piece.number, next.linear != nullptr ? next.linear->ahead_of(next.number) : Ahead());
+          piece.number, next.linear != nullptr ? next.linear->ahead_of_piece(next.number) : Ahead());
     }
   }
   Piece take() {

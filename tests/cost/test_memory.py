@@ -18,6 +18,7 @@ from octavo.cost.open_spec import open_spec
 from octavo.cost.parallel import Parallel
 from octavo.cost.precision import precision_of
 from octavo.errors import ConfigError
+from octavo.kernels.cpu.layout import experts_bytes
 from octavo.runtime.memory_ledger import CONTEXT_BYTES, logits_bytes
 
 GIB = 1 << 30
@@ -243,6 +244,16 @@ def test_a_tiny_model_is_as_it_was_planned(tiny_model, kv):
         assert probe.kv_bytes_per_token == plan.kv_bytes_per_token
     finally:
         engine.text_engine.engine.executor.close()
+
+
+def test_rows_of_experts_are_counted_up_to_their_chunks():
+    machine, limits = device(200 * GIB, "cpu"), {"engine": "octavo", "max_num_seqs": 1}
+    few, many, more = (
+        on(machine, "mixtral-8x7b", max_num_batched_tokens=tokens, **limits).activations.value
+        for tokens in (256, 2048, 4096)
+    )
+    logits, others = 4 * 32_000, (more - many) / 2048
+    assert few - logits - 256 * others == experts_bytes(4096, 14_336, 2, 256) < 33 << 20
 
 
 def test_on_a_gpu_all_lines_of_the_ledger_are_kept_back():

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, ModelFileError, UnsupportedModelError
+from octavo.kernels.cpu.layout import experts_bytes
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
 from octavo.models.hf_writer import write_hf_folder
@@ -29,6 +30,8 @@ from octavo.quantization.ggml_types import GGMLType
 from octavo.quantization.levels import E2M1
 from octavo.quantization.produce.job import make
 from octavo.quantization.produce.recipes import Wanted
+from octavo.runtime.capacity import RankSpec
+from octavo.runtime.rank import Rank
 
 # Of float32 sums in another order; where logits of two experts are nearly equal, more would differ.
 TOLERANCE, NATIVE_TOLERANCE = 1e-4, 1e-3
@@ -142,7 +145,7 @@ def test_64_greedy_tokens_of_each_family(name, make_case):
     case = make_case(name)
     prompt = case.prompts[1][:60]
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    sizes = {"num_blocks": 16, "max_num_batched_tokens": 32, "max_model_len": 128}
+    sizes = {"num_blocks": 32, "max_num_batched_tokens": 32, "max_model_len": 128}
     with LLM(str(case.folder), kernels="native", kv_cache_dtype="f32", **sizes) as llm:
         (answer,) = llm.generate([prompt], params, use_tqdm=False)
     assert answer.outputs[0].token_ids == case.greedy(prompt, 64)
@@ -249,6 +252,13 @@ def test_mxfp4_of_gpt_oss(tiny_experts, driver, tmp_path):
     assert torch.equal(*logits)
 
 
+def test_rows_of_experts_are_kept_free_beside_the_pool(tiny_experts):
+    spec = RankSpec(tiny_experts("qwen3-moe"), kernels="native", threads=1)
+    experts = open_checkpoint(spec.path).config().experts
+    (line,) = Rank.load(spec).backend.planned_memory()
+    assert line.num_bytes == experts_bytes(64, experts.inner, experts.routing.top_k, 2048)
+
+
 def test_experts_of_another_number_are_told(tiny_experts, tmp_path):
     source = tiny_experts("gpt-oss")
     config = json.loads((source / "config.json").read_text()) | {"num_local_experts": 4}
@@ -283,9 +293,7 @@ def test_experts_in_blocks_of_fp8_become_those_of_gguf(tiny_experts, driver, tmp
         make(open_checkpoint(source), tokenizer, out, wanted)
     make(open_checkpoint(source), tokenizer, out, replace(wanted, requantize=True))
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
-    assert {type for name, type in types.items() if "_exps.weight" in name} == {"Q8_0"}
+    assert types["blk.1.ffn_gate_exps.weight"] == types["blk.1.ffn_up_exps.weight"] == "Q8_0"
     prompts = [[5, 7, 9, 11] * 6]
-    (plain,), (rounded,), (made,) = (
-        driver(path).logits(prompts) for path in (folder, source, out)
-    )
+    (plain,), (rounded,), (made,) = (driver(path).logits(prompts) for path in (folder, source, out))
     assert (made - rounded).norm() < 0.3 * (rounded - plain).norm()

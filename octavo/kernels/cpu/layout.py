@@ -1,8 +1,8 @@
 """How many bytes the native kernels keep things in, without a library and without torch.
 
 The kernels have the last word: ``oct_packed_bytes``, ``oct_gguf_format``, ``oct_experts_bytes`` and
-``oct_kv_chunk_bytes`` say the same of a library that is loaded, and tests hold the two together. This is for those who
-only plan.
+``oct_kv_chunk_bytes`` say the same of a library that is loaded, and tests hold the two together.
+This is for those who only plan.
 """
 
 from __future__ import annotations

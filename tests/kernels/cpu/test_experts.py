@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from coded_weights import coded
+from coded_weights import coded, scattered
 from weights import stored
 
 from octavo.errors import EngineError
@@ -137,12 +137,15 @@ def test_near_the_reference(native, name, activation):
     np.testing.assert_allclose(case.run(x, logits), case.expected(x, logits), atol=2e-5)
 
 
+ORDERS = np.random.default_rng(3)
 MXFP4 = {"bits": 4, "group_size": 32, "zeros": 0.0, "levels": E2M1}
 FORMATS = {
     "bfloat16": lambda n, k: stored(torch.randn(n, k).bfloat16()),
     "float16": lambda n, k: stored(torch.randn(n, k).half()),
     "mxfp4": lambda n, k: coded(n, k, **MXFP4, seed=n),
     "gptq": lambda n, k: coded(n, k, 4, 32, seed=k),
+    # The inputs of each matrix in an order of its own.
+    "gptq-ordered": lambda n, k: scattered(coded(n, k, 4, 32, seed=k), ORDERS.permutation(k) // 32),
 }
 
 
@@ -154,7 +157,7 @@ def test_weights_of_any_format(native, format):
     assert np.abs(case.run(x, logits) - expected).max() < 0.02 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "mxfp4"])
+@pytest.mark.parametrize("format", ["bfloat16", "mxfp4", "gptq-ordered"])
 def test_a_token_is_the_same_in_any_company(native, make_pool, format):
     """Of more rows than encode by themselves, of fewer, and alone; by one thread and by three."""
     case = Case(native, ROUTINGS["softmax"], FORMATS[format])
