@@ -83,9 +83,7 @@ def test_weights_as_their_files_have_them(type_):
 @pytest.mark.parametrize(
     ("dtype", "type_"), [("bfloat16", GGMLType.BF16), ("float16", GGMLType.F16)]
 )
-@pytest.mark.parametrize(
-    "config", [LLAMA, GEMMA, DEEPSEEK_V2], ids=["llama", "gemma", "deepseek"]
-)
+@pytest.mark.parametrize("config", [LLAMA, GEMMA, DEEPSEEK_V2], ids=["llama", "gemma", "deepseek"])
 def test_activations_in_16_bits(config, dtype, type_):
     """What rounding does is about what it does op by op."""
     model = random_model(config, type_)
