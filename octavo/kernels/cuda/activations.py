@@ -74,9 +74,7 @@ def sigmoid_mul(gate: Tensor, x: Tensor, out: Tensor) -> None:
 
 
 @triton.jit
-def _alone(
-    x, x_stride, out, out_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
-):
+def _alone(x, x_stride, out, out_stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < width

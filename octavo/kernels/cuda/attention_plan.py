@@ -307,7 +307,7 @@ def decode_tiles(heads: HeadShape, num_rows: int) -> Tiles:
 def _latent_tiles(heads: HeadShape, rows: int) -> Tiles:
     """A row's values are more than of any head, and what is read of a key is all that there is."""
     if heads.number_bytes > 2:
-        return Tiles(16, keys=16, num_warps=4, num_stages=2)
+        return Tiles(rows, keys=16, num_warps=4, num_stages=2)
     return Tiles(rows, keys=32, num_warps=8, num_stages=2 if rows > _LEAST_ROWS else 4)
 
 

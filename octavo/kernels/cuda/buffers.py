@@ -87,7 +87,7 @@ class Buffers:
         return place.buffer.tensor[:, place.start : place.start + value.width]
 
     def are_joint(self, values: Sequence[Value]) -> bool:
-        """Whether these are all that one product makes, in this order: or one that is made alone."""
+        """Whether these are all that one product makes, in this order; or one that is alone."""
         group = tuple(value.source for value in values)
         return self._joined.get(group[0], group[:1]) == group
 

@@ -1,9 +1,11 @@
-"""Norms: RMS norms with the residual connection before them, and codes for 8-bit products behind them.
+"""Norms of rows: with the residual connection before them, and codes for 8-bit products behind.
 
 One program has a row, all of it in registers::
 
     x [T, K] --(its own norm)--> + residual [T, K] --> norm --> out [T, K], or codes and scales [T]
                                         `--> total [T, K], where the residual is or elsewhere
+
+A layernorm has nothing around it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from fused_models import LLAMA, VOCAB, random_model
+from fused_models import DEEPSEEK_V3, LLAMA, VOCAB, random_model
 from queued_stream import QueuedStream
 
 # Before anything is interpreted: kernels are decorated as their modules are imported.
@@ -40,6 +40,12 @@ from octavo.runtime.streams import HostStream
 
 CONFIGS = {
     "one table": replace(LLAMA, num_layers=1, layer_windows=(None,)),
+    "latents and experts": replace(
+        DEEPSEEK_V3,
+        num_layers=1,
+        layer_windows=(None,),
+        experts=replace(DEEPSEEK_V3.experts, layers=(True,)),
+    ),
     "a table for each window": replace(LLAMA, num_layers=2, layer_windows=(5, None)),
 }
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

@@ -183,9 +183,7 @@ def test_compiled(arch, kv, heads, is_invariant, num_tokens, max_query):
     out = torch.zeros(num_tokens, heads, 128, dtype=torch.bfloat16)
     plan = attention.plan(step.num_seqs, max_query)
     places = step.positions, step.slots[0], step.tables[0]
-    seen = launches(
-        lambda: latents.attend(q, ckv, *places, caches, layer, attention, plan, out)
-    )
+    seen = launches(lambda: latents.attend(q, ckv, *places, caches, layer, attention, plan, out))
     names = [launch.kernel.__name__ for launch in seen]
     assert names[:2] == ["_write", "_multiply_heads"] and names[-1] == "_multiply_heads"
     for launch in seen:

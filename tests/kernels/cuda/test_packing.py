@@ -122,6 +122,14 @@ def test_weights_of_several_forms_stay_several():
     assert torch.allclose(packed.dense(torch.float32), torch.from_numpy(expected), atol=1e-2)
 
 
+def test_weights_of_several_forms_become_floats_where_they_must_be_one():
+    weights = [coded(8, 256, 4, 32), stored(GGMLType.Q8_0, 4, 256)]
+    made = pack(weights, "cpu", torch.float32, as_one=True)
+    assert isinstance(made, DenseWeight) and len(made.expanded) == 2
+    assert torch.equal(made.values, pack(weights, "cpu", torch.float32, as_floats=True).values)
+    assert isinstance(pack(weights[:1] * 2, "cpu", torch.float32, as_one=True), W4Weight)
+
+
 def test_weights_for_rounded_activations_are_not_joined_with_others():
     others, rounded = CODED["FP8"][0](), rounding(CODED["FP8"][0]())
     packed = pack([others, rounded, rounded.narrow(0, 8)], "cpu", torch.float32)

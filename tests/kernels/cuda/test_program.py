@@ -10,10 +10,12 @@ import torch
 from fused_models import (
     BLOCK_SIZE,
     CONFIGS,
+    DEEPSEEK_V2,
     GEMMA,
     LLAMA,
     MAX_LEN,
     MAX_ROWS,
+    MIXTRAL,
     eager_logits,
     eager_twin,
     fused_program,
@@ -26,7 +28,7 @@ from weights import stored
 
 from octavo.kernels import recorder, reference
 from octavo.kernels.fuser import fuse
-from octavo.kernels.fusion import Attention, CannotFuse, Rows
+from octavo.kernels.fusion import Attention, CannotFuse, Experts, Rows
 from octavo.kernels.recorder import LayerKV, Value
 from octavo.quantization.ggml_types import GGMLType
 from octavo.runtime import op_program
@@ -81,7 +83,7 @@ def test_weights_as_their_files_have_them(type_):
 @pytest.mark.parametrize(
     ("dtype", "type_"), [("bfloat16", GGMLType.BF16), ("float16", GGMLType.F16)]
 )
-@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+@pytest.mark.parametrize("config", [LLAMA, GEMMA, DEEPSEEK_V2], ids=["llama", "gemma", "deepseek"])
 def test_activations_in_16_bits(config, dtype, type_):
     """What rounding does is about what it does op by op."""
     model = random_model(config, type_)
@@ -92,6 +94,16 @@ def test_activations_in_16_bits(config, dtype, type_):
         program.run(step.padded(64, 6))
         fused = (logits_of(program, len(step.token_ids)) - expected).abs().mean()
         assert 0 < fused < 1.5 * (eager_logits(twin, step) - expected).abs().mean()
+
+
+def test_logits_of_routers_are_not_rounded():
+    model = random_model(MIXTRAL)
+    program = fused_program(MIXTRAL, model, dtype=torch.bfloat16, kv="bfloat16")
+    experts = [phase for phase in program.phases if isinstance(phase, Experts)]
+    assert experts
+    for phase in experts:
+        assert program.buffer(phase.logits).dtype == torch.float32
+        assert program.buffer(phase.source).dtype == torch.bfloat16
 
 
 @given(st.data())

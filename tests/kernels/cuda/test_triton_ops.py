@@ -12,10 +12,12 @@ pytest.importorskip("triton")
 
 import torch
 from fused_models import (
+    DEEPSEEK_V2,
     DEEPSEEK_V3,
     GEMMA,
     LLAMA,
     MAX_LEN,
+    MIXTRAL,
     OPT,
     QWEN_2_MOE,
     fused_program,
@@ -138,11 +140,24 @@ PROMPT = step_of((0, 0, 40)).padded(48, 2)
 WRITE = {"_write": 1}
 FEW_ROWS = {"_linear": 4, **WRITE}
 MANY_ROWS = {"_mul": 1, **WRITE}
+EXPERTS = {"_choose": 1, "_gather": 1, "_multiply": 2, "_sum_ranks": 1}
 # With many rows, products come from cuBLAS: norms and activations are launches of their own.
 LAUNCHES = {
     "llama, few rows": (LLAMA, DECODE, FEW_ROWS | {"attend_splits": 1}, 6),
     "llama, many rows": (LLAMA, WIDE_DECODE, MANY_ROWS | {"attend_splits": 1, "_rmsnorm": 2}, 9),
     "llama, prompts": (LLAMA, PROMPT, MANY_ROWS | {"attend_rows": 1, "_rmsnorm": 2}, 9),
+    "mixtral, few rows": (
+        MIXTRAL,
+        DECODE,
+        {**WRITE, **EXPERTS, "_linear": 3, "_rmsnorm": 1, "attend_splits": 1},
+        11,
+    ),
+    "deepseek without experts, few rows": (
+        replace(DEEPSEEK_V2, experts=None),
+        DECODE,
+        {"_linear": 4, "_write": 1, "_multiply_heads": 2, "attend_splits": 1},
+        8,
+    ),
     "gemma, few rows": (GEMMA, DECODE, FEW_ROWS | {"attend_splits": 1, "_rmsnorm": 2}, 8),
     "gemma, many rows": (GEMMA, WIDE_DECODE, MANY_ROWS | {"attend_splits": 1, "_rmsnorm": 2}, 9),
 }
