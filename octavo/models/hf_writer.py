@@ -98,7 +98,6 @@ def _rows(parameters: Parameters, tensor: FileTensor) -> Iterator[np.ndarray]:
             yield parameters.rows(part, start, start + step)
 
 
-
 def _check_free(out: Path) -> None:
     """Now, and not only when hours of work are to be put there."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
