@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { parse, parseInlines, render, renderInto } from "./static/markdown.js";
+import { parse, parseInlines, render, renderInto } from "./static/common/markdown.js";
 
 /** What `parse` found, as terse text. */
 function show(source) {

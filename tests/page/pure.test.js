@@ -2,9 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ApiError, listModels, retryTime, streamChat } from "./static/api.js";
-import { DEFAULTS, defaultsOf, problemWith, toMessages, toRequest } from "./static/settings.js";
-import { Stopwatch, describe, seconds } from "./static/stats.js";
+import { ApiError, listModels, retryTime, streamChat } from "./static/chat/api.js";
+import { DEFAULTS, defaultsOf, problemWith, toMessages, toRequest } from "./static/chat/settings.js";
+import { Stopwatch, describe, seconds } from "./static/chat/stats.js";
 
 const words = (numbers) => describe(numbers).map(({ text }) => text);
 const text = (content) => ({ choices: [{ delta: { content } }] });

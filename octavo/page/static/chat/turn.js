@@ -1,6 +1,6 @@
 // One question and its answer, as the page shows them.
 
-import { renderInto } from "./markdown.js";
+import { renderInto } from "../common/markdown.js";
 import { describe } from "./stats.js";
 
 /**

@@ -1,7 +1,8 @@
 // The page: what it knows, and what happens when something is typed, clicked or answered.
 
 import { ApiError, listModels, streamChat } from "./api.js";
-import { copy } from "./clipboard.js";
+import { copy } from "../common/clipboard.js";
+import { showNavigation } from "../common/navigation.js";
 import { Follower } from "./follower.js";
 import * as store from "./settings.js";
 import { Stopwatch } from "./stats.js";
@@ -407,6 +408,7 @@ addEventListener("pagehide", () => {
   stopAndShow();
   store.saveConversation(state.turns);
 });
+showNavigation("chat");
 setKey(state.key);
 showConversation();
 begin();

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { SseParser } from "./static/sse.js";
+import { SseParser } from "./static/chat/sse.js";
 
 const bytes = (text) => new TextEncoder().encode(text);
 

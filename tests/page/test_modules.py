@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.server.page.routes import STATIC
+from octavo.page.site import STATIC
 
 NODE = shutil.which("node")
 HERE = Path(__file__).parent
