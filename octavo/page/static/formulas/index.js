@@ -1,9 +1,17 @@
-// The planner's formulas, as pictures use them: pure functions of JSON, without a document.
+// The planner's formulas, as pictures use them: pure functions of JSON, without a document. What
+// each computes, octavo.planner computes the same: tests/page/test_formulas.py asks both.
 
-import { allGather, allReduce, allToAll, pointToPoint } from "./communication.js";
-import { deployment } from "./deployment.js";
-import { CannotBe } from "./errors.js";
-import { sequenceBytes } from "./memory.js";
-import { bill, listed, owned, perMillion, rented, USUAL_UTILIZATION } from "./money.js";
-import * as queueing from "./queueing.js";
-import * as speculation from "./speculation.js";
+export { allGather, allReduce, allToAll, pointToPoint } from "./communication.js";
+export { deployment } from "./deployment.js";
+export { CannotBe } from "./errors.js";
+export { sequenceBytes } from "./memory.js";
+export { bill, listed, owned, perMillion, rented, USUAL_UTILIZATION } from "./money.js";
+export {
+  balance, erlangC, md1Wait, md1WaitQuantile, mmkWait, mmkWaitQuantile, prefillLatency,
+  prefillLatencyInStages, prefillLatencyShared,
+} from "./queueing.js";
+export {
+  acceptance, batchedSpeedup, bestLength, breakEvenBatch, expectedTokens, expectedTokensByRates,
+  linearStep, operationsFactor, speedup,
+} from "./speculation.js";
+export { expertsHit, loadFactor } from "./work.js";
