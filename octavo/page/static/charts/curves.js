@@ -18,7 +18,7 @@ const HEIGHT = 260;
 const TEXT = 6.4; // pixels of a letter, about
 const MAX_TABLE_ROWS = 100;
 
-const MARKS = { line: "line", steps: "line", dashed: "dashed", points: "dot" };
+const MARKS = { line: "line", steps: "line", dashed: "dashed", points: "dot", band: "band" };
 
 export function curves(spec, width) {
   const height = spec.height ?? HEIGHT;

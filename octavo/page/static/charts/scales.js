@@ -16,7 +16,7 @@ export function layAxis(axis, values, from, to) {
     const share = (turn(Math.max(value, isLog ? min / 1e9 : -Infinity)) - turn(min)) / span;
     return from + (to - from) * Math.min(4, Math.max(-4, share));
   };
-  const room = Math.max(2, Math.floor(Math.abs(to - from) / (from < to ? 76 : 44)));
+  const room = Math.max(2, Math.floor(Math.abs(to - from) / (from < to ? 76 : 30)));
   const { divisor, suffix } = isLog ? { divisor: 1, suffix: "" } : scaleOf(max, axis.unit);
   const texts = isLog
     ? logTicks(min, max, room).map((value) => [value, textOnLog(value, axis.unit)])
