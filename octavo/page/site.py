@@ -76,8 +76,9 @@ def data_file() -> SiteFile:
 
 
 def static_paths() -> list[Path]:
-    """The scripts, styles and images in ``STATIC``."""
-    return sorted(path for path in STATIC.rglob("*") if path.suffix in {".css", ".js", ".svg"})
+    """The scripts, styles, images and recorded runs in ``STATIC``."""
+    suffixes = set(_TYPES) - {".html", ".md"}
+    return sorted(path for path in STATIC.rglob("*") if path.suffix in suffixes)
 
 
 def _json_file(content: Any) -> SiteFile:
