@@ -1,5 +1,9 @@
 // The pictures, in the order in which they are listed.
 
+import { attentionKinds } from "./attention_kinds.js";
+import { flashTiles } from "./flash_tiles.js";
+import { kvGrowth } from "./kv_growth.js";
 import { memoryWall } from "./memory_wall.js";
+import { pagedKv } from "./paged_kv.js";
 
-export const PICTURES = [memoryWall];
+export const PICTURES = [memoryWall, kvGrowth, attentionKinds, flashTiles, pagedKv];
