@@ -7,14 +7,17 @@ no part of it ever becomes a path.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.page import documents
+from octavo.page.data import page_data
 
 STATIC = Path(__file__).with_name("static")
 PAGES = {  # address: the file in STATIC
     "/": "chat/chat.html",
+    "/pictures": "pictures/pictures.html",
 }
 
 _TYPES = {
@@ -23,6 +26,7 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".md": "text/plain; charset=utf-8",
+    ".json": "application/json",
 }
 
 # What a browser is told to refuse, as directives of a Content-Security-Policy.
@@ -54,13 +58,19 @@ class SiteFile:
 
 
 def site_files() -> dict[str, SiteFile]:
-    """Everything that is served, by address; all of it is read here."""
+    """Everything that is served as it lies there, by address; all of it is read here."""
     files = {address: SiteFile.from_path(STATIC / name) for address, name in PAGES.items()}
     for path in static_paths():
         files[f"/static/{path.relative_to(STATIC).as_posix()}"] = SiteFile.from_path(path)
     for name, path in documents.paths().items():
         files[f"/static/docs/{name}.md"] = SiteFile.from_path(path)
     return files
+
+
+def data_file() -> SiteFile:
+    """``/static/data.json``, which takes most of a second to make: what pictures compute from."""
+    text = json.dumps(page_data(), separators=(",", ":"), ensure_ascii=False)
+    return SiteFile(text.encode(), _TYPES[".json"])
 
 
 def static_paths() -> list[Path]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 
 from fastapi import APIRouter, Request, Response
 
@@ -52,17 +54,35 @@ def create_router(service: Service) -> APIRouter:
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
-        endpoint = _endpoint(PageFile.from_site(file))
-        router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
+        _add(router, address, _ready(PageFile.from_site(file)))
+    _add(router, "/static/data.json", _made(site.data_file))
     return router
 
 
-def _endpoint(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[PageFile]]) -> None:
     async def endpoint(request: Request) -> Response:
+        file = await find()
         if file.is_known(request.headers.get("if-none-match")):
             return Response(status_code=304, headers=file.headers)
         if request.method == "HEAD":
             return Response(headers={**file.headers, "Content-Length": str(len(file.body))})
         return Response(file.body, headers=file.headers)
 
-    return endpoint
+    router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
+
+
+def _ready(file: PageFile) -> Callable[[], Awaitable[PageFile]]:
+    async def find() -> PageFile:
+        return file
+
+    return find
+
+
+def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[PageFile]]:
+    """Made when somebody first asks, beside what the server does meanwhile."""
+    file = cache(lambda: PageFile.from_site(make()))
+
+    async def find() -> PageFile:
+        return await asyncio.to_thread(file)
+
+    return find
