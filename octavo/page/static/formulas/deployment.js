@@ -29,6 +29,8 @@ class Deployment {
     const [efficiency, limits] = device.engines[engine];
     const kind = device.kind === "gpu" ? profile.gpu : profile.other;
     const kvName = kind.kv_types[kv] ?? (kv === "auto" ? "bfloat16" : kv);
+    this.knobs = knobs;
+    this.tables = tables;
     this.spec = spec;
     this.device = device;
     this.replicas = replicas;
@@ -40,6 +42,11 @@ class Deployment {
     this.limits = settle(knobs, tables.limits[limits], spec);
     this.layout = new Layout(spec, this.precision, this.parallel);
     this.link = linkOf(device, this.parallel);
+  }
+
+  /** The same with other knobs. */
+  with(changes) {
+    return new Deployment({ ...this.knobs, ...changes }, this.tables);
   }
 
   get numDevices() {
