@@ -6,7 +6,7 @@ import { countParameters } from "./models.js";
 import { bill, listed } from "./money.js";
 import { precisionOf } from "./precision.js";
 import { attentionOps, kvBytesPerToken, Layout, weightsBytes } from "./rank.js";
-import { serviceOf } from "./service.js";
+import { Service } from "./service.js";
 import { pricedOps, stepCost } from "./steps.js";
 
 /**
@@ -112,7 +112,7 @@ class Deployment {
 
   /** What becomes of `{ inputLen, outputLen, rate }`; see service.js. */
   service(traffic) {
-    return serviceOf(this, traffic);
+    return new Service(this, traffic);
   }
 
   /** A bill (money.js) for `{ requestsPerSecond, inputLen, outputLen, ... }`; null without a price. */

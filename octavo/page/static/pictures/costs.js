@@ -6,7 +6,7 @@ import { CannotBe } from "../formulas/index.js";
 import { planCommand } from "./picker.js";
 
 const LAYOUTS = [1, 2, 4, 8];
-const LOADS = [0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97]; // of the most there is
+const LOADS = [0.02, 0.06, 0.15, 0.3, 0.45, 0.6, 0.75, 0.87, 0.97]; // of the most there is
 const REMEMBERED = 24;
 
 export const costs = {
@@ -15,12 +15,12 @@ export const costs = {
   sentences: [
     "A device costs the same whether it answers one or a hundred: what a token costs is a price by the hour over the tokens of that hour.",
     "The more requests share a step, the cheaper each token is, and the longer each user waits for the next one: no setting gives both, and the upper right edge of the first chart is all that can be had.",
-    "Prompts count too: they take their part of each device’s time, and nobody pays for the hours in which nothing is asked but you.",
+    "Prompts take their part of each device’s time, and hours in which nobody asks are paid for by the tokens of the others: a price without a load says nothing.",
   ],
   readMore: "inference#what-a-token-costs",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "tp", label: "Devices of a replica (tp)", kind: "range", choices: LAYOUTS, value: 1, unit: "devices" },
+    { id: "tp", label: "Devices of a replica (tp)", kind: "range", choices: LAYOUTS, value: 1 },
     { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 16384, value: 1000 },
     { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 4096, value: 250 },
     { id: "load", label: "Load, of the most there is", kind: "range", min: 0.02, max: 0.97, step: 0.01, value: 0.6, unit: "%" },

@@ -65,7 +65,7 @@ export const decisionTree = {
   readMore: "planning#how-it-is-computed",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "tp", label: "Devices of a matrix (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1, unit: "devices" },
+    { id: "tp", label: "Devices of a matrix (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
     { id: "replicas", label: "Replicas", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
     { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 65536, value: 1000 },
     { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 8192, value: 250 },
@@ -73,10 +73,17 @@ export const decisionTree = {
   ],
 
   figures(context) {
-    return decisions(context.deployment, trafficOf(context)).map(({ id, answer, numbers }) => {
-      const { ask, because } = QUESTIONS[id];
-      return { label: ask(numbers), value: answer ? "yes" : "no", formula: because(numbers) };
-    });
+    const { deployment, values: { input, output } } = context;
+    const fitting = { label: "Requests that fit at once", value: deployment.maxConcurrency(input + output), unit: "requests", formula: `of ${input} + ${output} tokens` };
+    if (fitting.value < 1) return [fitting];
+    const { streams, ttft, tpot, isStable } = deployment.service(trafficOf(context));
+    if (!isStable) return [fitting, { label: "Under way", value: "more and more", formula: "more requests come than are answered" }];
+    return [
+      fitting,
+      { label: "Under way", ...streams, unit: "requests" },
+      { label: "First token after", ...ttft, unit: "s" },
+      { label: "Each further token after", ...tpot, unit: "s" },
+    ];
   },
 
   command(context) {
@@ -100,7 +107,7 @@ function questionElement({ id, answer, numbers }) {
   const branch = (says, then, isTaken) => element(
     "div",
     { class: isTaken ? "branch is-taken" : "branch" },
-    element("p", { class: "edge" }, element("b", {}, says), isTaken ? ` ${because(numbers)}` : null),
+    element("p", { class: "edge" }, element("b", {}, isTaken ? `${says}: ` : says), isTaken ? because(numbers) : null),
     element("p", { class: "then" }, then),
   );
   return element(

@@ -19,10 +19,10 @@ export const devices = {
   readMore: "inference#one-model-on-many-devices",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "tp", label: "Tensors: each matrix on", kind: "range", choices: SPLITS, value: 4, unit: "devices" },
-    { id: "pp", label: "Pipeline: stages", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1, unit: "stages" },
-    { id: "ep", label: "Experts dealt out to", kind: "range", choices: SPLITS, value: 1, unit: "devices" },
-    { id: "dp", label: "Copies of what is no expert", kind: "range", choices: SPLITS, value: 1, unit: "copies" },
+    { id: "tp", label: "Devices of each matrix (tp)", kind: "range", choices: SPLITS, value: 4 },
+    { id: "pp", label: "Stages of a pipeline (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
+    { id: "ep", label: "Devices of experts (ep)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "dp", label: "Copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
     { id: "lots", label: "Lots of requests under way", kind: "range", min: 1, max: 12, step: 1, value: 4 },
     { id: "streams", label: "Requests of a lot", kind: "log-range", min: 1, max: 1024, value: 16 },
     { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
@@ -43,13 +43,14 @@ export const devices = {
       { label: "Talking", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
       { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
       { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used` },
-      { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} lots × ${streams} / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
+      { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
     ];
   },
 
   command(context) {
     const { tp, pp, ep, dp, streams, lots, length } = context.values;
-    const flags = { count: tp * pp * dp, tp, pp, ep, dp, isl: length, osl: 128 };
+    const given = (degree) => (degree > 1 ? degree : null);
+    const flags = { count: tp * pp * dp, tp, pp: given(pp), ep: given(ep), dp: given(dp), isl: length, osl: 128 };
     return planCommand(context, { ...flags, concurrency: streams * dp * Math.min(lots, pp), roofline: true });
   },
 
@@ -96,10 +97,11 @@ function partsOf({ ops, transfers, overhead }, pp) {
     { label: "attention", size: seconds((op) => isOf(op, "attention")), colour: 1 },
     { label: "MLP", size: seconds((op) => isOf(op, "mlp") || isOf(op, "shared")), colour: 6 },
     { label: "experts", size: seconds((op) => isOf(op, "experts") || isOf(op, "router")), colour: 8 },
-    { label: "all-to-all", size: said("experts.all_to_all"), colour: 5 },
+    { label: "all-to-all", size: said("experts.all_to_all"), colour: 3 },
     { label: "all-reduce", size: said("layers.all_reduce"), colour: 2 },
     { label: "head, norms", size: seconds(isOther), colour: 4 },
-    { label: "send", size: said("stages.send") + said("head.all_gather"), colour: 3 },
+    { label: "all-gather", size: said("head.all_gather"), colour: 5 },
+    { label: "send", size: said("stages.send"), colour: 3 },
   ];
   return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.seconds, colour: 7 }];
 }

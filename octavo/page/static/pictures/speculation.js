@@ -18,7 +18,7 @@ const STRANGER = [0.03, 0.06, 0.09, 0.12, 0.2, 0.5];
 const PHASES = [
   "The model gives each word a probability p. That costs a step, in which it reads all of its weights.",
   "A drafter gives each word a probability q, for much less, and draws one from them: that is the guess.",
-  "The model checks the guess in its next step, and keeps it with min(1, p / q): always where it says p ≥ q, else as often as makes q into p.",
+  "The model checks the guess in its next step, and keeps it with min(1, p / q): always where p ≥ q. A word that the drafter says too often is refused just often enough to put that right.",
   "What guesses bring too seldom is left: max(0, p − q) of each word.",
   "If a guess is refused, one word is drawn from just that, made to sum to 1: so a step never brings nothing.",
   "Kept guesses and what is drawn instead come to p, word for word: the answer is one that the model would have given.",
@@ -36,11 +36,11 @@ export const speculation = {
   needs: { model: true, hardware: true },
   controls: [
     { id: "phase", label: "One guess, step by step", kind: "step", min: 1, max: PHASES.length, value: 3 },
-    { id: "alike", label: "How alike drafter and model are", kind: "range", min: 0, max: 1, step: 0.01, value: 0.75, unit: "%" },
+    { id: "alike", label: "How alike drafter and model are", kind: "range", min: 0, max: 1, step: 0.01, value: 0.5, unit: "%" },
     { id: "drafted", label: "Guessed tokens k", kind: "range", min: 1, max: MOST_DRAFTED, step: 1, value: 4 },
     { id: "ratio", label: "A guess costs, of a step", kind: "range", min: 0, max: 0.5, step: 0.01, value: 0.05, unit: "%" },
     { id: "streams", label: "Requests in a step", kind: "log-range", min: 1, max: MOST_STREAMS, value: 8 },
-    { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
+    { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 300 },
   ],
 
   figures(context) {
@@ -49,15 +49,16 @@ export const speculation = {
     const tokens = expectedTokens(alpha, drafted);
     const share = digitsOf(alpha);
     const here = speedAt(context, drafted, streams);
+    const { source } = here;
     const best = bestDraft(context);
     const even = breakEven(context);
     return [
       { label: "A guess is right, α", value: alpha, unit: "%", formula: "Σ min(p, q)" },
       { label: "Tokens of a step", value: tokens, unit: "tokens", formula: `(1 − ${share}^${drafted + 1}) / (1 − ${share})` },
       { label: "Alone, if rows were free", value: speedup(tokens, drafted, ratio), unit: "×", formula: `${format(tokens)} / (1 + ${drafted} × ${ratio})` },
-      { label: `With ${streams} in a step`, value: here, unit: "×", source: sourceOf(context), formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
-      { label: "Best k there", value: best.speed > 1 ? best.drafted : 0, unit: "tokens", source: sourceOf(context), formula: best.speed > 1 ? `${format(best.speed, "×")} as fast` : "no guess is faster" },
-      { label: "No faster any more from", value: even ?? `more than ${MOST_STREAMS} requests`, unit: "requests", source: sourceOf(context) },
+      { label: `With ${streams} in a step`, ...here, unit: "×", formula: `${format(tokens)} × t(${streams}) / (t(${streams} × ${drafted + 1}) + ${drafted} × ${ratio} × t(${streams}))` },
+      { label: "Best k there", value: best.drafted, unit: "tokens", source, formula: best.drafted ? `${format(best.speed, "×")} as fast` : "no guess is faster" },
+      { label: "No faster any more from", value: even ?? `beyond ${MOST_STREAMS} requests`, unit: "requests", source },
     ];
   },
 
@@ -126,31 +127,36 @@ function speedChart(context) {
   const { drafted, streams } = context.values;
   const line = (count, colour, kind) => ({
     kind, colour, label: `k = ${count}`,
-    points: batches().map((batch) => [batch, speedAt(context, count, batch)]),
+    points: batches().map((batch) => [batch, speedAt(context, count, batch).value]),
   });
   const others = [1, 8].filter((count) => count !== drafted);
+  const ends = batches().map((batch) => [batch, speedAt(context, drafted, batch)]);
+  const band = { kind: "band", colour: 1, label: "likely between", points: ends.map(([batch, { low, high }]) => [batch, low, high]) };
   return {
     title: "How many times as fast, by how many requests share a step",
     x: { label: "requests in a step", scale: "log", min: 1, max: MOST_STREAMS },
     y: { label: "times as fast", unit: "×", min: 0 },
-    layers: [...others.map((count, index) => line(count, [6, 3][index], "dashed")), line(drafted, 1, "line")],
+    layers: [band, ...others.map((count, index) => line(count, [6, 3][index], "dashed")), line(drafted, 1, "line")],
     marks: [{ x: streams, label: `${streams} requests` }, { y: 1, label: "as fast as without" }],
   };
 }
 
-/** Of requests that all guess so many tokens, by what steps of this deployment take. */
+/** Of requests that all guess so many tokens, by each end of what steps of this deployment take. */
 function speedAt(context, drafted, batch) {
   const { values: { ratio, length }, deployment } = context;
   const tokens = expectedTokens(ruleOf(context).acceptance, drafted);
-  const cost = (count, rows) => deployment.stepCost(Array(count).fill([length - 1, rows, 1, rows - 1])).total.value;
-  return batchedSpeedup(tokens, drafted, batch, cost, (count) => ratio * cost(count, 1));
+  const step = (rows) => deployment.stepCost(Array(batch).fill([length - 1, rows, 1, rows - 1])).total;
+  const [plain, guessing] = [step(1), step(drafted + 1)];
+  const [value, ...ends] = ["value", "low", "high"].map((end) =>
+    batchedSpeedup(tokens, drafted, batch, (_, rows) => (rows === 1 ? plain : guessing)[end], () => ratio * plain[end]));
+  return { value, low: Math.min(value, ...ends), high: Math.max(value, ...ends), source: guessing.source };
 }
 
 function bestDraft(context) {
   const { streams } = context.values;
   let best = { drafted: 0, speed: 1 };
   for (let drafted = 1; drafted <= MOST_DRAFTED; drafted += 1) {
-    const speed = speedAt(context, drafted, streams);
+    const speed = speedAt(context, drafted, streams).value;
     if (speed > best.speed) best = { drafted, speed };
   }
   return best;
@@ -158,7 +164,7 @@ function bestDraft(context) {
 
 /** The least batch at which guesses do not pay any more; null where they always do. */
 function breakEven(context) {
-  const pays = (batch) => speedAt(context, context.values.drafted, batch) > 1;
+  const pays = (batch) => speedAt(context, context.values.drafted, batch).value > 1;
   const first = batches().findIndex((batch) => !pays(batch));
   if (first < 1) return first === 0 ? 1 : null;
   let [low, high] = [batches()[first - 1], batches()[first]];
@@ -173,8 +179,4 @@ function breakEven(context) {
 function batches() {
   const powers = Array.from({ length: 9 }, (_, power) => 2 ** power);
   return [1, ...powers.slice(1).flatMap((power) => [power, power * 1.5]), MOST_STREAMS];
-}
-
-function sourceOf({ deployment, values: { length } }) {
-  return deployment.stepCost([[length - 1, 1]]).total.source;
 }
