@@ -77,9 +77,7 @@ def mixes_json() -> dict[str, Any]:
 
 def _mix_json(mix: Mix) -> dict[str, Any]:
     rules = {
-        kind: [
-            [type.name, where.name, where.number] for type, where in getattr(mix, kind)
-        ]
+        kind: [[type.name, where.name, where.number] for type, where in getattr(mix, kind)]
         for kind in ("attn_v", "ffn_down", "attn_output")
     }
     return {"base": mix.base.name, **{kind: each for kind, each in rules.items() if each}}

@@ -28,7 +28,6 @@ from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.recurrences import Recurrence
 from octavo.cost.weight_rules import Recipe
-from octavo.cost.weight_shape import WeightShape
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
 from octavo.cost.weights import num_parameters
 from octavo.errors import ConfigError
@@ -236,7 +235,11 @@ def number_types_json() -> dict[str, Any]:
                 name: _recipe_json(Recipe.usual(of, FLOATS["bfloat16"]))
                 for name, of in quantized.items()
             },
-            **{name: {"kind": "mix", **mix} for name, mix in mixes["targets"].items()},
+            **{
+                name: {"kind": "mix", **mix}
+                for name, mix in mixes["targets"].items()
+                if name.lower() not in FLOAT_ALIASES  # such a name is that of floats
+            },
         },
         "ggml": mixes["types"],
         "kv": {

@@ -6,7 +6,7 @@ import { countParameters } from "./models.js";
 import { bill, listed } from "./money.js";
 import { precisionOf } from "./precision.js";
 import { attentionOps, kvBytesPerToken, Layout, weightsBytes } from "./rank.js";
-import { serviceOf } from "./service.js";
+import { Service } from "./service.js";
 import { pricedOps, stepCost } from "./steps.js";
 
 /**
@@ -29,6 +29,8 @@ class Deployment {
     const [efficiency, limits] = device.engines[engine];
     const kind = device.kind === "gpu" ? profile.gpu : profile.other;
     const kvName = kind.kv_types[kv] ?? (kv === "auto" ? "bfloat16" : kv);
+    this.knobs = knobs;
+    this.tables = tables;
     this.spec = spec;
     this.device = device;
     this.replicas = replicas;
@@ -40,6 +42,11 @@ class Deployment {
     this.limits = settle(knobs, tables.limits[limits], spec);
     this.layout = new Layout(spec, this.precision, this.parallel);
     this.link = linkOf(device, this.parallel);
+  }
+
+  /** The same with other knobs. */
+  with(changes) {
+    return new Deployment({ ...this.knobs, ...changes }, this.tables);
   }
 
   get numDevices() {
@@ -105,7 +112,7 @@ class Deployment {
 
   /** What becomes of `{ inputLen, outputLen, rate }`; see service.js. */
   service(traffic) {
-    return serviceOf(this, traffic);
+    return new Service(this, traffic);
   }
 
   /** A bill (money.js) for `{ requestsPerSecond, inputLen, outputLen, ... }`; null without a price. */

@@ -2,6 +2,7 @@
 // each computes, octavo.planner computes the same: tests/page/test_formulas.py asks both.
 
 export { allGather, allReduce, allToAll, pointToPoint } from "./communication.js";
+export { decisions } from "./decisions.js";
 export { deployment } from "./deployment.js";
 export { CannotBe } from "./errors.js";
 export { sequenceBytes } from "./memory.js";

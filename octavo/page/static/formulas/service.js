@@ -8,33 +8,64 @@ const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
 const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
 const ENDS = ["value", "low", "high"];
 
-/**
- * @param traffic `{ inputLen, outputLen, rate }`: tokens, and requests a second.
- * @returns `{ isStable, streams, ttft, tpot, e2e, prefillShare }`: predictions (Infinity where a
- *   queue grows without end); `prefillShare` of the time goes into prompts.
- */
-export function serviceOf(deployment, { inputLen, outputLen, rate }) {
-  const lots = deployment.numGroups;
-  const fitting = deployment.memory.maxConcurrency(inputLen + outputLen);
-  const { maxNumSeqs, stepTokens } = deployment.limits;
-  const most = Math.floor(Math.min(maxNumSeqs, fitting) / deployment.parallel.pp);
-  const seats = { most: Math.max(1, most), budget: stepTokens, target: deployment.targetStepSeconds };
-  const table = tableOf(deployment, inputLen, outputLen);
-  const loads = ENDS.map((end) =>
-    new Load(new Steps(table, inputLen, outputLen, seats, end), rate / lots, seats.most));
-  const between = (figure, times = 1) => {
-    const ends = loads.map((load) => (load.isStable ? figure(load) * times : Infinity));
-    const source = worst(table.sources);
+/** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
+export class Service {
+  #lots;
+  #loads = new Map(); // by end of the predictions, as they are asked for
+
+  constructor(deployment, { inputLen, outputLen, rate }) {
+    const fitting = deployment.memory.maxConcurrency(inputLen + outputLen);
+    const { maxNumSeqs, stepTokens } = deployment.limits;
+    const most = Math.floor(Math.min(maxNumSeqs, fitting) / deployment.parallel.pp);
+    this.table = tableOf(deployment, inputLen, outputLen);
+    this.seats = Math.max(1, most);
+    this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];
+    this.rate = rate / deployment.numGroups;
+    this.#lots = deployment.numGroups;
+  }
+
+  /** Whether the queue stays finite, by the middle of the predictions. */
+  get isStable() {
+    return this.#load("value").isStable;
+  }
+
+  /** Answers under way at once; seconds to the first token, between tokens, to the last: as
+   * predictions, Infinity at an end where a queue grows without end. */
+  get streams() {
+    return this.#between((load) => load.streams * this.#lots);
+  }
+
+  get ttft() {
+    return this.#between((load) => load.ttft);
+  }
+
+  get tpot() {
+    return this.#between((load) => load.tpot);
+  }
+
+  get e2e() {
+    return this.#between((load) => load.ttft + load.steps.gaps * load.tpot);
+  }
+
+  /** Of the time, what goes into prompts. */
+  get prefillShare() {
+    return this.#load("value").prefillShare;
+  }
+
+  #load(end) {
+    if (!this.#loads.has(end)) {
+      const load = new Load(new Steps(...this.steps, end), this.rate, this.seats);
+      this.#loads.set(end, load);
+    }
+    return this.#loads.get(end);
+  }
+
+  #between(figure) {
+    const ends = ENDS.map((end) => this.#load(end))
+      .map((load) => (load.isStable ? figure(load) : Infinity));
+    const source = worst(this.table.sources);
     return { value: ends[0], low: Math.min(...ends), high: Math.max(...ends), source };
-  };
-  return {
-    isStable: loads[0].isStable,
-    streams: between((load) => load.streams, lots),
-    ttft: between((load) => load.ttft),
-    tpot: between((load) => load.tpot),
-    e2e: between((load) => load.ttft + load.steps.gaps * load.tpot),
-    prefillShare: loads[0].prefillShare,
-  };
+  }
 }
 
 const TABLES = new WeakMap(); // of deployments, by lengths: one for all rates
@@ -76,7 +107,7 @@ class StepTable {
 /** By one end of the predictions. Numbers of streams need not be whole: between two, the cost is a
  * straight line. */
 class Steps {
-  constructor(table, inputLen, outputLen, { budget, target }, end) {
+  constructor(table, inputLen, outputLen, budget, target, end) {
     Object.assign(this, { table, inputLen, budget, target, end, gaps: outputLen - 1 });
   }
 
