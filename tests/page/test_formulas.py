@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,8 +33,10 @@ from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, experts_hit, load_factor
 from octavo.errors import ConfigError
 from octavo.page.data import page_data
-from octavo.planner import Deployment, Traffic
+from octavo.planner import Deployment, Slo, Traffic, judge
 from octavo.planner.building_blocks import model_json
+from octavo.planner.decisions import decisions
+from octavo.planner.figures import gib, ms
 from octavo.planner.money import Price, bill, owned, per_million
 from octavo.planner.queueing import (
     erlang_c,
@@ -127,6 +130,7 @@ def expected_of(spec, knobs, steps, lengths, traffic) -> Any:
         "concurrency": [found.max_concurrency(length) for length in lengths],
         "steps": [expected_step(found, *step) for step in steps],
         "service": expected_service(found, traffic),
+        "decisions": expected_decisions(found, traffic),
     }
 
 
@@ -153,6 +157,48 @@ def expected_service(deployment: Deployment, traffic: dict[str, Any] | None) -> 
         "predictions": [numbers(each) for each in found],
         "prefillShare": service.prefill_share if service.is_stable else 1,
     }
+
+
+def expected_decisions(deployment: Deployment, traffic: dict[str, Any] | None) -> Any:
+    if traffic is None:
+        return None
+    asked = Traffic(traffic["inputLen"], traffic["outputLen"], rate=traffic["rate"])
+    found = decisions(judge(deployment, asked, Slo()))
+    return [[each.answer, each.because] for each in found]
+
+
+# The numbers that decide, as octavo.planner.decisions says them.
+BECAUSE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "one device": lambda n: (
+        f"{gib(n['weightsBytes'])} of weights leave {n['share']:.0%} of "
+        f"{gib(n['usableBytes'])}: {n['fitting']:,} requests of {n['length']:,} tokens"
+    ),
+    "tensors": lambda n: (
+        f"reading and computing {ms(n['work'])} → {ms(n['lessWork'])}, "
+        f"talking {ms(n['talk'])} → {ms(n['moreTalk'])}"
+    ),
+    "link": lambda n: f"{n['bandwidth'] / 1e9:,.0f} GB/s each way ({n['kind'] or 'none'})",
+    "machine": lambda n: (
+        f"{n['each']} devices a replica, {n['island']} that have fast links to each other"
+    ),
+    "memory": lambda n: (
+        f"{n['streams']} under way: {n['intensity']:,.1f} operations a byte in {n['name']}, and "
+        f"{n['ridge']:,.0f} would balance; {n['bound']} takes most of {ms(n['seconds'])}"
+    ),
+    "prompts": lambda n: f"{n['share']:.0%} of it, in steps of up to {n['budget']:,} tokens",
+    "cache": lambda n: (
+        f"{n['fitting']:,} requests of {n['length']:,} tokens fit, and {n['seats']:,} have a seat"
+    ),
+}
+
+
+def said(answer: Any) -> Any:
+    """The page's answer, with its reasons in words."""
+    if isinstance(answer, dict) and answer.get("decisions"):
+        found = [[each["answer"], BECAUSE[each["id"]](each["numbers"])]
+                 for each in answer["decisions"]]  # fmt: skip
+        return {**answer, "decisions": found}
+    return answer
 
 
 def numbers(prediction: Prediction) -> list[Any]:
@@ -427,6 +473,7 @@ ANSWERS = """
         concurrency: lengths.map((length) => found.maxConcurrency(length)),
         steps: steps.map((each) => step(found, each)),
         service: traffic && service(found.service(traffic)),
+        decisions: traffic && of.decisions(found, traffic),
       };
     },
     formula: ({ name, given }) => of[name](...given),
@@ -499,7 +546,7 @@ def test_the_page_computes_what_the_planner_computes(tab):
     wrong = [
         line
         for number, (case, answer) in enumerate(zip(cases, found, strict=True))
-        for line in differences(case.expected, answer, f"{number} {case.question['kind']}")
+        for line in differences(case.expected, said(answer), f"{number} {case.question['kind']}")
     ]
     assert not wrong, "\n".join(wrong[:20]) + f"\n{len(wrong)} in all"
 
