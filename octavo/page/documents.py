@@ -34,3 +34,11 @@ def paths() -> dict[str, Path]:
     folder = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
     found = {name: folder / f"{name}.md" for name in NAMES}
     return {name: path for name, path in found.items() if path.is_file()}
+
+
+def titles() -> dict[str, str]:
+    """What each calls itself, by name."""
+    return {
+        name: path.read_text("utf-8").partition("\n")[0].lstrip("# ")
+        for name, path in paths().items()
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from octavo.page import documents
 from octavo.page.data import page_data
@@ -18,6 +19,7 @@ STATIC = Path(__file__).with_name("static")
 PAGES = {  # address: the file in STATIC
     "/": "chat/chat.html",
     "/pictures": "pictures/pictures.html",
+    **{f"/docs/{name}": "docs/docs.html" for name in documents.paths()},
 }
 
 _TYPES = {
@@ -64,18 +66,24 @@ def site_files() -> dict[str, SiteFile]:
         files[f"/static/{path.relative_to(STATIC).as_posix()}"] = SiteFile.from_path(path)
     for name, path in documents.paths().items():
         files[f"/static/docs/{name}.md"] = SiteFile.from_path(path)
+    files["/static/docs.json"] = _json_file(documents.titles())
     return files
 
 
 def data_file() -> SiteFile:
     """``/static/data.json``, which takes most of a second to make: what pictures compute from."""
-    text = json.dumps(page_data(), separators=(",", ":"), ensure_ascii=False)
-    return SiteFile(text.encode(), _TYPES[".json"])
+    return _json_file(page_data())
 
 
 def static_paths() -> list[Path]:
-    """The scripts, styles and images in ``STATIC``."""
-    return sorted(path for path in STATIC.rglob("*") if path.suffix in {".css", ".js", ".svg"})
+    """The scripts, styles, images and recorded runs in ``STATIC``."""
+    suffixes = set(_TYPES) - {".html", ".md"}
+    return sorted(path for path in STATIC.rglob("*") if path.suffix in suffixes)
+
+
+def _json_file(content: Any) -> SiteFile:
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return SiteFile(text.encode(), _TYPES[".json"])
 
 
 def policy_text(policy: dict[str, str]) -> str:

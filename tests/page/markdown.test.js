@@ -21,6 +21,8 @@ function showBlock(block) {
       return `h${block.level}(${showInlines(block.inlines)})`;
     case "rule":
       return "rule";
+    case "table":
+      return `table(${[block.head, ...block.rows].map((row) => row.map(showInlines).join("|")).join("; ")})`;
     default:
       return `p(${showInlines(block.inlines)})`;
   }
@@ -33,7 +35,9 @@ function showInlines(nodes) {
         ? node
         : node.type === "code"
           ? `<c>${node.text}</c>`
-          : `<${node.type}>${showInlines(node.inlines)}</${node.type}>`,
+          : node.type === "link"
+            ? `[${showInlines(node.inlines)}](${node.target})`
+            : `<${node.type}>${showInlines(node.inlines)}</${node.type}>`,
     )
     .join("");
 }
@@ -112,6 +116,9 @@ const BLOCKS = [
   ["**bold** start", "p(<strong>bold</strong> start)"],
   ["> quoted\n> - a\nafter", "quote(p(quoted) ul(p(a))) p(after)"],
   ["a\n- b\n---\nc", "p(a) ul(p(b)) rule p(c)"],
+  ["| a | *b* |\n|---|--:|\n| 1 | 2 |\n| 3 |\n\nc", "table(a|<em>b</em>; 1|2; 3|) p(c)"],
+  ["a | b\n- | -\n`x|y` | \\|", "table(a|b; <c>x|y</c>||)"],
+  ["| a | b |\n|---|", "p(| a | b |\n|---|)"],
 ];
 for (const [source, expected] of BLOCKS) {
   test(`blocks of ${JSON.stringify(source)}`, () => assert.equal(show(source), expected));
@@ -154,7 +161,7 @@ const ATTACKS = [
   "- <iframe src=javascript:alert(1)>\n  > **<a href=x>**",
   "`<b>` &lt;b&gt;",
 ];
-const ELEMENTS = "h3 h4 h5 h6 p ul ol li blockquote hr strong em code div span button pre #text";
+const ELEMENTS = "table thead tbody tr th td h3 h4 h5 h6 p ul ol li blockquote hr strong em code div span button pre #text";
 
 test("whatever is written becomes text in a few harmless elements", () => {
   for (const attack of ATTACKS) {
@@ -182,16 +189,16 @@ test("rendering piece by piece ends as rendering at once, and keeps finished blo
   const source = BLOCKS.map(([text]) => text).join("\n\n");
   const tree = (node) => [node.name, node.text, node.children.map(tree)];
   const whole = new Node("div");
-  renderInto(whole, source, fakeDocument);
+  renderInto(whole, source, { document: fakeDocument });
   const grown = new Node("div");
   let first;
   for (let end = 0; end <= source.length; end += 1) {
-    renderInto(grown, source.slice(0, end), fakeDocument);
+    renderInto(grown, source.slice(0, end), { document: fakeDocument });
     if (end === 20) first = grown.children[0];
   }
   assert.deepEqual(tree(grown), tree(whole));
   assert.equal(grown.children[0], first);
-  renderInto(grown, "", fakeDocument);
+  renderInto(grown, "", { document: fakeDocument });
   assert.equal(grown.children.length, 0);
 });
 
@@ -204,6 +211,7 @@ test("hostile text takes linear time", () => {
     "> ".repeat(n), "- ".repeat(n), "1. ".repeat(n), "-\n".repeat(n), ">\n".repeat(n), "\n".repeat(n),
     "```" + " ".repeat(n) + "`", "`".repeat(n) + " `a", "# " + "# ".repeat(n), "#".repeat(n) + " a",
     "- - - ".repeat(n) + "x", "-" + " ".repeat(n) + "x", "- a\n\n".repeat(n), "  - a\n".repeat(n),
+    "[".repeat(n), "[a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
     "\\".repeat(n), "\\``".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
   ];
   for (const text of texts) {
@@ -212,4 +220,14 @@ test("hostile text takes linear time", () => {
     const took = performance.now() - began;
     assert.ok(took < 1000, `${JSON.stringify(text.slice(0, 20))}… took ${took} ms`);
   }
+});
+
+test("links are for whoever says where they lead", () => {
+  const [block] = parse("see [the *wall*](inference.md#wall) and [x](javascript:1)");
+  const linkTo = (target) => (target.startsWith("inference") ? "docs/inference#wall" : null);
+  const links = render(block, fakeDocument, linkTo).all.filter(({ name }) => name === "a");
+  assert.deepEqual(links.map(({ href, textContent }) => [href, textContent]), [["docs/inference#wall", "the wall"]]);
+  const chat = render(block, fakeDocument);
+  assert.equal(chat.textContent, "see [the wall](inference.md#wall) and [x](javascript:1)");
+  assert.ok(chat.all.every(({ name }) => name !== "a"));
 });

@@ -4,7 +4,7 @@
 //     title, height: 260,
 //     x: { label, unit, scale: "linear" | "log", min, max }, y: the same,
 //     layers: [{ kind, label, colour: 1…8, points }],   // from the back to the front
-//     marks: [{ x | y, label }],                        // lines across, such as a limit
+//     marks: [{ x | y, label, isLimit }],               // lines across
 //   }
 //
 // Kinds, and their points: "line", "dashed", "steps" and "points" [x, y]; "band" and "area" [x, low,
@@ -18,7 +18,7 @@ const HEIGHT = 260;
 const TEXT = 6.4; // pixels of a letter, about
 const MAX_TABLE_ROWS = 100;
 
-const MARKS = { line: "line", steps: "line", dashed: "dashed", points: "dot" };
+const MARKS = { line: "line", steps: "line", dashed: "dashed", points: "dot", band: "band" };
 
 export function curves(spec, width) {
   const height = spec.height ?? HEIGHT;
@@ -70,6 +70,7 @@ function endsOf({ kind, points }) {
 // -- shapes ------------------------------------------------------------------------------------
 
 function drawLayer({ kind, points }, { x, y }) {
+  if (points.length === 0) return [];
   const at = ([px, py]) => [x.at(px), y.at(py)];
   const base = y.at(y.min);
   switch (kind) {
@@ -138,13 +139,13 @@ function drawMark(mark, index, { x, y, left, right, top, bottom }) {
     if (at < left - 1 || at > right + 1) return shape("g");
     const row = top - 5 - 15 * index;
     const isLate = at > (left + right) / 2;
-    return shape("g", { class: "mark" },
+    return shape("g", { class: mark.isLimit ? "mark is-limit" : "mark" },
       shape("line", { x1: at, x2: at, y1: row - 8, y2: bottom }),
       shape("text", { x: at + (isLate ? -5 : 5), y: row, "text-anchor": isLate ? "end" : "start" }, mark.label));
   }
   const at = y.at(mark.y);
   if (at < top - 1 || at > bottom + 1) return shape("g");
-  return shape("g", { class: "mark" },
+  return shape("g", { class: mark.isLimit ? "mark is-limit" : "mark" },
     shape("line", { x1: left, x2: right, y1: at, y2: at }),
     shape("text", { x: right - 2, y: at < top + 16 ? at + 14 : at - 5, "text-anchor": "end" }, mark.label));
 }

@@ -4,7 +4,7 @@
 //     title,
 //     x: { label, unit, min, max },
 //     rows: [{ label, note, blocks: [{ from, to, label, colour: 1…8, text, isFaint }] }],
-//     marks: [{ x, label }],
+//     marks: [{ x, label, isLimit }],
 //     isTime: false,        // whether the figures are from when to when, not how much
 //   }
 //
@@ -14,12 +14,12 @@ import { shape } from "../common/dom.js";
 import { format, formatRange } from "../common/numbers.js";
 import { layAxis } from "./scales.js";
 
-const TEXT = 6.8;
+const TEXT = 7.1;
 const BAR = 24;
 
 export function lanes(spec, width) {
   const names = spec.rows.map(({ label }) => label);
-  const longest = Math.max(...names.map((name) => name.length)) * TEXT + 12;
+  const longest = Math.max(...names.map((name) => name.length)) * TEXT + 16;
   const isNarrow = longest > width * 0.3; // names stand above their rows
   const left = isNarrow ? 4 : longest;
   const pitch = BAR + (isNarrow ? 26 : 10);
@@ -77,12 +77,12 @@ function drawRow(row, top, { x, left, right }, isNarrow) {
   return [name, ...blocks, ...note];
 }
 
-function drawMark({ x: value, label }, index, { x, left, right, top, bottom }) {
+function drawMark({ x: value, label, isLimit }, index, { x, left, right, top, bottom }) {
   const at = x.at(value);
   if (at < left - 1 || at > right + 1) return shape("g");
   const row = top - 5 - 15 * index;
   const isLate = at > (left + right) / 2;
-  return shape("g", { class: "mark" },
+  return shape("g", { class: isLimit ? "mark is-limit" : "mark" },
     shape("line", { x1: at, x2: at, y1: row - 8, y2: bottom }),
     shape("text", { x: at + (isLate ? -5 : 5), y: row, "text-anchor": isLate ? "end" : "start" }, label));
 }

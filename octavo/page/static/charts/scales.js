@@ -16,10 +16,10 @@ export function layAxis(axis, values, from, to) {
     const share = (turn(Math.max(value, isLog ? min / 1e9 : -Infinity)) - turn(min)) / span;
     return from + (to - from) * Math.min(4, Math.max(-4, share));
   };
-  const room = Math.max(2, Math.floor(Math.abs(to - from) / (from < to ? 76 : 44)));
+  const room = Math.max(2, Math.floor(Math.abs(to - from) / (from < to ? 76 : 30)));
   const { divisor, suffix } = isLog ? { divisor: 1, suffix: "" } : scaleOf(max, axis.unit);
   const texts = isLog
-    ? logTicks(min, max, room).map((value) => [value, textOnLog(value, axis.unit)])
+    ? (axis.unit === "iB" ? binaryTicks : logTicks)(min, max, room).map((value) => [value, textOnLog(value, axis.unit)])
     : linearTicks(min / divisor, max / divisor, room).map((tick) => [tick * divisor, compact(tick)]);
   const unit = isLog ? unitOnLog(axis.unit) : suffix;
   return {
@@ -66,6 +66,16 @@ function logTicks(min, max, room) {
       if (value >= min * 0.999 && value <= max * 1.001) ticks.push(value);
     }
   }
+  return ticks;
+}
+
+/** Powers of two, as memory is told in them. */
+function binaryTicks(min, max, room) {
+  const first = Math.ceil(Math.log2(min) - 1e-9);
+  const last = Math.floor(Math.log2(max) + 1e-9);
+  const every = [1, 2, 5, 10, 20].find((step) => (last - first) / step <= room) ?? 20;
+  const ticks = [];
+  for (let power = Math.ceil(first / every) * every; power <= last; power += every) ticks.push(2 ** power);
   return ticks;
 }
 

@@ -1,17 +1,21 @@
 // The Markdown that models write, in two steps: `parse` makes a tree of plain objects, `render`
-// makes elements of it. Text only ever becomes text nodes, and there are no links or images, so
-// nothing a model writes can run, load or point anywhere.
+// makes elements of it. Text only ever becomes text nodes, and there are no images, and links only
+// for whoever says where they lead (`linkTo`: our own documents), so nothing a model writes can run,
+// load or point anywhere.
 //
-// Blocks: paragraph, heading, code, list, quote, rule. Inside: code, strong, em. All of it takes
-// time linear in the length of the text, whatever the text.
+// Blocks: paragraph, heading, code, list, quote, rule, table. Inside: code, strong, em, link. All of
+// it takes time linear in the length of the text, whatever the text.
 
+const MAX_LINK = 400; // letters; a longer one stays text
 const MAX_DEPTH = 8; // of lists and quotes inside each other; deeper ones stay text
 
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
 const RULE = /^ {0,3}([-*_]) *(?:\1 *){2,}$/;
+const TABLE_RULE = /^ {0,3}\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])( {1,4}|$)/;
+const LINK = /^\[([^[\]]+)\]\(([^()\s]+)\)/;
 
 /** The blocks of `source`. An unfinished one, as while streaming, is closed at the end. */
 export function parse(source) {
@@ -43,6 +47,7 @@ function takeBlock(lines, at, depth) {
     return [{ type: "heading", level: heading[1].length, inlines: parseInlines(text) }, at + 1];
   }
   if (RULE.test(line)) return [{ type: "rule" }, at + 1];
+  if (beginsTable(lines, at)) return takeTable(lines, at);
   if (depth < MAX_DEPTH) {
     if (QUOTE.test(line)) return takeQuote(lines, at, depth);
     if (ITEM.test(line)) return takeList(lines, at, depth);
@@ -60,6 +65,47 @@ function takeCode(lines, at, marker, info) {
   }
   const language = info.trim().split(/\s/)[0];
   return [{ type: "code", language, text: text.join("\n") }, at + 1];
+}
+
+/** A line of cells above a line of dashes, as many. */
+function beginsTable(lines, at) {
+  if (!lines[at].includes("|") || !TABLE_RULE.test(lines[at + 1] ?? "")) return false;
+  return cellsOf(lines[at]).length === cellsOf(lines[at + 1]).length;
+}
+
+function takeTable(lines, at) {
+  const head = cellsOf(lines[at]).map(parseInlines);
+  const isRight = cellsOf(lines[at + 1]).map((rule) => /^-+:$/.test(rule));
+  const rows = [];
+  for (at += 2; at < lines.length && lines[at].includes("|"); at += 1) {
+    const cells = cellsOf(lines[at]).slice(0, head.length).map(parseInlines);
+    rows.push([...cells, ...Array(head.length - cells.length).fill([])]);
+  }
+  return [{ type: "table", head, rows, isRight }, at];
+}
+
+/** What stands between bars; one after a backslash, or in code, is text. */
+function cellsOf(line) {
+  const row = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  const lastTick = row.lastIndexOf("`");
+  const cells = [];
+  let cell = "";
+  let isCode = false;
+  for (let at = 0; at < row.length; at += 1) {
+    if (row[at] === "\\" && row[at + 1] === "|") {
+      cell += "|";
+      at += 1;
+      continue;
+    }
+    if (row[at] === "`") isCode = !isCode;
+    if (row[at] === "|" && !(isCode && at < lastTick)) {
+      cells.push(cell.trim());
+      cell = "";
+    } else {
+      cell += row[at];
+    }
+  }
+  return [...cells, cell.trim()];
 }
 
 function takeQuote(lines, at, depth) {
@@ -137,13 +183,15 @@ function indexOfText(lines, at) {
 
 // -- inside a block ----------------------------------------------------------------------------
 
-/** Strings, and `{ type: "code", text }`, `{ type: "strong" | "em", inlines }`. */
+/** Strings, and `{ type: "code", text }`, `{ type: "strong" | "em", inlines }`, `{ type: "link",
+ * target, inlines }`. */
 export function parseInlines(text) {
   // What is open: the text itself, and above it at most one each of ** __ * _.
   const open = [{ marker: "", nodes: [] }];
   const codeEnds = new BacktickRuns(text);
   const add = (node) => append(open.at(-1).nodes, node);
   let at = 0;
+  let link = null;
   while (at < text.length) {
     const char = text[at];
     if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
@@ -155,6 +203,9 @@ export function parseInlines(text) {
       if (end < 0) add(text.slice(at, at + length));
       else add({ type: "code", text: codeText(text.slice(at + length, end)) });
       at = end < 0 ? at + length : end + length;
+    } else if (char === "[" && (link = LINK.exec(text.slice(at, at + MAX_LINK))) !== null) {
+      add({ type: "link", target: link[2], inlines: parseInlines(link[1]) });
+      at += link[0].length;
     } else if (char === "*" || char === "_") {
       at = takeRun(text, at, open, add);
     } else {
@@ -247,20 +298,20 @@ function runLength(text, at) {
 }
 
 function nextSpecial(text, at) {
-  while (at < text.length && !"\\`*_".includes(text[at])) at += 1;
+  while (at < text.length && !"\\`*_[".includes(text[at])) at += 1;
   return at;
 }
 
 // -- elements ----------------------------------------------------------------------------------
 
 /** Show `source` in `container`, and leave the elements of blocks that are as before alone. */
-export function renderInto(container, source, document = globalThis.document) {
+export function renderInto(container, source, { document = globalThis.document, linkTo } = {}) {
   const blocks = parse(source);
   const keys = blocks.map((block) => JSON.stringify(block));
   const shown = container.markdownKeys ?? [];
   blocks.forEach((block, index) => {
     if (shown[index] === keys[index]) return;
-    const element = render(block, document);
+    const element = render(block, document, linkTo);
     const old = container.children[index];
     if (old === undefined) container.append(element);
     else old.replaceWith(element);
@@ -269,40 +320,64 @@ export function renderInto(container, source, document = globalThis.document) {
   container.markdownKeys = keys;
 }
 
-/** The element of one block. */
-export function render(block, document) {
+/** The element of one block. `linkTo(target)`: an address, or null for what is to stay text. */
+export function render(block, document, linkTo = () => null) {
   const make = (name, ...children) => {
     const element = document.createElement(name);
     element.append(...children);
     return element;
   };
-  const inline = (node) =>
-    typeof node === "string"
-      ? document.createTextNode(node)
-      : node.type === "code"
-        ? make("code", node.text)
-        : make(node.type, ...node.inlines.map(inline));
+  const inlines = (nodes) => nodes.flatMap(inline);
+  const inline = (node) => {
+    if (typeof node === "string") return document.createTextNode(node);
+    if (node.type === "code") return make("code", node.text);
+    if (node.type === "link") return linked(node, linkTo(node.target));
+    return make(node.type, ...inlines(node.inlines));
+  };
+  const linked = (node, address) => {
+    const text = inlines(node.inlines);
+    if (address === null) return ["[", ...text, `](${node.target})`];
+    const link = make("a", ...text);
+    link.href = address;
+    return link;
+  };
   const blockElement = (block) => {
     switch (block.type) {
       case "code":
         return codeElement(block, make);
       case "heading": // below the headings of the page itself
-        return make(`h${Math.min(6, block.level + 2)}`, ...block.inlines.map(inline));
+        return make(`h${Math.min(6, block.level + 2)}`, ...inlines(block.inlines));
       case "list": {
         const items = block.items.map((blocks) => make("li", ...blocks.map(blockElement)));
         const list = make(block.isOrdered ? "ol" : "ul", ...items);
         if (block.isOrdered) list.start = block.start;
         return list;
       }
+      case "table":
+        return tableElement(block, make, inlines);
       case "quote":
         return make("blockquote", ...block.blocks.map(blockElement));
       case "rule":
         return make("hr");
       default:
-        return make("p", ...block.inlines.map(inline));
+        return make("p", ...inlines(block.inlines));
     }
   };
   return blockElement(block);
+}
+
+function tableElement({ head, rows, isRight }, make, inlines) {
+  const cell = (name) => (nodes, column) => {
+    const made = make(name, ...inlines(nodes));
+    if (isRight[column]) made.className = "is-right";
+    return made;
+  };
+  const row = (name, cells) => make("tr", ...cells.map(cell(name)));
+  const body = rows.map((cells) => row("td", cells));
+  const box = make("div", make("table", make("thead", row("th", head)), make("tbody", ...body)));
+  box.className = "table-box";
+  box.tabIndex = 0; // to be scrolled with the keyboard
+  return box;
 }
 
 function codeElement(block, make) {

@@ -5,7 +5,7 @@
 //   { …, kind: "range", choices: [1, 2, 4, 8], value }   // a slider over given numbers
 //   { …, kind: "choice", choices: [[value, "in words"]], value }
 //   { …, kind: "toggle", value: false }
-//   { …, kind: "step", min, max, value }             // a slider with back, forward and play
+//   { …, kind: "step", min, max, value, most(values) }   // a slider with back, forward and play
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
@@ -15,7 +15,7 @@ const BEAT = 1100; // milliseconds between two steps that play by themselves
 
 let numControls = 0;
 
-/** `{ element, show(value), close() }`; `onChange(value)` when somebody moves it. */
+/** `{ element, show(value, values), close() }`; `onChange(value)` when somebody moves it. */
 export function makeControl(control, onChange) {
   const id = `control-${(numControls += 1)}`;
   const made = { choice, toggle, step }[control.kind] ?? slider;
@@ -28,8 +28,7 @@ export function parseValue(control, text) {
   if (control.kind === "choice") return control.choices.find(([value]) => String(value) === text)?.[0] ?? null;
   const value = Number(text);
   if (text.trim() === "" || !Number.isFinite(value)) return null;
-  const { toPlace, toValue } = placesOf(control);
-  return toValue(toPlace(value));
+  return placesOf(control).near(value);
 }
 
 export function valueText(value) {
@@ -82,22 +81,21 @@ function toggle(control, id, onChange) {
   };
 }
 
+/** `most`: how far it goes now, where that depends on other controls. */
 function step(control, id, onChange) {
-  let value = control.value;
-  let timer = null;
-  const go = (next) => onChange(Math.min(control.max, Math.max(control.min, next)));
-  const moved = slider(control, id, (next) => {
-    stop();
-    onChange(next);
-  });
-  const play = element("button", { type: "button", class: "bordered", onclick: () => (timer === null ? start() : stop()) }, "Play");
-  const back = element("button", { type: "button", class: "bordered", onclick: () => (stop(), go(value - 1)) }, "Back");
-  const forward = element("button", { type: "button", class: "bordered", onclick: () => (stop(), go(value + 1)) }, "Next");
+  let [value, most, timer] = [control.value, control.max, null];
+  const go = (next) => onChange(Math.min(most, Math.max(control.min, next)));
+  const moved = slider(control, id, (next) => (stop(), go(next)));
+  const button = (text, act) => element("button", { type: "button", class: "bordered", onclick: act }, text);
+  const back = button("Back", () => (stop(), go(value - 1)));
+  const forward = button("Next", () => (stop(), go(value + 1)));
+  const play = button("Play", () => (timer === null ? start() : stop()));
   moved.element.append(element("div", { class: "step-buttons" }, back, forward, play));
   moved.element.classList.add("is-step");
+  const [input, output] = [moved.element.querySelector("input"), moved.element.querySelector("output")];
   function start() {
-    if (value >= control.max) go(control.min);
-    timer = setInterval(() => (value >= control.max ? stop() : go(value + 1)), BEAT);
+    if (value >= most) go(control.min);
+    timer = setInterval(() => (value >= most ? stop() : go(value + 1)), BEAT);
     play.textContent = "Pause";
   }
   function stop() {
@@ -107,11 +105,16 @@ function step(control, id, onChange) {
   }
   return {
     element: moved.element,
-    show(next) {
-      value = next;
-      moved.show(next);
-      back.disabled = next <= control.min;
-      forward.disabled = next >= control.max;
+    show(next, values) {
+      most = control.most?.(values) ?? control.max;
+      value = Math.min(next, most);
+      input.max = most;
+      moved.show(value);
+      input.style.setProperty("--share", `${(100 * (value - control.min)) / (most - control.min)}%`);
+      output.textContent = `${value} of ${most}`;
+      input.setAttribute("aria-valuetext", output.textContent);
+      back.disabled = value <= control.min;
+      forward.disabled = value >= most;
     },
     close: stop,
   };
@@ -122,22 +125,24 @@ function labelled({ label }, id, output, input) {
   return element("div", { class: "control" }, head, input);
 }
 
-/** From values to the places of a slider, and back. */
+/** From values to the places of a slider, and back; `near` is the value that any number means. */
 function placesOf({ kind, min, max, step = 1, choices }) {
   if (choices) {
     const toPlace = (value) => choices.reduce((best, each, index) =>
       Math.abs(each - value) < Math.abs(choices[best] - value) ? index : best, 0);
-    return { first: 0, last: choices.length - 1, step: 1, toPlace, toValue: (place) => choices[place] };
+    const toValue = (place) => choices[place];
+    return { first: 0, last: choices.length - 1, step: 1, toPlace, toValue, near: (value) => toValue(toPlace(value)) };
   }
   const bounded = (value) => Math.min(max, Math.max(min, value));
   if (kind === "log-range") {
     const span = Math.log(max / min);
     const toPlace = (value) => Math.round((PARTS * Math.log(bounded(value) / min)) / span);
     const toValue = (place) => bounded(rounded(min * Math.exp((span * place) / PARTS), min >= 1));
-    return { first: 0, last: PARTS, step: 1, toPlace, toValue };
+    const near = (value) => (min >= 1 ? Math.round(bounded(value)) : bounded(value));
+    return { first: 0, last: PARTS, step: 1, toPlace, toValue, near };
   }
   const onStep = (value) => Number((min + Math.round((bounded(value) - min) / step) * step).toPrecision(12));
-  return { first: min, last: max, step, toPlace: onStep, toValue: onStep };
+  return { first: min, last: max, step, toPlace: onStep, toValue: onStep, near: onStep };
 }
 
 function rounded(value, isWhole) {

@@ -93,7 +93,7 @@ export class Frame {
 
   #draw() {
     if (this.isClosed) return;
-    this.declared.forEach((control, index) => this.controls[index].show(this.values[control.id]));
+    this.declared.forEach((control, index) => this.controls[index].show(this.values[control.id], this.values));
     const context = contextOf(this.picture, this.values, this.world);
     this.problem.hidden = context.cannot === null;
     this.drawing.hidden = this.figures.hidden = context.cannot !== null;

@@ -17,8 +17,8 @@ export const memoryWall = {
   readMore: "inference#the-memory-wall",
   needs: { model: true, hardware: true },
   controls: [
-    { id: "batch", label: "Requests in a step", kind: "log-range", min: 1, max: MOST, value: 8 },
-    { id: "context", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
+    { id: "batch", label: "Requests in a step", kind: "log-range", min: 1, max: MOST, value: 8, unit: "requests" },
+    { id: "context", label: "Context of each", kind: "log-range", min: 16, max: 131072, value: 1000, unit: "tokens" },
   ],
 
   figures(context) {
