@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from octavo.cost.catalogue import names, spec_of
+from octavo.cost.catalogue import entries, names, spec_of
 from octavo.cost.communication import (
     all_gather,
     all_reduce,
@@ -549,6 +549,56 @@ def test_the_page_computes_what_the_planner_computes(tab):
         for line in differences(case.expected, said(answer), f"{number} {case.question['kind']}")
     ]
     assert not wrong, "\n".join(wrong[:20]) + f"\n{len(wrong)} in all"
+
+
+READ = """
+(async (configs, tables) => {
+  const { readConfig, CannotBe } = await import("/static/formulas/index.js");
+  const read = ([name, config]) => {
+    try {
+      return readConfig(config, name, tables);
+    } catch (error) {
+      if (error instanceof CannotBe) return error.message;
+      throw error;
+    }
+  };
+  return configs.map(read);
+})
+"""
+
+
+def read_in(page, configs: list[tuple[str, Any]]) -> list[Any]:
+    return page.js(f"{READ}({json.dumps(configs)}, {json.dumps(page_data())})")
+
+
+def told(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a model's JSON what it says: fields that are as they are anyhow may be left out."""
+    return {name: value for name, value in spec.items() if value or name == "tie_embeddings"}
+
+
+def test_configs_are_read_as_the_planner_reads_them(tab):
+    tab.open()
+    configs = [(name, entry["config"]) for name, entry in entries().items()]
+    found = read_in(tab, configs)
+    num_read = 0
+    for (name, config), spec in zip(configs, found, strict=True):
+        if isinstance(spec, str):
+            assert "ask a server" in spec, name
+            continue
+        num_read += 1
+        ours = json.loads(json.dumps(model_json(ModelSpec.of_hf(config, path=name))))
+        assert told(spec) == told({**ours, "name": name}), name
+    assert num_read >= 120
+
+
+def test_a_config_that_cannot_be_is_refused_in_words(tab):
+    tab.open()
+    llama = dict(entries()["llama-3.1-8b"]["config"])
+    broken = [{}, {**llama, "hidden_size": "many"}, {**llama, "model_type": "llamo"},
+              {**llama, "num_hidden_layers": 10**6}, {**llama, "model_type": "toString"},
+              {**llama, "quantization_config": {"quant_method": "magic"}}]  # fmt: skip
+    for message in read_in(tab, [("broken", each) for each in broken]):
+        assert isinstance(message, str), message
 
 
 def test_questions_are_many_and_of_all_kinds():
