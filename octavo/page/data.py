@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.cost.catalogue import names, spec_of
 from octavo.cost.efficiency import PROFILES
+from octavo.cost.family_facts import families_json
 from octavo.cost.hardware_table import devices
 from octavo.planner.building_blocks import (
     engine_json,
@@ -25,4 +26,5 @@ def page_data() -> dict[str, Any]:
         **hardware_json(devices()),
         "engines": {name: engine_json(name) for name in PROFILES},
         "types": number_types_json(),
+        "families": families_json(),
     }

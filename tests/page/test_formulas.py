@@ -7,11 +7,12 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from octavo.cost.catalogue import names, spec_of
+from octavo.cost.catalogue import entries, names, spec_of
 from octavo.cost.communication import (
     all_gather,
     all_reduce,
@@ -32,8 +33,10 @@ from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, experts_hit, load_factor
 from octavo.errors import ConfigError
 from octavo.page.data import page_data
-from octavo.planner import Deployment, Traffic
+from octavo.planner import Deployment, Slo, Traffic, judge
 from octavo.planner.building_blocks import model_json
+from octavo.planner.decisions import decisions
+from octavo.planner.figures import gib, ms
 from octavo.planner.money import Price, bill, owned, per_million
 from octavo.planner.queueing import (
     erlang_c,
@@ -127,6 +130,7 @@ def expected_of(spec, knobs, steps, lengths, traffic) -> Any:
         "concurrency": [found.max_concurrency(length) for length in lengths],
         "steps": [expected_step(found, *step) for step in steps],
         "service": expected_service(found, traffic),
+        "decisions": expected_decisions(found, traffic),
     }
 
 
@@ -153,6 +157,48 @@ def expected_service(deployment: Deployment, traffic: dict[str, Any] | None) -> 
         "predictions": [numbers(each) for each in found],
         "prefillShare": service.prefill_share if service.is_stable else 1,
     }
+
+
+def expected_decisions(deployment: Deployment, traffic: dict[str, Any] | None) -> Any:
+    if traffic is None:
+        return None
+    asked = Traffic(traffic["inputLen"], traffic["outputLen"], rate=traffic["rate"])
+    found = decisions(judge(deployment, asked, Slo()))
+    return [[each.answer, each.because] for each in found]
+
+
+# The numbers that decide, as octavo.planner.decisions says them.
+BECAUSE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "one device": lambda n: (
+        f"{gib(n['weightsBytes'])} of weights leave {n['share']:.0%} of "
+        f"{gib(n['usableBytes'])}: {n['fitting']:,} requests of {n['length']:,} tokens"
+    ),
+    "tensors": lambda n: (
+        f"reading and computing {ms(n['work'])} → {ms(n['lessWork'])}, "
+        f"talking {ms(n['talk'])} → {ms(n['moreTalk'])}"
+    ),
+    "link": lambda n: f"{n['bandwidth'] / 1e9:,.0f} GB/s each way ({n['kind'] or 'none'})",
+    "machine": lambda n: (
+        f"{n['each']} devices a replica, {n['island']} that have fast links to each other"
+    ),
+    "memory": lambda n: (
+        f"{n['streams']} under way: {n['intensity']:,.1f} operations a byte in {n['name']}, and "
+        f"{n['ridge']:,.0f} would balance; {n['bound']} takes most of {ms(n['seconds'])}"
+    ),
+    "prompts": lambda n: f"{n['share']:.0%} of it, in steps of up to {n['budget']:,} tokens",
+    "cache": lambda n: (
+        f"{n['fitting']:,} requests of {n['length']:,} tokens fit, and {n['seats']:,} have a seat"
+    ),
+}
+
+
+def said(answer: Any) -> Any:
+    """The page's answer, with its reasons in words."""
+    if isinstance(answer, dict) and answer.get("decisions"):
+        found = [[each["answer"], BECAUSE[each["id"]](each["numbers"])]
+                 for each in answer["decisions"]]  # fmt: skip
+        return {**answer, "decisions": found}
+    return answer
 
 
 def numbers(prediction: Prediction) -> list[Any]:
@@ -427,6 +473,7 @@ ANSWERS = """
         concurrency: lengths.map((length) => found.maxConcurrency(length)),
         steps: steps.map((each) => step(found, each)),
         service: traffic && service(found.service(traffic)),
+        decisions: traffic && of.decisions(found, traffic),
       };
     },
     formula: ({ name, given }) => of[name](...given),
@@ -499,9 +546,59 @@ def test_the_page_computes_what_the_planner_computes(tab):
     wrong = [
         line
         for number, (case, answer) in enumerate(zip(cases, found, strict=True))
-        for line in differences(case.expected, answer, f"{number} {case.question['kind']}")
+        for line in differences(case.expected, said(answer), f"{number} {case.question['kind']}")
     ]
     assert not wrong, "\n".join(wrong[:20]) + f"\n{len(wrong)} in all"
+
+
+READ = """
+(async (configs, tables) => {
+  const { readConfig, CannotBe } = await import("/static/formulas/index.js");
+  const read = ([name, config]) => {
+    try {
+      return readConfig(config, name, tables);
+    } catch (error) {
+      if (error instanceof CannotBe) return error.message;
+      throw error;
+    }
+  };
+  return configs.map(read);
+})
+"""
+
+
+def read_in(page, configs: list[tuple[str, Any]]) -> list[Any]:
+    return page.js(f"{READ}({json.dumps(configs)}, {json.dumps(page_data())})")
+
+
+def told(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a model's JSON what it says: fields that are as they are anyhow may be left out."""
+    return {name: value for name, value in spec.items() if value or name == "tie_embeddings"}
+
+
+def test_configs_are_read_as_the_planner_reads_them(tab):
+    tab.open()
+    configs = [(name, entry["config"]) for name, entry in entries().items()]
+    found = read_in(tab, configs)
+    num_read = 0
+    for (name, config), spec in zip(configs, found, strict=True):
+        if isinstance(spec, str):
+            assert "ask a server" in spec, name
+            continue
+        num_read += 1
+        ours = json.loads(json.dumps(model_json(ModelSpec.of_hf(config, path=name))))
+        assert told(spec) == told({**ours, "name": name}), name
+    assert num_read >= 120
+
+
+def test_a_config_that_cannot_be_is_refused_in_words(tab):
+    tab.open()
+    llama = dict(entries()["llama-3.1-8b"]["config"])
+    broken = [{}, {**llama, "hidden_size": "many"}, {**llama, "model_type": "llamo"},
+              {**llama, "num_hidden_layers": 10**6}, {**llama, "model_type": "toString"},
+              {**llama, "quantization_config": {"quant_method": "magic"}}]  # fmt: skip
+    for message in read_in(tab, [("broken", each) for each in broken]):
+        assert isinstance(message, str), message
 
 
 def test_questions_are_many_and_of_all_kinds():

@@ -9,7 +9,7 @@ const SLOW_LINK = 100e9; // bytes a second; PCIe is below, and NVLink above
 
 /** `[{ id, answer, numbers }]` for `{ inputLen, outputLen, rate }`: all that apply. */
 export function decisions(deployment, traffic) {
-  const service = fits(deployment, traffic) ? deployment.service(traffic) : null;
+  const service = deployment.holds(totalLen(traffic)) ? deployment.service(traffic) : null;
   const isStable = service !== null && service.isStable;
   return [
     fitsOneDevice(deployment, traffic),
@@ -22,10 +22,6 @@ export function decisions(deployment, traffic) {
 }
 
 const totalLen = ({ inputLen, outputLen }) => inputLen + outputLen;
-
-function fits(deployment, traffic) {
-  return deployment.memory.maxConcurrency(totalLen(traffic)) >= 1;
-}
 
 function fitsOneDevice(deployment, traffic) {
   const one = deployment.with({ tp: 1, pp: 1, ep: 1, dp: 1, replicas: 1 });

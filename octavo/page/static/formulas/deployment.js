@@ -86,6 +86,11 @@ class Deployment {
     return this.memory.maxConcurrency(length) * this.parallel.dp * this.replicas;
   }
 
+  /** Whether a request of so many tokens can be answered at all. */
+  holds(length) {
+    return length <= this.limits.maxModelLen && this.memory.maxConcurrency(length) >= 1;
+  }
+
   /** What the rank that has most to do computes, and each of its operations with its price. */
   get rank() {
     return this.#once("rank", () => this.layout.busiest);

@@ -15,4 +15,5 @@ export {
   acceptance, batchedSpeedup, bestLength, breakEvenBatch, expectedTokens, expectedTokensByRates,
   linearStep, operationsFactor, speedup,
 } from "./speculation.js";
+export { readConfig } from "./read_config.js";
 export { expertsHit, loadFactor } from "./work.js";

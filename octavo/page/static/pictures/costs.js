@@ -30,7 +30,7 @@ export const costs = {
   figures(context) {
     const { deployment, values } = context;
     const most = highestRate(deployment, values);
-    if (most === 0) return [{ label: "Requests that fit", value: 0, unit: "requests", formula: "the weights leave no room for one: more devices, or fewer bits" }];
+    if (most === 0) return [{ label: "Requests that fit", value: 0, unit: "requests", formula: "none of this length: more devices, fewer bits, or a model for longer texts" }];
     const point = pointAt(deployment, values, most * values.load);
     const { service, rate, bill } = point;
     const tokens = rate * values.output;
@@ -111,7 +111,7 @@ function pointAt(deployment, { input: inputLen, output: outputLen, utilization }
 /** Requests a second that are answered at the most, to two per cent; 0 where not one fits. */
 function highestRate(deployment, values) {
   const { input: inputLen, output: outputLen } = values;
-  if (deployment.memory.maxConcurrency(inputLen + outputLen) < 1) return 0;
+  if (!deployment.holds(inputLen + outputLen)) return 0;
   return remembered(`most ${keyOf(deployment, values)}`, () => {
     const isStable = (rate) => deployment.service({ inputLen, outputLen, rate }).isStable;
     let [low, high] = [0, 1 / deployment.stepCost([[0, inputLen]]).total.value];

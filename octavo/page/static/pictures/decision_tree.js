@@ -75,7 +75,7 @@ export const decisionTree = {
   figures(context) {
     const { deployment, values: { input, output } } = context;
     const fitting = { label: "Requests that fit at once", value: deployment.maxConcurrency(input + output), unit: "requests", formula: `of ${input} + ${output} tokens` };
-    if (fitting.value < 1) return [fitting];
+    if (!deployment.holds(input + output)) return [fitting];
     const { streams, ttft, tpot, isStable } = deployment.service(trafficOf(context));
     if (!isStable) return [fitting, { label: "Under way", value: "more and more", formula: "more requests come than are answered" }];
     return [

@@ -35,14 +35,14 @@ export const devices = {
     const { total, communication } = step;
     const [first, ...more] = step.transfers;
     const said = first ? `${format(first.count)} × ${first.name.split(".")[1].replace(/_/g, "-")} of ${format(first.bytes / first.count, "B")}${more.length ? ` and ${more.map(({ name }) => name).join(", ")}` : ""}` : undefined;
-    const { weightsBytes, usableBytes } = deployment.memory;
+    const { weightsBytes, usableBytes, numBlocks } = deployment.memory;
     const bubbles = (pp - 1) / (lots + pp - 1);
     return [
       { label: "A step takes", value: total.seconds, unit: "s", low: total.low, high: total.high, source: total.source },
       { label: "of which talking", value: communication.seconds / total.seconds, unit: "%", source: communication.source, formula: said },
       { label: "Talking", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
       { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
-      { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used` },
+      { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
       { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
     ];
   },
