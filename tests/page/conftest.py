@@ -47,6 +47,42 @@ LAUNCH = (
 )
 PATIENCE = 10.0  # seconds for what takes milliseconds
 
+# Elements inside this one that stick out of the window on either side.
+OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
+    const box = element.getBoundingClientRect();
+    return element.checkVisibility() && !element.closest(`.unseen, .bar-buttons span, pre, svg,
+            .contents, .table-box, .number-table, .chart-scroll`)
+        && box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
+}).map((element) => element.outerHTML.slice(0, 80))"""
+# The contrast of each visible piece of text with what is behind it, where it is below 4.5.
+FAINT = """(() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+    const rgba = (css) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = css;
+        canvas.fillRect(0, 0, 1, 1);
+        return canvas.getImageData(0, 0, 1, 1).data;
+    };
+    const light = (css) => {
+        const [r, g, b] = [...rgba(css)].map((v) => v / 255).map(
+            (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (element) => {
+        const own = getComputedStyle(element).backgroundColor;
+        return rgba(own)[3] === 255 ? own : behind(element.parentElement);
+    };
+    const faint = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const hasText = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+        if (!hasText || !element.checkVisibility() || element.closest(":disabled")) continue;
+        const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < 4.5) faint.push([element.className || element.tagName, contrast]);
+    }
+    return faint;
+})()"""
+
 
 # -- the browser -----------------------------------------------------------------------------
 
@@ -128,15 +164,21 @@ class Page:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **params)
 
-    def show(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
-        """Be a screen of this size."""
+    def show(
+        self, width: int, height: int, *, dark: bool = False, touch: bool = False, calm: bool = False
+    ) -> None:
+        """Be a screen of this size; ``calm``: of somebody who does not like what moves."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=touch,
         )  # fmt: skip
         self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        wishes = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce" if calm else "no-preference",
+        }
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
 
     def open(self, path: str = "") -> None:
         self.call("Page.navigate", url=self.address + path)
@@ -188,7 +230,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        code = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "ArrowRight": 39}[key]
         params = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         text = {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **params, **text)
@@ -199,6 +241,14 @@ class Page:
         self.write(text)
         self.press("Enter")
 
+    def overflowing(self, selector: str = "body") -> list[str]:
+        """Elements inside of this one that stick out of the window."""
+        return self.js(OVERFLOWING % json.dumps(selector))
+
+    def faint(self) -> list[tuple[str, float]]:
+        """Visible text whose contrast with what is behind it is below 4.5."""
+        return self.js(FAINT)
+
     def take_screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
@@ -207,10 +257,9 @@ class Page:
         the last call."""
         self.js("0")  # what has happened has been told before this is answered
         found = []
-        events, self._browser.events = self._browser.events, []
+        events = [event for event in self._browser.events if event.get("sessionId") == self._session]
+        self._browser.events = [event for event in self._browser.events if event not in events]
         for event in events:
-            if event.get("sessionId") != self._session:
-                continue
             params = event["params"]
             if event["method"] == "Network.requestWillBeSent":
                 if not params["request"]["url"].startswith(self.address):
@@ -372,13 +421,25 @@ def chats(site: Site) -> Chats:
 
 
 @pytest.fixture
-def tab(browser: Browser, site: Site, chats: Chats) -> Iterator[Page]:
-    """An empty tab for the page; nothing in it may complain by the end of the test."""
-    tab = Page(browser, site.address)
-    yield tab
-    complaints = tab.take_complaints()
-    browser.call("Target.disposeBrowserContext", browserContextId=tab.context)
+def tab_at(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """``tab_at(address)`` is an empty tab; nothing in one may complain by the end of the test."""
+    tabs: list[Page] = []
+
+    def tab_at(address: str) -> Page:
+        tabs.append(Page(browser, address))
+        return tabs[-1]
+
+    yield tab_at
+    complaints = [complaint for tab in tabs for complaint in tab.take_complaints()]
+    for tab in tabs:
+        browser.call("Target.disposeBrowserContext", browserContextId=tab.context)
     assert complaints == []
+
+
+@pytest.fixture
+def tab(tab_at: Callable[[str], Page], site: Site, chats: Chats) -> Page:
+    """An empty tab for the page."""
+    return tab_at(site.address)
 
 
 @pytest.fixture

@@ -23,12 +23,6 @@ ATTACKS = [
     "```<img src=x onerror=window.pwned=1>\n<iframe srcdoc='<script>top.pwned=1</script>'>\n```",
     "- **<a href='javascript:window.pwned=1'>c</a>**\n\n# <style>*{display:none}</style>",
 ]
-# Elements inside this one that stick out of the window on either side.
-OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
-    const box = element.getBoundingClientRect();
-    return element.checkVisibility() && !element.closest(".unseen, .bar-buttons span, pre, svg")
-        && box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
-}).map((element) => element.outerHTML.slice(0, 80))"""
 
 
 @pytest.fixture
@@ -399,7 +393,7 @@ def test_nothing_sticks_out_of_the_window(tab, chats, width, height):
     tab.open()
     tab.wait_for_text("#model-name", "a-model")
     for _ in range(2):
-        assert tab.js(OVERFLOWING % "'body'") == []
+        assert tab.overflowing() == []
         tab.click("#message")
         tab.write(wide)
         tab.click("#send")
@@ -415,42 +409,12 @@ def test_nothing_sticks_out_of_the_window(tab, chats, width, height):
     tab.send("no")
     tab.wait_for_text(ERROR, "Too many")
     tab.click(".user .actions button", "Edit")
-    assert tab.js(OVERFLOWING % "'body'") == []
+    assert tab.overflowing() == []
     assert tab.js("document.documentElement.scrollWidth") <= width
     assert tab.js("composer.getBoundingClientRect().bottom") <= height
     assert tab.js("scroller.scrollWidth <= scroller.clientWidth")
     tab.click("#open-settings")
-    assert tab.js(OVERFLOWING % "'#settings'") == []
-
-
-# The contrast of each visible piece of text with what is behind it, where it is below 4.5.
-FAINT = """(() => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-    const rgba = (css) => {
-        canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = css;
-        canvas.fillRect(0, 0, 1, 1);
-        return canvas.getImageData(0, 0, 1, 1).data;
-    };
-    const light = (css) => {
-        const [r, g, b] = [...rgba(css)].map((v) => v / 255).map(
-            (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const behind = (element) => {
-        const own = getComputedStyle(element).backgroundColor;
-        return rgba(own)[3] === 255 ? own : behind(element.parentElement);
-    };
-    const faint = [];
-    for (const element of document.querySelectorAll("body *")) {
-        const hasText = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-        if (!hasText || !element.checkVisibility() || element.closest(":disabled")) continue;
-        const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
-        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (contrast < 4.5) faint.push([element.className || element.tagName, contrast]);
-    }
-    return faint;
-})()"""
+    assert tab.overflowing("#settings") == []
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
@@ -462,7 +426,7 @@ def test_text_can_be_read_in_light_and_dark(tab, chats, is_dark):
         "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     )
     assert (max(background) < 64) == is_dark
-    assert tab.js(FAINT) == []
+    assert tab.faint() == []
     chats.answers["go"] = ["text **bold** `code`\n\n> quote\n\n```js\ncode\n```"]
     chats.refusals["no"] = (503, {"message": "full"}, {"retry-after": "9", "x-request-id": "r"})
     send_and_wait(tab, "go")
@@ -471,7 +435,7 @@ def test_text_can_be_read_in_light_and_dark(tab, chats, is_dark):
     tab.click("#open-settings")
     tab.click("#seed")
     tab.write("-1")
-    assert tab.js(FAINT) == []
+    assert tab.faint() == []
 
 
 def test_everything_that_can_be_used_has_a_name(ready):

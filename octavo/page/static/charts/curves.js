@@ -12,6 +12,7 @@
 
 import { shape } from "../common/dom.js";
 import { format, formatRange } from "../common/numbers.js";
+import { drawMarks, roomForMarks } from "./marks.js";
 import { layAxis } from "./scales.js";
 
 const HEIGHT = 260;
@@ -27,7 +28,7 @@ export function curves(spec, width) {
   const xs = [...ends.flatMap(({ xs }) => xs), ...marks.flatMap(({ x }) => x ?? [])];
   const ys = [...ends.flatMap(({ ys }) => ys), ...marks.flatMap(({ y }) => y ?? [])];
   const bottom = height - 40;
-  const top = 12 + 15 * staggered(marks);
+  const top = 12 + roomForMarks(marks);
   const y = layAxis(spec.y, ys, bottom, top);
   const left = Math.ceil(Math.max(...y.ticks.map(({ text }) => text.length), 2) * TEXT) + 30;
   const x = layAxis(spec.x, xs, left, width - 12);
@@ -38,7 +39,7 @@ export function curves(spec, width) {
     shapes: [
       ...grid(place),
       clip(place, spec.layers.map((layer) => shape("g", { class: `layer ${layer.kind} c${layer.colour}` }, drawLayer(layer, place)))),
-      ...marks.map((mark, index) => drawMark(mark, index, place)),
+      ...drawMarks(marks, place),
       ...axes(place, height),
     ],
     legend: spec.layers.filter(({ label }) => label).map(({ label, colour, kind }) => ({ label, colour, mark: MARKS[kind] ?? "area" })),
@@ -126,28 +127,6 @@ function axes({ x, y, left, right, top, bottom }, height) {
     text({ class: "axis-title", x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, x.title),
     text({ class: "axis-title", x: 11, y: (top + bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 11 ${(top + bottom) / 2})` }, y.title),
   ];
-}
-
-/** Lines down have their labels above the plot, each in a row of its own. */
-function staggered(marks) {
-  return marks.filter(({ x }) => x !== undefined).length;
-}
-
-function drawMark(mark, index, { x, y, left, right, top, bottom }) {
-  if (mark.x !== undefined) {
-    const at = x.at(mark.x);
-    if (at < left - 1 || at > right + 1) return shape("g");
-    const row = top - 5 - 15 * index;
-    const isLate = at > (left + right) / 2;
-    return shape("g", { class: mark.isLimit ? "mark is-limit" : "mark" },
-      shape("line", { x1: at, x2: at, y1: row - 8, y2: bottom }),
-      shape("text", { x: at + (isLate ? -5 : 5), y: row, "text-anchor": isLate ? "end" : "start" }, mark.label));
-  }
-  const at = y.at(mark.y);
-  if (at < top - 1 || at > bottom + 1) return shape("g");
-  return shape("g", { class: mark.isLimit ? "mark is-limit" : "mark" },
-    shape("line", { x1: left, x2: right, y1: at, y2: at }),
-    shape("text", { x: right - 2, y: at < top + 16 ? at + 14 : at - 5, "text-anchor": "end" }, mark.label));
 }
 
 // -- figures -----------------------------------------------------------------------------------

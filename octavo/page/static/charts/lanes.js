@@ -12,6 +12,7 @@
 
 import { shape } from "../common/dom.js";
 import { format, formatRange } from "../common/numbers.js";
+import { drawMarks, roomForMarks } from "./marks.js";
 import { layAxis } from "./scales.js";
 
 const TEXT = 7.1;
@@ -24,7 +25,7 @@ export function lanes(spec, width) {
   const left = isNarrow ? 4 : longest;
   const pitch = BAR + (isNarrow ? 26 : 10);
   const marks = spec.marks ?? [];
-  const top = 6 + 15 * marks.length;
+  const top = 6 + roomForMarks(marks);
   const bottom = top + pitch * spec.rows.length;
   const right = width - 12;
   const ends = [...spec.rows.flatMap(({ blocks }) => blocks.flatMap(({ from, to }) => [from, to])), ...marks.map(({ x }) => x)];
@@ -40,7 +41,7 @@ export function lanes(spec, width) {
       shape("path", { class: "axis", d: `M${left} ${bottom}H${right}` }),
       ...x.ticks.map((tick) => shape("text", { x: tick.at, y: bottom + 16, "text-anchor": anchor(tick.at, place) }, tick.text)),
       shape("text", { class: "axis-title", x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, x.title),
-      ...marks.map((mark, index) => drawMark(mark, index, place)),
+      ...drawMarks(marks, place),
     ],
     legend: legendOf(spec),
     stops: spec.rows.flatMap((row, index) => row.blocks.map((block) => stopOf(spec, row, block, rowTop(index), x))),
@@ -75,16 +76,6 @@ function drawRow(row, top, { x, left, right }, isNarrow) {
   const fits = !isNarrow && row.note && end + row.note.length * TEXT + 10 < right;
   const note = fits ? [shape("text", { class: "row-note", x: end + 6, y: top + BAR / 2 + 4 }, row.note)] : [];
   return [name, ...blocks, ...note];
-}
-
-function drawMark({ x: value, label, isLimit }, index, { x, left, right, top, bottom }) {
-  const at = x.at(value);
-  if (at < left - 1 || at > right + 1) return shape("g");
-  const row = top - 5 - 15 * index;
-  const isLate = at > (left + right) / 2;
-  return shape("g", { class: isLimit ? "mark is-limit" : "mark" },
-    shape("line", { x1: at, x2: at, y1: row - 8, y2: bottom }),
-    shape("text", { x: at + (isLate ? -5 : 5), y: row, "text-anchor": isLate ? "end" : "start" }, label));
 }
 
 function legendOf({ rows }) {

@@ -23,6 +23,12 @@ export function documentAddress(place) {
   return `docs.html?name=${name}${section === undefined ? "" : `#${section}`}`;
 }
 
+/** The name of the document that the address asks for. */
+export function documentName() {
+  if (isFolder) return new URLSearchParams(location.search).get("name") ?? "inference";
+  return location.pathname.split("/").at(-1);
+}
+
 /** The text of a file below `static/`. Throws what `fetch` throws, or an Error with the status. */
 export async function readText(path) {
   if (isFolder) {

@@ -4,10 +4,10 @@ import { copy } from "../common/clipboard.js";
 import { element } from "../common/dom.js";
 import { renderInto } from "../common/markdown.js";
 import { showNavigation } from "../common/navigation.js";
-import { documentAddress, pictureAddress, readJson, readText } from "../common/places.js";
+import { documentAddress, documentName, pictureAddress, readJson, readText } from "../common/places.js";
 
 const at = (id) => document.getElementById(id);
-const name = new URLSearchParams(location.search).get("name") ?? location.pathname.split("/").at(-1);
+const name = documentName();
 
 /** Where a link of a document leads here; null for what is not on the page. */
 function linkTo(titles, target) {

@@ -11,5 +11,13 @@ import { pagedKv } from "./paged_kv.js";
 import { speculation } from "./speculation.js";
 
 export const PICTURES = [
-  memoryWall, kvGrowth, attentionKinds, flashTiles, pagedKv, speculation, devices, costs, decisionTree,
+  memoryWall,
+  kvGrowth,
+  attentionKinds,
+  flashTiles,
+  pagedKv,
+  speculation,
+  devices,
+  costs,
+  decisionTree,
 ];
