@@ -41,10 +41,7 @@ from octavo.planner.money import Price, bill, owned, per_million
 from octavo.planner.queueing import (
     erlang_c,
     md1_wait,
-    md1_wait_quantile,
     mmk_wait,
-    mmk_wait_quantile,
-    prefill_latency_in_stages,
 )
 from octavo.speculation import analysis
 
@@ -219,49 +216,28 @@ def tokens(draw):
     return formula("expectedTokens", [alpha, length], analysis.expected_tokens(alpha, length))
 
 
-def tokens_by_rates(draw):
-    rates = [draw.random() for _ in range(draw.randint(0, 8))]
-    expected = analysis.expected_tokens_by_rates(rates)
-    return formula("expectedTokensByRates", [rates], expected)
-
-
 def best(draw):
     alpha, ratio = draw.random(), draw.random() ** 3
     return formula("bestLength", [alpha, ratio], analysis.best_length(alpha, ratio))
-
-
-def operations(draw):
-    given = [1 + 4 * draw.random(), draw.randint(1, 8), draw.random()]
-    return formula("operationsFactor", given, analysis.operations_factor(*given))
 
 
 def batched(draw):
     given = [1 + 4 * draw.random(), draw.randint(1, 8), draw.randint(1, 200)]
     row, drafting = draw.random() / 20, draw.random() / 4
     step = analysis.linear_step(row)
-    expected = [
-        analysis.batched_speedup(*given, step, lambda batch: drafting),
-        analysis.break_even_batch(*given[:2], step, lambda batch: drafting, 200),
-    ]
+    expected = analysis.batched_speedup(*given, step, lambda batch: drafting)
     return Case({"kind": "batched", "given": [*given, row, drafting]}, expected)
 
 
 def waits(draw):
     rate, service, servers = 10 ** draw.uniform(-2, 2), 10 ** draw.uniform(-3, 0.5), size(draw, 64)
     if draw.random() < 0.7:
-        rate = draw.uniform(0.02, 0.96) / service
-    share = draw.choice([0.5, 0.9, 0.99, draw.random()])
+        rate = draw.uniform(0.02, 0.99) / service
     busy = rate * servers
-    expected = [
-        md1_wait(rate, service),
-        md1_wait_quantile(rate, service, share),
-        erlang_c(servers, busy * service),
-        mmk_wait(busy, service, servers),
-        mmk_wait_quantile(busy, service, servers, share),
-        prefill_latency_in_stages(rate, service),
-    ]
-    given = [rate, service, servers, share]
-    return Case({"kind": "waits", "given": given}, [finite(each) for each in expected])
+    found = [md1_wait(rate, service), erlang_c(servers, busy * service)]
+    found.append(mmk_wait(busy, service, servers))
+    given = [rate, service, servers]
+    return Case({"kind": "waits", "given": given}, [finite(each) for each in found])
 
 
 def exchanges(draw):
@@ -320,8 +296,7 @@ def bills(draw):
     )
 
 
-FORMULAS = (tokens, tokens_by_rates, best, operations, batched, waits, exchanges, experts, loads,
-            bills)  # fmt: skip
+FORMULAS = (tokens, best, batched, waits, exchanges, experts, loads, bills)
 
 
 def formula(name: str, given: list[Any], expected: float) -> Case:
@@ -478,15 +453,13 @@ ANSWERS = """
     },
     formula: ({ name, given }) => of[name](...given),
     batched({ given: [tokens, length, batch, row, drafting] }) {
-      const [cost, draft] = [of.linearStep(row), () => drafting];
-      return [of.batchedSpeedup(tokens, length, batch, cost, draft),
-        of.breakEvenBatch(tokens, length, cost, draft, 200)];
+      const cost = (requests, rows) => 1 + row * (requests * rows - 1);
+      return of.batchedSpeedup(tokens, length, batch, cost, () => drafting);
     },
-    waits: ({ given: [rate, service, servers, share] }) => [
-      of.md1Wait(rate, service), of.md1WaitQuantile(rate, service, share),
-      of.erlangC(servers, rate * servers * service), of.mmkWait(rate * servers, service, servers),
-      of.mmkWaitQuantile(rate * servers, service, servers, share),
-      of.prefillLatencyInStages(rate, service),
+    waits: ({ given: [rate, service, servers] }) => [
+      of.md1Wait(rate, service),
+      of.erlangC(servers, rate * servers * service),
+      of.mmkWait(rate * servers, service, servers),
     ].map(finite),
     exchanges({ device, given: [bytes, ranks] }) {
       const { link } = tables.devices[device];
