@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -61,7 +61,21 @@ class Case:
 
 
 def deployments(draw: random.Random) -> list[Case]:
-    return [a_deployment(draw) for _ in range(NUM_DEPLOYMENTS)]
+    return [*(a_deployment(draw) for _ in range(NUM_DEPLOYMENTS)), *narrow_ones(draw)]
+
+
+def narrow_ones(draw: random.Random) -> Iterator[Case]:
+    """About as much memory left as makes one device enough, or not."""
+    for name, device in (
+        ("llama-3.1-8b", "L4"),
+        ("llama-3.1-8b", "RTX 4090"),
+        ("qwen3-14b", "A40"),
+    ):
+        knobs = {"device": [each.name for each in devices()].index(device), "engine": "vllm"}
+        knobs |= {"precision": "bfloat16", "kv": "auto", "replicas": 1}
+        knobs |= dict.fromkeys(("tp", "pp", "ep", "dp"), 1)
+        traffic = {"inputLen": 1000, "outputLen": 250, "rate": 0.5}
+        yield ask(spec_of(name), knobs, [a_step(draw)], [1250], traffic)
 
 
 def a_deployment(draw: random.Random) -> Case:
@@ -84,6 +98,10 @@ def a_deployment(draw: random.Random) -> Case:
     if draw.random() < 0.2:  # it takes the longest
         traffic = {"inputLen": size(draw, 4000), "outputLen": size(draw, 600)}
         traffic["rate"] = 10 ** draw.uniform(-2, 1.5)
+    return ask(spec, knobs, steps, lengths, traffic)
+
+
+def ask(spec: ModelSpec, knobs, steps, lengths, traffic) -> Case:
     question = {"kind": "deployment", "spec": model_json(spec), **knobs}
     question |= {"steps": [[list(map(chunk, spans)), rounds] for spans, rounds in steps]}
     question |= {"lengths": lengths, "traffic": traffic}
