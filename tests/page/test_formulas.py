@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -41,10 +41,7 @@ from octavo.planner.money import Price, bill, owned, per_million
 from octavo.planner.queueing import (
     erlang_c,
     md1_wait,
-    md1_wait_quantile,
     mmk_wait,
-    mmk_wait_quantile,
-    prefill_latency_in_stages,
 )
 from octavo.speculation import analysis
 
@@ -64,7 +61,21 @@ class Case:
 
 
 def deployments(draw: random.Random) -> list[Case]:
-    return [a_deployment(draw) for _ in range(NUM_DEPLOYMENTS)]
+    return [*(a_deployment(draw) for _ in range(NUM_DEPLOYMENTS)), *narrow_ones(draw)]
+
+
+def narrow_ones(draw: random.Random) -> Iterator[Case]:
+    """About as much memory left as makes one device enough, or not."""
+    for name, device in (
+        ("llama-3.1-8b", "L4"),
+        ("llama-3.1-8b", "RTX 4090"),
+        ("qwen3-14b", "A40"),
+    ):
+        knobs = {"device": [each.name for each in devices()].index(device), "engine": "vllm"}
+        knobs |= {"precision": "bfloat16", "kv": "auto", "replicas": 1}
+        knobs |= dict.fromkeys(("tp", "pp", "ep", "dp"), 1)
+        traffic = {"inputLen": 1000, "outputLen": 250, "rate": 0.5}
+        yield ask(spec_of(name), knobs, [a_step(draw)], [1250], traffic)
 
 
 def a_deployment(draw: random.Random) -> Case:
@@ -87,6 +98,10 @@ def a_deployment(draw: random.Random) -> Case:
     if draw.random() < 0.2:  # it takes the longest
         traffic = {"inputLen": size(draw, 4000), "outputLen": size(draw, 600)}
         traffic["rate"] = 10 ** draw.uniform(-2, 1.5)
+    return ask(spec, knobs, steps, lengths, traffic)
+
+
+def ask(spec: ModelSpec, knobs, steps, lengths, traffic) -> Case:
     question = {"kind": "deployment", "spec": model_json(spec), **knobs}
     question |= {"steps": [[list(map(chunk, spans)), rounds] for spans, rounds in steps]}
     question |= {"lengths": lengths, "traffic": traffic}
@@ -219,49 +234,28 @@ def tokens(draw):
     return formula("expectedTokens", [alpha, length], analysis.expected_tokens(alpha, length))
 
 
-def tokens_by_rates(draw):
-    rates = [draw.random() for _ in range(draw.randint(0, 8))]
-    expected = analysis.expected_tokens_by_rates(rates)
-    return formula("expectedTokensByRates", [rates], expected)
-
-
 def best(draw):
     alpha, ratio = draw.random(), draw.random() ** 3
     return formula("bestLength", [alpha, ratio], analysis.best_length(alpha, ratio))
-
-
-def operations(draw):
-    given = [1 + 4 * draw.random(), draw.randint(1, 8), draw.random()]
-    return formula("operationsFactor", given, analysis.operations_factor(*given))
 
 
 def batched(draw):
     given = [1 + 4 * draw.random(), draw.randint(1, 8), draw.randint(1, 200)]
     row, drafting = draw.random() / 20, draw.random() / 4
     step = analysis.linear_step(row)
-    expected = [
-        analysis.batched_speedup(*given, step, lambda batch: drafting),
-        analysis.break_even_batch(*given[:2], step, lambda batch: drafting, 200),
-    ]
+    expected = analysis.batched_speedup(*given, step, lambda batch: drafting)
     return Case({"kind": "batched", "given": [*given, row, drafting]}, expected)
 
 
 def waits(draw):
     rate, service, servers = 10 ** draw.uniform(-2, 2), 10 ** draw.uniform(-3, 0.5), size(draw, 64)
     if draw.random() < 0.7:
-        rate = draw.uniform(0.02, 0.96) / service
-    share = draw.choice([0.5, 0.9, 0.99, draw.random()])
+        rate = draw.uniform(0.02, 0.99) / service
     busy = rate * servers
-    expected = [
-        md1_wait(rate, service),
-        md1_wait_quantile(rate, service, share),
-        erlang_c(servers, busy * service),
-        mmk_wait(busy, service, servers),
-        mmk_wait_quantile(busy, service, servers, share),
-        prefill_latency_in_stages(rate, service),
-    ]
-    given = [rate, service, servers, share]
-    return Case({"kind": "waits", "given": given}, [finite(each) for each in expected])
+    found = [md1_wait(rate, service), erlang_c(servers, busy * service)]
+    found.append(mmk_wait(busy, service, servers))
+    given = [rate, service, servers]
+    return Case({"kind": "waits", "given": given}, [finite(each) for each in found])
 
 
 def exchanges(draw):
@@ -320,8 +314,7 @@ def bills(draw):
     )
 
 
-FORMULAS = (tokens, tokens_by_rates, best, operations, batched, waits, exchanges, experts, loads,
-            bills)  # fmt: skip
+FORMULAS = (tokens, best, batched, waits, exchanges, experts, loads, bills)
 
 
 def formula(name: str, given: list[Any], expected: float) -> Case:
@@ -478,15 +471,13 @@ ANSWERS = """
     },
     formula: ({ name, given }) => of[name](...given),
     batched({ given: [tokens, length, batch, row, drafting] }) {
-      const [cost, draft] = [of.linearStep(row), () => drafting];
-      return [of.batchedSpeedup(tokens, length, batch, cost, draft),
-        of.breakEvenBatch(tokens, length, cost, draft, 200)];
+      const cost = (requests, rows) => 1 + row * (requests * rows - 1);
+      return of.batchedSpeedup(tokens, length, batch, cost, () => drafting);
     },
-    waits: ({ given: [rate, service, servers, share] }) => [
-      of.md1Wait(rate, service), of.md1WaitQuantile(rate, service, share),
-      of.erlangC(servers, rate * servers * service), of.mmkWait(rate * servers, service, servers),
-      of.mmkWaitQuantile(rate * servers, service, servers, share),
-      of.prefillLatencyInStages(rate, service),
+    waits: ({ given: [rate, service, servers] }) => [
+      of.md1Wait(rate, service),
+      of.erlangC(servers, rate * servers * service),
+      of.mmkWait(rate * servers, service, servers),
     ].map(finite),
     exchanges({ device, given: [bytes, ranks] }) {
       const { link } = tables.devices[device];

@@ -7,13 +7,9 @@ export { deployment } from "./deployment.js";
 export { CannotBe } from "./errors.js";
 export { sequenceBytes } from "./memory.js";
 export { bill, listed, owned, perMillion, rented, USUAL_UTILIZATION } from "./money.js";
+export { balance, erlangC, md1Wait, mmkWait } from "./queueing.js";
 export {
-  balance, erlangC, md1Wait, md1WaitQuantile, mmkWait, mmkWaitQuantile, prefillLatency,
-  prefillLatencyInStages, prefillLatencyShared,
-} from "./queueing.js";
-export {
-  acceptance, batchedSpeedup, bestLength, breakEvenBatch, expectedTokens, expectedTokensByRates,
-  linearStep, operationsFactor, speedup,
+  acceptance, batchedSpeedup, bestLength, expectedTokens, speedup,
 } from "./speculation.js";
 export { readConfig } from "./read_config.js";
 export { expertsHit, loadFactor } from "./work.js";

@@ -64,7 +64,7 @@ export const speculation = {
 
   command(context) {
     const { streams, length } = context.values;
-    return planCommand(context, { isl: length, osl: 256, concurrency: streams });
+    return planCommand(context, { isl: length, osl: 256, concurrency: streams, roofline: true });
   },
 
   draw(canvas, context) {
