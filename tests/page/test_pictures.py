@@ -182,6 +182,32 @@ def test_what_cannot_be_is_said(tab):
     assert not tab.js("document.querySelector('.figures').checkVisibility()")
 
 
+CONFIG = {
+    **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128},
+    **{"max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
+}
+
+
+def test_a_model_of_ones_own(tab, tmp_path):
+    show(tab, "kv-growth")
+    for text, said in (("[]", "not a JSON object"), ("{", "not a JSON object")):
+        give_file(tab, tmp_path, text)
+        tab.wait_for_text(".is-own .problem", said)
+    give_file(tab, tmp_path, json.dumps(CONFIG))
+    tab.wait_for_text(".command code", "octavo plan config.json")
+    # 2 layers, a key and a value of 2 heads of 16, in 16 bits
+    assert tab.js("document.querySelector('.figure-value').innerText") == "256 B"
+
+
+def give_file(tab, folder: Path, text: str) -> None:
+    """To the picture's file input, as somebody who picks it."""
+    (folder / "config.json").write_text(text)
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+    node = tab.call("DOM.querySelector", nodeId=root, selector="#own-model")["nodeId"]
+    tab.call("DOM.setFileInputFiles", nodeId=node, files=[str(folder / "config.json")])
+
+
 def test_reading_a_chart_with_the_pointer(tab):
     show(tab, "memory-wall")
     box = tab.wait_for("""(() => {

@@ -146,5 +146,13 @@ function remembered(key, make) {
 
 function keyOf({ knobs }, { input, output }) {
   const { spec, device, ...others } = knobs;
-  return JSON.stringify([spec.name, device.name, others, input, output]);
+  return JSON.stringify([numberOf(spec), device.name, others, input, output]);
+}
+
+const numbers = new WeakMap(); // of models: two may have the same name
+let lastNumber = 0;
+
+function numberOf(spec) {
+  if (!numbers.has(spec)) numbers.set(spec, (lastNumber += 1));
+  return numbers.get(spec);
 }

@@ -38,27 +38,47 @@ import { writeState } from "../common/url_state.js";
 import { Canvas } from "./canvas.js";
 import { makeControl, parseValue, valueText } from "./controls.js";
 import { showFigures } from "./figures.js";
-import { contextOf, pickerControls } from "./picker.js";
+import { contextOf, ownModel, pickerControls } from "./picker.js";
+import { addModel } from "./world.js";
 
 export class Frame {
   /** Shows `picture` in `container`, with what `given` (URLSearchParams) says. */
   constructor(container, picture, world, given) {
+    this.container = container;
     this.picture = picture;
     this.world = world;
-    this.declared = [...pickerControls(picture.needs, world), ...picture.controls];
-    this.values = Object.fromEntries(this.declared.map((control) => [control.id, startOf(control, given)]));
-    this.controls = this.declared.map((control) =>
-      makeControl(control, (value) => this.#change(control.id, value)));
     this.redraw = onceAFrame(() => this.#draw());
-    container.replaceChildren(...this.#build());
-    this.canvas = new Canvas(this.drawing);
-    this.redraw();
+    this.#open(given);
   }
 
   close() {
     for (const control of this.controls) control.close();
     this.canvas.close();
     this.isClosed = true;
+  }
+
+  #open(given) {
+    const { picture, world } = this;
+    this.declared = [...pickerControls(picture.needs, world), ...picture.controls];
+    this.values = Object.fromEntries(this.declared.map((control) => [control.id, startOf(control, given)]));
+    this.controls = this.declared.map((control) =>
+      makeControl(control, (value) => this.#change(control.id, value)));
+    this.container.replaceChildren(...this.#build());
+    this.canvas = new Canvas(this.drawing);
+    this.redraw();
+  }
+
+  /** A model of one's own, from its config.json, is chosen at once. */
+  async #addModel(file) {
+    try {
+      const { name } = await addModel(this.world, file);
+      if (this.isClosed) return;
+      this.close();
+      this.isClosed = false;
+      this.#open(new URLSearchParams([...this.#changed(), ["model", name]]));
+    } catch (error) {
+      this.ownProblem.textContent = error.message;
+    }
   }
 
   #build() {
@@ -75,8 +95,10 @@ export class Frame {
     );
     const about = element("div", { class: "about" }, picture.sentences.map((text) => element("p", {}, text)));
     const more = element("p", { class: "read-more" }, element("a", { href: documentAddress(picture.readMore) }, "Read more"));
+    this.ownProblem = element("p", { class: "problem", role: "status" });
+    const own = picture.needs?.model ? [ownModel((file) => this.#addModel(file), this.ownProblem)] : [];
     const controls = element("form", { class: "controls", "aria-label": "Settings of the picture", onsubmit: (event) => event.preventDefault() },
-      this.controls.map((control) => control.element));
+      this.controls.map((control) => control.element), own);
     return [
       element("h2", {}, picture.title), about, more, controls,
       this.problem, this.drawing, this.figures, this.command,
@@ -86,9 +108,13 @@ export class Frame {
   #change(id, value) {
     this.values[id] = value;
     this.redraw();
-    const isUsual = (control) => this.values[control.id] === control.value;
-    const changed = this.declared.filter((control) => !isUsual(control));
-    writeState(this.picture.id, changed.map(({ id }) => [id, valueText(this.values[id])]));
+    writeState(this.picture.id, this.#changed());
+  }
+
+  /** What is not as usual, for the address. */
+  #changed() {
+    const changed = this.declared.filter(({ id, value }) => this.values[id] !== value);
+    return changed.map(({ id }) => [id, valueText(this.values[id])]);
   }
 
   #draw() {

@@ -1,5 +1,6 @@
 // The controls of pictures that are about a model on a machine, and the deployment they ask for.
 
+import { element } from "../common/dom.js";
 import { CannotBe, deployment } from "../formulas/index.js";
 
 const AS_PUBLISHED = "published";
@@ -23,6 +24,16 @@ export function pickerControls(needs = {}, world) {
     found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: devices, value: world.usualDevice });
   }
   return found;
+}
+
+/** Where the config.json of another model is given; `onFile(file)`. */
+export function ownModel(onFile, problem) {
+  const input = element("input", {
+    type: "file", id: "own-model", accept: ".json,application/json",
+    onchange: () => input.files.length > 0 && onFile(input.files[0]),
+  });
+  const label = element("label", { for: "own-model" }, "Another model, by its config.json");
+  return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, problem);
 }
 
 // What of a deployment a picture may ask for, by the ids of its controls.
