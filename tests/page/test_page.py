@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 from urllib.parse import urljoin
 
@@ -167,7 +168,18 @@ def test_the_elements_that_scripts_look_up_are_there_once(address):
     assert {name for names in referenced for name in names.split()} <= set(ids)
 
 
-def test_all_of_it_is_small():
-    """Documents and recorded runs apart."""
-    served = [file for address, file in FILES.items() if not address.startswith("/static/docs/")]
-    assert sum(len(file.body) for file in set(served)) <= 250_000
+def test_clients_that_take_no_gzip_get_files_as_they_are(ask):
+    packed = ask("GET", "/static/chat/app.js")  # httpx takes it, and unpacks
+    assert packed.headers["content-encoding"] == "gzip"
+    plain = ask("GET", "/static/chat/app.js", **{"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == packed.content
+    assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
+    assert plain.headers["etag"] != packed.headers["etag"]
+
+
+def test_all_of_it_is_small(ask):
+    """As it is sent, documents and recorded runs apart."""
+    served = {file.body for address, file in FILES.items() if not address.startswith("/static/docs/")}
+    sent = [len(gzip.compress(body)) for body in (*served, site.data_file().body)]
+    assert sum(sent) <= 250_000

@@ -169,10 +169,10 @@ def test_an_address_shows_the_same_again(tab):
     assert tab.text(".figures") == figures
     tab.js("location.hash = '#paged-kv?step=3&size=2&nonsense=1'")
     tab.wait_for_text("h2", "Paged keys and values")
-    assert "3 of" in tab.text(".controls")
+    tab.wait_for_text(".controls", "3 of")
     tab.js("location.hash = '#kv-growth?users=many&model=none&context=1e99'")
     tab.wait_for_text("h2", "Keys and values grow")
-    assert "16 requests" in tab.text(".controls")
+    tab.wait_for_text(".controls", "16 requests")
 
 
 def test_what_cannot_be_is_said(tab):

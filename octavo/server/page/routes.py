@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -29,15 +30,19 @@ class PageFile:
     headers: dict[str, str]
 
     @classmethod
-    def from_site(cls, file: site.SiteFile) -> PageFile:
+    def from_site(cls, file: site.SiteFile, *, packed: bool = False) -> PageFile:
+        """``packed``: for clients that take gzip, which makes a third or less of texts."""
+        body = gzip.compress(file.body, mtime=0) if packed else file.body
         headers = {
             **SECURITY_HEADERS,
+            **({"Content-Encoding": "gzip"} if packed else {}),
             "Content-Type": file.content_type,
+            "Vary": "Accept-Encoding",
             # Ask each time, so that an upgraded server is never met by an old page.
             "Cache-Control": "no-cache",
-            "ETag": f'"{hashlib.sha256(file.body).hexdigest()[:32]}"',
+            "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
         }
-        return cls(file.body, headers)
+        return cls(body, headers)
 
     def is_known(self, if_none_match: str | None) -> bool:
         """Whether the browser's copy, by its ``If-None-Match``, is this very file."""
@@ -54,14 +59,31 @@ def create_router(service: Service) -> APIRouter:
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
-        _add(router, address, _ready(PageFile.from_site(file)))
+        _add(router, address, _ready(Served.from_site(file)))
     _add(router, "/static/data.json", _made(site.data_file))
     return router
 
 
-def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[PageFile]]) -> None:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A file as it is, and packed."""
+
+    plain: PageFile
+    packed: PageFile
+
+    @classmethod
+    def from_site(cls, file: site.SiteFile) -> Served:
+        return cls(PageFile.from_site(file), PageFile.from_site(file, packed=True))
+
+    def of(self, request: Request) -> PageFile:
+        """The one that the client takes."""
+        takes = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
+        return self.packed if {"gzip", "gzip;q=1.0"} & set(takes) else self.plain
+
+
+def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[Served]]) -> None:
     async def endpoint(request: Request) -> Response:
-        file = await find()
+        file = (await find()).of(request)
         if file.is_known(request.headers.get("if-none-match")):
             return Response(status_code=304, headers=file.headers)
         if request.method == "HEAD":
@@ -71,18 +93,18 @@ def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[PageFile]
     router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
 
 
-def _ready(file: PageFile) -> Callable[[], Awaitable[PageFile]]:
-    async def find() -> PageFile:
+def _ready(file: Served) -> Callable[[], Awaitable[Served]]:
+    async def find() -> Served:
         return file
 
     return find
 
 
-def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[PageFile]]:
+def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[Served]]:
     """Made when somebody first asks, beside what the server does meanwhile."""
-    file = cache(lambda: PageFile.from_site(make()))
+    file = cache(lambda: Served.from_site(make()))
 
-    async def find() -> PageFile:
+    async def find() -> Served:
         return await asyncio.to_thread(file)
 
     return find

@@ -70,6 +70,7 @@ export class Frame {
 
   /** A model of one's own, from its config.json, is chosen at once. */
   async #addModel(file) {
+    this.ownProblem.textContent = "";
     try {
       const { name } = await addModel(this.world, file);
       if (this.isClosed) return;

@@ -30,7 +30,11 @@ export function pickerControls(needs = {}, world) {
 export function ownModel(onFile, problem) {
   const input = element("input", {
     type: "file", id: "own-model", accept: ".json,application/json",
-    onchange: () => input.files.length > 0 && onFile(input.files[0]),
+    onchange() {
+      const [file] = input.files;
+      input.value = ""; // the same file may be given again, once it has been put right
+      if (file) onFile(file);
+    },
   });
   const label = element("label", { for: "own-model" }, "Another model, by its config.json");
   return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, problem);
