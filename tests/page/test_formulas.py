@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
+
 from octavo.cost.catalogue import entries, names, spec_of
 from octavo.cost.communication import (
     all_gather,
@@ -33,7 +35,7 @@ from octavo.cost.weights import num_parameters, weights_bytes
 from octavo.cost.work import Span, experts_hit, load_factor
 from octavo.errors import ConfigError
 from octavo.page.data import page_data
-from octavo.planner import Deployment, Slo, Traffic, judge
+from octavo.planner import Deployment, Slo, Traffic, judge, plan
 from octavo.planner.building_blocks import model_json
 from octavo.planner.decisions import decisions
 from octavo.planner.figures import gib, ms
@@ -590,6 +592,19 @@ def test_a_config_that_cannot_be_is_refused_in_words(tab):
               {**llama, "quantization_config": {"quant_method": "magic"}}]  # fmt: skip
     for message in read_in(tab, [("broken", each) for each in broken]):
         assert isinstance(message, str), message
+
+
+def test_the_picture_of_costs_says_what_its_command_says(tab):
+    tab.open("pictures#cost-and-throughput")
+    tab.wait_for_text(".command code", "--rate")
+    rate = float(tab.text(".command code").rpartition(" ")[2])
+    planned = plan("llama-3.1-8b", "h100-sxm", Traffic(1000, 250, rate=rate))
+    shown = tab.js("""[...document.querySelectorAll(".figure")]
+        .find((figure) => figure.innerText.startsWith("A million"))
+        .querySelector(".figure-value").innerText""")
+    assert planned.bill is not None
+    dollars = planned.bill.per_million_output_tokens.value
+    assert float(shown.removeprefix("$")) == pytest.approx(dollars, rel=0.01)
 
 
 def test_questions_are_many_and_of_all_kinds():

@@ -24,14 +24,13 @@ export const costs = {
     { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 16384, value: 1000 },
     { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 4096, value: 250 },
     { id: "load", label: "Load, of the most there is", kind: "range", min: 0.02, max: 0.97, step: 0.01, value: 0.6, unit: "%" },
-    { id: "utilization", label: "Share of the day with such a load", kind: "range", min: 0.05, max: 1, step: 0.05, value: 0.6, unit: "%" },
   ],
 
   figures(context) {
     const { deployment, values } = context;
     const most = highestRate(deployment, values);
     if (most === 0) return [{ label: "Requests that fit", value: 0, unit: "requests", formula: "none of this length: more devices, fewer bits, or a model for longer texts" }];
-    const point = pointAt(deployment, values, most * values.load);
+    const point = pointAt(deployment, values, most, values.load);
     const { service, rate, bill } = point;
     const tokens = rate * values.output;
     const range = ({ value, low, high, source }) => ({ value, low, high, source });
@@ -43,8 +42,8 @@ export const costs = {
     ];
     if (bill === null) return [...found, { label: "A million tokens", value: "no price is known" }];
     const { perMillionOutputTokens: each, perHour, joulesPerOutputToken: joules } = bill;
-    found.push({ label: "A million tokens of answers", ...range(each), unit: "$", formula: `${format(perHour.value, "$")} an hour / ${format(values.utilization, "%")} / ${format(tokens * 3600)} tokens an hour` });
-    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${format(deployment.device.watts)} W × ${deployment.numDevices} / ${format(tokens)} tokens/s` });
+    found.push({ label: "A million tokens of answers", ...range(each), unit: "$", formula: `${format(perHour.value, "$")} an hour / ${format(tokens * 3600)} tokens an hour` });
+    if (joules) found.push({ label: "Energy of a token", ...range(joules), unit: "J", formula: `${format(deployment.device.watts)} W × ${deployment.numDevices} / ${format(most * values.output)} tokens/s at full load` });
     return found;
   },
 
@@ -88,9 +87,9 @@ function curveOf(deployment, tp, values) {
     const laidOut = tp === values.tp ? deployment : deployment.with({ tp });
     const most = highestRate(laidOut, values);
     if (most === 0) return [];
-    return remembered(`curve ${values.utilization} ${keyOf(laidOut, values)}`, () =>
+    return remembered(`curve ${keyOf(laidOut, values)}`, () =>
       LOADS.map((load) => {
-        const { rate, service, bill } = pointAt(laidOut, values, most * load);
+        const { rate, service, bill } = pointAt(laidOut, values, most, load);
         const perDevice = (rate * values.output) / laidOut.numDevices;
         return { load, perUser: 1 / service.tpot.value, perDevice, dollars: bill?.perMillionOutputTokens };
       }));
@@ -100,23 +99,29 @@ function curveOf(deployment, tp, values) {
   }
 }
 
-function pointAt(deployment, { input: inputLen, output: outputLen, utilization }, rate) {
+/** At a load, of `most` requests a second: as `octavo plan --rate` has it. */
+function pointAt(deployment, { input: inputLen, output: outputLen }, most, load) {
+  const rate = most * load;
   const service = deployment.service({ inputLen, outputLen, rate });
-  const requestsPerSecond = { value: rate, low: rate, high: rate, source: service.tpot.source };
+  const streams = Math.ceil(service.streams.value / deployment.numGroups);
+  const step = deployment.stepCost(Array(streams).fill([inputLen + Math.floor(outputLen / 2) - 1, 1])).total;
+  const requestsPerSecond = { // the longer a step takes, the fewer there are
+    value: most, low: (most * step.value) / step.high, high: (most * step.value) / step.low, source: step.source,
+  };
   const { prefillShare } = service;
-  const bill = deployment.money({ requestsPerSecond, inputLen, outputLen, prefillShare, utilization });
+  const bill = deployment.money({ requestsPerSecond, inputLen, outputLen, prefillShare, utilization: load });
   return { rate, service, bill };
 }
 
-/** Requests a second that are answered at the most, to two per cent; 0 where not one fits. */
+/** Requests a second that are answered at the most, to one per cent; 0 where not one fits. */
 function highestRate(deployment, values) {
   const { input: inputLen, output: outputLen } = values;
   if (!deployment.holds(inputLen + outputLen)) return 0;
   return remembered(`most ${keyOf(deployment, values)}`, () => {
     const isStable = (rate) => deployment.service({ inputLen, outputLen, rate }).isStable;
-    let [low, high] = [0, 1 / deployment.stepCost([[0, inputLen]]).total.value];
+    let [low, high] = [0, 1];
     while (isStable(high)) [low, high] = [high, 2 * high];
-    while (high - low > 0.02 * high) {
+    while (high - low > 0.01 * high && high > 1e-6) {
       const middle = (low + high) / 2;
       [low, high] = isStable(middle) ? [middle, high] : [low, middle];
     }
@@ -141,5 +146,13 @@ function remembered(key, make) {
 
 function keyOf({ knobs }, { input, output }) {
   const { spec, device, ...others } = knobs;
-  return JSON.stringify([spec.name, device.name, others, input, output]);
+  return JSON.stringify([numberOf(spec), device.name, others, input, output]);
+}
+
+const numbers = new WeakMap(); // of models: two may have the same name
+let lastNumber = 0;
+
+function numberOf(spec) {
+  if (!numbers.has(spec)) numbers.set(spec, (lastNumber += 1));
+  return numbers.get(spec);
 }
