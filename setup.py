@@ -78,7 +78,7 @@ class BuildNative(Command):
 
 
 class BuildDocuments(Command):
-    """Copy the documents that the page shows into the wheel; a source tree has them where they are."""
+    """Copy the page's documents into the wheel; a source tree has them where they are."""
 
     description = "copy the documents that the page shows"
     user_options: list[tuple[str, str, str]] = []

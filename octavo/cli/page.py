@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
+
+from octavo.cli import terminal
 
 EXAMPLES = """\
 OUT gets the pictures and documents that `octavo serve` shows beside the chat. Open OUT/index.html
@@ -27,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     files = write_static_folder(args.out)
     num_bytes = sum(file.stat().st_size for file in files)
     if args.json:
-        print(json.dumps({"out": args.out, "files": len(files), "bytes": num_bytes}))
+        terminal.print_json({"out": args.out, "files": len(files), "bytes": num_bytes})
     else:
-        print(f"{args.out}: {len(files)} files, {num_bytes / 1e6:.1f} MB. Open {args.out}/index.html")
+        size = terminal.format_bytes(num_bytes)
+        print(f"{args.out}: {len(files)} files, {size}. Open {args.out}/index.html")
     return 0

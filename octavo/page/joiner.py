@@ -1,4 +1,4 @@
-"""The page's modules as one classic script, which a browser runs from disk, where it runs no modules.
+"""The page's modules as one classic script: from disk a browser runs that, and no modules.
 
 Each module becomes a function of ``ask``, which gives the exports of another one; a module is run
 when it is first asked for, so that a page runs its own entry and what that needs. The modules are

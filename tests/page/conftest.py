@@ -165,7 +165,13 @@ class Page:
         return self._browser.call(method, self._session, **params)
 
     def show(
-        self, width: int, height: int, *, dark: bool = False, touch: bool = False, calm: bool = False
+        self,
+        width: int,
+        height: int,
+        *,
+        dark: bool = False,
+        touch: bool = False,
+        calm: bool = False,
     ) -> None:
         """Be a screen of this size; ``calm``: of somebody who does not like what moves."""
         self.call(
@@ -257,8 +263,11 @@ class Page:
         the last call."""
         self.js("0")  # what has happened has been told before this is answered
         found = []
-        events = [event for event in self._browser.events if event.get("sessionId") == self._session]
-        self._browser.events = [event for event in self._browser.events if event not in events]
+        told, self._browser.events = self._browser.events, []
+        events = []
+        for event in told:
+            is_ours = event.get("sessionId") == self._session
+            (events if is_ours else self._browser.events).append(event)
         for event in events:
             params = event["params"]
             if event["method"] == "Network.requestWillBeSent":

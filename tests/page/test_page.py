@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from octavo.page import site
+from octavo.page import documents, site
 from octavo.server.page import routes
 
 POLICY = {
@@ -168,6 +168,23 @@ def test_the_elements_that_scripts_look_up_are_there_once(address):
     assert {name for names in referenced for name in names.split()} <= set(ids)
 
 
+def test_links_between_pictures_and_documents_lead_somewhere():
+    sources = "".join(path.read_text() for path in (site.STATIC / "pictures").glob("*.js"))
+    pictures = set(re.findall(r'^  id: "([\w-]+)",$', sources, re.M))
+    for name, section in re.findall(r'^  readMore: "([\w-]+)#([\w-]+)",$', sources, re.M):
+        assert section in headings(name), section
+    for name in documents.paths():
+        text = documents.paths()[name].read_text()
+        assert set(re.findall(r"\]\(\.\./pictures#([\w-]+)", text)) <= pictures
+    assert len(pictures) > 5
+
+
+def headings(name: str) -> set[str]:
+    """As addresses have them."""
+    titles = re.findall(r"^#+ (.*)$", documents.paths()[name].read_text(), re.M)
+    return {re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_clients_that_take_no_gzip_get_files_as_they_are(ask):
     packed = ask("GET", "/static/chat/app.js")  # httpx takes it, and unpacks
     assert packed.headers["content-encoding"] == "gzip"
@@ -180,6 +197,7 @@ def test_clients_that_take_no_gzip_get_files_as_they_are(ask):
 
 def test_all_of_it_is_small(ask):
     """As it is sent, documents and recorded runs apart."""
-    served = {file.body for address, file in FILES.items() if not address.startswith("/static/docs/")}
-    sent = [len(gzip.compress(body)) for body in (*served, site.data_file().body)]
+    served = {name: file for name, file in FILES.items() if not name.startswith("/static/docs/")}
+    bodies = {file.body for file in (*served.values(), site.data_file())}
+    sent = [len(gzip.compress(body)) for body in bodies]
     assert sum(sent) <= 250_000

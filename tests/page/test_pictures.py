@@ -32,7 +32,8 @@ MOVE_ALL = """(async () => {
         const odd = /NaN|undefined|\\[object|Infinity/.exec(text);
         if (odd) wrong.push(`${what}: ${text.slice(odd.index - 60, odd.index + 20)}`);
         for (const path of picture.querySelectorAll("path, rect, circle, text")) {
-            if (/NaN|undefined/.test(path.outerHTML)) wrong.push(`${what}: ${path.outerHTML.slice(0, 90)}`);
+            const drawn = path.outerHTML;
+            if (/NaN|undefined/.test(drawn)) wrong.push(`${what}: ${drawn.slice(0, 90)}`);
         }
     };
     const set = async (input, value, kind = "input") => {
@@ -183,9 +184,15 @@ def test_what_cannot_be_is_said(tab):
 
 
 CONFIG = {
-    **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128},
-    **{"max_position_embeddings": 4096, "torch_dtype": "bfloat16"},
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
 }
 
 
@@ -250,6 +257,7 @@ def test_names_of_hardware_in_commands_are_known(tab):
 
 
 # -- accessibility ---------------------------------------------------------------------------
+
 
 @pytest.mark.skipif(not AXE.is_file(), reason="needs axe-core (npm install axe-core)")
 @pytest.mark.parametrize("address", ["", "docs/planning"])

@@ -19,10 +19,12 @@ MODULES = {
     "app.js": (
         'import { one, two as second } from "./parts/index.js";\n'
         'import * as all from "./parts/one.js";\n'
-        "import {\n  later,\n} from \"./parts/one.js\";\n"
+        'import {\n  later,\n} from "./parts/one.js";\n'
         "globalThis.seen = [one, second(), all.one, later(), new all.Box().value];\n"
     ),
-    "parts/index.js": 'export { one, one as again } from "./one.js";\nexport { two } from "../two.js";\n',
+    "parts/index.js": (
+        'export { one, one as again } from "./one.js";\nexport { two } from "../two.js";\n'
+    ),
     "parts/one.js": (
         "export const one = 1;\nexport async function* stream() {}\n"
         "export function later() {\n  return hidden;\n}\nconst hidden = 3;\n"
@@ -113,7 +115,8 @@ def test_the_folder_works_from_disk(tab_at, folder):
     tab.wait_for(drawn)
     for picture in tab.js("[...document.querySelectorAll('#list a')].map((a) => a.dataset.id)"):
         tab.js(f"location.hash = '#{picture}'")
-        tab.wait_for(f"{drawn} && document.querySelector('#list [aria-current]').dataset.id === '{picture}'")
+        here = "document.querySelector('#list [aria-current]').dataset.id"
+        tab.wait_for(f"{drawn} && {here} === '{picture}'")
     tab.click("#navigation a", "Docs")
     tab.wait_for_text("#prose", "How inference works")
     tab.click("#list a", "Planning")
