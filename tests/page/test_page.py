@@ -31,7 +31,7 @@ SCRIPTS = sorted(path.relative_to(site.STATIC).as_posix() for path in site.STATI
 TEXTS = sorted(path for path in site.STATIC.rglob("*") if path.is_file())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ask():
     """``ask(method, path, **headers)`` the router alone; it needs nothing of the service."""
     app = FastAPI(openapi_url=None)
