@@ -8,6 +8,7 @@ Python 3; a wheel without (no compiler, or ``OCTAVO_NATIVE=0``) is of any platfo
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -76,8 +77,43 @@ class BuildNative(Command):
         return {}
 
 
+class BuildDocuments(Command):
+    """Copy the page's documents into the wheel; a source tree has them where they are."""
+
+    description = "copy the documents that the page shows"
+    user_options: list[tuple[str, str, str]] = []
+    editable_mode = False  # set by setuptools
+
+    def initialize_options(self) -> None:
+        self.build_lib: str | None = None
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        if self.editable_mode or self.build_lib is None:
+            return
+        into = Path(self.build_lib) / "octavo" / "page" / "documents"
+        into.mkdir(parents=True, exist_ok=True)
+        for document in self._documents():
+            shutil.copy(document, into)
+
+    def _documents(self) -> list[Path]:
+        return sorted((ROOT / "docs").glob("*.md"))
+
+    # What setuptools asks of parts of `build`.
+    def get_source_files(self) -> list[str]:
+        return [str(document.relative_to(ROOT)) for document in self._documents()]
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
 class Build(build):
-    sub_commands = [*build.sub_commands, ("build_native", None)]
+    sub_commands = [*build.sub_commands, ("build_native", None), ("build_documents", None)]
 
 
 class BdistWheel(bdist_wheel):
@@ -95,5 +131,10 @@ class BdistWheel(bdist_wheel):
 
 setup(
     distclass=OctavoDistribution,
-    cmdclass={"build": Build, "build_native": BuildNative, "bdist_wheel": BdistWheel},
+    cmdclass={
+        "build": Build,
+        "build_native": BuildNative,
+        "build_documents": BuildDocuments,
+        "bdist_wheel": BdistWheel,
+    },
 )

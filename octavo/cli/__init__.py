@@ -46,6 +46,7 @@ COMMANDS = {
     "hardware": Command("hardware", "COMMANDS", "devices that octavo knows, and what they can do"),
     "plan": Command("plan", "configure", "does a model fit, how fast, for how many, at what cost"),
     "advise": Command("advise", "configure", "what would make a model faster or cheaper here"),
+    "page": Command("page", "configure", "the pictures that explain inference, as a folder"),
     "pull": Command("models", "configure_pull", "fetch a model"),
     "models": Command("models", "configure_list", "list the models that are here"),
     "rm": Command("models", "configure_remove", "delete a fetched model"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MAX_LAYERS = 1024
 
 # What families call the same thing.
-_SPELLINGS = {
+SPELLINGS = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
@@ -43,7 +43,7 @@ class TextConfig(Fields):
         given = {name: value for name, value in values.items() if value is not None}
         renamed = {
             name: given[other]
-            for name, others in _SPELLINGS.items()
+            for name, others in SPELLINGS.items()
             for other in others
             if name not in given and other in given
         }

@@ -21,6 +21,7 @@ from octavo.cost.hf_gemma import (
 )
 from octavo.cost.hf_layers import (
     Windows,
+    WindowsByType,
     attention,
     chunks_but_every_fourth,
     deepseek_experts,
@@ -39,7 +40,6 @@ from octavo.cost.hf_layers import (
     qwen_experts,
     same_window,
     selective_attention,
-    windows_by_type,
     windows_if_used,
 )
 from octavo.cost.hf_recurrences import (
@@ -113,8 +113,15 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _if_asked(name: str, kind: QkNorm) -> Callable[[TextConfig], QkNorm]:
-    return lambda config: kind if config.flag(name, False) else "none"
+@dataclass(frozen=True, slots=True)
+class NormIfAsked:
+    """``kind``, where the config says so in a field of this name."""
+
+    name: str
+    kind: QkNorm
+
+    def __call__(self, config: TextConfig) -> QkNorm:
+        return self.kind if config.flag(self.name, False) else "none"
 
 
 def _biased(**more: Any) -> Family:
@@ -135,7 +142,7 @@ _GEMMA3 = Family(
     norms=4,
     qk_norm="head",
     tie=True,
-    windows=windows_by_type(6, 4096),
+    windows=WindowsByType(6, 4096),
     defaults={
         "vocab_size": 262_208,
         "hidden_size": 2304,
@@ -188,10 +195,10 @@ _FALCON_40B = Family(
     defaults={"max_position_embeddings": 2048},
 )
 
-_FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "mistral": Family(windows=same_window),
-    "ministral": Family(windows=windows_by_type(1)),
+    "ministral": Family(windows=WindowsByType(1)),
     "mixtral": Family(windows=same_window, mlp=experts_everywhere),
     "qwen2": Family(qkv_bias=True, bias_field="", output_bias=False, windows=windows_if_used),
     "qwen2_moe": Family(
@@ -208,12 +215,12 @@ _FAMILIES: dict[str, Family] = {
     "qwen3_5": _QWEN35,
     "qwen3_5_moe": _QWEN3_NEXT,
     "gemma": Family(tie=True),
-    "gemma2": Family(norms=4, tie=True, windows=windows_by_type(2, 4096)),
+    "gemma2": Family(norms=4, tie=True, windows=WindowsByType(2, 4096)),
     "gemma3": _GEMMA3,
     "gemma3n": Family(
         norms=4,
         tie=True,
-        windows=windows_by_type(5, 512),
+        windows=WindowsByType(5, 512),
         mixers=gemma3n_attention,
         mlp=gemma3n_mlp,
         beside=gemma3n_beside,
@@ -223,14 +230,14 @@ _FAMILIES: dict[str, Family] = {
     "gemma4": Family(
         norms=4,
         tie=True,
-        windows=windows_by_type(6, 512),
+        windows=WindowsByType(6, 512),
         mixers=gemma4_attention,
         mlp=gemma4_mlp,
         beside=gemma4_beside,
         inputs=gemma4_inputs,
         defaults={"max_position_embeddings": 131_072, "vocab_size": 262_144},
     ),
-    "vaultgemma": Family(tie=True, windows=windows_by_type(2, 4096)),
+    "vaultgemma": Family(tie=True, windows=WindowsByType(2, 4096)),
     "phi": _biased(norms=1, head_bias=True),
     "phi3": Family(windows=same_window),
     "phimoe": Family(
@@ -251,11 +258,11 @@ _FAMILIES: dict[str, Family] = {
     "falcon_h1": Family(mixers=mamba_beside_attention),
     "gptj": Family(norms=1, norm_bias=True, is_gated=False, mlp_bias=True, head_bias=True),
     "mpt": Family(is_gated=False, tie=True),
-    "cohere": Family(norms=1, tie=True, qk_norm=_if_asked("use_qk_norm", "full")),
-    "cohere2": Family(norms=1, tie=True, windows=windows_by_type(4, 4096)),
+    "cohere": Family(norms=1, tie=True, qk_norm=NormIfAsked("use_qk_norm", "full")),
+    "cohere2": Family(norms=1, tie=True, windows=WindowsByType(4, 4096)),
     "olmo": Family(norms=0, final_norms=0),  # its norms have no weights
     "olmo2": Family(qk_norm="full"),
-    "olmo3": Family(qk_norm="full", windows=windows_by_type(4)),
+    "olmo3": Family(qk_norm="full", windows=WindowsByType(4)),
     "olmoe": Family(qk_norm="full", mlp=experts_everywhere),
     "flex_olmo": Family(qk_norm="full", mlp=experts_everywhere),
     "dots1": Family(qk_norm="head", mlp=deepseek_experts, router_bias=True),
@@ -268,22 +275,22 @@ _FAMILIES: dict[str, Family] = {
         mlp=ernie_experts,
     ),
     "exaone_moe": Family(
-        qk_norm="head", windows=windows_by_type(4), mlp=deepseek_experts, router_bias=True
+        qk_norm="head", windows=WindowsByType(4), mlp=deepseek_experts, router_bias=True
     ),
     "solar_open": Family(mlp=deepseek_experts, router_bias=True),
     "afmoe": Family(
         norms=4,
         qk_norm="head",
         has_output_gate=True,
-        windows=windows_by_type(4),
+        windows=WindowsByType(4),
         mlp=deepseek_experts,
         router_bias=True,
     ),
-    "exaone4": Family(qk_norm="head", windows=windows_by_type(4)),
+    "exaone4": Family(qk_norm="head", windows=WindowsByType(4)),
     "hunyuan_v1_dense": Family(qk_norm="head"),
     "hunyuan_v1_moe": Family(qk_norm="head", mlp=hunyuan_experts),
     "jais2": _biased(bias_field="attention_bias", mlp_bias_field="mlp_bias"),
-    "cwm": Family(windows=windows_by_type(4)),
+    "cwm": Family(windows=WindowsByType(4)),
     "arcee": Family(is_gated=False),
     "deepseek_v2": Family(mixers=latent_attention, mlp=deepseek_experts),
     "deepseek_v3": _DEEPSEEK3,
@@ -300,7 +307,7 @@ _FAMILIES: dict[str, Family] = {
     "glm4": Family(norms=4, qkv_bias=True, output_bias=False),
     "glm4_moe": Family(
         output_bias=False,
-        qk_norm=_if_asked("use_qk_norm", "head"),
+        qk_norm=NormIfAsked("use_qk_norm", "head"),
         mlp=deepseek_experts,
         router_bias=True,
     ),
@@ -310,7 +317,7 @@ _FAMILIES: dict[str, Family] = {
         mlp_bias=True,
         router_bias=True,
         has_sinks=True,
-        windows=windows_by_type(2, 128),
+        windows=WindowsByType(2, 128),
         mlp=experts_everywhere,
     ),
     "llama4": Family(windows=chunks_but_every_fourth, mlp=llama4_experts, experts_per_token=1),
@@ -336,7 +343,7 @@ _FAMILIES: dict[str, Family] = {
     "stablelm": Family(norm_bias=True, bias_field="use_qkv_bias", output_bias=False),
 }
 # Other names of the same: a text model that is part of one that sees, or of another company.
-_SAME = {
+SAME = {
     "llama4_text": "llama4",
     "gemma3_text": "gemma3",
     "gemma3n_text": "gemma3n",
@@ -374,12 +381,12 @@ _SAME = {
 def family_of(kind: str, values: Mapping[str, Any], path: Path) -> Family:
     """By a config's ``model_type``, and what else it says. UnsupportedModelError with the nearest
     for kinds that are not known."""
-    kind = _SAME.get(kind, kind)
+    kind = SAME.get(kind, kind)
     if kind == "falcon" and values.get("new_decoder_architecture"):
         return _FALCON_40B
-    if kind in _FAMILIES:
-        return _FAMILIES[kind]
-    near = get_close_matches(kind, _FAMILIES, 3)
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    near = get_close_matches(kind, FAMILIES, 3)
     raise UnsupportedModelError(
         f"{path}: models of type {kind!r:.80} cannot be planned"
         + (f"; do you mean {' or '.join(near)}?" if near else "")

@@ -6,8 +6,7 @@ are in ``hf_recurrences.py``, what only Gemma has in ``hf_gemma.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from octavo.cost.hf_config import TextConfig
 from octavo.cost.mixers import Attention, Indexer, LatentAttention, Mixer
@@ -93,18 +92,20 @@ def same_window(config: TextConfig) -> Windows:
     return (config.integer("sliding_window", None),) * config.num_layers
 
 
-def windows_by_type(pattern: int, default: int | None = None) -> Callable[[TextConfig], Windows]:
+@dataclass(frozen=True, slots=True)
+class WindowsByType:
     """``layer_types`` where a config has it; else each ``pattern``-th layer sees everything."""
 
-    def windows(config: TextConfig) -> Windows:
-        window = config.integer("sliding_window", default)
+    pattern: int
+    default: int | None = None
+
+    def __call__(self, config: TextConfig) -> Windows:
+        window = config.integer("sliding_window", self.default)
         if "layer_types" in config:
             types = config.kinds("layer_types", ("sliding_attention", "full_attention"))
             return tuple(window if each == "sliding_attention" else None for each in types)
-        every = config.integer("sliding_window_pattern", pattern)
+        every = config.integer("sliding_window_pattern", self.pattern)
         return tuple(window if (i + 1) % every else None for i in range(config.num_layers))
-
-    return windows
 
 
 def windows_if_used(config: TextConfig) -> Windows:

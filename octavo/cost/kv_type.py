@@ -71,6 +71,11 @@ _ALIASES = {
 }
 
 
+def kv_types() -> tuple[KvType, ...]:
+    """All that are known."""
+    return tuple(_TYPES.values())
+
+
 def kv_type(name: str) -> KvType:
     """By the name that an engine has for it; ConfigError with the nearest for others."""
     low = _ALIASES.get(name.lower(), name.lower())

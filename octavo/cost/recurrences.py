@@ -13,9 +13,28 @@ from octavo.cost.weight_shape import WeightShape
 
 
 class Recurrence:
-    """Keeps nothing of a token, and looks at none again."""
+    """Keeps nothing of a token, and looks at none again.
+
+    What it keeps of a sequence is shared out as its ``state_parts`` are: (pieces that are never
+    cut, values of each).
+    """
 
     __slots__ = ()
+
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        raise NotImplementedError
+
+    @property
+    def activations(self) -> int:
+        """Values of one token, on all devices together."""
+        raise NotImplementedError
+
+    def state_values(self, tp: int) -> int:
+        return sum(ceil(pieces / tp) * values for pieces, values in self.state_parts)
+
+    def activation_values(self, tp: int) -> float:
+        return self.activations / tp
 
     @property
     def window(self) -> int | None:
@@ -67,12 +86,14 @@ class GatedDeltaNet(Recurrence):
         """Of the convolution, for each head of keys."""
         return 2 * self.key_dim + self.heads * self.value_dim // self.key_heads
 
-    def state_values(self, tp: int) -> int:
-        convolution = ceil(self.key_heads / tp) * self._channels * (self.kernel - 1)
-        return convolution + ceil(self.heads / tp) * self.key_dim * self.value_dim
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        convolution = self._channels * (self.kernel - 1)
+        return (self.key_heads, convolution), (self.heads, self.key_dim * self.value_dim)
 
-    def activation_values(self, tp: int) -> float:
-        return 2 * (self.key_heads * self.key_dim + self.heads * self.value_dim) / tp
+    @property
+    def activations(self) -> int:
+        return 2 * (self.key_heads * self.key_dim + self.heads * self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +138,15 @@ class Mamba2(Recurrence):
         if self.has_proj_bias:
             yield WeightShape("mamba.out_proj.bias", "norm", hidden)
 
-    def state_values(self, tp: int) -> int:
-        inner = ceil(self.heads / tp) * self.head_dim
-        shared = 2 * ceil(self.groups / tp) * self.state_dim
-        return (inner + shared) * (self.kernel - 1) + inner * self.state_dim
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        kept = self.kernel - 1
+        own = self.head_dim * (kept + self.state_dim)
+        return (self.heads, own), (self.groups, 2 * self.state_dim * kept)
 
-    def activation_values(self, tp: int) -> float:
-        return 2 * (self.heads * self.head_dim + self.groups * self.state_dim) / tp
+    @property
+    def activations(self) -> int:
+        return 2 * (self.heads * self.head_dim + self.groups * self.state_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +187,13 @@ class Mamba1(Recurrence):
             yield vector("mamba.in_proj.bias", self.inner, 2)
             yield WeightShape("mamba.out_proj.bias", "norm", hidden)
 
-    def state_values(self, tp: int) -> int:
-        return ceil(self.inner / tp) * (self.kernel - 1 + self.state_dim)
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.inner, self.kernel - 1 + self.state_dim),)
 
-    def activation_values(self, tp: int) -> float:
-        return 3 * self.inner / tp
+    @property
+    def activations(self) -> int:
+        return 3 * self.inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +228,13 @@ class KimiDelta(Recurrence):
         yield WeightShape("self_attn.o_norm", "norm", self.head_dim)
         yield rows("self_attn.o_proj", "attention.linear_out", hidden, self.heads, self.head_dim)
 
-    def state_values(self, tp: int) -> int:
-        return ceil(self.heads / tp) * self.head_dim * (3 * (self.kernel - 1) + self.head_dim)
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.heads, self.head_dim * (3 * (self.kernel - 1) + self.head_dim)),)
 
-    def activation_values(self, tp: int) -> float:
-        return 5 * self.heads * self.head_dim / tp
+    @property
+    def activations(self) -> int:
+        return 5 * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +251,13 @@ class LightningAttention(Recurrence):
         yield vector("self_attn.norm", self.heads, dim)
         yield rows("self_attn.out_proj", "attention.linear_out", hidden, self.heads, dim)
 
-    def state_values(self, tp: int) -> int:
-        return ceil(self.heads / tp) * self.head_dim**2
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.heads, self.head_dim**2),)
 
-    def activation_values(self, tp: int) -> float:
-        return 4 * self.heads * self.head_dim / tp
+    @property
+    def activations(self) -> int:
+        return 4 * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +284,10 @@ class ShortConvolution(Recurrence):
             yield vector("conv.in_proj.bias", self.size, 3)
             yield WeightShape("conv.out_proj.bias", "norm", hidden)
 
-    def state_values(self, tp: int) -> int:
-        return ceil(self.size / tp) * (self.kernel - 1)
+    @property
+    def state_parts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.size, self.kernel - 1),)
 
-    def activation_values(self, tp: int) -> float:
-        return 3 * self.size / tp
+    @property
+    def activations(self) -> int:
+        return 3 * self.size

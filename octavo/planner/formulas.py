@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from octavo import __version__
 from octavo.cost.communication import Link, transfers
-from octavo.cost.efficiency import Efficiency
 from octavo.cost.kv import kv_bytes_per_token
 from octavo.cost.measured import ROW_KNOTS, SAMPLED_KNOTS, WIDENING
-from octavo.cost.model_spec import LayerSpec, ModelSpec
 from octavo.cost.op_cost import SMALL_OPS, PricedOp, priced_ops
 from octavo.cost.rank_model import RankModel
 from octavo.cost.step_cost import StepModel
-from octavo.cost.weights import num_parameters
 from octavo.cost.work import Rows, Span
+from octavo.planner.building_blocks import efficiency_json, model_json
 from octavo.planner.deployment import Deployment
 from octavo.planner.money import Price, listed, watts_of
 from octavo.planner.report import deployment_json, memory_json
 
-SCHEMA = 1
+SCHEMA = 2
 NUM_GOLDEN = 240
 _LENGTHS = (1, 15, 16, 17, 100, 1000, 4096, 4097, 10_000, 100_000)
 _MANY = 1 << 20  # rows, far enough from one to tell how transfers grow with them
@@ -49,7 +46,7 @@ def formulas_json(
         "schema": SCHEMA,
         "octavo": __version__,
         "deployment": deployment_json(deployment),
-        "model": _model_json(deployment.spec),
+        "model": model_json(deployment.spec),
         "precision": {
             "name": deployment.precision.name,
             "kv": deployment.precision.kv.name,
@@ -60,7 +57,7 @@ def formulas_json(
         "rank": _rank_json(steps.model),
         "ops": list(_ops_json(steps)),
         "communication": _communication_json(steps.model, steps.efficiency.link),
-        "efficiency": _efficiency_json(steps.efficiency),
+        "efficiency": efficiency_json(steps.efficiency),
         "measured": _measured_json(deployment),
         "memory": _memory_json(deployment),
         "money": _money_json(deployment, price or listed(deployment.device)),
@@ -74,34 +71,7 @@ def formulas_json(
     }
 
 
-# -- the model ------------------------------------------------------------------------------------
-
-
-def _model_json(spec: ModelSpec) -> dict[str, Any]:
-    """Its shape: layers that are alike are told once, with how many they are."""
-    return {
-        "name": spec.name,
-        "hidden_size": spec.hidden_size,
-        "num_layers": spec.num_layers,
-        "vocab_size": spec.vocab_size,
-        "max_position": spec.max_position,
-        "tie_embeddings": spec.tie_embeddings,
-        "parameters": num_parameters(spec),
-        "active_parameters": num_parameters(spec, active=True),
-        "layers": [_layer_json(layer, count) for layer, count in Counter(spec.layers).items()],
-    }
-
-
-def _layer_json(layer: LayerSpec, count: int) -> dict[str, Any]:
-    return {
-        "count": count,
-        "mixers": [_part_json(mixer) for mixer in layer.mixers],
-        "mlp": None if layer.mlp is None else _part_json(layer.mlp),
-    }
-
-
-def _part_json(part: Any) -> dict[str, Any]:
-    return {"kind": type(part).__name__, **asdict(part)}
+# -- what each rank computes ----------------------------------------------------------------------
 
 
 def _rank_json(model: RankModel) -> dict[str, Any]:
@@ -173,12 +143,6 @@ def _communication_json(model: RankModel, link: Link | None) -> list[dict[str, A
             }
         )
     return found
-
-
-def _efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
-    found = {name: value for name, value in asdict(efficiency).items() if name != "link"}
-    sharpness = efficiency.sharpness  # JSON knows no infinity
-    return {**found, "sharpness": sharpness if math.isfinite(sharpness) else None}
 
 
 def _measured_json(deployment: Deployment) -> dict[str, Any] | None:

@@ -39,40 +39,46 @@ class ModelFacts:
         return self.num_layers == 80 and self.num_heads != self.num_kv_heads
 
 
-Where = Callable[[ModelFacts, int], bool]
-"""Whether a rule holds for a layer."""
+@dataclass(frozen=True)
+class Where:
+    """The layers that a rule is for: ``name`` is one of ``_PLACES``, some of which have a number.
+
+    It can be told to others, who have places of the same names (the page does).
+    """
+
+    name: str
+    number: int = 0
+
+    def __call__(self, facts: ModelFacts, layer: int) -> bool:
+        return _PLACES[self.name](facts, layer, self.number)
+
 
 Rule = tuple[GGMLType, Where]
 
 
-def _everywhere(facts: ModelFacts, layer: int) -> bool:
-    return True
-
-
-def _in_first(count: int) -> Where:
-    return lambda facts, layer: layer < count
-
-
-def _in_first_part(parts: int) -> Where:
-    return lambda facts, layer: layer < facts.num_layers // parts
-
-
-def _in_outer_and_every_third(facts: ModelFacts, layer: int) -> bool:
+def _in_outer_and_every_third(facts: ModelFacts, layer: int, number: int) -> bool:
     """The first and the last eighth, and every third layer between them."""
     eighth = facts.num_layers // 8
     is_outer = layer < eighth or layer >= 7 * facts.num_layers // 8
     return is_outer or (layer - eighth) % 3 == 2
 
 
-def _with_shared_values(facts: ModelFacts, layer: int) -> bool:
-    """Where four or more queries share a value head, whose matrix is then small."""
-    return facts.queries_per_kv_head >= 4
-
-
-def _in_first_eighth_if(has_importance: bool) -> Where:
-    return lambda facts, layer: (
-        facts.has_importance == has_importance and layer < facts.num_layers // 8
-    )
+_PLACES: dict[str, Callable[[ModelFacts, int, int], bool]] = {
+    "everywhere": lambda facts, layer, number: True,
+    "first": lambda facts, layer, count: layer < count,
+    "first part": lambda facts, layer, parts: layer < facts.num_layers // parts,
+    "outer and every third": _in_outer_and_every_third,
+    # Where four or more queries share a value head, whose matrix is then small.
+    "shared values": lambda facts, layer, number: facts.queries_per_kv_head >= 4,
+    "first part, with importance": lambda facts, layer, parts: (
+        facts.has_importance and layer < facts.num_layers // parts
+    ),
+    "first part, without importance": lambda facts, layer, parts: (
+        not facts.has_importance and layer < facts.num_layers // parts
+    ),
+}
+_EVERYWHERE = Where("everywhere")
+_WITH_SHARED_VALUES = Where("shared values")
 
 
 @dataclass(frozen=True)
@@ -93,13 +99,13 @@ def _iq4(file_type: int, base: GGMLType) -> Mix:
     return Mix(
         file_type,
         base,
-        attn_v=((GGMLType.Q5_K, _with_shared_values),),
-        ffn_down=((GGMLType.Q5_K, _in_first_eighth_if(has_importance=False)),),
+        attn_v=((GGMLType.Q5_K, _WITH_SHARED_VALUES),),
+        ffn_down=((GGMLType.Q5_K, Where("first part, without importance", 8)),),
     )
 
 
 def _more_bits(file_type: int, base: GGMLType) -> Mix:
-    rules = ((GGMLType.Q6_K, _in_outer_and_every_third),)
+    rules = ((GGMLType.Q6_K, Where("outer and every third")),)
     return Mix(file_type, base, attn_v=rules, ffn_down=rules)
 
 
@@ -108,41 +114,41 @@ MIXES = {
     "F16": Mix(1, GGMLType.F16),
     "BF16": Mix(32, GGMLType.BF16),
     "Q4_0": Mix(
-        2, GGMLType.Q4_0, ffn_down=((GGMLType.Q4_1, _in_first_eighth_if(has_importance=True)),)
+        2, GGMLType.Q4_0, ffn_down=((GGMLType.Q4_1, Where("first part, with importance", 8)),)
     ),
     "Q4_1": Mix(3, GGMLType.Q4_1),
     "Q5_0": Mix(
-        8, GGMLType.Q5_0, ffn_down=((GGMLType.Q5_1, _in_first_eighth_if(has_importance=True)),)
+        8, GGMLType.Q5_0, ffn_down=((GGMLType.Q5_1, Where("first part, with importance", 8)),)
     ),
     "Q5_1": Mix(9, GGMLType.Q5_1),
     "Q8_0": Mix(7, GGMLType.Q8_0),
     "Q2_K": Mix(
         10,
         GGMLType.Q2_K,
-        attn_v=((GGMLType.Q4_K, _with_shared_values), (GGMLType.Q3_K, _everywhere)),
-        ffn_down=((GGMLType.Q3_K, _everywhere),),
-        attn_output=((GGMLType.Q3_K, _everywhere),),
+        attn_v=((GGMLType.Q4_K, _WITH_SHARED_VALUES), (GGMLType.Q3_K, _EVERYWHERE)),
+        ffn_down=((GGMLType.Q3_K, _EVERYWHERE),),
+        attn_output=((GGMLType.Q3_K, _EVERYWHERE),),
     ),
     "Q3_K_S": Mix(11, GGMLType.Q3_K),
     "Q3_K_M": Mix(
         12,
         GGMLType.Q3_K,
-        attn_v=((GGMLType.Q5_K, _in_first(2)), (GGMLType.Q4_K, _everywhere)),
-        ffn_down=((GGMLType.Q5_K, _in_first_part(16)), (GGMLType.Q4_K, _everywhere)),
-        attn_output=((GGMLType.Q4_K, _everywhere),),
+        attn_v=((GGMLType.Q5_K, Where("first", 2)), (GGMLType.Q4_K, _EVERYWHERE)),
+        ffn_down=((GGMLType.Q5_K, Where("first part", 16)), (GGMLType.Q4_K, _EVERYWHERE)),
+        attn_output=((GGMLType.Q4_K, _EVERYWHERE),),
     ),
     "Q3_K_L": Mix(
         13,
         GGMLType.Q3_K,
-        attn_v=((GGMLType.Q5_K, _everywhere),),
-        ffn_down=((GGMLType.Q5_K, _everywhere),),
-        attn_output=((GGMLType.Q5_K, _everywhere),),
+        attn_v=((GGMLType.Q5_K, _EVERYWHERE),),
+        ffn_down=((GGMLType.Q5_K, _EVERYWHERE),),
+        attn_output=((GGMLType.Q5_K, _EVERYWHERE),),
     ),
     "Q4_K_S": Mix(
         14,
         GGMLType.Q4_K,
-        attn_v=((GGMLType.Q5_K, _in_first(4)),),
-        ffn_down=((GGMLType.Q5_K, _in_first_part(8)),),
+        attn_v=((GGMLType.Q5_K, Where("first", 4)),),
+        ffn_down=((GGMLType.Q5_K, Where("first part", 8)),),
     ),
     "Q4_K_M": _more_bits(15, GGMLType.Q4_K),
     "Q5_K_S": Mix(16, GGMLType.Q5_K),
@@ -153,7 +159,7 @@ MIXES = {
 }
 
 # For rows that are not a multiple of 256: types with blocks of 32 and no fewer bits.
-_FALLBACKS = {
+FALLBACKS = {
     GGMLType.Q2_K: GGMLType.Q4_0,
     GGMLType.Q3_K: GGMLType.Q4_0,
     GGMLType.Q4_K: GGMLType.Q5_0,
@@ -214,7 +220,7 @@ def _type_in_layer(name: str, mix: Mix, facts: ModelFacts) -> GGMLType:
 
 def _that_fits(type: GGMLType, columns: int) -> GGMLType:
     """The type itself if rows are whole blocks of it, or one whose blocks fit."""
-    for candidate in (type, _FALLBACKS.get(type, type)):
+    for candidate in (type, FALLBACKS.get(type, type)):
         if columns % block_shape(candidate)[0] == 0:
             return candidate
     return GGMLType.F16

@@ -1,1 +1,1 @@
-"""The chat page."""
+"""The routes of the page, which is in ``octavo.page``."""

@@ -1,55 +1,21 @@
-"""The chat page at ``/``: a handful of files, read once, that call the API beside them.
-
-The page is written for the browser as it is: no build step, nothing from other hosts, no inline
-script or style. Its policy says so to the browser, and allows nothing else.
-"""
+"""The page's routes: files that are read once, and call the API beside them."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 
 from fastapi import APIRouter, Request, Response
 
+from octavo.page import site
 from octavo.server.api.service import Service
 
-STATIC = Path(__file__).with_name("static")
-
-_SCRIPT = "text/javascript; charset=utf-8"
-# What is served, and as what. Nothing else in the folder can be reached.
-CONTENT_TYPES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/static/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/static/favicon.svg": ("favicon.svg", "image/svg+xml"),
-    "/static/app.js": ("app.js", _SCRIPT),
-    "/static/api.js": ("api.js", _SCRIPT),
-    "/static/clipboard.js": ("clipboard.js", _SCRIPT),
-    "/static/follower.js": ("follower.js", _SCRIPT),
-    "/static/markdown.js": ("markdown.js", _SCRIPT),
-    "/static/settings.js": ("settings.js", _SCRIPT),
-    "/static/sse.js": ("sse.js", _SCRIPT),
-    "/static/stats.js": ("stats.js", _SCRIPT),
-    "/static/turn.js": ("turn.js", _SCRIPT),
-}
-
 SECURITY_HEADERS = {  # beside those of the gate
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            "script-src 'self'",
-            "style-src 'self'",
-            "connect-src 'self'",
-            "img-src 'self' data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            # Text of a model can never become markup: the browser refuses innerHTML altogether.
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
-    ),
+    "Content-Security-Policy": site.policy_text(site.POLICY),
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -64,11 +30,14 @@ class PageFile:
     headers: dict[str, str]
 
     @classmethod
-    def from_path(cls, path: Path, content_type: str) -> PageFile:
-        body = path.read_bytes()
+    def from_site(cls, file: site.SiteFile, *, packed: bool = False) -> PageFile:
+        """``packed``: for clients that take gzip, which makes a third or less of texts."""
+        body = gzip.compress(file.body, mtime=0) if packed else file.body
         headers = {
             **SECURITY_HEADERS,
-            "Content-Type": content_type,
+            **({"Content-Encoding": "gzip"} if packed else {}),
+            "Content-Type": file.content_type,
+            "Vary": "Accept-Encoding",
             # Ask each time, so that an upgraded server is never met by an old page.
             "Cache-Control": "no-cache",
             "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
@@ -89,18 +58,53 @@ def create_router(service: Service) -> APIRouter:
     ``service`` is not needed: what the page shows of it, it asks the API for.
     """
     router = APIRouter(include_in_schema=False)
-    for path, (name, content_type) in CONTENT_TYPES.items():
-        endpoint = _endpoint(PageFile.from_path(STATIC / name, content_type))
-        router.add_api_route(path, endpoint, methods=["GET", "HEAD"], name=f"page:{name}")
+    for address, file in site.site_files().items():
+        _add(router, address, _ready(Served.from_site(file)))
+    _add(router, "/static/data.json", _made(site.data_file))
     return router
 
 
-def _endpoint(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A file as it is, and packed."""
+
+    plain: PageFile
+    packed: PageFile
+
+    @classmethod
+    def from_site(cls, file: site.SiteFile) -> Served:
+        return cls(PageFile.from_site(file), PageFile.from_site(file, packed=True))
+
+    def of(self, request: Request) -> PageFile:
+        """The one that the client takes."""
+        takes = request.headers.get("accept-encoding", "").replace(" ", "").split(",")
+        return self.packed if {"gzip", "gzip;q=1.0"} & set(takes) else self.plain
+
+
+def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[Served]]) -> None:
     async def endpoint(request: Request) -> Response:
+        file = (await find()).of(request)
         if file.is_known(request.headers.get("if-none-match")):
             return Response(status_code=304, headers=file.headers)
         if request.method == "HEAD":
             return Response(headers={**file.headers, "Content-Length": str(len(file.body))})
         return Response(file.body, headers=file.headers)
 
-    return endpoint
+    router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
+
+
+def _ready(file: Served) -> Callable[[], Awaitable[Served]]:
+    async def find() -> Served:
+        return file
+
+    return find
+
+
+def _made(make: Callable[[], site.SiteFile]) -> Callable[[], Awaitable[Served]]:
+    """Made when somebody first asks, beside what the server does meanwhile."""
+    file = cache(lambda: Served.from_site(make()))
+
+    async def find() -> Served:
+        return await asyncio.to_thread(file)
+
+    return find

@@ -1,0 +1,30 @@
+"""What the page computes from: the models that can be planned by name, devices, engines, and types
+of numbers; see docs/planning.md for what the fields are."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from octavo.cost.catalogue import names, spec_of
+from octavo.cost.efficiency import PROFILES
+from octavo.cost.family_facts import families_json
+from octavo.cost.hardware_table import devices
+from octavo.planner.building_blocks import (
+    engine_json,
+    hardware_json,
+    model_json,
+    number_types_json,
+)
+
+
+@cache
+def page_data() -> dict[str, Any]:
+    """One JSON of all that comes with octavo, and of devices that the user has described."""
+    return {
+        "models": [model_json(spec_of(name)) for name in names()],
+        **hardware_json(devices()),
+        "engines": {name: engine_json(name) for name in PROFILES},
+        "types": number_types_json(),
+        "families": families_json(),
+    }

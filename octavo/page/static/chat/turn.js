@@ -1,0 +1,194 @@
+// One question and its answer, as the page shows them.
+
+import { renderInto } from "../common/markdown.js";
+import { describe } from "./stats.js";
+
+/**
+ * The elements of a turn `{ user, answer }`. `answer` is null or `{ text, status, error, stats }`
+ * with a status of "waiting", "streaming", "done", "stopped" or "failed".
+ *
+ * `actions` is what the page can do: `copy(text, button)`, `regenerate()`, `remove()`,
+ * `edit(text)`.
+ */
+export class TurnView {
+  #actions;
+  #timer = null;
+
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.#actions = actions;
+
+    this.bubble = element("div", "bubble", turn.user);
+    this.editButton = button("Edit", () => this.#beginEdit());
+    this.user = element("article", "user");
+    this.user.setAttribute("aria-label", "You");
+    this.user.append(this.bubble, row(this.editButton));
+
+    this.prose = element("div", "prose");
+    this.note = element("p", "note");
+    this.error = element("div", "error-box");
+    this.error.setAttribute("role", "alert");
+    this.stats = element("p", "stats");
+    this.copyButton = button("Copy", () => actions.copy(this.turn.answer.text, this.copyButton));
+    this.againButton = button("Regenerate", () => actions.regenerate());
+    this.removeButton = button("Delete", () => actions.remove());
+    this.buttons = row(this.copyButton, this.againButton, this.removeButton);
+    this.answer = element("article", "answer");
+    this.answer.setAttribute("aria-label", "Answer");
+    this.answer.append(this.prose, this.note, this.error, this.stats, this.buttons);
+
+    this.element = element("section", "turn");
+    this.element.append(this.user, this.answer);
+    this.setPlace({ isLast: true, isBusy: false });
+  }
+
+  /** Which buttons make sense: only the last turn can be taken back, and not while one runs. */
+  setPlace({ isLast, isBusy }) {
+    this.editButton.disabled = isBusy;
+    this.againButton.hidden = !isLast || Boolean(this.turn.answer?.error); // it has its own
+    this.removeButton.hidden = !isLast;
+    this.buttons.hidden = isLast && isBusy;
+    this.update();
+  }
+
+  /** Show the answer as it is now. */
+  update() {
+    const { answer } = this.turn;
+    this.answer.hidden = answer === null;
+    if (answer === null) return;
+    const isRunning = answer.status === "waiting" || answer.status === "streaming";
+    this.answer.classList.toggle("is-running", isRunning);
+    this.answer.setAttribute("aria-busy", String(isRunning));
+    renderInto(this.prose, answer.text);
+    this.note.textContent = noteOn(answer);
+    this.note.hidden = this.note.textContent === "";
+    this.copyButton.hidden = answer.text === "";
+    this.#showStats(answer.stats);
+    this.#showError(answer.error);
+  }
+
+  /** Let go of the timer; the elements are about to leave the page. */
+  close() {
+    clearInterval(this.#timer);
+  }
+
+  #showStats(stats) {
+    this.stats.replaceChildren();
+    for (const { text, title } of stats ? describe(stats) : []) {
+      const part = element("span", "", text);
+      part.title = title;
+      this.stats.append(part);
+    }
+    this.stats.hidden = this.stats.childElementCount === 0;
+  }
+
+  #showError(error) {
+    if (this.shownError === error) return; // role="alert" is read out whenever it changes
+    this.shownError = error;
+    clearInterval(this.#timer);
+    this.error.replaceChildren();
+    this.error.hidden = error === null;
+    if (error === null) return;
+    fillError(this.error, error, "Try again", () => this.#actions.regenerate());
+    const wait = this.error.querySelector(".wait");
+    const tick = () => {
+      const left = Math.ceil((error.retryAt - Date.now()) / 1000);
+      wait.textContent = left > 0 ? `Try again in ${duration(left)}.` : "You can try again now.";
+      if (left <= 0) clearInterval(this.#timer);
+    };
+    if (error.retryAt !== null) {
+      this.#timer = setInterval(tick, 1000);
+      tick();
+    }
+  }
+
+  #beginEdit() {
+    const input = element("textarea", "");
+    input.value = this.turn.user;
+    input.rows = Math.min(10, this.turn.user.split("\n").length + 1);
+    input.setAttribute("aria-label", "Edit your message");
+    const form = element("form", "edit");
+    const end = () => {
+      form.remove();
+      this.user.classList.remove("is-edited");
+    };
+    const cancel = button("Cancel", () => {
+      end();
+      this.editButton.focus();
+    });
+    const send = element("button", "strong", "Send");
+    send.type = "submit";
+    form.append(input, row(cancel, send));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (input.value.trim() === "") return;
+      end();
+      this.#actions.edit(input.value);
+    });
+    input.addEventListener("keydown", (event) => {
+      if (isSend(event)) {
+        event.preventDefault();
+        form.requestSubmit();
+      } else if (event.key === "Escape") {
+        event.stopPropagation();
+        cancel.click();
+      }
+    });
+    this.user.classList.add("is-edited");
+    this.user.append(form);
+    input.focus();
+  }
+}
+
+/** Whether a key press means to send: Enter, but not the one that ends an input method's word. */
+export function isSend(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
+}
+
+/** Make `box` say what went wrong, with a button that does `action`. */
+export function fillError(box, error, label, action) {
+  box.replaceChildren(element("p", "error-title", error.title), element("p", "", error.message));
+  if (error.retryAt !== null) {
+    const wait = element("p", "wait");
+    wait.setAttribute("aria-live", "off"); // a countdown is not read out each second
+    box.append(wait);
+  }
+  const again = element("button", "bordered", label);
+  again.type = "button";
+  again.addEventListener("click", action);
+  const foot = element("div", "error-foot");
+  foot.append(again);
+  if (error.requestId) foot.append(element("span", "request-id", `Request ${error.requestId}`));
+  box.append(foot);
+}
+
+function noteOn(answer) {
+  if (answer.status === "stopped") return answer.text ? "Stopped." : "Stopped before it began.";
+  if (answer.status === "done" && answer.text.trim() === "") return "The answer is empty.";
+  return "";
+}
+
+function duration(seconds) {
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.ceil(seconds / 60)} min` : `${Math.ceil(seconds / 3600)} h`;
+}
+
+function element(name, className, text = "") {
+  const made = document.createElement(name);
+  if (className !== "") made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function button(label, action) {
+  const made = element("button", "plain", label);
+  made.type = "button";
+  made.addEventListener("click", action);
+  return made;
+}
+
+function row(...buttons) {
+  const made = element("div", "actions");
+  made.append(...buttons);
+  return made;
+}

@@ -1,0 +1,3 @@
+// What is asked cannot be: the message says what, and what to do.
+
+export class CannotBe extends Error {}

@@ -1,0 +1,223 @@
+// Requests that come at random: where the load settles, and how long answers take there, on
+// average. Twin of octavo/planner/steady_state.py.
+
+import { balance, md1Wait, mmkWait } from "./queueing.js";
+import { worst } from "./predictions.js";
+
+const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
+const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
+const ENDS = ["value", "low", "high"];
+
+/** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
+export class Service {
+  #lots;
+  #loads = new Map(); // by end of the predictions, as they are asked for
+
+  constructor(deployment, { inputLen, outputLen, rate }) {
+    const fitting = deployment.memory.maxConcurrency(inputLen + outputLen);
+    const { maxNumSeqs, stepTokens } = deployment.limits;
+    const most = Math.floor(Math.min(maxNumSeqs, fitting) / deployment.parallel.pp);
+    this.table = tableOf(deployment, inputLen, outputLen);
+    this.seats = Math.max(1, most);
+    this.steps = [this.table, inputLen, outputLen, stepTokens, deployment.targetStepSeconds];
+    this.rate = rate / deployment.numGroups;
+    this.#lots = deployment.numGroups;
+  }
+
+  /** Whether the queue stays finite, by the middle of the predictions. */
+  get isStable() {
+    return this.#load("value").isStable;
+  }
+
+  /** Answers under way at once; seconds to the first token, between tokens, to the last: as
+   * predictions, Infinity at an end where a queue grows without end. */
+  get streams() {
+    return this.#between((load) => load.streams * this.#lots);
+  }
+
+  get ttft() {
+    return this.#between((load) => load.ttft);
+  }
+
+  get tpot() {
+    return this.#between((load) => load.tpot);
+  }
+
+  get e2e() {
+    return this.#between((load) => load.ttft + load.steps.gaps * load.tpot);
+  }
+
+  /** Of the time, what goes into prompts. */
+  get prefillShare() {
+    return this.#load("value").prefillShare;
+  }
+
+  #load(end) {
+    if (!this.#loads.has(end)) {
+      const load = new Load(new Steps(...this.steps, end), this.rate, this.seats);
+      this.#loads.set(end, load);
+    }
+    return this.#loads.get(end);
+  }
+
+  #between(figure) {
+    const ends = ENDS.map((end) => this.#load(end))
+      .map((load) => (load.isStable ? figure(load) : Infinity));
+    const source = worst(this.table.sources);
+    return { value: ends[0], low: Math.min(...ends), high: Math.max(...ends), source };
+  }
+}
+
+const TABLES = new WeakMap(); // of deployments, by lengths: one for all rates
+
+/** Seconds of steps with some streams, half way to their ends, and equal pieces of prompts. */
+function tableOf(deployment, inputLen, outputLen) {
+  const name = `${inputLen} ${outputLen}`;
+  if (!TABLES.has(deployment)) TABLES.set(deployment, new Map());
+  const tables = TABLES.get(deployment);
+  if (!tables.has(name)) {
+    const stream = [inputLen + Math.floor(outputLen / 2) - 1, 1];
+    tables.set(name, new StepTable(deployment, stream));
+  }
+  return tables.get(name);
+}
+
+class StepTable {
+  constructor(deployment, stream) {
+    this.deployment = deployment;
+    this.stream = stream;
+    this.known = new Map();
+  }
+
+  get sources() {
+    return [...this.known.values()].map((each) => each.source);
+  }
+
+  cost(streams, chunk, count) {
+    const key = `${streams} ${chunk} ${count}`;
+    if (!this.known.has(key)) {
+      const pieces = chunk ? Array(count).fill(chunk) : [];
+      const chunks = [...Array(streams).fill(this.stream), ...pieces];
+      this.known.set(key, this.deployment.stepCost(chunks).total);
+    }
+    return this.known.get(key);
+  }
+}
+
+/** By one end of the predictions. Numbers of streams need not be whole: between two, the cost is a
+ * straight line. */
+class Steps {
+  constructor(table, inputLen, outputLen, budget, target, end) {
+    Object.assign(this, { table, inputLen, budget, target, end, gaps: outputLen - 1 });
+  }
+
+  /** Without prompts; of one stream at the least. */
+  decode(streams) {
+    return this.#line(Math.max(1, streams));
+  }
+
+  /** Of all the steps that one prompt takes beside some streams. */
+  prompt(streams) {
+    const size = this.room(streams);
+    let total = 0;
+    for (let start = 0; start < this.inputLen; start += size) {
+      const tokens = Math.min(size, this.inputLen - start);
+      total += this.#line(streams, [start, tokens, Number(start + size >= this.inputLen)]);
+    }
+    return total;
+  }
+
+  numChunks(streams) {
+    return Math.ceil(this.inputLen / this.room(streams));
+  }
+
+  /** Of one step with as many whole prompts as there is room for. */
+  full(streams) {
+    const count = Math.floor(this.room(streams) / this.inputLen);
+    return this.#line(streams, [0, this.inputLen, 1], count);
+  }
+
+  /** Tokens of a step that are left for prompts: fewer where streams would wait beyond the target. */
+  room(streams) {
+    const room = Math.max(1, this.budget - Math.ceil(streams));
+    if (!this.target || streams < 1) return room;
+    const [decode, tokens] = [this.decode(streams), Math.min(room, this.inputLen)];
+    const each = (this.#line(streams, [0, tokens, 1]) - decode) / tokens;
+    const seconds = Math.max(this.target, LEAST_SPAN * decode) - decode;
+    return Math.min(room, Math.max(MIN_CHUNK, Math.trunc(seconds / each)));
+  }
+
+  #line(streams, chunk = null, count = 1) {
+    const below = Math.floor(streams);
+    const low = this.table.cost(below, chunk, count)[this.end];
+    if (below === streams) return low;
+    const high = this.table.cost(below + 1, chunk, count)[this.end];
+    return low + (high - low) * (streams - below);
+  }
+}
+
+/** How it is at some rate. */
+class Load {
+  constructor(steps, rate, seats) {
+    Object.assign(this, { steps, rate, seats });
+    const settled = balance((others) => rate * steps.gaps * this.#tpotBeside(others), seats);
+    this.isStable = settled !== null && Number.isFinite(this.#tpotBeside(settled));
+    this.streams = settled ?? Infinity;
+  }
+
+  /** Of the time, what steps take longer for the prompts in them. */
+  get prefillShare() {
+    if (!this.isStable) return 1;
+    const { steps, streams, rate } = this;
+    const extra = steps.prompt(streams) - steps.numChunks(streams) * steps.decode(streams);
+    const isShared = rate * steps.prompt(streams) >= 1;
+    return Math.min(1, rate * (isShared ? this.#packed(streams) : extra));
+  }
+
+  get ttft() {
+    const { steps, streams, rate, seats } = this;
+    const own = steps.prompt(streams);
+    const service = steps.numChunks(streams) > 1 ? own : this.#packed(streams);
+    const stay = steps.gaps * this.#tpotBeside(streams);
+    const waits = md1Wait(rate, service) + mmkWait(rate, stay, seats);
+    return own + this.#stepUnderWay / 2 + waits;
+  }
+
+  get tpot() {
+    return this.steps.gaps ? this.#tpotBeside(this.streams) : 0;
+  }
+
+  /** Mean time between two tokens of a stream, as prompts come in between. */
+  #tpotBeside(others) {
+    const { steps, rate } = this;
+    const streams = Math.min(others + 1, this.seats);
+    const [decode, prompt] = [steps.decode(streams), steps.prompt(streams)];
+    if (rate * prompt < 1) {
+      const extra = prompt - steps.numChunks(streams) * decode;
+      // Prompts that came while its own was computed are computed while it decodes.
+      const before = (rate * extra * prompt) / Math.max(1, steps.gaps);
+      return (decode + before) / (1 - rate * extra);
+    }
+    // Every step has prompts: as many as come while it lasts, if there is room for them.
+    const each = this.#packed(streams);
+    const together = rate * each < 1 ? (rate * (prompt - each)) / (1 - rate * each) : Infinity;
+    return together > steps.room(streams) / steps.inputLen ? Infinity : together / rate;
+  }
+
+  /** Seconds of one more prompt in a step that has one. */
+  #packed(streams) {
+    const { steps } = this;
+    const count = Math.floor(steps.room(streams) / steps.inputLen);
+    if (count < 2) return steps.prompt(streams);
+    return (steps.full(streams) - steps.prompt(streams)) / (count - 1);
+  }
+
+  /** Mean seconds of the step that a request comes into. */
+  get #stepUnderWay() {
+    const { steps, streams, rate } = this;
+    const [decode, prompt] = [steps.decode(streams), steps.prompt(streams)];
+    const busy = Math.min(1, rate * prompt);
+    const withPrompt = steps.numChunks(streams) === 1 ? prompt : 0;
+    return busy * withPrompt + (1 - busy) * (1 - Math.exp(-streams)) * decode;
+  }
+}

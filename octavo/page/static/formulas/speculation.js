@@ -1,0 +1,45 @@
+// What guessing is worth: octavo/speculation/analysis.py (Leviathan et al., ICML 2023).
+
+/** Tokens of a step with `length` drafted ones, each right with probability `alpha`: those that are
+ * right, and the one that follows. */
+export function expectedTokens(alpha, length) {
+  return alpha === 1 ? length + 1 : (1 - alpha ** (length + 1)) / (1 - alpha);
+}
+
+/** Of a lone request, where further rows of a step are free and a drafted token costs `costRatio` of
+ * a step. */
+export function speedup(tokens, length, costRatio) {
+  return tokens / (1 + length * costRatio);
+}
+
+/** The fastest length of a lone request's drafts, 0 where none is faster than none. */
+export function bestLength(alpha, costRatio, most = 64) {
+  let [best, fastest, right, tokens] = [0, 1, 1, 1];
+  for (let length = 1; length <= most; length += 1) {
+    right *= alpha;
+    tokens += right;
+    const speed = speedup(tokens, length, costRatio);
+    if (speed > fastest) [best, fastest] = [length, speed];
+  }
+  return best;
+}
+
+/** Of `batch` requests that all draft `length` tokens. `stepCost(batch, rows of each)`: seconds;
+ * `draftCost(batch)`: of drafting one token for each. */
+export function batchedSpeedup(tokens, length, batch, stepCost, draftCost = () => 0) {
+  const withDrafts = stepCost(batch, length + 1) + length * draftCost(batch);
+  return (tokens * stepCost(batch, 1)) / withDrafts;
+}
+
+/** Whether a drafted token stays, and what is sampled where it does not: probabilities `p` of the
+ * target and `q` of the drafter, by token. `accept` is min(1, p/q), `rest` max(0, p − q), summing
+ * to 1; `acceptance` is how likely a drafted token is to stay at all, Σ min(p, q). */
+export function acceptance(p, q) {
+  const more = p.map((each, token) => Math.max(0, each - q[token]));
+  const total = more.reduce((sum, each) => sum + each, 0);
+  return {
+    accept: p.map((each, token) => (q[token] > 0 ? Math.min(1, each / q[token]) : 1)),
+    rest: more.map((each) => (total > 0 ? each / total : 0)),
+    acceptance: p.reduce((sum, each, token) => sum + Math.min(each, q[token]), 0),
+  };
+}

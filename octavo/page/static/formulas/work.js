@@ -1,0 +1,103 @@
+// What a step has to do, in bytes and operations: octavo/cost/work.py. A chunk is `[start, tokens,
+// samples, drafted]`: some tokens of a sequence, whether one is sampled after them (1 unless it is
+// said), and how many of them are a draft.
+
+/** Rows of each pass of a step: later rounds go on with one token of each chunk that samples. */
+export function passes(chunks, rounds) {
+  const first = { tokens: 0, sampled: 0, singles: [], drafts: [], prompts: [] };
+  const ends = [];
+  for (const [start, tokens, samples = 1, drafted = 0] of chunks) {
+    const sampled = samples ? 1 + drafted : 0;
+    first.tokens += tokens;
+    first.sampled += sampled;
+    if (tokens === 1) first.singles.push(start);
+    else (tokens === sampled ? first.drafts : first.prompts).push([start, tokens]);
+    if (samples) ends.push(start + tokens);
+  }
+  const later = Array.from({ length: rounds - 1 }, (_, round) => ({
+    tokens: ends.length,
+    sampled: ends.length,
+    singles: ends.map((end) => end + round),
+    drafts: [],
+    prompts: [],
+  }));
+  return [first, ...later];
+}
+
+export const numSeqs = ({ singles, drafts, prompts }) =>
+  singles.length + drafts.length + prompts.length;
+
+// -- attention -------------------------------------------------------------------------------------
+
+/** Of sequences that decode a token, or verify some. */
+export function decodeWork(op, { singles, drafts }) {
+  const seen = seenBySpans(drafts, op.reach);
+  for (const start of singles) {
+    const scores = Math.min(start + 1, op.reach);
+    seen.scores += scores;
+    seen.keys += scores + 1;
+  }
+  return attentionWork(op, seen, op.decode, singles.length + drafts.length);
+}
+
+/** Of pieces of prompts. */
+export function promptWork(op, { prompts }) {
+  return attentionWork(op, seenBySpans(prompts, op.reach), op.prefill, prompts.length);
+}
+
+function attentionWork(op, { keys, scores }, perScore, seqs) {
+  const states = 2 * seqs * op.stateBytes; // read, and written
+  return { bytes: op.count * (keys * op.kvBytes + states), flops: op.count * scores * perScore };
+}
+
+/** Keys that are written and read, and pairs of a query and a key that it sees. */
+function seenBySpans(spans, reach) {
+  const seen = { keys: 0, scores: 0 };
+  for (const [start, tokens] of spans) {
+    const end = start + tokens;
+    seen.keys += tokens + Math.min(end, tokens + reach - 1);
+    seen.scores += causalScores(end, reach) - causalScores(start, reach);
+  }
+  return seen;
+}
+
+function causalScores(tokens, reach) {
+  const growing = Math.min(tokens, reach);
+  return (growing * (growing + 1)) / 2 + (tokens - growing) * growing;
+}
+
+// -- products --------------------------------------------------------------------------------------
+
+/** Of a product in all of its layers. */
+export function matrixWork(matrix, rows, rank) {
+  const count = matrix.isSampled ? rows.sampled : rows.tokens;
+  if (!count) return { bytes: 0, flops: 0 };
+  const width = (matrix.inputs + matrix.outputs) * rank.activationBytes;
+  if (matrix.experts) return expertsWork(matrix, count, width, rank.parallel);
+  return {
+    bytes: matrix.count * (matrix.bytes + count * width),
+    flops: 2 * matrix.count * matrix.params * count,
+  };
+}
+
+/** Of the rank on which most of the rows land: all wait for it. */
+function expertsWork({ count, bytes, params, experts }, rows, width, { tp, ep }) {
+  const tokens = rows * Math.max(1, Math.floor(ep / tp)); // of all who share the experts
+  const uses = tokens * experts.perToken;
+  const here = ((uses * experts.here) / experts.total) * (ep > 1 ? loadFactor(ep, uses) : 1);
+  const hit = expertsHit(experts.total, experts.perToken, tokens) / experts.total;
+  return {
+    bytes: count * (bytes * hit + here * width),
+    flops: ((2 * count * params) / experts.here) * here,
+  };
+}
+
+/** How many of a layer's experts some token uses, if each is as likely as any other. */
+export function expertsHit(total, perToken, tokens) {
+  return total * (1 - (1 - perToken / total) ** tokens);
+}
+
+/** Uses of experts on the busiest rank, to those of the mean: about the most of Poisson counts. */
+export function loadFactor(ranks, uses) {
+  return Math.min(ranks, 1 + Math.sqrt((2 * Math.log(ranks)) / (uses / ranks)));
+}

@@ -1,0 +1,51 @@
+// The page of pictures: a list of them, and the one that the address names.
+
+import { element } from "../common/dom.js";
+import { showNavigation } from "../common/navigation.js";
+import { pictureAddress } from "../common/places.js";
+import { forgetState, readState } from "../common/url_state.js";
+import { Frame } from "./frame.js";
+import { PICTURES } from "./index.js";
+import { loadWorld } from "./world.js";
+
+const at = (id) => document.getElementById(id);
+let frame = null;
+
+function showList() {
+  const links = PICTURES.map(({ id, title }) => element("li", {}, element("a", { href: pictureAddress(id), "data-id": id }, title)));
+  at("list").replaceChildren(...links);
+}
+
+function showPicture(world) {
+  const { name, values } = readState();
+  const picture = PICTURES.find(({ id }) => id === name) ?? PICTURES[0];
+  frame?.close();
+  forgetState();
+  frame = new Frame(at("picture"), picture, world, values);
+  document.title = `${picture.title} · octavo`;
+  for (const link of at("list").querySelectorAll("a")) {
+    const isHere = link.dataset.id === picture.id;
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+    if (isHere) link.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+}
+
+async function begin() {
+  showNavigation("pictures");
+  showList();
+  try {
+    const world = await loadWorld();
+    showPicture(world);
+    addEventListener("hashchange", () => {
+      showPicture(world);
+      scrollTo(0, 0);
+      at("picture").focus();
+    });
+  } catch (error) {
+    at("picture").replaceChildren(element("p", { class: "error-box", role: "alert" }, `The pictures cannot be shown: ${error.message}`));
+    throw error;
+  }
+}
+
+begin();

@@ -1,0 +1,119 @@
+// How to serve a model: the questions that decide it, each with the number that answers it.
+
+import { element } from "../common/dom.js";
+import { format } from "../common/numbers.js";
+import { decisions } from "../formulas/index.js";
+import { planCommand } from "./picker.js";
+
+// By what octavo.planner.decisions asks: the question, what decides it, what follows from yes and no.
+const QUESTIONS = {
+  "one device": {
+    ask: () => "Does one device hold it, with a fifth of the memory left for keys and values?",
+    because: ({ weightsBytes, share, usableBytes, fitting, length }) =>
+      `${format(weightsBytes, "iB")} of weights leave ${format(share, "%")} of ${format(usableBytes, "iB")}: ${format(fitting)} requests of ${format(length)} tokens`,
+    yes: "One device a replica, and more replicas for more requests: nothing is cheaper",
+    no: "Fewer bits first, then more devices for each replica",
+  },
+  tensors: {
+    ask: ({ tp }) => `Is a token sooner there with each matrix on ${2 * tp} devices?`,
+    because: ({ work, lessWork, talk, moreTalk }) =>
+      `reading and computing ${format(work, "s")} → ${format(lessWork, "s")}, talking ${format(talk, "s")} → ${format(moreTalk, "s")}`,
+    yes: "More tp where the time between tokens matters; replicas where throughput does",
+    no: "As many devices for a matrix as there are now are enough",
+  },
+  link: {
+    ask: () => "Is the link between devices fast?",
+    because: ({ bandwidth, kind }) => `${format(bandwidth, "B/s")} each way (${kind || "none"}); 100 GB/s divide the two`,
+    yes: "Matrices may be shared out (tp)",
+    no: "Pipelines for throughput, fewer bits for latency",
+  },
+  machine: {
+    ask: () => "Does a replica stay within one machine?",
+    because: ({ each, island }) => `${each} devices a replica, ${island} that have fast links to each other`,
+    yes: "Tensors within it",
+    no: "Pipelines across machines, tensors within",
+  },
+  memory: {
+    ask: () => "Does a step of answers wait for memory?",
+    because: ({ streams, intensity, name, ridge, bound, seconds }) =>
+      `${format(streams)} under way: ${format(intensity)} operations a byte in ${name}, and ${format(ridge)} would balance; ${bound} takes most of ${format(seconds, "s")}`,
+    yes: "More streams at once, fewer bits, or guessing ahead cost little",
+    no: "What helps is less of what it waits for: more devices, or a smaller model",
+  },
+  prompts: {
+    ask: () => "Do prompts take most of the time?",
+    because: ({ share, budget }) => `${format(share, "%")} of it, in steps of up to ${format(budget)} tokens`,
+    yes: "Share prefixes, or have prompts computed on devices of their own",
+    no: "Fewer tokens a step keep answers smooth, more bring the first token sooner",
+  },
+  cache: {
+    ask: () => "Is memory for keys and values what bounds how many run at once?",
+    because: ({ fitting, seats, length }) => `${format(fitting)} requests of ${format(length)} tokens fit, and ${format(seats)} have a seat`,
+    yes: "Keys and values of 8 bits, or a larger share of the memory",
+    no: "Seats (max_num_seqs) do",
+  },
+};
+
+export const decisionTree = {
+  id: "decision-tree",
+  title: "What to do first",
+  sentences: [
+    "A handful of questions decides how a model is served, and each has a number that answers it for this model, this hardware and this traffic.",
+    "They come in the order in which they matter: what fits, what talking between devices costs, what a step waits for, and what bounds how many run at once.",
+    "Move a slider until an answer changes: the number on the way says how far you are from that.",
+  ],
+  readMore: "planning#how-it-is-computed",
+  needs: { model: true, hardware: true },
+  controls: [
+    { id: "tp", label: "Devices of a matrix (tp)", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
+    { id: "replicas", label: "Replicas", kind: "range", choices: [1, 2, 4, 8, 16], value: 1 },
+    { id: "input", label: "Tokens of a prompt", kind: "log-range", min: 16, max: 65536, value: 1000 },
+    { id: "output", label: "Tokens of an answer", kind: "log-range", min: 2, max: 8192, value: 250 },
+    { id: "rate", label: "Requests a second", kind: "log-range", min: 0.01, max: 1000, value: 2, unit: "requests/s" },
+  ],
+
+  figures(context) {
+    const { deployment, values: { input, output } } = context;
+    const fitting = { label: "Requests that fit at once", value: deployment.maxConcurrency(input + output), unit: "requests", formula: `of ${input} + ${output} tokens` };
+    if (!deployment.holds(input + output)) return [fitting];
+    const { streams, ttft, tpot, isStable } = deployment.service(trafficOf(context));
+    if (!isStable) return [fitting, { label: "Under way", value: "more and more", formula: "more requests come than are answered" }];
+    return [
+      fitting,
+      { label: "Under way", ...streams, unit: "requests" },
+      { label: "First token after", ...ttft, unit: "s" },
+      { label: "Each further token after", ...tpot, unit: "s" },
+    ];
+  },
+
+  command(context) {
+    const { tp, replicas, input: isl, output: osl, rate } = context.values;
+    return planCommand(context, { count: tp * replicas, tp, isl, osl, rate });
+  },
+
+  draw(canvas, context) {
+    const found = decisions(context.deployment, trafficOf(context));
+    canvas.place("tree", "ol").replaceChildren(...found.map(questionElement));
+  },
+};
+
+function trafficOf({ values: { input: inputLen, output: outputLen, rate } }) {
+  return { inputLen, outputLen, rate };
+}
+
+/** A question, and both ways on from it: the one that is taken has its number. */
+function questionElement({ id, answer, numbers }) {
+  const { ask, because, yes, no } = QUESTIONS[id];
+  const branch = (says, then, isTaken) => element(
+    "div",
+    { class: isTaken ? "branch is-taken" : "branch" },
+    element("p", { class: "edge" }, element("b", {}, isTaken ? `${says}: ` : says), isTaken ? because(numbers) : null),
+    element("p", { class: "then" }, then),
+  );
+  return element(
+    "li",
+    {},
+    element("p", { class: "question" }, ask(numbers)),
+    element("div", { class: "branches" }, branch("yes", yes, answer), branch("no", no, !answer)),
+  );
+}

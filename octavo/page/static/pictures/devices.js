@@ -1,0 +1,136 @@
+// One model on several devices: what each does when, and what talking costs.
+
+import { curves, stacked } from "../charts/curves.js";
+import { lanes } from "../charts/lanes.js";
+import { format } from "../common/numbers.js";
+import { CannotBe } from "../formulas/index.js";
+import { planCommand } from "./picker.js";
+
+const SPLITS = [1, 2, 4, 8, 16];
+
+export const devices = {
+  id: "many-devices",
+  title: "One model on many devices",
+  sentences: [
+    "Tensor parallelism (tp) cuts every matrix, so that each device reads a part of the weights: a token is sooner there, but twice in each layer all have to add up what they have, which takes microseconds however little it is.",
+    "Pipelines (pp) cut between layers: little is said, a token is no sooner there, and while fewer lots of requests are under way than there are stages, stages wait for each other: those gaps are bubbles.",
+    "Experts (ep) are dealt out whole: rows go to where their experts are and back, and all wait for the device that most of them go to.",
+  ],
+  readMore: "inference#one-model-on-many-devices",
+  needs: { model: true, hardware: true },
+  controls: [
+    { id: "tp", label: "Devices of each matrix (tp)", kind: "range", choices: SPLITS, value: 4 },
+    { id: "pp", label: "Stages of a pipeline (pp)", kind: "range", choices: [1, 2, 3, 4, 6, 8], value: 1 },
+    { id: "ep", label: "Devices of experts (ep)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "dp", label: "Copies of the rest (dp)", kind: "range", choices: SPLITS, value: 1 },
+    { id: "lots", label: "Lots of requests under way", kind: "range", min: 1, max: 12, step: 1, value: 4 },
+    { id: "streams", label: "Requests of a lot", kind: "log-range", min: 1, max: 1024, value: 16 },
+    { id: "length", label: "Tokens of each so far", kind: "log-range", min: 16, max: 131072, value: 1000 },
+  ],
+
+  figures(context) {
+    const { deployment, values: { streams, lots } } = context;
+    const { pp } = deployment.parallel;
+    const step = stepOf(deployment, context.values);
+    const { total, communication } = step;
+    const [first, ...more] = step.transfers;
+    const said = first ? `${format(first.count)} × ${first.name.split(".")[1].replace(/_/g, "-")} of ${format(first.bytes / first.count, "B")}${more.length ? ` and ${more.map(({ name }) => name).join(", ")}` : ""}` : undefined;
+    const { weightsBytes, usableBytes, numBlocks } = deployment.memory;
+    const bubbles = (pp - 1) / (lots + pp - 1);
+    return [
+      { label: "A step takes", value: total.seconds, unit: "s", low: total.low, high: total.high, source: total.source },
+      { label: "of which talking", value: communication.seconds / total.seconds, unit: "%", source: communication.source, formula: said },
+      { label: "Talking", value: communication.seconds, unit: "s", low: communication.low, high: communication.high, source: communication.source },
+      { label: "Bubbles, from empty to empty", value: bubbles, unit: "%", formula: `(${pp} − 1) / (${lots} + ${pp} − 1)` },
+      { label: "Weights of each device", value: weightsBytes, unit: "iB", formula: `of ${format(usableBytes, "iB")} that may be used${numBlocks ? "" : ": it does not fit"}` },
+      { label: "Tokens of each device", value: (streams * Math.min(lots, pp)) / total.seconds / deployment.parallel.tp / pp, unit: "tokens/s", source: total.source, formula: `${Math.min(lots, pp)} × ${streams} requests / ${format(total.seconds, "s")} / ${deployment.parallel.tp * pp} devices` },
+    ];
+  },
+
+  command(context) {
+    const { tp, pp, ep, dp, streams, lots, length } = context.values;
+    const given = (degree) => (degree > 1 ? degree : null);
+    const flags = { count: tp * pp * dp, tp, pp: given(pp), ep: given(ep), dp: given(dp), isl: length, osl: 128 };
+    return planCommand(context, { ...flags, concurrency: streams * dp * Math.min(lots, pp), roofline: true });
+  },
+
+  draw(canvas, context) {
+    const { deployment, values } = context;
+    canvas.chart("timeline", lanes, timeline(stepOf(deployment, values), deployment.parallel.pp, values.lots));
+    canvas.chart("tensors", curves, byTensors(context));
+  },
+};
+
+function stepOf(deployment, { streams, length }) {
+  return deployment.step(Array(streams).fill([length - 1, 1]));
+}
+
+// -- what each device does when ----------------------------------------------------------------
+
+/** Rows are stages. A lot is computed in one after the other, and the next follows on its heels. */
+function timeline(step, pp, lots) {
+  const parts = partsOf(step, pp);
+  const own = parts.reduce((sum, { size }) => sum + size, 0);
+  const rows = Array.from({ length: pp }, (_, stage) => ({
+    label: pp === 1 ? "each device" : `stage ${stage + 1}`,
+    blocks: Array.from({ length: pp === 1 ? 1 : lots }, (_, lot) => blocksOf(parts, (stage + lot) * own, lot, pp)).flat(),
+  }));
+  const title = pp === 1 ? "A step, on each device" : `${lots} lots through ${pp} stages: a gap is a bubble`;
+  return { title, isTime: true, x: { label: "time", unit: "s", min: 0 }, rows };
+}
+
+function blocksOf(parts, start, lot, pp) {
+  let end = start;
+  return parts.filter(({ size }) => size > 0).map(({ label, size, colour }) => {
+    const text = pp > 1 && colour === 1 ? `lot ${lot + 1}` : label;
+    return { from: end, to: (end += size), label, colour, text };
+  });
+}
+
+/** Of a stage: what is computed, by what it is, and what is said. */
+function partsOf({ ops, transfers, overhead }, pp) {
+  const isOf = (op, kind) => op.name.startsWith(kind);
+  const seconds = (belongs) => ops.filter(belongs).reduce((sum, op) => sum + op.seconds, 0);
+  const said = (name) => (transfers.find((each) => each.name === name)?.seconds ?? 0) / pp;
+  const isOther = (op) => !["attention", "mlp", "experts", "shared", "router"].some((kind) => isOf(op, kind));
+  const parts = [
+    { label: "attention", size: seconds((op) => isOf(op, "attention")), colour: 1 },
+    { label: "MLP", size: seconds((op) => isOf(op, "mlp") || isOf(op, "shared")), colour: 6 },
+    { label: "experts", size: seconds((op) => isOf(op, "experts") || isOf(op, "router")), colour: 8 },
+    { label: "all-to-all", size: said("experts.all_to_all"), colour: 3 },
+    { label: "all-reduce", size: said("layers.all_reduce"), colour: 2 },
+    { label: "head, norms", size: seconds(isOther), colour: 4 },
+    { label: "all-gather", size: said("head.all_gather"), colour: 5 },
+    { label: "send", size: said("stages.send"), colour: 3 },
+  ];
+  return pp > 1 ? parts : [...parts, { label: "once a step", size: overhead.seconds, colour: 7 }];
+}
+
+// -- more and more devices ---------------------------------------------------------------------
+
+function byTensors({ deployment, values }) {
+  const found = SPLITS.flatMap((tp) => tryWith(deployment, tp, values));
+  const part = (label, colour, of) => ({ label, colour, points: found.map(({ tp, step }) => [tp, of(step)]) });
+  return {
+    title: "A step by how many devices have a part of each matrix",
+    x: { label: "devices (tp)", scale: "log", min: 1, max: 16 },
+    y: { label: "time", unit: "s", min: 0 },
+    layers: stacked([
+      part("reading and computing", 1, (step) => step.compute.seconds),
+      part("talking", 2, (step) => step.communication.seconds),
+      part("once a step", 7, (step) => step.overhead.seconds),
+    ]),
+    marks: [{ x: values.tp, label: `tp = ${values.tp}` }],
+    height: 220,
+  };
+}
+
+/** None where the model cannot be laid out so. */
+function tryWith(deployment, tp, values) {
+  try {
+    return [{ tp, step: stepOf(deployment.with({ tp, ep: 1, dp: 1 }), values) }];
+  } catch (error) {
+    if (error instanceof CannotBe) return [];
+    throw error;
+  }
+}

@@ -1,0 +1,88 @@
+// The controls of pictures that are about a model on a machine, and the deployment they ask for.
+
+import { element } from "../common/dom.js";
+import { CannotBe, deployment } from "../formulas/index.js";
+
+const AS_PUBLISHED = "published";
+const PRECISIONS = [
+  [AS_PUBLISHED, "as published"],
+  ...["bfloat16", "fp8", "int8", "int4", "mxfp4", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0", "Q2_K"].map((name) => [name, name]),
+];
+const KV_TYPES = [["auto", "16 bits"], ["fp8", "fp8"], ["int8", "int8"]];
+
+/** Controls for what a picture `needs`: `{ model, hardware, kv }`. */
+export function pickerControls(needs = {}, world) {
+  const found = [];
+  if (needs.model) {
+    const models = [...world.models.keys()].map((name) => [name, name]);
+    found.push({ id: "model", label: "Model", kind: "choice", choices: models, value: world.usualModel });
+    found.push({ id: "precision", label: "Weights", kind: "choice", choices: PRECISIONS, value: AS_PUBLISHED });
+    found.push({ id: "kv", label: "Keys and values", kind: "choice", choices: KV_TYPES, value: "auto" });
+  }
+  if (needs.hardware) {
+    const devices = [...world.devices.keys()].map((name) => [name, name]);
+    found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: devices, value: world.usualDevice });
+  }
+  return found;
+}
+
+/** Where the config.json of another model is given; `onFile(file)`. */
+export function ownModel(onFile, problem) {
+  const input = element("input", {
+    type: "file", id: "own-model", accept: ".json,application/json",
+    onchange() {
+      const [file] = input.files;
+      input.value = ""; // the same file may be given again, once it has been put right
+      if (file) onFile(file);
+    },
+  });
+  const label = element("label", { for: "own-model" }, "Another model, by its config.json");
+  return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, problem);
+}
+
+// What of a deployment a picture may ask for, by the ids of its controls.
+const KNOBS = ["engine", "tp", "pp", "ep", "dp", "replicas", "maxModelLen", "maxNumSeqs", "stepTokens"];
+
+/**
+ * What a picture computes from: `{ values, world, spec, device, deployment, cannot }`. `cannot` is
+ * why there is no deployment, in words, or null.
+ */
+export function contextOf(picture, values, world) {
+  const spec = world.models.get(values.model);
+  const device = world.devices.get(values.hardware);
+  const context = { values, world, spec, device, deployment: null, cannot: null };
+  if (!picture.needs?.model || !picture.needs?.hardware) return context;
+  const knobs = { spec, device, precision: precisionOf(values), kv: values.kv };
+  for (const name of KNOBS) if (name in values) knobs[name] = values[name];
+  try {
+    context.deployment = deployment(knobs, world.tables);
+  } catch (error) {
+    if (!(error instanceof CannotBe)) throw error;
+    context.cannot = error.message;
+  }
+  return context;
+}
+
+/** For `deployment`: null is what the model's authors published. */
+export function precisionOf({ precision }) {
+  return precision === AS_PUBLISHED ? null : precision;
+}
+
+/** "octavo plan llama-3.1-8b --hardware h100-sxm …", of what is not as usual. */
+export function planCommand({ values, spec }, flags = {}) {
+  const words = ["octavo plan", spec.file ?? spec.name, "--hardware", slug(values.hardware, flags.count)];
+  if (precisionOf(values) === "bfloat16") words.push("--dtype bfloat16");
+  else if (precisionOf(values) !== null) words.push(`--quantization ${values.precision}`);
+  if (values.kv !== "auto") words.push(`--kv-cache-dtype ${values.kv}`);
+  for (const [name, value] of Object.entries(flags)) {
+    if (name === "count" || value === undefined || value === null || value === false) continue;
+    words.push(value === true ? `--${name}` : `--${name} ${value}`);
+  }
+  return words.join(" ");
+}
+
+/** As octavo reads names: case, spaces, hyphens and the like do not matter to it. */
+function slug(hardware, count = 1) {
+  const name = hardware.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+  return count > 1 ? `${name}:${count}` : name;
+}

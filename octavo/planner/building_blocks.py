@@ -1,0 +1,261 @@
+"""What deployments are made of, as JSON: models, devices, engines, types of numbers.
+
+From these and from what somebody chooses, whoever has the formulas of docs/planning.md computes any
+deployment: the page does, without a server. A field that has its default is left out of the parts
+of a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, fields
+from itertools import groupby
+from typing import Any, TypeVar, get_args
+
+from octavo.cost.communication import link_of
+from octavo.cost.efficiency import PROFILES, Efficiency, efficiency_of
+from octavo.cost.engine_profile import EngineProfile, Limits, profile
+from octavo.cost.gguf_mix import mixes_json
+from octavo.cost.hardware import Device
+from octavo.cost.kv_type import kv_types
+from octavo.cost.mixers import Mixer
+from octavo.cost.mlps import Mlp
+from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.prediction import Prediction
+from octavo.cost.quantization_config import read
+from octavo.cost.rank_model import Arithmetic
+from octavo.cost.recurrences import Recurrence
+from octavo.cost.weight_rules import Recipe
+from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
+from octavo.cost.weights import num_parameters
+from octavo.errors import ConfigError
+from octavo.planner.money import watts_of
+
+T = TypeVar("T")
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+def model_json(spec: ModelSpec) -> dict[str, Any]:
+    """Its shape. ``layers`` that are alike are told once, with their ``count``; ``order`` has them
+    from the first to the last, as pairs of an index and how many of it follow."""
+    kinds = Counter(spec.layers)
+    indices = {layer: index for index, layer in enumerate(kinds)}
+    order = groupby(indices[layer] for layer in spec.layers)
+    made_of = [_layer_json(layer, count, spec) for layer, count in kinds.items()]
+    return {
+        **{name: value for name, value in _given(spec).items() if name not in _TOLD_OTHERWISE},
+        **_weights_json(spec),
+        "num_layers": spec.num_layers,
+        "parameters": num_parameters(spec),
+        "active_parameters": num_parameters(spec, active=True),
+        "layers": made_of,
+        "order": [[index, len(list(same))] for index, same in order],
+    }
+
+
+_TOLD_OTHERWISE = ("layers", "inputs", "dtype", "quantization", "source")
+
+
+def _weights_json(spec: ModelSpec) -> dict[str, Any]:
+    """What its numbers are unless somebody asks for others, and weights before the layers."""
+    floats = FLOATS[FLOAT_ALIASES.get(spec.dtype, spec.dtype)]
+    found: dict[str, Any] = {"dtype": floats.name}
+    if spec.quantization:
+        found["published"] = _recipe_json(read(spec, floats))
+    if spec.inputs:
+        found["inputs"] = [_given(weight) for weight in spec.inputs]
+    return found
+
+
+def _layer_json(layer: LayerSpec, count: int, spec: ModelSpec) -> dict[str, Any]:
+    found = {
+        "count": count,
+        "mixers": [_mixer_json(mixer, spec) for mixer in layer.mixers],
+        "mlp": None if layer.mlp is None else _part_json(layer.mlp),
+        "norm_size": layer.norm_size,
+    }
+    if layer.beside:
+        found["beside"] = [_given(weight) for weight in layer.beside]
+    return found
+
+
+def _mixer_json(mixer: Mixer, spec: ModelSpec) -> dict[str, Any]:
+    """Attention by what it is made of; of what keeps a state, what follows from that."""
+    if not isinstance(mixer, Recurrence):
+        return _part_json(mixer)
+    return {
+        "kind": type(mixer).__name__,
+        "heads": mixer.heads,
+        "weights": [_given(weight) for weight in mixer.weights(spec.hidden_size)],
+        "state_parts": mixer.state_parts,
+        "activations": mixer.activations,
+    }
+
+
+def _part_json(part: Mixer | Mlp) -> dict[str, Any]:
+    found = {"kind": type(part).__name__, **_given(part)}
+    if (shared := getattr(part, "shared", None)) is not None:
+        found["shared"] = _given(shared)
+    return found
+
+
+def _given(part: Any) -> dict[str, Any]:
+    """Fields that are not what they are anyhow."""
+    return {
+        field.name: getattr(value, "name", value).lower() if field.name == "split" else value
+        for field in fields(part)
+        if field.default is MISSING or getattr(part, field.name) != field.default
+        for value in [getattr(part, field.name)]
+    }
+
+
+# -- devices and engines --------------------------------------------------------------------------
+
+
+def hardware_json(devices: Iterable[Device]) -> dict[str, Any]:
+    """Devices, and what engines reach on each and default to: ``efficiencies`` and ``limits``,
+    which many devices have in common, by their places in the two lists."""
+    efficiencies: list[Efficiency] = []
+    limits: list[Limits] = []
+    found = [
+        {
+            **_device_json(device),
+            "engines": {
+                name: (
+                    _place(efficiency_of(name, device), efficiencies),
+                    _place(profile(name).on(device).defaults(device), limits),
+                )
+                for name in PROFILES
+            },
+        }
+        for device in devices
+    ]
+    return {
+        "devices": found,
+        "efficiencies": [efficiency_json(each) for each in efficiencies],
+        "limits": [_given(each) for each in limits],
+    }
+
+
+def _place(value: T, values: list[T]) -> int:
+    """Of a value in a list, which it is added to if it is not there."""
+    if value not in values:
+        values.append(value)
+    return values.index(value)
+
+
+def _device_json(device: Device) -> dict[str, Any]:
+    """``computes``: what products of each type are computed in, and how fast."""
+    link = None if device.link_bandwidth is None else asdict(link_of(device))
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "memory_bytes": device.memory_bytes,
+        "memory_bandwidth": device.memory_bandwidth,
+        "computes": dict(_computes(device)),
+        "link": link,
+        "link_kind": device.link_kind,
+        "watts": watts_of(device),
+        "usd_per_hour": device.usd_per_hour,
+        "trust": device.trust,
+        "source": device.source,
+    }
+
+
+def _computes(device: Device) -> Iterator[tuple[str, tuple[str, float]]]:
+    for arithmetic in get_args(Arithmetic):
+        try:
+            yield arithmetic, (device.computed_in(arithmetic), device.peak(arithmetic))
+        except ConfigError:
+            continue
+
+
+def efficiency_json(efficiency: Efficiency) -> dict[str, Any]:
+    """Without the link, which is a device's. JSON knows no infinity: None is that."""
+    found = {name: value for name, value in asdict(efficiency).items() if name != "link"}
+    sharpness = efficiency.sharpness
+    return {**found, "sharpness": sharpness if math.isfinite(sharpness) else None}
+
+
+def engine_json(name: str) -> dict[str, Any]:
+    """How it uses memory: on a GPU, and elsewhere."""
+    from octavo.config import SERVING_ITL_TARGET_MS  # it takes a while to import
+
+    engine = profile(name)
+    return {
+        "gpu": _profile_json(engine.gpu or engine),
+        "other": _profile_json(engine),
+        "target_step_seconds": SERVING_ITL_TARGET_MS / 1e3 if name == "octavo" else 0.0,
+    }
+
+
+def _profile_json(engine: EngineProfile) -> dict[str, Any]:
+    """``activations``, ``num_blocks``: names of functions of `octavo.cost.engine_profile`."""
+    return {
+        "activations": engine.activations.__name__.removeprefix("_"),
+        "num_blocks": engine.num_blocks.__name__.removeprefix("_"),
+        "non_torch": [each.as_json() for each in engine.non_torch],
+        "graphs": _line_json(engine.graphs(0), engine.graphs(_MUCH)),
+        "keeps_back": sorted(engine.keeps_back),
+        "kv_types": dict(engine.kv_types),
+        "mxfp4_unit": engine.mxfp4_unit,
+        "embedding_in_host": engine.embedding_in_host,
+    }
+
+
+_MUCH = 1 << 40  # bytes of weights, far enough from none to tell how graphs grow with them
+
+
+def _line_json(none: Prediction, much: Prediction) -> dict[str, Any]:
+    """A straight line through two predictions, with the same share of doubt everywhere."""
+    spread = none.high / none.value - 1 if none.value else 0.0
+    return {
+        "bytes": none.value,
+        "per_byte": (much.value - none.value) / _MUCH,
+        "spread": spread,
+        "source": none.source,
+    }
+
+
+# -- types of numbers -----------------------------------------------------------------------------
+
+
+def number_types_json() -> dict[str, Any]:
+    """``weights``: which weight has which type, by names of ``precision_of``; of a recipe, others
+    are as the model has them."""
+    quantized = {**QUANTIZED, "int4-g32": int4(32)}
+    mixes = mixes_json()
+    return {
+        "weights": {
+            **{name: {"kind": "uniform", "type": _type_json(of)} for name, of in FLOATS.items()},
+            **{
+                name: _recipe_json(Recipe.usual(of, FLOATS["bfloat16"]))
+                for name, of in quantized.items()
+            },
+            **{
+                name: {"kind": "mix", **mix}
+                for name, mix in mixes["targets"].items()
+                if name.lower() not in FLOAT_ALIASES  # such a name is that of floats
+            },
+        },
+        "ggml": mixes["types"],
+        "kv": {
+            of.name: {"keys": asdict(of.keys), "values": asdict(of.values)} for of in kv_types()
+        },
+    }
+
+
+def _recipe_json(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "kind": "recipe",
+        "type": _type_json(recipe.quantized),
+        "parts": recipe.parts,
+        "ignored": recipe.ignored,
+    }
+
+
+def _type_json(of: WeightType) -> dict[str, Any]:
+    return asdict(of)

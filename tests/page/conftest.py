@@ -1,0 +1,462 @@
+"""A browser without a screen, and a server whose answers a test can foresee."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from octavo.server.page import routes as page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",  # which root needs; nothing but our own page is opened
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+    # Nobody else is spoken to.
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-quic",
+    "--disable-sync",
+]
+# Runs the browser with the ends of two pipes as its files 3 and 4, where it expects them.
+LAUNCH = (
+    "import os, sys; a, b = map(int, sys.argv[1:3]);"
+    "os.dup2(a, 3); os.dup2(b, 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
+PATIENCE = 10.0  # seconds for what takes milliseconds
+
+# Elements inside this one that stick out of the window on either side.
+OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
+    const box = element.getBoundingClientRect();
+    return element.checkVisibility() && !element.closest(`.unseen, .bar-buttons span, pre, svg,
+            .contents, .table-box, .number-table, .chart-scroll`)
+        && box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
+}).map((element) => element.outerHTML.slice(0, 80))"""
+# The contrast of each visible piece of text with what is behind it, where it is below 4.5.
+FAINT = """(() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+    const rgba = (css) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = css;
+        canvas.fillRect(0, 0, 1, 1);
+        return canvas.getImageData(0, 0, 1, 1).data;
+    };
+    const light = (css) => {
+        const [r, g, b] = [...rgba(css)].map((v) => v / 255).map(
+            (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (element) => {
+        const own = getComputedStyle(element).backgroundColor;
+        return rgba(own)[3] === 255 ? own : behind(element.parentElement);
+    };
+    const faint = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const hasText = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+        if (!hasText || !element.checkVisibility() || element.closest(":disabled")) continue;
+        const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < 4.5) faint.push([element.className || element.tagName, contrast]);
+    }
+    return faint;
+})()"""
+
+
+# -- the browser -----------------------------------------------------------------------------
+
+
+class Browser:
+    """Chromium, spoken to in its DevTools protocol: JSON ended by a NUL, over two pipes."""
+
+    def __init__(self, profile: Path):
+        theirs_in, self._write = _high(os.pipe())
+        self._read, theirs_out = _high(os.pipe())
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(theirs_in), str(theirs_out)]
+            + [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}"],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._unread = b""
+        self._last_id = 0
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """The result of a command; what happens meanwhile is added to ``events``."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        until = time.monotonic() + PATIENCE
+        while True:
+            answer = self._receive(until - time.monotonic())
+            if answer.get("id") == self._last_id:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return answer["result"]
+
+    def _receive(self, timeout: float) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._read], [], [], max(0.0, timeout))
+            assert ready, "Chromium does not answer"
+            data = os.read(self._read, 1 << 20)
+            assert data, "Chromium has ended"
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\0")
+        message = json.loads(line)
+        if "id" not in message:
+            self.events.append(message)
+        return message
+
+    def close(self) -> None:
+        try:
+            self.call("Browser.close")
+            self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._read)
+            os.close(self._write)
+
+
+class Page:
+    """One tab, with storage of its own."""
+
+    def __init__(self, browser: Browser, address: str):
+        self._browser = browser
+        self.context = browser.call("Target.createBrowserContext")["browserContextId"]
+        target = browser.call(
+            "Target.createTarget", url="about:blank", browserContextId=self.context
+        )["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.address = address
+        self.show(1100, 800)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **params)
+
+    def show(
+        self,
+        width: int,
+        height: int,
+        *,
+        dark: bool = False,
+        touch: bool = False,
+        calm: bool = False,
+    ) -> None:
+        """Be a screen of this size; ``calm``: of somebody who does not like what moves."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=touch,
+        )  # fmt: skip
+        self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
+        wishes = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce" if calm else "no-preference",
+        }
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def open(self, path: str = "") -> None:
+        self.call("Page.navigate", url=self.address + path)
+        self.wait_for("document.readyState === 'complete' && location.pathname !== 'blank'")
+
+    def js(self, expression: str) -> Any:
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait_for(self, expression: str, timeout: float = PATIENCE) -> Any:
+        """The value of an expression as soon as it is truthy."""
+        until = time.monotonic() + timeout
+        while not (value := self.js(expression)):
+            assert time.monotonic() < until, f"still not true: {expression}\n{self.text('body')}"
+            time.sleep(0.01)
+        return value
+
+    def text(self, selector: str) -> str:
+        """What the last such element shows; "" without one."""
+        last = f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)"
+        return str(self.js(f"{last}?.innerText ?? ''"))
+
+    def wait_for_text(self, selector: str, part: str) -> None:
+        last = f"[...document.querySelectorAll({json.dumps(selector)})].at(-1)"
+        self.wait_for(f"{last}?.innerText.includes({json.dumps(part)})")
+
+    def click(self, selector: str, label: str | None = None) -> None:
+        """Click, with the mouse, on the last visible such element (with this text)."""
+        found = self.wait_for(f"""(() => {{
+            const all = [...document.querySelectorAll({json.dumps(selector)})].filter((element) =>
+                element.checkVisibility() && !element.disabled
+                && ({json.dumps(label)} ?? element.innerText) === element.innerText);
+            if (all.length === 0) return null;
+            all.at(-1).scrollIntoView({{block: "nearest"}});
+            const box = all.at(-1).getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()""")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind, x=found[0], y=found[1], button="left", clickCount=1,
+            )  # fmt: skip
+
+    def write(self, text: str) -> None:
+        """Type into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        code = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "ArrowRight": 39}[key]
+        params = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **params, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **params)
+
+    def send(self, text: str) -> None:
+        self.click("#message")
+        self.write(text)
+        self.press("Enter")
+
+    def overflowing(self, selector: str = "body") -> list[str]:
+        """Elements inside of this one that stick out of the window."""
+        return self.js(OVERFLOWING % json.dumps(selector))
+
+    def faint(self) -> list[tuple[str, float]]:
+        """Visible text whose contrast with what is behind it is below 4.5."""
+        return self.js(FAINT)
+
+    def take_screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def take_complaints(self) -> list[str]:
+        """Exceptions, console errors, refusals by the policy and requests to other places, since
+        the last call."""
+        self.js("0")  # what has happened has been told before this is answered
+        found = []
+        told, self._browser.events = self._browser.events, []
+        events = []
+        for event in told:
+            is_ours = event.get("sessionId") == self._session
+            (events if is_ours else self._browser.events).append(event)
+        for event in events:
+            params = event["params"]
+            if event["method"] == "Network.requestWillBeSent":
+                if not params["request"]["url"].startswith(self.address):
+                    found.append(params["request"]["url"])
+            elif event["method"] == "Runtime.exceptionThrown":
+                found.append(str(params["exceptionDetails"]))
+            elif event["method"] == "Runtime.consoleAPICalled":
+                found.append(str(params["args"]))
+            elif event["method"] == "Log.entryAdded" and params["entry"]["source"] != "network":
+                found.append(params["entry"]["text"])
+        return found
+
+
+def _high(pair: tuple[int, int]) -> tuple[int, int]:
+    """The same pipe by numbers that do not clash with 3 and 4."""
+    moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in pair]
+    for one in pair:
+        os.close(one)
+    return moved[0], moved[1]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium (apt-get install chromium)")
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+# -- the server ------------------------------------------------------------------------------
+
+
+class Chats:
+    """An API whose answer depends on the last message: "count 5" streams five words, anything
+    that a test has put into ``answers`` gets what stands there, in one piece for each string.
+
+    ``requests`` are the bodies that came, ``keys`` their Authorization headers; ``left`` counts
+    the streams that the client left before their end.
+    """
+
+    def __init__(self) -> None:
+        facts = {"max_model_len": 8192, "sampling_defaults": {"temperature": 0.6}}
+        self.models = [{"id": "octavo-test", "object": "model", **facts}]
+        self.answers: dict[str, list[str]] = {}
+        self.refusals: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {}
+        self.api_key: str | None = None
+        self.delay = 0.0
+        self.requests: list[dict[str, Any]] = []
+        self.left = 0
+
+    async def list_models(self, request: Request) -> JSONResponse:
+        if not self._is_allowed(request):
+            return _refuse_key()
+        return JSONResponse({"object": "list", "data": self.models})
+
+    async def chat(self, request: Request) -> Response:
+        if not self._is_allowed(request):
+            return _refuse_key()
+        body = await request.json()
+        self.requests.append(body)
+        message = body["messages"][-1]["content"]
+        if message in self.refusals:
+            status, error, headers = self.refusals[message]
+            return JSONResponse({"error": error}, status, headers)
+        headers = {"x-request-id": "req-42"}
+        return StreamingResponse(
+            self._stream(message), media_type="text/event-stream", headers=headers
+        )
+
+    async def _stream(self, message: str) -> AsyncIterator[bytes]:
+        pieces = self.answers.get(message)
+        if pieces is None:
+            assert message.split()[0] == "count"
+            pieces = [f"{n} " for n in range(1, int(message.split()[1]) + 1)]
+        is_over = False
+        try:
+            yield _event({"choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+            for piece in pieces:
+                if piece == "CUT":
+                    is_over = True
+                    return
+                if piece == "ERROR":
+                    is_over = True
+                    yield _event({"error": {"message": "the engine was restarted", "code": None}})
+                    return
+                await asyncio.sleep(self.delay)
+                yield _event({"choices": [{"index": 0, "delta": {"content": piece}}]})
+            yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            usage = {
+                "prompt_tokens": 1234,
+                "completion_tokens": len(pieces),
+                "total_tokens": 1234 + len(pieces),
+                "prompt_tokens_details": {"cached_tokens": 1200},
+            }
+            yield _event(
+                {"choices": [], "usage": usage, "timings": {"predicted_per_second": 43.21}}
+            )
+            is_over = True
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.left += not is_over
+
+    def _is_allowed(self, request: Request) -> bool:
+        given = request.headers.get("authorization")
+        return self.api_key is None or given == f"Bearer {self.api_key}"
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+def _refuse_key() -> JSONResponse:
+    return JSONResponse(
+        {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, 401
+    )
+
+
+class Site:
+    """The page and its API on a port of this machine; ``chats`` may change at any time."""
+
+    def __init__(self) -> None:
+        self.chats = Chats()
+        app = FastAPI(openapi_url=None)
+        app.include_router(page.create_router(None))  # type: ignore[arg-type]
+        app.add_route("/v1/models", self._list_models, ["GET"])
+        app.add_route("/v1/chat/completions", self._chat, ["POST"])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", ws="none", lifespan="off")
+        )
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
+        self._thread.start()
+
+    async def _list_models(self, request: Request) -> Response:
+        return await self.chats.list_models(request)
+
+    async def _chat(self, request: Request) -> Response:
+        return await self.chats.chat(request)
+
+    def close(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(PATIENCE)
+        self._listener.close()
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def chats(site: Site) -> Chats:
+    site.chats = Chats()
+    return site.chats
+
+
+@pytest.fixture
+def tab_at(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """``tab_at(address)`` is an empty tab; nothing in one may complain by the end of the test."""
+    tabs: list[Page] = []
+
+    def tab_at(address: str) -> Page:
+        tabs.append(Page(browser, address))
+        return tabs[-1]
+
+    yield tab_at
+    complaints = [complaint for tab in tabs for complaint in tab.take_complaints()]
+    for tab in tabs:
+        browser.call("Target.disposeBrowserContext", browserContextId=tab.context)
+    assert complaints == []
+
+
+@pytest.fixture
+def tab(tab_at: Callable[[str], Page], site: Site, chats: Chats) -> Page:
+    """An empty tab for the page."""
+    return tab_at(site.address)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], Any]], None]:
+    def wait_until(condition: Callable[[], Any]) -> None:
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    return wait_until

@@ -1,0 +1,621 @@
+"""The page's formulas are the planner's: both compute the same inputs, drawn at random, and may
+differ by a part in 10^9."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+
+from octavo.cost.catalogue import entries, names, spec_of
+from octavo.cost.communication import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    link_of,
+    point_to_point,
+)
+from octavo.cost.engine_profile import Limits, profile
+from octavo.cost.hardware_table import devices
+from octavo.cost.kv import kv_bytes_per_token
+from octavo.cost.mixers import Attention, LatentAttention
+from octavo.cost.mlps import DenseMlp, ExpertMlp
+from octavo.cost.model_spec import LayerSpec, ModelSpec
+from octavo.cost.parallel import Parallel
+from octavo.cost.precision import precision_of
+from octavo.cost.prediction import Prediction
+from octavo.cost.weights import num_parameters, weights_bytes
+from octavo.cost.work import Span, experts_hit, load_factor
+from octavo.errors import ConfigError
+from octavo.page.data import page_data
+from octavo.planner import Deployment, Slo, Traffic, judge, plan
+from octavo.planner.building_blocks import model_json
+from octavo.planner.decisions import decisions
+from octavo.planner.figures import gib, ms
+from octavo.planner.money import Price, bill, owned, per_million
+from octavo.planner.queueing import (
+    erlang_c,
+    md1_wait,
+    mmk_wait,
+)
+from octavo.speculation import analysis
+
+SEED = 17
+NUM_DEPLOYMENTS = 240  # five inputs each: what fits, three steps, lengths; and traffic of some
+NUM_OTHERS = 1500  # of one formula each
+
+# -- what is asked, and what it comes to here ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """``question``: for the page. ``expected``: what it has to answer."""
+
+    question: dict[str, Any]
+    expected: Any
+
+
+def deployments(draw: random.Random) -> list[Case]:
+    return [*(a_deployment(draw) for _ in range(NUM_DEPLOYMENTS)), *narrow_ones(draw)]
+
+
+def narrow_ones(draw: random.Random) -> Iterator[Case]:
+    """About as much memory left as makes one device enough, or not."""
+    for name, device in (
+        ("llama-3.1-8b", "L4"),
+        ("llama-3.1-8b", "RTX 4090"),
+        ("qwen3-14b", "A40"),
+    ):
+        knobs = {"device": [each.name for each in devices()].index(device), "engine": "vllm"}
+        knobs |= {"precision": "bfloat16", "kv": "auto", "replicas": 1}
+        knobs |= dict.fromkeys(("tp", "pp", "ep", "dp"), 1)
+        traffic = {"inputLen": 1000, "outputLen": 250, "rate": 0.5}
+        yield ask(spec_of(name), knobs, [a_step(draw)], [1250], traffic)
+
+
+def a_deployment(draw: random.Random) -> Case:
+    spec = a_model(draw)
+    engine = draw.choice(["octavo", "vllm", "llama.cpp"])
+    knobs = {
+        "device": draw.randrange(len(devices())),
+        "engine": engine,
+        "precision": draw.choice([None, None, *page_data()["types"]["weights"], "int4-g64"]),
+        "kv": draw.choice(["auto", "auto", "fp8", "int8", "q8_0", "int4", "k8v4"]),
+        **dict(zip(("tp", "pp", "ep", "dp"), a_layout(draw), strict=True)),
+        "replicas": draw.choice([1, 1, 3]),
+    }
+    for name, most in (("maxNumSeqs", 512), ("stepTokens", 16384), ("maxModelLen", 200_000)):
+        if draw.random() < 0.3:
+            knobs[name] = size(draw, most)
+    steps = [a_step(draw) for _ in range(3)]
+    lengths = [size(draw, 300_000) for _ in range(3)]
+    traffic = None
+    if draw.random() < 0.2:  # it takes the longest
+        traffic = {"inputLen": size(draw, 4000), "outputLen": size(draw, 600)}
+        traffic["rate"] = 10 ** draw.uniform(-2, 1.5)
+    return ask(spec, knobs, steps, lengths, traffic)
+
+
+def ask(spec: ModelSpec, knobs, steps, lengths, traffic) -> Case:
+    question = {"kind": "deployment", "spec": model_json(spec), **knobs}
+    question |= {"steps": [[list(map(chunk, spans)), rounds] for spans, rounds in steps]}
+    question |= {"lengths": lengths, "traffic": traffic}
+    return Case(question, expected_of(spec, knobs, steps, lengths, traffic))
+
+
+def a_model(draw: random.Random) -> ModelSpec:
+    return spec_of(draw.choice(names())) if draw.random() < 0.75 else made_up(draw)
+
+
+def a_layout(draw: random.Random) -> tuple[int, int, int, int]:
+    if draw.random() < 0.4:
+        return 1, 1, 1, 1
+    tp, dp = draw.choice([1, 2, 4, 8, 16]), draw.choice([1, 1, 2, 8])
+    return tp, draw.choice([1, 1, 2, 5]), draw.choice([1, 1, tp, dp, tp * dp]), dp
+
+
+def expected_of(spec, knobs, steps, lengths, traffic) -> Any:
+    engine = profile(knobs["engine"])
+    device = devices()[knobs["device"]]
+    limits = Limits(
+        max_num_seqs=knobs.get("maxNumSeqs"),
+        max_num_batched_tokens=knobs.get("stepTokens"),
+        max_model_len=knobs.get("maxModelLen"),
+    )
+    kv = knobs["kv"] if knobs["kv"] != "auto" else None
+    precision = precision_of(spec, knobs["precision"], engine.kv_dtype(kv))
+    try:
+        parallel = Parallel(knobs["tp"], knobs["pp"], knobs["ep"], knobs["dp"])
+        found = Deployment(spec, precision, device, parallel, engine, limits, knobs["replicas"])
+        memory, _ = found.memory, found.steps
+    except ConfigError:
+        return "cannot be"
+    return {
+        "weights": [weights_bytes(spec, precision), num_parameters(spec)],
+        "active": num_parameters(spec, active=True),
+        "kv": [kv_bytes_per_token(spec, precision), memory.kv_bytes_per_token],
+        "memory": [memory.usable_bytes, memory.weights_bytes, memory.kv_bytes, memory.num_blocks],
+        "left": numbers(memory.left),
+        "activations": numbers(memory.activations),
+        "concurrency": [found.max_concurrency(length) for length in lengths],
+        "steps": [expected_step(found, *step) for step in steps],
+        "service": expected_service(found, traffic),
+        "decisions": expected_decisions(found, traffic),
+    }
+
+
+def expected_step(deployment: Deployment, spans: list[Span], rounds: int) -> Any:
+    cost = deployment.steps.cost(spans, rounds)
+    return {
+        "total": numbers(cost.total),
+        "parts": [numbers(each) for each in (cost.compute, cost.comm, cost.overhead)],
+        "ops": [[op.name, op.count, op.seconds, op.bytes, op.flops, op.bound] for op in cost.ops],
+        "said": [[each.name, each.count, each.num_bytes, each.seconds] for each in cost.transfers],
+        "bound": cost.bound,
+    }
+
+
+def expected_service(deployment: Deployment, traffic: dict[str, Any] | None) -> Any:
+    if traffic is None:
+        return None
+    asked = Traffic(traffic["inputLen"], traffic["outputLen"], rate=traffic["rate"])
+    service = deployment.serve(asked)
+    latency = service.latency()
+    found = [service.streams, latency.ttft, latency.tpot, latency.e2e]
+    return {
+        "isStable": service.is_stable,
+        "predictions": [numbers(each) for each in found],
+        "prefillShare": service.prefill_share if service.is_stable else 1,
+    }
+
+
+def expected_decisions(deployment: Deployment, traffic: dict[str, Any] | None) -> Any:
+    if traffic is None:
+        return None
+    asked = Traffic(traffic["inputLen"], traffic["outputLen"], rate=traffic["rate"])
+    found = decisions(judge(deployment, asked, Slo()))
+    return [[each.answer, each.because] for each in found]
+
+
+# The numbers that decide, as octavo.planner.decisions says them.
+BECAUSE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "one device": lambda n: (
+        f"{gib(n['weightsBytes'])} of weights leave {n['share']:.0%} of "
+        f"{gib(n['usableBytes'])}: {n['fitting']:,} requests of {n['length']:,} tokens"
+    ),
+    "tensors": lambda n: (
+        f"reading and computing {ms(n['work'])} → {ms(n['lessWork'])}, "
+        f"talking {ms(n['talk'])} → {ms(n['moreTalk'])}"
+    ),
+    "link": lambda n: f"{n['bandwidth'] / 1e9:,.0f} GB/s each way ({n['kind'] or 'none'})",
+    "machine": lambda n: (
+        f"{n['each']} devices a replica, {n['island']} that have fast links to each other"
+    ),
+    "memory": lambda n: (
+        f"{n['streams']} under way: {n['intensity']:,.1f} operations a byte in {n['name']}, and "
+        f"{n['ridge']:,.0f} would balance; {n['bound']} takes most of {ms(n['seconds'])}"
+    ),
+    "prompts": lambda n: f"{n['share']:.0%} of it, in steps of up to {n['budget']:,} tokens",
+    "cache": lambda n: (
+        f"{n['fitting']:,} requests of {n['length']:,} tokens fit, and {n['seats']:,} have a seat"
+    ),
+}
+
+
+def said(answer: Any) -> Any:
+    """The page's answer, with its reasons in words."""
+    if isinstance(answer, dict) and answer.get("decisions"):
+        found = [[each["answer"], BECAUSE[each["id"]](each["numbers"])]
+                 for each in answer["decisions"]]  # fmt: skip
+        return {**answer, "decisions": found}
+    return answer
+
+
+def numbers(prediction: Prediction) -> list[Any]:
+    ends = (prediction.value, prediction.low, prediction.high)
+    return [*(None if math.isinf(end) else end for end in ends), prediction.source]
+
+
+# -- formulas of their own ------------------------------------------------------------------------
+
+
+def others(draw: random.Random) -> list[Case]:
+    made = itertools.cycle(FORMULAS)
+    return [next(made)(draw) for _ in range(NUM_OTHERS)]
+
+
+def tokens(draw):
+    alpha, length = draw.choice([0.0, 1.0, draw.random(), draw.random()]), draw.randint(0, 16)
+    return formula("expectedTokens", [alpha, length], analysis.expected_tokens(alpha, length))
+
+
+def best(draw):
+    alpha, ratio = draw.random(), draw.random() ** 3
+    return formula("bestLength", [alpha, ratio], analysis.best_length(alpha, ratio))
+
+
+def batched(draw):
+    given = [1 + 4 * draw.random(), draw.randint(1, 8), draw.randint(1, 200)]
+    row, drafting = draw.random() / 20, draw.random() / 4
+    step = analysis.linear_step(row)
+    expected = analysis.batched_speedup(*given, step, lambda batch: drafting)
+    return Case({"kind": "batched", "given": [*given, row, drafting]}, expected)
+
+
+def waits(draw):
+    rate, service, servers = 10 ** draw.uniform(-2, 2), 10 ** draw.uniform(-3, 0.5), size(draw, 64)
+    if draw.random() < 0.7:
+        rate = draw.uniform(0.02, 0.99) / service
+    busy = rate * servers
+    found = [md1_wait(rate, service), erlang_c(servers, busy * service)]
+    found.append(mmk_wait(busy, service, servers))
+    given = [rate, service, servers]
+    return Case({"kind": "waits", "given": given}, [finite(each) for each in found])
+
+
+def exchanges(draw):
+    linked = [index for index, each in enumerate(devices()) if each.link_bandwidth]
+    index, ranks = draw.choice(linked), draw.choice([1, 2, 3, 4, 8, 16, 72, 144])
+    num_bytes, link = 10 ** draw.uniform(1, 10), link_of(devices()[index])
+    expected = [
+        *(each(num_bytes, ranks, link) for each in (all_reduce, all_gather, all_to_all)),
+        point_to_point(num_bytes, link, ranks),
+    ]
+    return Case({"kind": "exchanges", "device": index, "given": [num_bytes, ranks]}, expected)
+
+
+def experts(draw):
+    total = draw.choice([8, 60, 128, 384])
+    given = [total, draw.randint(1, 8), size(draw, 5000)]
+    return formula("expertsHit", given, experts_hit(*given))
+
+
+def loads(draw):
+    given = [draw.choice([2, 8, 64]), size(draw, 100_000)]
+    return formula("loadFactor", given, load_factor(*given))
+
+
+def bills(draw):
+    rate = Prediction.around(10 ** draw.uniform(-2, 3), draw.random(), "roofline")
+    given = {"inputLen": size(draw, 8000), "outputLen": size(draw, 2000)}
+    given |= {"numDevices": size(draw, 64), "prefillShare": draw.random()}
+    given |= {"utilization": draw.uniform(0.05, 1), "watts": draw.choice([None, 700])}
+    if draw.random() < 0.5:
+        low = draw.uniform(0.1, 5)
+        fixed = Prediction(low * 1.5, low, low * 2, "published")
+        price, bought = Price(fixed), None
+    else:
+        bought = [draw.uniform(500, 9000), draw.uniform(1, 5), 300, 0.2, draw.uniform(1, 1.6)]
+        price = owned(*bought)
+    names = ("num_devices", "input_len", "output_len", "prefill_share", "utilization", "watts")
+    keys = ("numDevices", "inputLen", "outputLen", "prefillShare", "utilization", "watts")
+    known = {name: given[key] for name, key in zip(names, keys, strict=True)}
+    found = bill(price, requests_per_second=rate, **known)
+    expected = {
+        "perHour": found.per_hour, "perDay": found.per_day, "perRequest": found.per_request,
+        "perMillionOutputTokens": found.per_million_output_tokens,
+        "perMillionTokens": found.per_million_tokens,
+        "inputPerMillion": found.input_per_million,
+        "outputPerMillion": found.output_per_million,
+        "perMillion": per_million(price.fixed, rate),
+    }  # fmt: skip
+    joules = found.joules_per_output_token
+    question = {"kind": "bill", "given": given, "rate": rate.as_json(), "owned": bought}
+    question["fixed"] = price.fixed.as_json()
+    return Case(
+        question,
+        {name: numbers(each) for name, each in expected.items()}
+        | {"joules": None if joules is None else numbers(joules)},
+    )
+
+
+FORMULAS = (tokens, best, batched, waits, exchanges, experts, loads, bills)
+
+
+def formula(name: str, given: list[Any], expected: float) -> Case:
+    return Case({"kind": "formula", "name": name, "given": given}, expected)
+
+
+# -- draws ----------------------------------------------------------------------------------------
+
+
+def size(draw: random.Random, most: int) -> int:
+    """From 1 to ``most``, of each order of magnitude as many."""
+    return round(math.exp(draw.uniform(0.0, math.log(most))))
+
+
+def finite(value: float) -> float | None:
+    return None if math.isinf(value) else value  # as JSON has it
+
+
+def made_up(draw: random.Random) -> ModelSpec:
+    """Of layers of two kinds, in any order, with whatever such a part can have."""
+    hidden = 64 * draw.randint(2, 100)
+    kinds = [
+        LayerSpec(mixers=(mixer(draw),), mlp=mlp(draw), norm_size=draw.choice([0, 2 * hidden]))
+        for _ in range(2)
+    ]
+    ignored = draw.choice([None, ["lm_head"], ["re:.*layers.0.*", "self_attn.o_proj"]])
+    return ModelSpec(
+        name="made up",
+        hidden_size=hidden,
+        vocab_size=draw.randint(1000, 260_000),
+        layers=tuple(draw.choice(kinds) for _ in range(draw.randint(1, 90))),
+        tie_embeddings=draw.random() < 0.5,
+        max_position=200_000,
+        final_norm_size=hidden,
+        learned_positions=draw.choice([0, 0, 2048]),
+        head_bias=draw.random() < 0.2,
+        other_params=draw.choice([0, 123_456_789]),
+        dtype=draw.choice(["bfloat16", "float16", "float32"]),
+        quantization=ignored and {"quant_method": "fp8", "ignore": ignored},
+    )
+
+
+def mixer(draw: random.Random) -> Attention | LatentAttention:
+    heads = draw.choice([4, 16, 48, 80])
+    if draw.random() < 0.3:
+        return LatentAttention(
+            heads=heads,
+            kv_rank=draw.choice([256, 512]),
+            nope_dim=128,
+            rope_dim=draw.choice([32, 64]),
+            value_dim=draw.choice([96, 128]),
+            q_rank=draw.choice([None, 1536]),
+            selected=draw.choice([None, None, 2048]),
+        )
+    head_dim = draw.choice([64, 80, 128, 256])
+    return Attention(
+        heads=heads,
+        kv_heads=draw.choice([1, 2, 4, heads]),
+        head_dim=head_dim,
+        value_dim=draw.choice([0, 0, 96]),
+        window=draw.choice([None, None, 128, 4096]),
+        qkv_bias=draw.random() < 0.3,
+        output_bias=draw.random() < 0.3,
+        qk_norm_size=draw.choice([0, 2 * head_dim]),
+        has_output_gate=draw.random() < 0.2,
+        value_is_key=draw.random() < 0.1,
+        borrows_kv=draw.random() < 0.1,
+        num_sinks=draw.choice([0, heads]),
+    )
+
+
+def mlp(draw: random.Random) -> DenseMlp | ExpertMlp | None:
+    inner, gated, bias = 32 * draw.randint(4, 600), draw.random() < 0.8, draw.random() < 0.2
+    dense = DenseMlp(inner=inner, is_gated=gated, has_bias=bias)
+    if (kind := draw.random()) < 0.5:
+        return dense
+    if kind > 0.95:
+        return None
+    return ExpertMlp(
+        num_experts=draw.choice([8, 60, 128]),
+        per_token=draw.randint(1, 8),
+        inner=32 * draw.randint(4, 200),
+        is_gated=gated,
+        has_bias=bias,
+        router_bias=draw.random() < 0.3,
+        shared=draw.choice([None, dense]),
+        has_shared_gate=draw.random() < 0.3,
+    )
+
+
+def a_step(draw: random.Random) -> tuple[list[Span], int]:
+    """Of streams, drafts, prompts, or all of these; of streams alone in several rounds, too."""
+    spans: list[Span] = []
+    while not spans:
+        if draw.random() < 0.7:
+            spans += [Span(size(draw, 100_000), 1) for _ in range(size(draw, 100))]
+        if draw.random() < 0.3:
+            drafted = draw.randint(1, 8)
+            spans += [Span.verifying(size(draw, 9000), drafted) for _ in range(size(draw, 30))]
+        if draw.random() < 0.5:
+            spans += [Span(size(draw, 9000) - 1, size(draw, 8000), draw.randint(0, 1))]
+    rounds = draw.randint(2, 5) if draw.random() < 0.2 else 1
+    return spans, rounds
+
+
+def chunk(span: Span) -> list[int]:
+    return [span.start, span.num_tokens, int(span.num_sampled > 0), len(span.draft or ())]
+
+
+# -- what the page says to it ---------------------------------------------------------------------
+
+ANSWERS = """
+(async (questions, tables) => {
+  const of = await import("/static/formulas/index.js");
+  const finite = (value) => (Number.isFinite(value) ? value : null);
+  const flat = ({ value, seconds = value, low, high, source }) =>
+    [...[seconds, low, high].map(finite), source];
+  const step = (found, [chunks, rounds]) => {
+    const cost = found.step(chunks, rounds);
+    return {
+      total: flat(cost.total),
+      parts: [cost.compute, cost.communication, cost.overhead].map(flat),
+      ops: cost.ops.map((op) => [op.name, op.count, op.seconds, op.bytes, op.flops, op.bound]),
+      said: cost.transfers.map((each) => [each.name, each.count, each.bytes, each.seconds]),
+      bound: cost.bound,
+    };
+  };
+  const service = ({ isStable, streams, ttft, tpot, e2e, prefillShare }) =>
+    ({ isStable, predictions: [streams, ttft, tpot, e2e].map(flat), prefillShare });
+  const kinds = {
+    deployment({ steps, lengths, traffic, device, ...knobs }) {
+      let found, memory;
+      try {
+        found = of.deployment({ ...knobs, device: tables.devices[device] }, tables);
+        memory = found.memory;
+        found.ops;
+      } catch (error) {
+        if (error instanceof of.CannotBe) return "cannot be";
+        throw error;
+      }
+      const { bytes, parameters, active } = found.weights;
+      return {
+        weights: [bytes, parameters],
+        active,
+        kv: [found.kvBytesPerToken, memory.kvBytesPerToken],
+        memory: [memory.usableBytes, memory.weightsBytes, memory.poolBytes, memory.numBlocks],
+        left: flat(memory.left),
+        activations: flat(memory.activations),
+        concurrency: lengths.map((length) => found.maxConcurrency(length)),
+        steps: steps.map((each) => step(found, each)),
+        service: traffic && service(found.service(traffic)),
+        decisions: traffic && of.decisions(found, traffic),
+      };
+    },
+    formula: ({ name, given }) => of[name](...given),
+    batched({ given: [tokens, length, batch, row, drafting] }) {
+      const cost = (requests, rows) => 1 + row * (requests * rows - 1);
+      return of.batchedSpeedup(tokens, length, batch, cost, () => drafting);
+    },
+    waits: ({ given: [rate, service, servers] }) => [
+      of.md1Wait(rate, service),
+      of.erlangC(servers, rate * servers * service),
+      of.mmkWait(rate * servers, service, servers),
+    ].map(finite),
+    exchanges({ device, given: [bytes, ranks] }) {
+      const { link } = tables.devices[device];
+      return [...[of.allReduce, of.allGather, of.allToAll].map((each) => each(bytes, ranks, link)),
+        of.pointToPoint(bytes, link, ranks)];
+    },
+    bill({ given, rate, owned, fixed }) {
+      const price = owned ? of.owned(...owned) : { fixed, running: 0 };
+      const { utilization, joulesPerOutputToken: joules, ...found } =
+        of.bill(price, { requestsPerSecond: rate, ...given });
+      const each = Object.entries({ ...found, perMillion: of.perMillion(price.fixed, rate) });
+      const flats = Object.fromEntries(each.map(([name, value]) => [name, flat(value)]));
+      return { ...flats, joules: joules && flat(joules) };
+    },
+  };
+  return questions.map((question) => kinds[question.kind](question));
+})
+"""
+
+
+@cache
+def all_cases() -> list[Case]:
+    draw = random.Random(SEED)
+    return [*deployments(draw), *others(draw)]
+
+
+def answers_of(page, cases: list[Case]) -> list[Any]:
+    questions = json.dumps([case.question for case in cases])
+    return page.js(f"{ANSWERS}({questions}, {json.dumps(page_data())})")
+
+
+def differences(expected: Any, found: Any, where: str = "") -> list[str]:
+    """All that differ by more than a part in 10^9."""
+    if isinstance(expected, dict):
+        assert expected.keys() == found.keys(), where
+        return [
+            line
+            for name in expected
+            for line in differences(expected[name], found[name], f"{where}.{name}")
+        ]
+    if isinstance(expected, (list, tuple)):
+        if len(expected) != len(found):
+            return [f"{where}: {expected} {found}"]
+        pairs = enumerate(zip(expected, found, strict=True))
+        return [line for at, pair in pairs for line in differences(*pair, f"{where}[{at}]")]
+    if isinstance(expected, float) and isinstance(found, (int, float)):
+        is_same = math.isclose(expected, found, rel_tol=1e-9, abs_tol=1e-15)
+    else:
+        is_same = expected == found
+    return [] if is_same else [f"{where}: {expected} here, {found} in the page"]
+
+
+def test_the_page_computes_what_the_planner_computes(tab):
+    tab.open()
+    cases = all_cases()
+    found = answers_of(tab, cases)
+    wrong = [
+        line
+        for number, (case, answer) in enumerate(zip(cases, found, strict=True))
+        for line in differences(case.expected, said(answer), f"{number} {case.question['kind']}")
+    ]
+    assert not wrong, "\n".join(wrong[:20]) + f"\n{len(wrong)} in all"
+
+
+READ = """
+(async (configs, tables) => {
+  const { readConfig, CannotBe } = await import("/static/formulas/index.js");
+  const read = ([name, config]) => {
+    try {
+      return readConfig(config, name, tables);
+    } catch (error) {
+      if (error instanceof CannotBe) return error.message;
+      throw error;
+    }
+  };
+  return configs.map(read);
+})
+"""
+
+
+def read_in(page, configs: list[tuple[str, Any]]) -> list[Any]:
+    return page.js(f"{READ}({json.dumps(configs)}, {json.dumps(page_data())})")
+
+
+def told(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a model's JSON what it says: fields that are as they are anyhow may be left out."""
+    return {name: value for name, value in spec.items() if value or name == "tie_embeddings"}
+
+
+def test_configs_are_read_as_the_planner_reads_them(tab):
+    tab.open()
+    configs = [(name, entry["config"]) for name, entry in entries().items()]
+    found = read_in(tab, configs)
+    num_read = 0
+    for (name, config), spec in zip(configs, found, strict=True):
+        if isinstance(spec, str):
+            assert "ask a server" in spec, name
+            continue
+        num_read += 1
+        ours = json.loads(json.dumps(model_json(ModelSpec.of_hf(config, path=name))))
+        assert told(spec) == told({**ours, "name": name}), name
+    assert num_read >= 120
+
+
+def test_a_config_that_cannot_be_is_refused_in_words(tab):
+    tab.open()
+    llama = dict(entries()["llama-3.1-8b"]["config"])
+    broken = [{}, {**llama, "hidden_size": "many"}, {**llama, "model_type": "llamo"},
+              {**llama, "num_hidden_layers": 10**6}, {**llama, "model_type": "toString"},
+              {**llama, "quantization_config": {"quant_method": "magic"}}]  # fmt: skip
+    for message in read_in(tab, [("broken", each) for each in broken]):
+        assert isinstance(message, str), message
+
+
+def test_the_picture_of_costs_says_what_its_command_says(tab):
+    tab.open("pictures#cost-and-throughput")
+    tab.wait_for_text(".command code", "--rate")
+    rate = float(tab.text(".command code").rpartition(" ")[2])
+    planned = plan("llama-3.1-8b", "h100-sxm", Traffic(1000, 250, rate=rate))
+    shown = tab.js("""[...document.querySelectorAll(".figure")]
+        .find((figure) => figure.innerText.startsWith("A million"))
+        .querySelector(".figure-value").innerText""")
+    assert planned.bill is not None
+    dollars = planned.bill.per_million_output_tokens.value
+    assert float(shown.removeprefix("$")) == pytest.approx(dollars, rel=0.01)
+
+
+def test_questions_are_many_and_of_all_kinds():
+    cases = [case for case in all_cases() if case.expected != "cannot be"]
+    laid_out = [case.question for case in cases if case.question["kind"] == "deployment"]
+    inputs = 5 * len(laid_out) + len(cases) - len(laid_out)
+    assert inputs >= 2000
+    services = [case.expected["service"] for case in cases[: len(laid_out)]]
+    assert {True, False} == {service["isStable"] for service in services if service}
+    for name in ("tp", "pp", "ep", "dp"):
+        assert any(question[name] > 1 for question in laid_out), name
+    kinds = {part["kind"] for each in laid_out for layer in each["spec"]["layers"]
+             for part in layer["mixers"]}  # fmt: skip
+    assert {"Attention", "LatentAttention", "Indexer", "GatedDeltaNet", "Mamba2"} <= kinds

@@ -1,0 +1,125 @@
+"""``octavo page``: the joined script, and the folder from disk in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from octavo import cli
+from octavo.errors import ConfigError
+from octavo.page import site
+from octavo.page.joiner import join_modules
+from octavo.page.static_folder import write_static_folder
+
+NODE = shutil.which("node")
+MODULES = {
+    "app.js": (
+        'import { one, two as second } from "./parts/index.js";\n'
+        'import * as all from "./parts/one.js";\n'
+        'import {\n  later,\n} from "./parts/one.js";\n'
+        "globalThis.seen = [one, second(), all.one, later(), new all.Box().value];\n"
+    ),
+    "parts/index.js": (
+        'export { one, one as again } from "./one.js";\nexport { two } from "../two.js";\n'
+    ),
+    "parts/one.js": (
+        "export const one = 1;\nexport async function* stream() {}\n"
+        "export function later() {\n  return hidden;\n}\nconst hidden = 3;\n"
+        "export class Box {\n  value = 4;\n}\n"
+    ),
+    "two.js": 'export function two() {\n  return "import";\n}\n',
+    "unused.js": 'throw new Error("nobody asked");\n',
+}
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js 20 or later (apt-get install nodejs)")
+def test_joined_modules_do_what_modules_do(tmp_path):
+    script = "globalThis.document = {currentScript: {dataset: {entry: 'app.js'}}};\n"
+    (tmp_path / "joined.cjs").write_text(
+        script + join_modules(MODULES) + "console.log(JSON.stringify(seen));"
+    )
+    done = subprocess.run([str(NODE), "joined.cjs"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == '[1,"import",1,3,4]\n', done.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import x from "./y.js";',
+        'import "./y.js";',
+        "import { a } from './y.js';",
+        "export default 1;",
+        "export const { a, b } = c;",
+        'const y = await import("./y.js");',
+        "const here = import.meta.url;",
+        'export * from "./y.js";',
+    ],
+)
+def test_a_form_that_the_joiner_does_not_know_is_an_error(source):
+    with pytest.raises(ConfigError, match="x.js"):
+        join_modules({"x.js": source, "y.js": "export const a = 1;"})
+
+
+def test_modules_that_are_not_there_or_ask_in_a_circle_are_errors():
+    with pytest.raises(ConfigError, match="lost.js, which is not there"):
+        join_modules({"x.js": 'import { a } from "./lost.js";'})
+    with pytest.raises(ConfigError, match="ask for each other"):
+        join_modules(
+            {
+                "x.js": 'import { y } from "./y.js";\nexport const x = 1;',
+                "y.js": 'import { x } from "./x.js";\nexport const y = 1;',
+            }
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("page") / "out"
+    write_static_folder(out)
+    return out
+
+
+def test_the_folder_is_whole_and_asks_nobody(folder):
+    assert (folder / "page.js").is_file()
+    for name in ("index.html", "docs.html"):
+        html = (folder / name).read_text()
+        for link in re.findall(r'(?:src|href)="([^"]*)"', html):
+            assert (folder / link).is_file(), link
+        policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+        assert policy is not None and "require-trusted-types-for" in policy.group(1)
+        assert re.findall(r"<script\b[^>]*>(.*?)</script>", html, re.S) == ["", ""]
+    script = (folder / "page.js").read_text()
+    assert set(re.findall(r'^"([\w/]+\.js)": \(ask\)', script, re.M)) <= {
+        path.relative_to(site.STATIC).as_posix() for path in site.static_paths()
+    }
+
+
+def test_a_folder_that_is_there_stays_as_it_is(folder, tmp_path, capsys):
+    assert cli.main(["page", str(tmp_path)]) == 0  # it was empty
+    assert cli.main(["page", str(tmp_path)]) == 1
+    assert "is there already" in capsys.readouterr().err
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError):
+        write_static_folder(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_the_folder_works_from_disk(tab_at, folder):
+    tab = tab_at(f"file://{folder}/")
+    tab.open("index.html")
+    drawn = "document.querySelector('.figures .figure') !== null"
+    tab.wait_for(drawn)
+    for picture in tab.js("[...document.querySelectorAll('#list a')].map((a) => a.dataset.id)"):
+        tab.js(f"location.hash = '#{picture}'")
+        here = "document.querySelector('#list [aria-current]').dataset.id"
+        tab.wait_for(f"{drawn} && {here} === '{picture}'")
+    tab.click("#navigation a", "Docs")
+    tab.wait_for_text("#prose", "How inference works")
+    tab.click("#list a", "Planning")
+    tab.wait_for_text("#list [aria-current]", "Planning")
+    links = tab.js("[...document.querySelectorAll('#navigation a')].map((a) => a.innerText)")
+    assert links == ["Pictures", "Docs"]  # there is no engine to talk to
