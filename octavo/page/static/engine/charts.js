@@ -47,6 +47,7 @@ export function batches(looks) {
     }
   });
   const rows = [...lanes].slice(-MOST_LANES).map(([id, blocks]) => ({ label: shortened(id), note: "", blocks }));
+  if (rows.length === 0) rows.push({ label: "no step yet", note: "", blocks: [] });
   return {
     title: "The batches of the last steps: tokens of each request",
     x: { label: "steps, the latest at the end", unit: "", min: 0, max: Math.max(1, Math.min(MOST_COLUMNS, looks.length)) },

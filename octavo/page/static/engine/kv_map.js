@@ -58,11 +58,11 @@ export class KvMap {
     this.list.replaceChildren(...order.map(([who, count]) => {
       const swatch = element("span", { class: "swatch" });
       swatch.style.background = `var(${colourOf(who)})`;
-      return element("li", {}, swatch, `${this.#nameOf(who)}: ${(count * this.#pool.every).toLocaleString("en")}`);
+      return element("li", {}, swatch, `${this.#nameOf(who)}: ${this.#pool.every > 1 ? "about " : ""}${(count * this.#pool.every).toLocaleString("en")}`);
     }));
     const every = this.#pool?.every ?? 1;
     this.says.textContent = this.#pointed !== null ? this.#nameOf(this.#pointed)
-      : every > 1 ? `One of every ${every} blocks is shown.` : "Point at a block to see whose it is.";
+      : every > 1 ? `One of every ${every} blocks is shown; small requests may lie between.` : "Point at a block to see whose it is.";
   }
 
   #point(event) {
