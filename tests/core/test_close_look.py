@@ -66,6 +66,7 @@ def test_of_a_large_pool_every_few_blocks_are_shown(engine, monkeypatch):
 
 def test_what_takes_long_is_done_seldom(engine, monkeypatch):
     monkeypatch.setattr(close_look, "_SHARE", 1e-9)
+    monkeypatch.setattr(close_look, "_ROWS_INTERVAL", 0.0)
     add(engine, "a", [1, 2, 3], num_tokens=6)
     look = CloseLook(engine.engine)
     assert look.at_step(engine.step()[1])["rows"]

@@ -46,7 +46,8 @@ def test_nobody_who_did_not_ask_gets_them(tab, chats):
 
 
 WHY = """(async () => {
-    const { whyItStopped, sentences, emptyLog, takeChunk } = await import("./static/chat/tokens.js");
+    const tokens = await import("./static/chat/tokens.js");
+    const { whyItStopped, sentences, emptyLog, takeChunk } = tokens;
     const log = emptyLog();
     takeChunk(log, { choices: [], timings: { draft_n: 8, draft_n_accepted: 6 } }, 1);
     return [

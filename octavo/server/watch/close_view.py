@@ -66,6 +66,9 @@ class CloseViewer(Viewer):
         self._rejected[reason] += 1
         self._has_news.set()
 
+    def _interval(self) -> float:
+        return 2.5 * super()._interval()  # a page is drawn twice a second
+
     def _take(self) -> Iterator[dict[str, Any]]:
         yield from super()._take()
         news: dict[str, Any] = {

@@ -113,7 +113,11 @@ class Viewer:
                 yield each
             if self._is_over:
                 return
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(self._interval())
+
+    def _interval(self) -> float:
+        """Seconds between two events, at least."""
+        return _INTERVAL
 
     def _take(self) -> Iterator[dict[str, Any]]:
         while self._states:
