@@ -157,6 +157,13 @@ class BlockManager:
         cache, salt = self.prefix_cache, request.cache_salt
         return cache.why_no_more(request.token_ids, num_found, limit, salt)
 
+    def count_hit(self, request: Request) -> None:
+        """That a request found what it has just been admitted with."""
+        if request.num_published_blocks:
+            last = request.block_ids[request.num_published_blocks - 1]
+            if last in self.prefix_cache:
+                self.prefix_cache.count_hit(last)
+
     def fork(self, source: Request, num_tokens: int) -> SharedPrefix:
         """The blocks of another request, for the same first ``num_tokens`` tokens; nothing, if it
         has left some of them behind, or has a state: that is of all its tokens."""

@@ -27,6 +27,7 @@ from typing import Protocol
 from octavo.core.batch import NO_STATE
 from octavo.core.block_store import next_key, part_key, root_key
 from octavo.core.kv_tables import GONE, ONE_TABLE, Windows, served_counts
+from octavo.core.prefix_outline import Part, outline
 
 # Blocks that were evicted and are remembered as such, by a number each.
 _REMEMBERED = 1 << 16
@@ -90,6 +91,14 @@ class PrefixCache(Protocol):
 
     def __contains__(self, block_id: int) -> bool: ...
 
+    def count_hit(self, block_id: int) -> None:
+        """A request has found what ends with this block, which is known."""
+        ...
+
+    def outline(self, most: int) -> Sequence[Part]:
+        """Its largest parts, for who looks at it."""
+        ...
+
     def key_of(self, block_id: int) -> bytes:
         """The key of a known block, as of ``block_store.part_key``."""
         ...
@@ -113,7 +122,16 @@ class PrefixCache(Protocol):
 
 
 class _Node:
-    __slots__ = ("block_ids", "children", "key", "number", "parent", "state", "tokens")
+    __slots__ = (
+        "block_ids",
+        "children",
+        "key",
+        "num_hits",
+        "number",
+        "parent",
+        "state",
+        "tokens",
+    )
 
     def __init__(
         self, block_ids: list[int], tokens: tuple[int, ...], parent: _Node | None, number: int
@@ -124,6 +142,7 @@ class _Node:
         self.parent = parent
         self.key = b""  # when it has been asked for; of a root, always
         self.state = NO_STATE
+        self.num_hits = 0  # requests that found what ends here, and nothing longer
         # Keyed by the token ids themselves: a dict compares keys for equality after hashing, so
         # a hash collision can cost time and can never serve the KV of other tokens.
         self.children: dict[tuple[int, ...], _Node] = {}
@@ -272,6 +291,12 @@ class RadixPrefixCache:
         self._drop_empty(node)
         return slot
 
+    def count_hit(self, block_id: int) -> None:
+        self._nodes[block_id].num_hits += 1
+
+    def outline(self, most: int) -> list[Part]:
+        return outline(self._roots.values(), most)
+
     def keep_state(self, block_id: int, slot: int) -> bool:
         node = self._nodes[block_id]
         if node.state != NO_STATE:
@@ -296,6 +321,7 @@ class RadixPrefixCache:
             if node.children or any(block_id != GONE for block_id in node.block_ids):
                 return
             del node.parent.children[node.tokens]
+            node.parent.num_hits += node.num_hits  # who found this found that, too
             self._remember(node)
             node = node.parent
         if not node.children:
@@ -354,6 +380,12 @@ class NoPrefixCache:
 
     def __contains__(self, block_id: int) -> bool:
         return False
+
+    def count_hit(self, block_id: int) -> None:
+        raise AssertionError("nothing was published")
+
+    def outline(self, most: int) -> Sequence[Part]:
+        return ()
 
     def keep_state(self, block_id: int, slot: int) -> bool:
         return False

@@ -441,6 +441,7 @@ class Scheduler:
                 request.stats.miss_reason = self._miss_reason(request, num_shared).value
                 self.prefix_tokens_queried += num_tokens
                 self.prefix_tokens_hit += num_shared
+                self.block_manager.count_hit(request)
             item = self._next_item(request, budget)
             assert item is not None  # some of the budget is left, or all of it fits
             budget -= item.num_tokens

@@ -160,10 +160,13 @@ class StepStats:
     kv_bytes_restored: int | None = None
     prefix_tokens_from_memory: int | None = None
     prefix_tokens_from_disk: int | None = None
-    # What a meter says (core/step_meter.py), None without one. ``roofline_share`` is of this step:
-    # of its time, the least that the device needs for it. The others are totals: that least time,
-    # the time that was foreseen, and how many steps were bound by what.
+    # What a meter says (core/step_meter.py), None without one. Of this step: the share of its time
+    # that the device needs for it at least, and how long its bytes, and its operations, take at
+    # the device's peaks. The others are totals: that least time, the time that was foreseen, and
+    # how many steps were bound by what.
     roofline_share: float | None = None
+    memory_seconds: float | None = None
+    compute_seconds: float | None = None
     floor_seconds: float | None = None
     predicted_seconds: float | None = None
     num_memory_bound: int | None = None

@@ -45,6 +45,7 @@ class RooflineMeter:
         self._attention_peak = steps.device.peak("fp16")
         self._products = lru_cache(_MAX_KINDS)(self._price_products)
         self._share: float | None = None
+        self._memory_seconds = self._compute_seconds = 0.0  # of the last step
         self._floor_seconds = self._predicted_seconds = 0.0
         self._bound = {"memory": 0, "compute": 0, "overhead": 0}
 
@@ -56,6 +57,7 @@ class RooflineMeter:
             predicted += count * self._steps.pass_seconds(rows)
         floor = max(memory, compute)
         self._share = floor / seconds
+        self._memory_seconds, self._compute_seconds = memory, compute
         self._floor_seconds += floor
         self._predicted_seconds += predicted + self._steps.overhead(len(batch.items))
         self._bound[self._limit(memory, compute, seconds)] += 1
@@ -65,6 +67,8 @@ class RooflineMeter:
         bound = self._bound
         return {
             "roofline_share": self._share,
+            "memory_seconds": self._memory_seconds,
+            "compute_seconds": self._compute_seconds,
             "floor_seconds": self._floor_seconds,
             "predicted_seconds": self._predicted_seconds,
             "num_memory_bound": bound["memory"],

@@ -18,6 +18,7 @@ from octavo.page.data import page_data
 STATIC = Path(__file__).with_name("static")
 PAGES = {  # address: the file in STATIC
     "/": "chat/chat.html",
+    "/engine": "engine/engine.html",
     "/pictures": "pictures/pictures.html",
     **{f"/docs/{name}": "docs/docs.html" for name in documents.paths()},
 }

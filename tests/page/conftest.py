@@ -336,10 +336,10 @@ class Chats:
             return JSONResponse({"error": error}, status, headers)
         headers = {"x-request-id": "req-42"}
         return StreamingResponse(
-            self._stream(message), media_type="text/event-stream", headers=headers
+            self._stream(message, body), media_type="text/event-stream", headers=headers
         )
 
-    async def _stream(self, message: str) -> AsyncIterator[bytes]:
+    async def _stream(self, message: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
         pieces = self.answers.get(message)
         if pieces is None:
             assert message.split()[0] == "count"
@@ -356,7 +356,9 @@ class Chats:
                     yield _event({"error": {"message": "the engine was restarted", "code": None}})
                     return
                 await asyncio.sleep(self.delay)
-                yield _event({"choices": [{"index": 0, "delta": {"content": piece}}]})
+                logprobs = _logprobs(piece) if body.get("logprobs") else None
+                delta = {"index": 0, "delta": {"content": piece}, "logprobs": logprobs}
+                yield _event({"choices": [delta]})
             yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
             usage = {
                 "prompt_tokens": 1234,
@@ -381,20 +383,51 @@ def _event(data: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
+def _logprobs(piece: str) -> dict[str, Any]:
+    """Of a piece that was one token: 80 % likely, beside one other."""
+    chosen, other = {"token": piece, "logprob": -0.2231}, {"token": "other", "logprob": -1.8971}
+    return {"content": [{**chosen, "top_logprobs": [chosen, other]}]}
+
+
 def _refuse_key() -> JSONResponse:
     return JSONResponse(
         {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, 401
     )
 
 
+class Steps:
+    """What ``/steps`` answers: the ``events``, and then those that a test adds, until it is cut."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.api_key: str | None = None
+        self.num_viewers = self.num_cuts = 0
+
+    async def answer(self, request: Request) -> Response:
+        given = request.headers.get("authorization")
+        if self.api_key is not None and given != f"Bearer {self.api_key}":
+            return _refuse_key()
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self.num_viewers += 1
+        num_cuts, at = self.num_cuts, 0
+        while num_cuts == self.num_cuts:
+            for each in self.events[at:]:
+                yield _event(each)
+            at = len(self.events)
+            await asyncio.sleep(0.02)
+
+
 class Site:
     """The page and its API on a port of this machine; ``chats`` may change at any time."""
 
     def __init__(self) -> None:
-        self.chats = Chats()
+        self.chats, self.steps = Chats(), Steps()
         app = FastAPI(openapi_url=None)
         app.include_router(page.create_router(None))  # type: ignore[arg-type]
         app.add_route("/v1/models", self._list_models, ["GET"])
+        app.add_route("/steps", self._steps, ["GET"])
         app.add_route("/v1/chat/completions", self._chat, ["POST"])
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
@@ -406,6 +439,9 @@ class Site:
 
     async def _list_models(self, request: Request) -> Response:
         return await self.chats.list_models(request)
+
+    async def _steps(self, request: Request) -> Response:
+        return await self.steps.answer(request)
 
     async def _chat(self, request: Request) -> Response:
         return await self.chats.chat(request)
@@ -427,6 +463,13 @@ def site() -> Iterator[Site]:
 def chats(site: Site) -> Chats:
     site.chats = Chats()
     return site.chats
+
+
+@pytest.fixture
+def steps(site: Site) -> Iterator[Steps]:
+    site.steps = Steps()
+    yield site.steps
+    site.steps.num_cuts += 1
 
 
 @pytest.fixture

@@ -127,6 +127,10 @@ class FakeEngine:
         self.error: Exception = RuntimeError("asked for")
         self.answer: Callable[[GenerationRequest, int], list[int]] = _backwards
         self._tasks: set[asyncio.Task[None]] = set()
+        self.is_watched = False
+
+    def watch(self, is_watched: bool) -> None:
+        self.is_watched = is_watched
 
     def check_room(self) -> None:
         if self.room_error is not None:

@@ -83,6 +83,7 @@ class ProcessEngine:
         self._room = WaitingRoom(limits, self._observer)
         self._probation = Probation()
         self._stats = StepStats.idle()
+        self._is_watched = False
         self._entries: dict[str, Entry] = {}  # in order of arrival
         # Fingerprints of those whose client has left. The engine may be at work on them still.
         self._departed: OrderedDict[str, bytes] = OrderedDict()
@@ -111,6 +112,11 @@ class ProcessEngine:
     def num_unfinished(self) -> int:
         """Generations that are not over, waiting ones too."""
         return len(self._entries)
+
+    def watch(self, is_watched: bool) -> None:
+        self._is_watched = is_watched
+        if self.state is EngineState.READY:
+            self._send_watch()
 
     def check_room(self) -> None:
         self._check_open()
@@ -216,6 +222,8 @@ class ProcessEngine:
             case EngineState.READY:
                 self._stats = StepStats.idle(self.facts.num_blocks)
                 self._send_step_facts()
+                if self._is_watched:
+                    self._send_watch()
                 for entry in list(self._entries.values()):
                     self._dispatch(entry)
             case EngineState.FAILED:
@@ -244,6 +252,8 @@ class ProcessEngine:
                 self._take_step(message)
             case "idle" | "pong":
                 self._stats = record_from_list(message["record"])
+            case "look":
+                self._observer.on_look(self._stats.step_id, message["look"])
             case "refused":
                 entry = self._entries.get(message["id"])
                 if entry is not None:
@@ -277,6 +287,9 @@ class ProcessEngine:
             entry = self._probation.next()
             if entry is not None:
                 self._send(entry, runs_alone=True)
+
+    def _send_watch(self) -> None:
+        self._supervisor.send({"op": "watch", "is_watched": self._is_watched})
 
     def _send_step_facts(self) -> None:
         if self._step_facts is not None:
@@ -371,6 +384,8 @@ class ProcessEngine:
         for entry, deltas in grown.items():
             self._push(entry, deltas, now)
         self._observer.on_step(self._stats)
+        if message.get("look"):
+            self._observer.on_look(self._stats.step_id, message["look"])
 
     def _push(self, entry: Entry, deltas: list[Delta], now: float) -> None:
         generation = entry.generation

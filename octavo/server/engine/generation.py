@@ -349,6 +349,10 @@ class EngineClient(Protocol):
     @property
     def num_restarts(self) -> int: ...
 
+    def watch(self, is_watched: bool) -> None:
+        """Whether somebody looks closely: observers are told by ``on_look`` as long as it is."""
+        ...
+
     def check_room(self) -> None:
         """Raise QueueFullError if no further request could be queued now, whatever its size.
 
@@ -403,6 +407,9 @@ class Observer:
 
     def on_step(self, stats: StepStats) -> None:
         """The engine has finished a step."""
+
+    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
+        """What the engine shows after a step, while it is watched (`octavo.core.close_look`)."""
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         """The engine's process came up, died or was given up."""

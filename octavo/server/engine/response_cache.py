@@ -76,6 +76,9 @@ class ResponseCache:
     def num_restarts(self) -> int:
         return self._engine.num_restarts
 
+    def watch(self, is_watched: bool) -> None:
+        self._engine.watch(is_watched)
+
     def check_room(self) -> None:
         self._engine.check_room()
 

@@ -10,6 +10,7 @@ To the engine, by ``op``:
              salt, arrival, alone: whether in steps of its own
     abort    id
     meter    facts: what StepFacts.as_json gives    steps are to be measured against these
+    watch    is_watched      whether somebody looks closely
     ping     number                                  answered between two steps, by the engine
     stop
 
@@ -20,6 +21,8 @@ From the engine, by ``ev``:
     refused  id, kind, message, field                and what else an error says of itself
     step     time, record, begun: [id], deltas: [...], stats: {id: [...]}
              and prompt_logprobs: {id: [...]}, where there are any
+             and look: {...}, while somebody watches (`octavo.core.close_look`)
+    look     look                                    how things stand, where no step says it
     idle     record                                  an abort has left nothing to do
     pong     number, record
 

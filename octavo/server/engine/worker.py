@@ -28,6 +28,7 @@ from typing import Any
 
 from octavo.build import LoadedEngine, load_engine
 from octavo.config import EngineArgs
+from octavo.core.close_look import CloseLook
 from octavo.core.engine import EngineStep
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
@@ -81,6 +82,7 @@ class EngineLoop:
         # First samples that no step has computed anything of, and whose they are.
         self._waiting: dict[str, str] = {}
         self._num_errors_in_a_row = 0
+        self._close_look: CloseLook | None = None  # while somebody watches
 
     def receive(self, message: Message) -> None:
         """Have a message obeyed between two steps. From any thread."""
@@ -100,10 +102,21 @@ class EngineLoop:
                 self._abort(message["id"])
             case "meter":
                 self._measure_steps(message["facts"])
+            case "watch":
+                self._watch(message["is_watched"])
             case "ping":
                 self._send({"ev": "pong", "number": message["number"], "record": self._record()})
             case "stop":
                 self._driver.stop()
+
+    def _watch(self, is_watched: bool) -> None:
+        self._close_look = CloseLook(self._engine.engine) if is_watched else None
+        self._show()
+
+    def _show(self) -> None:
+        """To who watches: how things stand, where no step will say it."""
+        if self._close_look is not None:
+            self._send({"ev": "look", "look": self._close_look.picture()})
 
     def _measure_steps(self, facts: dict[str, Any]) -> None:
         # Not needed until the server is ready, and so not to be waited for before.
@@ -145,6 +158,7 @@ class EngineLoop:
             self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
             if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
                 self._send({"ev": "idle", "record": self._record()})
+                self._show()
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -185,6 +199,8 @@ class EngineLoop:
             "deltas": entries,
             "stats": stats,
         }
+        if self._close_look is not None:
+            message["look"] = self._close_look.at_step(step)
         if prompt_logprobs:
             message["prompt_logprobs"] = prompt_logprobs
         self._send(message)

@@ -51,6 +51,9 @@ class Observers(Observer):
     def on_step(self, stats: StepStats) -> None:
         self._tell("on_step", stats)
 
+    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
+        self._tell("on_look", step_id, look)
+
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         self._tell("on_engine_state", state, detail)
 

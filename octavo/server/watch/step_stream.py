@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.stats import StepStats
-from octavo.server.engine.generation import EngineState, Observer
+from octavo.server.engine.generation import EngineClient, EngineState, Generation, Observer
+
+if TYPE_CHECKING:
+    from octavo.server.watch.close_view import CloseViewer
 
 _INTERVAL = 0.1  # seconds between two events: an engine makes hundreds of steps a second
 _MOST_STEPS = 1000  # that wait for a viewer who does not read
@@ -19,11 +22,28 @@ class StepStream(Observer):
 
     def __init__(self) -> None:
         self._viewers: set[Viewer] = set()
+        self._close: set[CloseViewer] = set()  # those of them who look closely
 
     def watch(self) -> Viewer:
         """A viewer, until it is closed."""
         viewer = Viewer(self._viewers.discard)
         self._viewers.add(viewer)
+        return viewer
+
+    def watch_closely(self, engine: EngineClient, model: str) -> CloseViewer:
+        """A viewer of whom the engine knows, until it is closed: see ``close_view.py``."""
+        from octavo.server.watch.close_view import CloseViewer, about_engine
+
+        def on_close(viewer: Viewer) -> None:
+            self._viewers.discard(viewer)
+            self._close.discard(viewer)  # type: ignore[arg-type]
+            if not self._close:
+                engine.watch(False)
+
+        viewer = CloseViewer(on_close, lambda: about_engine(engine, model))
+        self._viewers.add(viewer)
+        self._close.add(viewer)
+        engine.watch(True)  # also of those who come later: each is shown how things stand
         return viewer
 
     @property
@@ -38,6 +58,23 @@ class StepStream(Observer):
     def on_step(self, stats: StepStats) -> None:
         for viewer in self._viewers:
             viewer.put(stats)
+
+    def on_look(self, step_id: int, look: dict[str, Any]) -> None:
+        for viewer in self._close:
+            viewer.put_look(step_id, look)
+
+    def on_tokens(self, generation: Generation, num_tokens: int, gap: float | None) -> None:
+        if gap is not None:
+            for viewer in self._close:
+                viewer.put_gap(gap)
+
+    def on_finished(self, generation: Generation, reason: str) -> None:
+        for viewer in self._close:
+            viewer.put_end(generation, reason)
+
+    def on_rejected(self, reason: str) -> None:
+        for viewer in self._close:
+            viewer.put_rejection(reason)
 
     def on_engine_state(self, state: EngineState, detail: str) -> None:
         for viewer in self._viewers:
@@ -72,13 +109,21 @@ class Viewer:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            while self._states:
-                yield self._states.popleft()
-            if self._steps:
-                yield self._take_steps()
+            for each in self._take():
+                yield each
             if self._is_over:
                 return
-            await asyncio.sleep(_INTERVAL)
+            await asyncio.sleep(self._interval())
+
+    def _interval(self) -> float:
+        """Seconds between two events, at least."""
+        return _INTERVAL
+
+    def _take(self) -> Iterator[dict[str, Any]]:
+        while self._states:
+            yield self._states.popleft()
+        if self._steps:
+            yield self._take_steps()
 
     def _take_steps(self) -> dict[str, Any]:
         taken = {"missed": self._num_missed, "steps": [each.as_json() for each in self._steps]}

@@ -101,6 +101,40 @@ def test_it_answers_and_pongs(server):
     assert set(server.reasons.values()) == {"length"} and server.pongs == [7]
 
 
+def test_who_watches_is_shown_steps_and_pool(server):
+    take, looks, shown = server.take, [], []
+
+    def keep(message):
+        if message["ev"] == "look":
+            shown.append(message["look"])
+        elif message["ev"] == "step":
+            looks.append(message.get("look"))
+        take(message)
+
+    server.take = keep
+    server.loop.receive({"op": "watch", "is_watched": True})
+    server.add("a", [1, 2])
+    server.run()
+    assert shown[0]["pool"]["runs"] == [-1, 512]
+    assert looks[0]["rows"][0][1:] == (0, 2, 1, 0, 0)
+    assert looks[-1]["pool"]["requests"] == []
+
+
+def test_nothing_is_shown_to_nobody(server):
+    take, looks = server.take, []
+
+    def keep(message):
+        looks.append(message.get("look"))
+        take(message)
+
+    server.take = keep
+    server.loop.receive({"op": "watch", "is_watched": True})
+    server.loop.receive({"op": "watch", "is_watched": False})
+    server.add("a", [1, 2])
+    server.run()
+    assert looks[0] and not any(looks[1:])
+
+
 def test_what_it_is_at_work_on_is_on_record(server):
     seen, submit = [], server.engine.engine.executor._executor.submit
 

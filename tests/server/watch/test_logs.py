@@ -378,6 +378,7 @@ EVENTS = {
     "on_tokens": ("generation", 1, 0.5),
     "on_finished": ("generation", "stop"),
     "on_step": (StepStats.idle(),),
+    "on_look": (7, {}),
     "on_engine_state": (EngineState.READY, "x"),
 }
 
@@ -385,7 +386,7 @@ EVENTS = {
 def test_all_observers_are_told_everything_in_order():
     class Everything(Noting):
         on_submitted = on_rejected = on_ignored_fields = on_tokens = on_finished = None
-        on_step = on_engine_state = None
+        on_step = on_look = on_engine_state = None
 
     notes: list = []
     observers = Observers(Everything(notes, "a"), Observer(), Everything(notes, "b"))

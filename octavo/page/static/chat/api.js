@@ -76,6 +76,15 @@ export async function* streamChat(body, { key, signal }) {
   throw new ApiError(200, CUT, { code: "connection_lost", requestId });
 }
 
+/** What the engine does, event by event, as long as the connection lasts: see docs/server.md. */
+export async function* streamSteps(key) {
+  const response = await send("steps?closely=true", { headers: authorization(key) });
+  for await (const { data } of events(response)) {
+    const event = fromJson(data);
+    if (event !== null) yield event;
+  }
+}
+
 async function* events(response, signal) {
   const parser = new SseParser();
   const reader = response.body.getReader();

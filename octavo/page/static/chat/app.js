@@ -6,6 +6,7 @@ import { showNavigation } from "../common/navigation.js";
 import { Follower } from "./follower.js";
 import * as store from "./settings.js";
 import { Stopwatch } from "./stats.js";
+import { emptyLog, takeChunk } from "./tokens.js";
 import { TurnView, fillError, isSend } from "./turn.js";
 
 const at = (id) => document.getElementById(id);
@@ -157,8 +158,15 @@ async function stream(turn, signal) {
     messages: store.toMessages(state.settings.system, state.turns),
     ...store.toRequest(state.settings, modelFacts()),
   };
+  answer.log = state.settings.tokens ? emptyLog() : null;
+  let last = performance.now();
   for await (const chunk of streamChat(request, { key: state.key, signal })) {
-    watch.take(chunk, performance.now());
+    const now = performance.now();
+    watch.take(chunk, now);
+    if (answer.log !== null) {
+      takeChunk(answer.log, chunk, now - last);
+      if (chunk.choices?.[0]?.logprobs) last = now;
+    }
     answer.text += chunk.choices?.[0]?.delta?.content ?? "";
     answer.stats = watch.numbers();
     if (answer.text !== "") answer.status = "streaming";

@@ -1,5 +1,7 @@
 // What the reader has chosen, and the conversation of this tab.
 
+import { NUM_ALTERNATIVES } from "./tokens.js";
+
 const SETTINGS = "octavo.settings"; // localStorage: outlives the browser
 const CONVERSATION = "octavo.conversation"; // sessionStorage: outlives a reload, not the tab
 const KEY = "octavo.key";
@@ -15,7 +17,7 @@ export const NUMBERS = {
 /** Where neither the reader nor the model's authors say how to sample; as in the terminal. */
 const FALLBACK = { temperature: 0.7, top_p: 0.95 };
 
-export const DEFAULTS = { model: "", system: "", stop: "" };
+export const DEFAULTS = { model: "", system: "", stop: "", tokens: "" };
 for (const name of Object.keys(NUMBERS)) DEFAULTS[name] = "";
 
 /** Why `text` cannot be the setting `name`, in words; "" if it can. Empty is the default. */
@@ -51,6 +53,7 @@ export function toRequest(settings, model) {
     .filter((line) => line !== "")
     .map((line) => line.replace(/\\([nt\\])/g, (_, c) => ({ n: "\n", t: "\t", "\\": "\\" })[c]));
   if (stop.length > 0) request.stop = stop;
+  if (settings.tokens) Object.assign(request, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
   return request;
 }
 

@@ -2,6 +2,7 @@
 
 import { renderInto } from "../common/markdown.js";
 import { describe } from "./stats.js";
+import { TokenView } from "./tokens.js";
 
 /**
  * The elements of a turn `{ user, answer }`. `answer` is null or `{ text, status, error, stats }`
@@ -28,6 +29,7 @@ export class TurnView {
     this.note = element("p", "note");
     this.error = element("div", "error-box");
     this.error.setAttribute("role", "alert");
+    this.tokens = new TokenView();
     this.stats = element("p", "stats");
     this.copyButton = button("Copy", () => actions.copy(this.turn.answer.text, this.copyButton));
     this.againButton = button("Regenerate", () => actions.regenerate());
@@ -35,7 +37,7 @@ export class TurnView {
     this.buttons = row(this.copyButton, this.againButton, this.removeButton);
     this.answer = element("article", "answer");
     this.answer.setAttribute("aria-label", "Answer");
-    this.answer.append(this.prose, this.note, this.error, this.stats, this.buttons);
+    this.answer.append(this.prose, this.note, this.error, this.tokens.element, this.stats, this.buttons);
 
     this.element = element("section", "turn");
     this.element.append(this.user, this.answer);
@@ -63,6 +65,7 @@ export class TurnView {
     this.note.textContent = noteOn(answer);
     this.note.hidden = this.note.textContent === "";
     this.copyButton.hidden = answer.text === "";
+    this.tokens.show(answer.log ?? null);
     this.#showStats(answer.stats);
     this.#showError(answer.error);
   }

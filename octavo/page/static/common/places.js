@@ -9,7 +9,7 @@ export const isFolder = texts !== undefined;
 /** The pages by name; a folder has no engine to talk to or look at. */
 export const PAGES = isFolder
   ? { pictures: "index.html", docs: "docs.html" }
-  : { chat: `${base}/`, pictures: `${base}/pictures`, docs: `${base}/docs/inference` };
+  : { chat: `${base}/`, engine: `${base}/engine`, pictures: `${base}/pictures`, docs: `${base}/docs/inference` };
 
 /** The address of a picture, with what it begins with: `name=value&…`. */
 export function pictureAddress(id, state = "") {

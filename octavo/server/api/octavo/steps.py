@@ -19,12 +19,18 @@ def create_router(service: Service) -> APIRouter:
 
     # Not in OpenAPI's document: those who try out what is there would wait for the end.
     @router.get(PATH, include_in_schema=False)
-    async def steps() -> Response:
-        viewer = service.steps.watch()
+    async def steps(closely: bool = False) -> Response:
+        viewer = _viewer(service, closely=closely)
         viewer.put_state(service.engine.state, "")
         return EventStream(_events(viewer), [viewer], service.settings, done=b"")
 
     return router
+
+
+def _viewer(service: Service, *, closely: bool) -> Viewer:
+    if closely:
+        return service.steps.watch_closely(service.engine, service.model_names[0])
+    return service.steps.watch()
 
 
 async def _events(viewer: Viewer) -> AsyncGenerator[bytes, None]:

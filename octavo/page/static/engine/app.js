@@ -1,0 +1,159 @@
+// The dashboard: a ring that the engine's events fill, and one frame of it that is shown.
+
+import { Chart } from "../charts/chart.js";
+import { curves } from "../charts/curves.js";
+import { lanes } from "../charts/lanes.js";
+import { loadKey, saveKey } from "../chat/settings.js";
+import { onceAFrame } from "../common/dom.js";
+import { showNavigation } from "../common/navigation.js";
+import { format } from "../common/numbers.js";
+import { batches, memory, queue, roofline, throughput } from "./charts.js";
+import { follow } from "./feed.js";
+import { KvMap } from "./kv_map.js";
+import { FRAME_SECONDS, MOST_FRAMES, Ring, lately } from "./ring.js";
+import { figures, hitRate, showEnded, showFigures, showNotes, showPrefixes } from "./tables.js";
+
+const at = (id) => document.getElementById(id);
+const seconds = () => performance.now() / 1000;
+
+const ring = new Ring();
+const charts = {
+  throughput: new Chart(at("throughput"), curves),
+  queue: new Chart(at("queue"), curves),
+  batches: new Chart(at("batches"), lanes),
+  roofline: new Chart(at("roofline"), curves),
+  memory: new Chart(at("memory"), lanes),
+};
+const map = new KvMap(at("kv"));
+let paused = null; // the frames as they were, while they are looked at
+let shownPrefixes = null;
+let shownAbout = null;
+
+// -- what is shown -----------------------------------------------------------------------------
+
+const show = onceAFrame(() => {
+  const frames = paused ?? ring.frames;
+  if (frames.length === 0 || document.hidden) return;
+  const back = Math.min(Number(at("scrub").value), frames.length - 1);
+  const index = frames.length - 1 - back;
+  showTime(frames, index);
+  showFrame(frames, index);
+});
+
+function showTime(frames, index) {
+  const age = frames.at(-1).at - frames[index].at;
+  at("scrub").max = frames.length - 1;
+  at("when").textContent = age < FRAME_SECONDS ? "now" : `${Math.round(age)} s back`;
+  at("scrub").setAttribute("aria-valuetext", at("when").textContent);
+}
+
+function showFrame(frames, index) {
+  const frame = frames[index];
+  const shown = frames.slice(0, index + 1);
+  at("state").textContent = frame.state;
+  at("state").classList.toggle("is-bad", frame.state !== "ready");
+  showFigures(at("figures"), figures(frames, index, ring.about));
+  charts.throughput.show(throughput(shown, frame.at));
+  charts.queue.show(queue(shown, frame.at));
+  charts.batches.show(batches(frame.looks));
+  map.show(frame.pool);
+  showCache(frame);
+  showRoofline(lately(frames, index, 5).flatMap(({ steps }) => steps).slice(-64));
+  showCosts(frames, index);
+  showNotes(at("notes"), frames, index);
+}
+
+function showCache({ last, prefixes }) {
+  at("hit-rate").textContent = `${hitRate(last)} of the prompt tokens were found here since the engine began.`;
+  if (prefixes === shownPrefixes) return;
+  shownPrefixes = prefixes;
+  showPrefixes(at("prefixes"), prefixes, ring.about?.block_size ?? 1);
+}
+
+function showRoofline(steps) {
+  charts.roofline.show(roofline(steps));
+  const first = steps[0], last = steps.at(-1);
+  if (last === undefined || last.roofline_share === null) {
+    at("bound").textContent = last === undefined ? "No step lately." : "What the device can do is not known: octavo hardware show auto measures it.";
+    return;
+  }
+  const limits = ["memory", "compute", "overhead"].map((name) => [name, last[`num_${name}_bound`] - first[`num_${name}_bound`]]);
+  const [limit] = limits.reduce((most, each) => (each[1] > most[1] ? each : most));
+  at("bound").textContent = `Most of the last steps were bound by ${limit}; the last one took ${format(last.seconds, "s")}, ${format(last.roofline_share, "%")} of which the device needs.`;
+}
+
+function showCosts(frames, index) {
+  const usdPerHour = Number(at("price").value) || null;
+  const ended = showEnded(at("ended"), frames, index, usdPerHour);
+  const busy = ended.filter(({ device_seconds }) => device_seconds !== null);
+  const total = busy.reduce((sum, { device_seconds }) => sum + device_seconds, 0);
+  at("cost").textContent = busy.length === 0
+    ? "A request's time is its share, by tokens, of the steps that it took part in; idle time is nobody's."
+    : `Of ${busy.length}: ${format(total / busy.length, "s")} of the device for each on average, by its tokens in each step; idle time is nobody's.`;
+}
+
+function showAbout() {
+  const { about } = ring;
+  if (about === null || about === shownAbout) return;
+  shownAbout = about;
+  at("model-name").textContent = about.model;
+  if (about.memory) charts.memory.show(memory(about.memory));
+  if (about.usd_per_hour && at("price").value === "") at("price").value = about.usd_per_hour[0];
+  if (about.num_restarts > 0) ring.note(`the engine had been restarted ${about.num_restarts} times before`);
+}
+
+// -- time --------------------------------------------------------------------------------------
+
+setInterval(() => {
+  showAbout();
+  ring.close(seconds());
+  if (paused === null) show();
+}, FRAME_SECONDS * 1000);
+
+function setPaused(isPaused) {
+  paused = isPaused ? [...ring.frames] : null;
+  at("pause").setAttribute("aria-pressed", String(isPaused));
+  at("pause").textContent = isPaused ? "Go on" : "Pause";
+  if (!isPaused) at("scrub").value = 0;
+  show();
+}
+
+at("pause").addEventListener("click", () => setPaused(paused === null));
+at("scrub").addEventListener("input", () => {
+  if (paused === null) setPaused(true);
+  show();
+});
+at("price").addEventListener("input", show);
+at("export").addEventListener("click", () => {
+  const content = { about: ring.about, frame_seconds: FRAME_SECONDS, most_frames: MOST_FRAMES, frames: paused ?? ring.frames };
+  const address = URL.createObjectURL(new Blob([JSON.stringify(content)], { type: "application/json" }));
+  const link = document.createElement("a");
+  [link.href, link.download] = [address, "octavo-engine.json"];
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+});
+document.addEventListener("visibilitychange", show);
+
+// -- the engine --------------------------------------------------------------------------------
+
+function askForKey() {
+  const dialog = at("key-dialog");
+  at("key-text").textContent = loadKey() ? "The server did not accept this API key." : "This server asks for an API key.";
+  at("key").value = "";
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => setTimeout(done, 200), { once: true }));
+}
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  saveKey(at("key").value.trim());
+  at("key-dialog").close();
+});
+at("key-dialog").querySelector(".close").addEventListener("click", () => at("key-dialog").close());
+
+showNavigation("engine");
+follow(loadKey, {
+  event: (event) => ring.take(event),
+  lost: (error) => ring.note(error === null ? "the server ended the stream" : "the connection was lost", "not connected"),
+  key: askForKey,
+});

@@ -1,0 +1,120 @@
+"""What the dashboard is told beside the record of each step: see ``GET /steps?closely=true``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from octavo.cost.step_facts import rank_model_of_json
+from octavo.cost.this_machine import device_of_engine
+from octavo.errors import ConfigError
+from octavo.server.engine.generation import EngineClient, EngineFacts, EngineState, Generation
+from octavo.server.watch.step_stream import Viewer
+
+_MOST = 1000  # requests that have ended, and rows of steps, that wait for a viewer
+_GAPS_PER_OCTAVE = 8  # buckets of inter-token latency, each 9 % wide, from a microsecond on
+_FIGURES = (
+    "num_prompt_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "num_preemptions",
+    "queue_time",
+    "ttft",
+    "tpot",
+    "e2e",
+)
+
+
+class CloseViewer(Viewer):
+    """A viewer of whom the engine knows. ``about`` tells of the engine, once it is ready."""
+
+    def __init__(self, on_close: Callable[[Viewer], None], about: Callable[[], dict[str, Any]]):
+        super().__init__(on_close)
+        self._about = about
+        self._looks: deque[dict[str, Any]] = deque(maxlen=_MOST)
+        self._picture: dict[str, Any] = {}
+        self._ended: deque[dict[str, Any]] = deque(maxlen=_MOST)
+        self._gaps: Counter[int] = Counter()
+        self._rejected: Counter[str] = Counter()
+
+    def put_state(self, state: EngineState, detail: str) -> None:
+        super().put_state(state, detail)
+        if state is EngineState.READY:
+            self._states[-1] |= {"about": self._about()}
+
+    def put_look(self, step_id: int, look: dict[str, Any]) -> None:
+        if "rows" in look:
+            rows, preempted = look["rows"], look["preempted"]
+            self._looks.append({"step_id": step_id, "rows": rows, "preempted": preempted})
+        if "pool" in look:  # of pictures the last one is enough
+            self._picture = {"pool": look["pool"], "prefixes": look["prefixes"]}
+        self._has_news.set()
+
+    def put_gap(self, seconds: float) -> None:
+        self._gaps[bucket_of(seconds)] += 1
+
+    def put_end(self, generation: Generation, reason: str) -> None:
+        figures = {name: getattr(generation.stats, name) for name in _FIGURES}
+        self._ended.append({"id": generation.request.request_id, "reason": reason, **figures})
+        self._has_news.set()
+
+    def put_rejection(self, reason: str) -> None:
+        self._rejected[reason] += 1
+        self._has_news.set()
+
+    def _interval(self) -> float:
+        return 2.5 * super()._interval()  # a page is drawn twice a second
+
+    def _take(self) -> Iterator[dict[str, Any]]:
+        yield from super()._take()
+        news: dict[str, Any] = {
+            "looks": list(self._looks),
+            "ended": list(self._ended),
+            "gaps": sorted(self._gaps.items()),
+            "rejected": dict(self._rejected),
+        }
+        news = {name: each for name, each in (news | self._picture).items() if each}
+        for each in (self._looks, self._ended, self._gaps, self._rejected, self._picture):
+            each.clear()
+        if news:
+            yield news
+
+
+def bucket_of(seconds: float) -> int:
+    """Of a gap between tokens: from ``1 µs x 2^(bucket / 8)`` on, up to the next."""
+    return int(_GAPS_PER_OCTAVE * math.log2(max(seconds * 1e6, 1.0)))
+
+
+def about_engine(engine: EngineClient, model: str) -> dict[str, Any]:
+    """What does not change: the pool, its limits, and where its memory goes."""
+    facts = engine.facts
+    return {
+        "model": model,
+        "device": facts.info.get("device"),
+        "num_blocks": facts.num_blocks,
+        "block_size": facts.block_size,
+        "max_num_seqs": facts.max_num_seqs,
+        "max_num_batched_tokens": facts.max_num_batched_tokens,
+        "num_restarts": engine.num_restarts,
+        **_of_device(facts),
+    }
+
+
+def _of_device(facts: EngineFacts) -> dict[str, Any]:
+    """Its memory, and what it costs, as far as they are known."""
+    memory = facts.info.get("memory")
+    try:
+        device = device_of_engine(str(facts.runs_as.get("device")))
+    except ConfigError:
+        return {"memory": memory, "usd_per_hour": None}
+    if memory is None and facts.rank_model.get("matrices"):
+        per_token = rank_model_of_json(facts.rank_model).kv_bytes_per_token
+        kv_bytes = per_token * facts.num_blocks * facts.block_size
+        weights = {"name": "weights", "bytes": facts.info["weights_bytes"], "known": "counted"}
+        total = device.memory_bytes
+        memory = {"total_bytes": total, "kv_bytes": kv_bytes, "lines": [weights]}
+    return {"memory": memory, "usd_per_hour": device.usd_per_hour}

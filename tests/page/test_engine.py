@@ -1,0 +1,181 @@
+"""The dashboard in a real browser, fed with events that a test can foresee."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.core.stats import StepStats
+from octavo.page import site
+
+pytestmark = pytest.mark.slow
+
+MEMORY = {
+    "total_bytes": 16 << 30,
+    "kv_bytes": 4 << 30,
+    "lines": [{"name": "weights", "bytes": 2 << 30, "known": "counted"}],
+}
+ABOUT = {
+    "model": "tiny",
+    "num_blocks": 64,
+    "block_size": 16,
+    "num_restarts": 0,
+    "memory": MEMORY,
+    "usd_per_hour": None,
+}
+READY = {"engine": "ready", "detail": "", "about": ABOUT}
+FIGURE = "[...document.querySelectorAll('#figures dt')].find((t) => t.innerText === '%s')"
+
+
+def step(number: int) -> dict:
+    record = replace(
+        StepStats.idle(64),
+        step_id=number,
+        num_running=2,
+        num_waiting=1,
+        num_tokens=40,
+        num_prompt_tokens=32,
+        num_used_blocks=16,
+        seconds=0.01,
+        step_seconds=0.01 * (number + 1),
+        prefix_tokens_queried=100,
+        prefix_tokens_hit=25,
+        roofline_share=0.5,
+        memory_seconds=0.005,
+        compute_seconds=0.001,
+        num_memory_bound=number,
+        num_compute_bound=0,
+        num_overhead_bound=0,
+    )
+    return record.as_json()
+
+
+def busy() -> list[dict]:
+    """Three steps: a prompt, guesses and a plain token; one request has ended."""
+    rows = [["aaa#0", 16, 32, 1, 0, 0], ["bbb#0", 40, 1, 3, 4, 2], ["ccc#0", 9, 1, 1, 0, 0]]
+    ended = {
+        "id": "aaa", "reason": "stop", "num_prompt_tokens": 48, "num_cached_tokens": 16,
+        "num_output_tokens": 9, "num_draft_tokens": 4, "num_accepted_tokens": 2, "ttft": 0.25,
+        "tpot": 0.02, "e2e": 1.0,
+    }  # fmt: skip
+    return [
+        READY,
+        {"missed": 0, "steps": [step(number) for number in range(3)]},
+        {
+            "looks": [{"step_id": 2, "rows": rows, "preempted": ["ddd#0"]}],
+            "pool": {
+                "num_blocks": 64, "every": 1, "requests": ["aaa#0", "bbb#0"],
+                "runs": [0, 4, 1, 2, -3, 1, -2, 9, -1, 48],
+            },
+            "prefixes": [[-1, 4, 7, 5], [0, 3, 3, 1]],
+            "ended": [ended],
+            "gaps": [[114, 90], [130, 10]],
+            "rejected": {"queue_requests": 2},
+        },
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def board(tab, steps):
+    steps.events = busy()
+    tab.open("engine")
+    tab.wait_for_text("#state", "ready")
+    return tab
+
+
+def figure(board, name: str) -> str:
+    return board.js(f"{FIGURE % name}.nextSibling.innerText")
+
+
+def test_each_card_shows_what_came(board):
+    board.wait_for_text("#ended", "aaa")
+    assert figure(board, "running · waiting") == "2 · 1"
+    assert figure(board, "TTFT p50 · p99") == "250 ms · 250 ms"
+    assert figure(board, "ITL p50 · p99") == "20.3 ms · 81.4 ms", "the middles of their buckets"
+    assert figure(board, "prefix hit rate") == "25%"
+    assert "bound by memory" in board.text("#bound")
+    assert "2 refused: queue_requests" in board.text("#notes")
+    assert "free: 48" in board.text(".holders") and "aaa#0: 4" in board.text(".holders")
+    assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
+    assert "64 tokens · found by 5" in board.text("#prefixes")
+    legend = board.text("#batches .chart-legend")
+    for kind in ("chunk of a prompt", "decode", "guesses, some accepted", "preempted"):
+        assert kind in legend
+    assert "weights" in board.text("#memory .chart-legend")
+    board.click("#price")
+    board.write("3.6")
+    board.wait_for_text("#ended", "µ$")
+
+
+def test_pause_and_the_way_back(board, steps):
+    board.wait_for("scrub.max >= 3")
+    board.click("#pause")
+    steps.events.append({"missed": 0, "steps": [step(9) | {"num_running": 7}]})
+    board.js("new Promise((done) => setTimeout(done, 1200))")
+    assert figure(board, "running · waiting") == "2 · 1", "time stands still"
+    board.js("scrub.value = scrub.max; scrub.dispatchEvent(new Event('input'))")
+    board.wait_for("document.getElementById('when').innerText.includes('back')")
+    board.click("#pause")
+    board.wait_for(f"{FIGURE % 'running · waiting'}.nextSibling.innerText === '7 · 1'")
+
+
+def test_an_engine_that_restarts_and_a_connection_that_is_lost(board, steps):
+    steps.events.append({"engine": "restarting", "detail": "it was killed"})
+    board.wait_for_text("#state", "restarting")
+    steps.events.append(READY)
+    board.wait_for_text("#state", "ready")
+    assert "engine restarting: it was killed" in board.text("#notes")
+    steps.events = [READY]
+    steps.num_cuts += 1
+    board.wait_for_text("#notes", "the server ended the stream")
+    board.wait_for_text("#state", "ready")
+    assert steps.num_viewers == 2
+
+
+def test_two_viewers_and_a_key(tab_at, site, steps):
+    steps.events, steps.api_key = busy(), "secret"
+    tabs = [tab_at(site.address) for _ in range(2)]
+    for tab in tabs:
+        tab.open("engine")
+        tab.wait_for("document.getElementById('key-dialog').open")
+        tab.click("#key")
+        tab.write("secret")
+        tab.press("Enter")
+        tab.wait_for_text("#state", "ready")
+    assert steps.num_viewers == 2
+
+
+def test_memory_is_bounded(board):
+    held = board.js("""(async () => {
+        const { Ring } = await import("./static/engine/ring.js");
+        const ring = new Ring();
+        for (let at = 0; at < 2000; at += 1) {
+            const looks = Array(50).fill({ step_id: at, rows: [[`r${at}`, 0, 1, 1, 0, 0]], preempted: [] });
+            ring.take({ missed: 0, steps: Array(50).fill({ num_tokens: 1, num_prompt_tokens: 0, step_seconds: at, seconds: 1 }), looks });
+            ring.close(at / 2);
+        }
+        return [ring.frames.length, ring.frames.at(-1).steps.length, ring.frames.at(-1).looks.length];
+    })()""")  # noqa: E501
+    assert held == [600, 32, 32]
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (768, 1024), (1440, 900)])
+def test_nothing_is_wider_than_the_screen(board, width, height):
+    board.wait_for_text("#ended", "aaa")
+    board.show(width, height)
+    assert board.js("document.documentElement.scrollWidth") <= width
+
+
+def test_all_that_can_be_used_has_a_name(board):
+    names = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in board.call("Accessibility.getFullAXTree")["nodes"]
+        if not node["ignored"] and node["role"]["value"] in ("button", "slider", "textbox")
+    ]
+    assert ("slider", "Back in time") in [(role, name[:12]) for role, name in names]
+    assert len(names) >= 4 and all(name for _, name in names)
+
+
+def test_the_dashboard_is_small():
+    assert sum(file.stat().st_size for file in (site.STATIC / "engine").iterdir()) <= 35_000
