@@ -19,6 +19,9 @@ from fused_models import DEEPSEEK_V3, GEMMA, LLAMA, VOCAB, random_model
 from queued_stream import QueuedStream
 from triton_tools import ARCHS, SHARED_LIMIT, launches
 
+# Before anything is interpreted: kernels are decorated as their modules are imported.
+import octavo.kernels.cuda.sampler
+import octavo.kernels.cuda.triton_ops  # noqa: F401
 from octavo.core.batch import Draft
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine import Engine
