@@ -36,7 +36,7 @@ class StepStream(Observer):
 
         def on_close(viewer: Viewer) -> None:
             self._viewers.discard(viewer)
-            self._close.discard(viewer)  # type: ignore[arg-type]
+            self._close.discard(viewer)
             if not self._close:
                 engine.watch(False)
 
