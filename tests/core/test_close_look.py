@@ -81,7 +81,7 @@ def test_an_outline_is_that_of_the_prefixes(prompts, data):
     for prompt in prompts:
         parent = None
         for end in range(1, len(prompt) + 1):
-            (parent,) = cache.publish(parent, (prompt[end - 1],), [number], "")
+            ((parent,),) = cache.publish(parent, [(prompt[end - 1],)], [[number]], "")
             paths[tuple(prompt[:end])] = parent
             number += parent == number
         cache.count_hit(parent)
@@ -98,8 +98,8 @@ def test_an_outline_is_that_of_the_prefixes(prompts, data):
 
 def test_hits_outlive_the_blocks_that_had_them():
     cache = RadixPrefixCache(1)
-    cache.publish(None, (1,), [5], "")
-    cache.publish(5, (2,), [6], "")
+    cache.publish(None, [(1,)], [[5]], "")
+    cache.publish(5, [(2,)], [[6]], "")
     cache.count_hit(6)
     cache.forget(6)
     assert cache.outline(9) == [(-1, 1, 1, 1)]

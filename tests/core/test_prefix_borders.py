@@ -133,8 +133,8 @@ def test_what_a_window_left_behind_is_said_to_be_missing():
 
 def test_a_state_that_is_not_there_is_said_to_be_missing():
     cache = RadixPrefixCache(2, (None, 3), needs_states=True)
-    cache.publish(None, (1, 2), [4, 5], "")
-    cache.publish(4, (3, 4), [6, 7], "")
+    cache.publish(None, [(1, 2)], [[4, 5]], "")
+    cache.publish(4, [(3, 4)], [[6, 7]], "")
     assert reason_of(cache, [1, 2, 3, 4, 5]) is MissReason.NO_STATE
     cache.keep_state(4, 0)
     assert reason_of(cache, [1, 2, 3, 4, 5]) is MissReason.NO_STATE

@@ -155,7 +155,7 @@ def test_each_fault_is_noticed(cache, manager):
 class ServesWhatWindowsHaveLost(RadixPrefixCache):
     """A hit goes as far as the layers that see all have blocks."""
 
-    def _num_served(self, matched):
+    def _num_served(self, matched, needs_states):
         return next((i for i, row in enumerate(matched) if row[0] == GONE), len(matched))
 
 

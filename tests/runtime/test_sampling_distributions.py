@@ -226,7 +226,9 @@ def test_distribution_of_every_parameter(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed in range(12)]
+)
 def test_distribution_of_random_settings(seed):
     rng = random.Random(seed)
     logits = [rng.gauss(0, 2) for _ in range(rng.randrange(4, 51))]

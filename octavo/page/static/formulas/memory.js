@@ -170,10 +170,16 @@ const ACTIVATIONS = {
     const rows = Math.min(512, limits.stepTokens);
     return around(4 * rows * (spec.vocab_size + spec.hidden_size), 0.15, "published");
   },
-  /** Values of a step in turn, and logits. */
-  octavo_activations(spec, parallel, limits) {
-    const logits = limits.maxNumSeqs * Math.ceil(spec.vocab_size / 16) * 16;
-    return around(4 * (limits.stepTokens * octavoValues(spec) + logits), 0.1, "published");
+  /** Values of a step in turn, logits, the rows of experts, and what is made of weights. */
+  octavo_activations(spec, parallel, { stepTokens, maxNumSeqs }) {
+    const logits = maxNumSeqs * Math.ceil(spec.vocab_size / 16) * 16;
+    const routed = Math.max(...spec.layers.map(({ mlp }) =>
+      mlp?.kind === "ExpertMlp" ? expertsBytes(spec.hidden_size, mlp, stepTokens) : 0));
+    const made = spec.layers.reduce((total, kind) => total + kind.count * layerWeights(spec, kind)
+      .filter((weight) => weight.op === "attention.kv_b")
+      .reduce((values, { outputs, inputs }) => values + outputs * inputs, 0), 0);
+    const values = stepTokens * octavoValues(spec) + logits;
+    return around(4 * values + routed + 2 * made, 0.1, "published");
   },
   /** The same in 16 bits, what is between two launches, rotations, logits, and splits. */
   octavo_gpu_activations(spec, parallel, limits) {
@@ -186,6 +192,14 @@ const ACTIVATIONS = {
     return around(step + others + 24 * 2 ** 20, 0.25, "roofline");
   },
 };
+
+/** Between the phases of the native kernels' experts: octavo/kernels/cpu/layout.py. */
+function expertsBytes(hidden, { inner, per_token: perToken }, tokens) {
+  const encoded = Math.ceil(Math.max(hidden, inner) / 256) * 256;
+  const rowBytes = 4 * (hidden + inner + 2 + encoded);
+  const chunk = Math.max(Math.floor(2 ** 25 / (rowBytes * perToken)), 8);
+  return Math.min(tokens, chunk) * perToken * rowBytes;
+}
 
 const weightsOf = (spec) => spec.layers.map((kind) => layerWeights(spec, kind));
 

@@ -47,7 +47,7 @@ const KINDS = {
       yield columns("self_attn.kv_b_proj", "attention.kv_b", heads, expanded, kvRank);
       yield rows("self_attn.o_proj", "attention.output", hidden, heads, part.value_dim);
     },
-    kvVectors: (part) => [1, part.kv_rank + part.rope_dim, 0],
+    kvVectors: (part) => [1, part.kv_rank, part.rope_dim],
     flopsPerScore(part, tp) {
       // Prompts have keys and values expanded; single tokens are compared with the latent vectors.
       const heads = Math.ceil(part.heads / tp);
