@@ -5,13 +5,14 @@
 //   { …, kind: "range", choices: [1, 2, 4, 8], value }   // a slider over given numbers
 //   { …, kind: "choice", choices: [[value, "in words"]], value }
 //   { …, kind: "toggle", value: false }
-//   { …, kind: "step", min, max, value, most(values) }   // a slider with back, forward and play
+//   { …, kind: "step", min, max, value, most(values), beat }   // a slider with back, forward and
+//                                                 // play, every `beat` milliseconds
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
 
 const PARTS = 400; // places of a slider whose values are powers
-const BEAT = 1100; // milliseconds between two steps that play by themselves
+const BEAT = 1100; // milliseconds between two steps that play by themselves, if nothing else is said
 
 let numControls = 0;
 
@@ -95,7 +96,7 @@ function step(control, id, onChange) {
   const [input, output] = [moved.element.querySelector("input"), moved.element.querySelector("output")];
   function start() {
     if (value >= most) go(control.min);
-    timer = setInterval(() => (value >= most ? stop() : go(value + 1)), BEAT);
+    timer = setInterval(() => (value >= most ? stop() : go(value + 1)), control.beat ?? BEAT);
     play.textContent = "Pause";
   }
   function stop() {

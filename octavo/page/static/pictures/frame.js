@@ -10,7 +10,8 @@
 //     title: "The memory wall",
 //     sentences: ["…", "…", "…"],              // three: what one sees, why, what follows
 //     readMore: "inference#the-memory-wall",   // a document, and a heading of it
-//     needs: { model: true, hardware: true },  // brings the pickers of picker.js
+//     needs: { model: true, hardware: true },  // brings the pickers of picker.js; { file: "x.json" }
+//                                              // is there as world.files.get("x.json")
 //     controls: [{ id: "batch", label: "Batch", kind: "log-range", min: 1, max: 1024, value: 8,
 //                  unit: "requests" }],        // kinds: controls.js
 //     figures(context) { return [{ label, value, unit, low, high, source, formula }]; },

@@ -1,6 +1,7 @@
 // The pictures, in the order in which they are listed.
 
 import { attentionKinds } from "./attention_kinds.js";
+import { batching } from "./batching.js";
 import { costs } from "./costs.js";
 import { decisionTree } from "./decision_tree.js";
 import { devices } from "./devices.js";
@@ -16,6 +17,7 @@ export const PICTURES = [
   attentionKinds,
   flashTiles,
   pagedKv,
+  batching,
   speculation,
   devices,
   costs,
