@@ -46,8 +46,8 @@ export const batching = {
   draw(canvas, context) {
     const { recording, found, moment, end } = caseOf(context);
     canvas.place("phase", "p").textContent =
-      `${found.requests.length} requests for ${recording.model} on ${recording.hardware}, ${format(moment, "s")} after the first was sent. `
-      + "Each step is one that octavo’s scheduler made; what steps take is simulated.";
+      `${found.requests.length} requests for ${recording.model} on ${recording.hardware}, after ${format(moment, "s")}: each has its number, `
+      + "and the tokens of its prompt and answer. Each step is one that octavo’s scheduler made; what steps take is simulated.";
     for (const name of Object.keys(NAMES)) {
       canvas.chart(name, lanes, lanesChart(context.values.rows, found, name, moment, end));
     }
