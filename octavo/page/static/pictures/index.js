@@ -9,6 +9,7 @@ import { flashTiles } from "./flash_tiles.js";
 import { kvGrowth } from "./kv_growth.js";
 import { memoryWall } from "./memory_wall.js";
 import { pagedKv } from "./paged_kv.js";
+import { serving } from "./serving.js";
 import { speculation } from "./speculation.js";
 
 export const PICTURES = [
@@ -18,6 +19,7 @@ export const PICTURES = [
   flashTiles,
   pagedKv,
   batching,
+  serving,
   speculation,
   devices,
   costs,
