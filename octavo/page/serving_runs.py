@@ -4,12 +4,12 @@ the page's simulator shows.
 Rates are told as shares of what one replica of this model on this hardware answers with the usual
 settings, if it is never without work, so that they mean the same for all models. One JSON::
 
-    {made: {version, date}, settings, usual_rate, runs: [{share, rate, seconds, series, requests,
-     prefix_hit_rate, num_preemptions}]}
+    {made: {version, date}, settings, usual_rate, runs: [{share, rate, num_requests, series,
+     requests, prefix_hit_rate, num_preemptions}]}
 
 ``series`` is ``[[seconds, running, waiting, share of the KV pool], ...]``, ``requests`` are ``[time
-to first token, time per token after it or null]`` in seconds; those that had no answer are not
-there.
+to first token, time per token after it or null]`` in seconds, of the second half of those that were
+sent: when the first of them came, the server was still filling.
 
 ``python -m octavo.page.serving_runs`` reads settings from its input and writes that; a server has it
 run so, where it takes the interpreter of nobody. ``--record`` writes the file of some runs that
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from pathlib import Path
@@ -35,7 +35,7 @@ from octavo.files import replace_file
 from octavo.measure.request_record import RequestRecord
 from octavo.sim import FleetSettings, LoadSettings, Simulation, Timeline, Workload, prepare
 
-SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+SHARES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "batching": ("continuous", "static"),
     "prefix_caching": (True, False),
@@ -45,9 +45,10 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 RECORDED = Path(__file__).with_name("static") / "recorded" / "serving.json"
 
-_NUM_REQUESTS = 120
+_LEAST_REQUESTS = 100  # of a run; where rates are high, as many as come in the same time,
+_REQUESTS = 160  # which is so many at the usual rate
 _WORKLOAD = Workload(
-    num_prompts=_NUM_REQUESTS,
+    num_prompts=_REQUESTS,
     random_prefix_len=512,  # that all prompts begin with
     random_input_len=512,
     random_output_len=128,
@@ -91,7 +92,9 @@ class ServingSettings:
         return replace(self, **{name: choices[0] for name, choices in CHOICES.items()})
 
 
-def serving_runs(settings: ServingSettings) -> dict[str, Any]:
+def serving_runs(
+    settings: ServingSettings, shares: Sequence[float] = SHARES
+) -> dict[str, Any]:
     """Runs at all rates; some seconds of one processor.
 
     Raises:
@@ -102,7 +105,7 @@ def serving_runs(settings: ServingSettings) -> dict[str, Any]:
         "made": {"version": octavo.__version__, "date": date.today().isoformat()},
         "settings": asdict(settings),
         "usual_rate": usual_rate,
-        "runs": [{"share": share, **_run(settings, share * usual_rate)} for share in SHARES],
+        "runs": [_run(settings, usual_rate, share) for share in shares],
     }
 
 
@@ -126,13 +129,13 @@ def record() -> None:
 def _rate_without_pause(settings: ServingSettings) -> float:
     """Answers a second while none of many requests has yet to come: of the middle half, as batches
     are not full at the end."""
-    result = _simulation(settings, math.inf).run().result
+    result = _simulation(settings, math.inf, _WORKLOAD).run().result
     ends = sorted(record.ended for record in result.records)
     first, last = len(ends) // 4, 3 * len(ends) // 4
     return (last - first) / (ends[last] - ends[first])
 
 
-def _simulation(settings: ServingSettings, rate: float) -> Simulation:
+def _simulation(settings: ServingSettings, rate: float, workload: Workload) -> Simulation:
     fleet = FleetSettings(
         hardware=settings.hardware,
         tp=1,
@@ -149,23 +152,27 @@ def _simulation(settings: ServingSettings, rate: float) -> Simulation:
         "max_model_len": "auto",
     }
     load = LoadSettings(request_rate=rate)
-    return prepare(spec_of(settings.model), fleet, _WORKLOAD, load, engine=engine)
+    return prepare(spec_of(settings.model), fleet, workload, load, engine=engine)
 
 
-def _run(settings: ServingSettings, rate: float) -> dict[str, Any]:
+def _run(settings: ServingSettings, usual_rate: float, share: float) -> dict[str, Any]:
+    rate = share * usual_rate
+    num_requests = max(_LEAST_REQUESTS, round(share * _REQUESTS))
     timeline = Timeline()
-    result = _simulation(settings, rate).run(watch=timeline.note).result
+    simulation = _simulation(settings, rate, replace(_WORKLOAD, num_prompts=num_requests))
+    result = simulation.run(watch=timeline.note).result
     series = timeline.series(result.makespan_s, max_points=_MAX_POINTS)
     queried = sum(each.prefix_tokens_queried for each in result.replicas)
     hit = sum(each.prefix_tokens_hit for each in result.replicas)
     return {
+        "share": share,
         "rate": _rounded(rate),
-        "seconds": _rounded(result.makespan_s),
+        "num_requests": num_requests,
         "series": [
             [_rounded(each) for each in (point.time_s, point.running, point.waiting, point.kv_use)]
             for point in series
         ],
-        "requests": [_times(record) for record in result.records if record.completed],
+        "requests": [_times(record) for record in result.records[num_requests // 2 :]],
         "prefix_hit_rate": _rounded(hit / queried) if queried else None,
         "num_preemptions": result.num_preemptions,
     }

@@ -3,10 +3,11 @@
 import { curves } from "../charts/curves.js";
 import { format } from "../common/numbers.js";
 import { isFolder } from "../common/places.js";
+import { distribution, goodput, knee, quantile } from "./in_time.js";
 import { octavoCommand } from "./picker.js";
-import { CHOICES, RECORDED, SHARES, distribution, goodput, knee, quantile, runsOf, settingsOf } from "./serving_runs.js";
+import { CHOICES, RECORDED, SHARES, runsOf, settingsOf } from "./serving_runs.js";
 
-const WORKLOAD = { "num-prompts": 120, "random-prefix-len": 512, "random-input-len": 512, "random-output-len": 128, "random-length-cv": 0.5 };
+const WORKLOAD = { "random-prefix-len": 512, "random-input-len": 512, "random-output-len": 128, "random-length-cv": 0.5 };
 const ascending = (choices) => [...choices].sort((a, b) => a - b);
 const choice = (id, label, unit) => ({ id, label, kind: "range", choices: ascending(CHOICES[id]), value: CHOICES[id][0], unit });
 
@@ -21,8 +22,8 @@ export const serving = {
   readMore: "inference#batches-that-never-end",
   needs: isFolder ? { file: RECORDED } : { model: true, hardware: true },
   controls: [
-    { id: "share", label: "Requests, of what one replica can do", kind: "range", choices: SHARES, value: 1, unit: "×" },
-    choice("replicas", "Replicas", "engines"),
+    { id: "share", label: "Load", kind: "range", choices: SHARES, value: 1, unit: "× one replica" },
+    choice("replicas", "Replicas"),
     choice("max_num_seqs", "Slots of a batch", "requests"),
     choice("step_tokens", "Tokens of a step", "tokens"),
     { id: "batching", label: "Batches", kind: "choice", choices: [["continuous", "continuous"], ["static", "static: those of one first step"]], value: "continuous" },
@@ -41,13 +42,13 @@ export const serving = {
     const good = goodput(run, values);
     const best = knee(runs, values);
     const source = `simulated by octavo ${made.version}, ${made.date}`;
-    const slowest = (all) => `1 in 100 takes ${format(quantile(all, 0.99), "s")} or more`;
+    const slowest = (all) => `1 in 20 takes ${format(quantile(all, 0.95), "s")} or more`;
     return [
       { label: "Requests come", value: run.rate, unit: "a second", source, formula: `${values.share} × ${format(usual)}, of one replica as usual` },
       { label: "First token, half of the requests within", value: quantile(first, 0.5), unit: "s", source, formula: slowest(first) },
       { label: "Each further one, half within", value: quantile(next, 0.5), unit: "s", source, formula: slowest(next) },
       { label: "Within both limits", value: good.share, unit: "%", source, formula: `${good.good} of ${run.requests.length} requests` },
-      { label: "Goodput", value: good.rate, unit: "requests/s", source, formula: `${good.good} / ${format(run.seconds, "s")}` },
+      { label: "Goodput", value: good.rate, unit: "requests/s", source, formula: `${format(good.share, "%")} of ${format(run.rate)} a second` },
       { label: "Knee: 90% are in time up to", value: best?.rate ?? "no rate that was tried", unit: "requests/s", source },
       { label: "Prompt tokens from the cache", value: run.prefix_hit_rate ?? 0, unit: "%", source, formula: `${run.num_preemptions} preemptions` },
     ];
@@ -56,11 +57,12 @@ export const serving = {
   command(context) {
     const settings = settingsOf(context);
     const { runs, settings: simulated = settings } = runsOf(settings, context);
+    const run = runs && runAt(runs, context.values.share);
     const { values, spec = { name: simulated.model ?? "llama-3.1-8b" } } = context;
     const picked = { precision: "published", kv: "auto", hardware: simulated.hardware ?? "h100-sxm", ...values };
     return octavoCommand("simulate", { values: picked, spec }, {
       count: values.replicas, tp: 1, replicas: values.replicas, ...WORKLOAD,
-      "request-rate": runs && runAt(runs, values.share).rate,
+      "num-prompts": run?.num_requests, "request-rate": run?.rate,
       "max-num-seqs": values.max_num_seqs, "max-num-batched-tokens": values.step_tokens, batching: values.batching,
       "no-enable-prefix-caching": !values.prefix_caching,
       goodput: `ttft:${Number((1e3 * values.ttft).toPrecision(3))} tpot:${Number((1e3 * values.tpot).toPrecision(3))}`,
@@ -71,7 +73,7 @@ export const serving = {
     const { values } = context;
     const found = runsOf(settingsOf(context), context);
     const usual = values.beside ? runsOf(settingsOf(context, true), context) : found;
-    const said = canvas.place("happening", "p");
+    const said = canvas.place("phase", "p");
     said.setAttribute("role", "status");
     said.textContent = found.state ?? usual.state ?? told(found);
     const all = [{ name: "these settings", colour: 1, ...found }, { name: "usual settings", colour: 2, isDashed: true, ...(usual === found ? {} : usual) }]
@@ -86,8 +88,8 @@ export const serving = {
 
 function told({ settings, made }) {
   const where = isFolder ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
-  return `${where}: octavo’s own scheduler in virtual time, 120 requests for ${settings.model} on ${settings.hardware} at each rate. `
-    + "With so few, shares are good to some percent, and rates are told with the filling and emptying of the server.";
+  return `${where}: octavo’s own scheduler in virtual time, ${settings.model} on ${settings.hardware}. `
+    + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and good to some percent.";
 }
 
 function runAt(runs, share) {
@@ -101,12 +103,14 @@ function goodputChart(all, limits) {
   }));
   const highest = Math.max(1e-9, ...layers.flatMap(({ points }) => points.map(([, rate]) => rate)));
   const rates = all[0]?.runs.map(({ rate }) => rate) ?? [];
+  // Rates at which nobody is in time any more are all alike, but for the one that is shown.
+  const last = rates.findLastIndex((rate, index) => layers.some(({ points }) => points[index][1] > 0) || SHARES[index] === limits.share);
   const best = all[0] && knee(all[0].runs, limits);
   const marks = all[0] ? [{ x: runAt(all[0].runs, limits.share).rate, label: "shown below" }] : [];
   if (best) marks.push({ x: best.rate, label: `knee: ${format(best.rate)} a second` });
   return {
     title: "Goodput: requests answered within both limits",
-    x: { label: "requests that come a second", min: 0, max: rates.at(-1) },
+    x: { label: "requests that come a second", min: 0, max: rates[Math.min(rates.length - 1, last + 1)] },
     y: { label: "requests/s", unit: "requests/s", min: 0, max: highest * 1.25 },
     layers: [{ kind: "dashed", label: "all that come", colour: 7, points: rates.map((rate) => [rate, rate]) }, ...layers],
     marks,

@@ -1,5 +1,5 @@
 // Runs of the simulator (octavo/page/serving_runs.py): asked of the server, or looked up among those
-// that were recorded; and what they come to.
+// that were recorded.
 
 import { askServer, isFolder } from "../common/places.js";
 import { precisionOf } from "./picker.js";
@@ -13,8 +13,7 @@ export const CHOICES = {
   max_num_seqs: [32, 8, 128],
   replicas: [1, 2, 4],
 };
-export const SHARES = [0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4];
-const ENOUGH = 0.9; // of the requests within the limits: what a rate is called good for
+export const SHARES = [0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4];
 
 let turn = Promise.resolve(); // one is asked for after the other
 
@@ -43,27 +42,4 @@ export function runsOf(settings, { world, redraw }) {
 
 function recorded(settings, { files }) {
   return files.get(RECORDED).find((each) => Object.keys(CHOICES).every((name) => each.settings[name] === settings[name]));
-}
-
-/** `[value, share of the requests that had at most that]`, of those that have it. */
-export function distribution(values) {
-  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
-  return sorted.map((value, index) => [value, (index + 1) / sorted.length]);
-}
-
-/** The value that a share of the requests had at most. */
-export function quantile(values, share) {
-  return distribution(values).find(([, reached]) => reached >= share - 1e-9)?.[0] ?? null;
-}
-
-/** What a run is good for: requests within both limits, their share and how many in a second. */
-export function goodput({ requests, seconds }, { ttft, tpot }) {
-  const good = requests.filter(([first, next]) => first <= ttft && (next ?? 0) <= tpot).length;
-  return { good, share: good / requests.length, rate: good / seconds };
-}
-
-/** The run at the highest rate up to which enough requests are within the limits, or undefined. */
-export function knee(runs, limits) {
-  const first = runs.findIndex((run) => goodput(run, limits).share < ENOUGH);
-  return first === -1 ? runs.at(-1) : runs[first - 1];
 }
