@@ -1,7 +1,10 @@
-"""What production's scheduler does with the same requests, in static batches and in continuous ones:
-every step of it, in virtual time.
+"""What production's scheduler does with the same requests, in static batches and in continuous
+ones: every step of it, in virtual time.
 
-One JSON: ``{made: {version, date}, model, hardware, cases: [{lengths, slots, arrivals, requests, runs}]}``.
+One JSON::
+
+    {made: {version, date}, model, hardware, cases: [{lengths, slots, arrivals, requests, runs}]}
+
 A request is ``[arrival, prompt, answer]``, in seconds and tokens, and has its place as its number.
 ``runs`` are by the name of their batching, and each is ``{seconds, ttft, steps}``: when the last
 answer was there, when each request had its first token, counted from its arrival, and of each
@@ -77,7 +80,7 @@ def _run(
 
 
 def _request(flight: Flight) -> list[float]:
-    return [_rounded(flight.record.sent), flight.record.prompt_tokens, flight.ask.output_len]
+    return [_rounded(flight.record.sent), flight.ask.input_len, flight.ask.output_len]
 
 
 def _step(times: StepTimes, numbers: dict[str, int]) -> list[Any]:

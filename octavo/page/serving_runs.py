@@ -11,8 +11,8 @@ settings, if it is never without work, so that they mean the same for all models
 to first token, time per token after it or null]`` in seconds, of the second half of those that were
 sent: when the first of them came, the server was still filling.
 
-``python -m octavo.page.serving_runs`` reads settings from its input and writes that; a server has it
-run so, where it takes the interpreter of nobody. ``--record`` writes the file of some runs that
+``python -m octavo.page.serving_runs`` reads settings from its input and writes that; a server has
+it run so, where it takes the interpreter of nobody. ``--record`` writes the file of some runs that
 come with octavo, for pages that have no server.
 """
 
@@ -22,7 +22,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,7 @@ class ServingSettings:
         return replace(self, **{name: choices[0] for name, choices in CHOICES.items()})
 
 
-def serving_runs(
-    settings: ServingSettings, shares: Sequence[float] = SHARES
-) -> dict[str, Any]:
+def serving_runs(settings: ServingSettings, shares: Sequence[float] = SHARES) -> dict[str, Any]:
     """Runs at all rates; some seconds of one processor.
 
     Raises:
@@ -192,11 +190,8 @@ def _text(document: Any) -> str:
 
 def _answer(text: str) -> str:
     """What comes of settings, or ``{error}`` where they make no sense."""
-    given = json.loads(text)
-    known = {each.name for each in fields(ServingSettings)}
     try:
-        settings = ServingSettings(**{name: value for name, value in given.items() if name in known})
-        return _text(serving_runs(settings))
+        return _text(serving_runs(ServingSettings(**json.loads(text))))
     except ConfigError as error:
         return _text({"error": str(error)})
 

@@ -1,4 +1,4 @@
-"""Recorded steps of the scheduler: all that was asked is in them, and no more than there is room for."""
+"""Steps of the scheduler: all that was asked is in them, and no more than there is room for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's runs: what more load, and other settings, do to them; and those that come with octavo."""
+"""The simulator's runs: what more load, and other settings, do to them; and recorded ones."""
 
 from __future__ import annotations
 
