@@ -7,6 +7,8 @@
 //   { …, kind: "toggle", value: false }
 //   { …, kind: "step", min, max, value, most(values), beat }   // a slider with back, forward and
 //                                                 // play, every `beat` milliseconds
+//   { …, kind: "kept", value, keep(values), words(value) }   // a button that keeps what others say now,
+//                                                 // as a text; `words` is null of a text that is none
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
@@ -19,7 +21,7 @@ let numControls = 0;
 /** `{ element, show(value, values), close() }`; `onChange(value)` when somebody moves it. */
 export function makeControl(control, onChange) {
   const id = `control-${(numControls += 1)}`;
-  const made = { choice, toggle, step }[control.kind] ?? slider;
+  const made = { choice, toggle, step, kept }[control.kind] ?? slider;
   return made(control, id, onChange);
 }
 
@@ -27,6 +29,7 @@ export function makeControl(control, onChange) {
 export function parseValue(control, text) {
   if (control.kind === "toggle") return { 1: true, 0: false }[text] ?? null;
   if (control.kind === "choice") return control.choices.find(([value]) => String(value) === text)?.[0] ?? null;
+  if (control.kind === "kept") return control.words(text) === null ? null : text;
   const value = Number(text);
   if (text.trim() === "" || !Number.isFinite(value)) return null;
   return placesOf(control).near(value);
@@ -77,6 +80,21 @@ function toggle(control, id, onChange) {
     element: element("div", { class: "control is-toggle" }, input, element("label", { for: id }, control.label)),
     show(value) {
       input.checked = value;
+    },
+    close() {},
+  };
+}
+
+function kept(control, id, onChange) {
+  let latest = null;
+  const output = element("output", { for: id, class: "hint" });
+  const input = element("button", { id, type: "button", class: "bordered", onclick: () => onChange(control.keep(latest)) }, control.label);
+  return {
+    element: element("div", { class: "control is-kept" }, input, output),
+    show(value, values) {
+      latest = values;
+      output.textContent = control.words(value);
+      input.disabled = value === control.keep(values);
     },
     close() {},
   };

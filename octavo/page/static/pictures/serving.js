@@ -5,7 +5,7 @@ import { format } from "../common/numbers.js";
 import { isFolder } from "../common/places.js";
 import { distribution, goodput, knee, quantile } from "./in_time.js";
 import { octavoCommand } from "./picker.js";
-import { CHOICES, RECORDED, SHARES, runsOf, settingsOf } from "./serving_runs.js";
+import { CHOICES, RECORDED, SHARES, USUAL, fromText, runsOf, settingsOf, toText } from "./serving_runs.js";
 
 const WORKLOAD = { "random-prefix-len": 512, "random-input-len": 512, "random-output-len": 128, "random-length-cv": 0.5 };
 const ascending = (choices) => [...choices].sort((a, b) => a - b);
@@ -30,12 +30,13 @@ export const serving = {
     { id: "ttft", label: "First token within", kind: "log-range", min: 0.01, max: 30, value: 0.5, unit: "s" },
     { id: "tpot", label: "Each further one within", kind: "log-range", min: 0.001, max: 1, value: 0.05, unit: "s" },
     { id: "prefix_caching", label: "Cache the prefix that all share", kind: "toggle", value: true },
-    { id: "beside", label: "Beside the usual settings", kind: "toggle", value: true },
+    { id: "kept", label: "Keep these settings", kind: "kept", value: USUAL, keep: toText, words: keptWords },
+    { id: "beside", label: "Show the kept ones beside", kind: "toggle", value: true },
   ],
 
   figures(context) {
     const { values } = context;
-    const { runs, usual_rate: usual, made, state } = runsOf(settingsOf(context), context);
+    const { runs, usual_rate: usual, made, state } = runsOf(settingsOf(context, values), context);
     if (state) return [{ label: "Simulation", value: "–", source: state }];
     const run = runAt(runs, values.share);
     const [first, next] = [0, 1].map((column) => run.requests.map((each) => each[column]));
@@ -55,7 +56,7 @@ export const serving = {
   },
 
   command(context) {
-    const settings = settingsOf(context);
+    const settings = settingsOf(context, context.values);
     const { runs, settings: simulated = settings } = runsOf(settings, context);
     const run = runs && runAt(runs, context.values.share);
     const { values, spec = { name: simulated.model ?? "llama-3.1-8b" } } = context;
@@ -71,12 +72,12 @@ export const serving = {
 
   draw(canvas, context) {
     const { values } = context;
-    const found = runsOf(settingsOf(context), context);
-    const usual = values.beside ? runsOf(settingsOf(context, true), context) : found;
+    const found = runsOf(settingsOf(context, values), context);
+    const kept = values.beside ? runsOf(settingsOf(context, fromText(values.kept)), context) : found;
     const said = canvas.place("phase", "p");
     said.setAttribute("role", "status");
-    said.textContent = found.state ?? usual.state ?? told(found);
-    const all = [{ name: "these settings", colour: 1, ...found }, { name: "usual settings", colour: 2, isDashed: true, ...(usual === found ? {} : usual) }]
+    said.textContent = found.state ?? kept.state ?? told(found);
+    const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept === found ? {} : kept) }]
       .filter(({ runs }) => runs);
     canvas.chart("goodput", curves, goodputChart(all, values));
     canvas.chart("load", curves, seriesChart(all, values, "Requests at the server", "requests", [["wait", 2, 5], ["run", 1, 1]]));
@@ -85,6 +86,13 @@ export const serving = {
     canvas.chart("next", curves, latencyChart(all, values, "Time of each further token, mean of a request", 1, values.tpot));
   },
 };
+
+function keptWords(text) {
+  const kept = fromText(text);
+  if (kept === null) return null;
+  const prefix = kept.prefix_caching ? "cached" : "uncached";
+  return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens)} tokens, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
+}
 
 function told({ settings, made }) {
   const where = isFolder ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";

@@ -17,14 +17,27 @@ export const SHARES = [0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4];
 
 let turn = Promise.resolve(); // one is asked for after the other
 
-/** The settings that controls stand for; `isUsual`: but for model and hardware, the usual ones. */
-export function settingsOf({ values, spec }, isUsual = false) {
-  const chosen = Object.entries(CHOICES).map(([name, choices]) => [name, isUsual ? choices[0] : values[name]]);
-  if (isFolder) return Object.fromEntries(chosen);
+export const USUAL = Object.values(CHOICES).map(([first]) => first).join();
+
+/** What is chosen of `CHOICES`, as a text, and back: null of a text that is none. */
+export function toText(chosen) {
+  return Object.keys(CHOICES).map((name) => chosen[name]).join();
+}
+
+export function fromText(text) {
+  const parts = text.split(",");
+  const found = Object.entries(CHOICES).map(([name, choices], index) => [name, choices.find((each) => String(each) === parts[index])]);
+  return found.some(([, choice]) => choice === undefined) ? null : Object.fromEntries(found);
+}
+
+/** All settings: model and hardware as controls have them, and what is `chosen`. */
+export function settingsOf({ values, spec }, chosen) {
+  const ours = fromText(toText(chosen));
+  if (isFolder) return ours;
   const precision = precisionOf(values);
   const weights = precision === "bfloat16" ? { dtype: precision } : { quantization: precision };
   const kv = values.kv === "auto" ? null : values.kv;
-  return { model: spec.name, hardware: values.hardware, ...weights, kv_cache_dtype: kv, ...Object.fromEntries(chosen) };
+  return { model: spec.name, hardware: values.hardware, ...weights, kv_cache_dtype: kv, ...ours };
 }
 
 /** `{ runs, usual_rate, made, settings }` of settings, or why there are none: `{ state }`, in words. */
