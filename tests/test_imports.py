@@ -83,7 +83,7 @@ ALLOWED = {
         "workload",
     },
     "planner": {"config", "core", "cost", "hub", "measure", "sim", "speculation", "workload"},
-    "page": {"cost", "planner"},
+    "page": {"cost", "measure", "planner", "sim"},
     "speculation.training": {
         *("core", "fields", "kernels", "layers", "models", "quantization"),
         *("quantization.produce", "runtime", "speculation", "text"),

@@ -8,11 +8,13 @@ no part of it ever becomes a path.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from octavo.page import documents
+from octavo.page.batching_traces import batching_traces
 from octavo.page.data import page_data
 
 STATIC = Path(__file__).with_name("static")
@@ -71,9 +73,13 @@ def site_files() -> dict[str, SiteFile]:
     return files
 
 
-def data_file() -> SiteFile:
-    """``/static/data.json``, which takes most of a second to make: what pictures compute from."""
-    return _json_file(page_data())
+def made_files() -> dict[str, Callable[[], SiteFile]]:
+    """How the others are made, by address, which takes about a second each: what pictures compute
+    from, and what some of them replay."""
+    return {
+        "/static/data.json": lambda: _json_file(page_data()),
+        "/static/batching.json": lambda: _json_file(batching_traces()),
+    }
 
 
 def static_paths() -> list[Path]:

@@ -92,7 +92,8 @@ def _modules_of(entries: set[str]) -> dict[str, str]:
 
 def _data_script() -> str:
     """What pages read of a server, as texts by their paths below ``static/``."""
-    files = {**site.site_files(), "/static/data.json": site.data_file()}
+    files = site.site_files()
+    files |= {address: make() for address, make in site.made_files().items()}
     texts = {
         address.removeprefix("/static/"): file.body.decode()
         for address, file in files.items()

@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from octavo.page.serving_runs import CHOICES, RECORDED
 from octavo.server.page import routes as page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -429,6 +430,7 @@ class Site:
         app.add_route("/v1/models", self._list_models, ["GET"])
         app.add_route("/steps", self._steps, ["GET"])
         app.add_route("/v1/chat/completions", self._chat, ["POST"])
+        app.add_route("/octavo/simulate", self._simulate, ["POST"])
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
         self._server = uvicorn.Server(
@@ -445,6 +447,13 @@ class Site:
 
     async def _chat(self, request: Request) -> Response:
         return await self.chats.chat(request)
+
+    async def _simulate(self, request: Request) -> Response:
+        """Runs that were recorded, of the same settings as far as there are any."""
+        asked = await request.json()
+        runs = json.loads(RECORDED.read_text())
+        alike = [[run["settings"][name] == asked[name] for name in CHOICES] for run in runs]
+        return JSONResponse(runs[alike.index(max(alike, key=sum))])
 
     def close(self) -> None:
         self._server.should_exit = self._server.force_exit = True

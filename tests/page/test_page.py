@@ -197,7 +197,9 @@ def test_clients_that_take_no_gzip_get_files_as_they_are(ask):
 
 def test_all_of_it_is_small(ask):
     """As it is sent, documents and recorded runs apart."""
-    served = {name: file for name, file in FILES.items() if not name.startswith("/static/docs/")}
-    bodies = {file.body for file in (*served.values(), site.data_file())}
+    apart = ("/static/docs/", "/static/recorded/")
+    served = {name: file for name, file in FILES.items() if not name.startswith(apart)}
+    data = site.made_files()["/static/data.json"]()
+    bodies = {file.body for file in (*served.values(), data)}
     sent = [len(gzip.compress(body)) for body in bodies]
     assert sum(sent) <= 250_000

@@ -176,6 +176,19 @@ def test_an_address_shows_the_same_again(tab):
     tab.wait_for_text(".controls", "16 requests")
 
 
+def test_settings_are_kept_to_be_compared_with(tab):
+    show(tab, "serving?replicas=2")
+    tab.wait_for_text(".chart-legend", "kept settings")
+    tab.click(".is-kept button", "Keep these settings")
+    tab.wait_for_text(".is-kept output", "2 replicas")
+    tab.wait_for("!document.querySelector('.chart-legend').innerText.includes('kept')")
+    tab.wait_for("location.hash.includes('kept=continuous%2Ctrue%2C2048%2C32%2C2')")
+    tab.js("location.hash = '#serving?max_num_seqs=8&kept=continuous,true,2048,32,4'")
+    tab.wait_for_text(".is-kept output", "4 replicas")
+    tab.js("location.hash = '#serving?max_num_seqs=128&kept=nonsense'")
+    tab.wait_for_text(".is-kept output", "1 replica")
+
+
 def test_what_cannot_be_is_said(tab):
     tab.open("pictures#kv-growth?hardware=Desktop+DDR5-5600+2ch&tp=8")
     tab.wait_for("document.querySelector('.error-box:not([hidden])') !== null")

@@ -108,6 +108,19 @@ def test_a_folder_that_is_there_stays_as_it_is(folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_the_folder_says_which_runs_it_has(tab_at, folder):
+    tab = tab_at(f"file://{folder}/")
+    tab.open("index.html#serving?replicas=2")
+    tab.wait_for_text(".phase", "Recorded")
+    tab.wait_for_text(".figures", "Goodput")
+    tab.js("location.hash = '#serving?replicas=2&max_num_seqs=8'")
+    tab.wait_for_text(".phase", "Not recorded")
+    words = tab.text(".command code").split()
+    assert words[:2] == ["octavo", "simulate"]
+    cli.build_parser(words[1:]).parse_args(words[1:])
+
+
+@pytest.mark.slow
 def test_the_folder_works_from_disk(tab_at, folder):
     tab = tab_at(f"file://{folder}/")
     tab.open("index.html")

@@ -53,14 +53,16 @@ class PageFile:
 
 
 def create_router(service: Service) -> APIRouter:
-    """The page's routes. All files are read here, and none later.
+    """The page's routes. All files are read here, and none later; what is made of no file, is made
+    when it is asked for.
 
     ``service`` is not needed: what the page shows of it, it asks the API for.
     """
     router = APIRouter(include_in_schema=False)
     for address, file in site.site_files().items():
         _add(router, address, _ready(Served.from_site(file)))
-    _add(router, "/static/data.json", _made(site.data_file))
+    for address, make in site.made_files().items():
+        _add(router, address, _made(make))
     return router
 
 

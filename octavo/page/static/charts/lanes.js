@@ -81,8 +81,8 @@ function drawRow(row, top, { x, left, right }, isNarrow) {
 function legendOf({ rows }) {
   const seen = new Map();
   for (const { blocks } of rows) {
-    for (const { label, colour } of blocks) {
-      if (!seen.has(colour)) seen.set(colour, { label, colour, mark: "area" });
+    for (const { label, colour, isFaint } of blocks) {
+      if (!seen.has(colour)) seen.set(colour, { label, colour, mark: isFaint ? "band" : "area" });
     }
   }
   return [...seen.values()];

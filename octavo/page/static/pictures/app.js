@@ -6,7 +6,7 @@ import { pictureAddress } from "../common/places.js";
 import { forgetState, readState } from "../common/url_state.js";
 import { Frame } from "./frame.js";
 import { PICTURES } from "./index.js";
-import { loadWorld } from "./world.js";
+import { loadWorld, readFor } from "./world.js";
 
 const at = (id) => document.getElementById(id);
 let frame = null;
@@ -16,11 +16,18 @@ function showList() {
   at("list").replaceChildren(...links);
 }
 
-function showPicture(world) {
-  const { name, values } = readState();
-  const picture = PICTURES.find(({ id }) => id === name) ?? PICTURES[0];
-  frame?.close();
+function namedPicture() {
+  const { name } = readState();
+  return PICTURES.find(({ id }) => id === name) ?? PICTURES[0];
+}
+
+async function showPicture(world) {
+  const picture = namedPicture();
   forgetState();
+  await readFor(picture, world);
+  if (picture !== namedPicture()) return; // somebody has gone on meanwhile
+  const { values } = readState();
+  frame?.close();
   frame = new Frame(at("picture"), picture, world, values);
   document.title = `${picture.title} · octavo`;
   for (const link of at("list").querySelectorAll("a")) {
@@ -34,15 +41,23 @@ function showPicture(world) {
 async function begin() {
   showNavigation("pictures");
   showList();
-  try {
+  await orSay(async () => {
     const world = await loadWorld();
-    showPicture(world);
-    addEventListener("hashchange", () => {
-      showPicture(world);
+    addEventListener("hashchange", () => orSay(async () => {
+      await showPicture(world);
       scrollTo(0, 0);
       at("picture").focus();
-    });
+    }));
+    await showPicture(world);
+  });
+}
+
+/** Do it, and say why where that fails. */
+async function orSay(act) {
+  try {
+    await act();
   } catch (error) {
+    frame?.close();
     at("picture").replaceChildren(element("p", { class: "error-box", role: "alert" }, `The pictures cannot be shown: ${error.message}`));
     throw error;
   }

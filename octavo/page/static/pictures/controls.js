@@ -5,20 +5,23 @@
 //   { …, kind: "range", choices: [1, 2, 4, 8], value }   // a slider over given numbers
 //   { …, kind: "choice", choices: [[value, "in words"]], value }
 //   { …, kind: "toggle", value: false }
-//   { …, kind: "step", min, max, value, most(values) }   // a slider with back, forward and play
+//   { …, kind: "step", min, max, value, most(values), beat }   // a slider with back, forward and
+//                                                 // play, every `beat` milliseconds
+//   { …, kind: "kept", value, keep(values), words(value) }   // a button that keeps what others say now,
+//                                                 // as a text; `words` is null of a text that is none
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
 
 const PARTS = 400; // places of a slider whose values are powers
-const BEAT = 1100; // milliseconds between two steps that play by themselves
+const BEAT = 1100; // milliseconds between two steps that play by themselves, if nothing else is said
 
 let numControls = 0;
 
 /** `{ element, show(value, values), close() }`; `onChange(value)` when somebody moves it. */
 export function makeControl(control, onChange) {
   const id = `control-${(numControls += 1)}`;
-  const made = { choice, toggle, step }[control.kind] ?? slider;
+  const made = { choice, toggle, step, kept }[control.kind] ?? slider;
   return made(control, id, onChange);
 }
 
@@ -26,6 +29,7 @@ export function makeControl(control, onChange) {
 export function parseValue(control, text) {
   if (control.kind === "toggle") return { 1: true, 0: false }[text] ?? null;
   if (control.kind === "choice") return control.choices.find(([value]) => String(value) === text)?.[0] ?? null;
+  if (control.kind === "kept") return control.words(text) === null ? null : text;
   const value = Number(text);
   if (text.trim() === "" || !Number.isFinite(value)) return null;
   return placesOf(control).near(value);
@@ -81,6 +85,21 @@ function toggle(control, id, onChange) {
   };
 }
 
+function kept(control, id, onChange) {
+  let latest = null;
+  const output = element("output", { for: id, class: "hint" });
+  const input = element("button", { id, type: "button", class: "bordered", onclick: () => onChange(control.keep(latest)) }, control.label);
+  return {
+    element: element("div", { class: "control is-kept" }, input, output),
+    show(value, values) {
+      latest = values;
+      output.textContent = control.words(value);
+      input.disabled = value === control.keep(values);
+    },
+    close() {},
+  };
+}
+
 /** `most`: how far it goes now, where that depends on other controls. */
 function step(control, id, onChange) {
   let [value, most, timer] = [control.value, control.max, null];
@@ -95,7 +114,7 @@ function step(control, id, onChange) {
   const [input, output] = [moved.element.querySelector("input"), moved.element.querySelector("output")];
   function start() {
     if (value >= most) go(control.min);
-    timer = setInterval(() => (value >= most ? stop() : go(value + 1)), BEAT);
+    timer = setInterval(() => (value >= most ? stop() : go(value + 1)), control.beat ?? BEAT);
     play.textContent = "Pause";
   }
   function stop() {

@@ -10,7 +10,8 @@
 //     title: "The memory wall",
 //     sentences: ["…", "…", "…"],              // three: what one sees, why, what follows
 //     readMore: "inference#the-memory-wall",   // a document, and a heading of it
-//     needs: { model: true, hardware: true },  // brings the pickers of picker.js
+//     needs: { model: true, hardware: true },  // brings the pickers of picker.js; { file: "x.json" }
+//                                              // is there as world.files.get("x.json")
 //     controls: [{ id: "batch", label: "Batch", kind: "log-range", min: 1, max: 1024, value: 8,
 //                  unit: "requests" }],        // kinds: controls.js
 //     figures(context) { return [{ label, value, unit, low, high, source, formula }]; },
@@ -18,7 +19,7 @@
 //     draw(canvas, context) { canvas.chart("steps", curves, { … }); },
 //   };
 //
-// `context` is `{ values, spec, device, deployment, world }`. `values` has what each control says,
+// `context` is `{ values, spec, device, deployment, world, redraw }`. `values` has what each control says,
 // by id. Controls named tp, pp, ep, dp, replicas, engine, maxModelLen, maxNumSeqs and stepTokens
 // change the deployment by themselves. Where a model cannot be laid out so (CannotBe), the frame
 // says why, and neither `figures` nor `draw` is called. `figures` and `command` are pure functions;
@@ -28,7 +29,8 @@
 //
 // `draw` is called once a frame at most, whenever anything has changed: it says what is to be seen
 // now, and canvas.js and charts/ keep what is there already. Nothing else may be kept between calls,
-// so that an address always shows the same. Charts follow the width by themselves; elements of
+// so that an address always shows the same. Who has asked a server calls `context.redraw()` when the
+// answer has come, and keeps it in `world.files`. Charts follow the width by themselves; elements of
 // `canvas.place(name)` are the picture's own, in SVG or HTML, with classes in pictures.css.
 
 import { copy } from "../common/clipboard.js";
@@ -121,7 +123,7 @@ export class Frame {
   #draw() {
     if (this.isClosed) return;
     this.declared.forEach((control, index) => this.controls[index].show(this.values[control.id], this.values));
-    const context = contextOf(this.picture, this.values, this.world);
+    const context = { ...contextOf(this.picture, this.values, this.world), redraw: this.redraw };
     this.problem.hidden = context.cannot === null;
     this.drawing.hidden = this.figures.hidden = context.cannot !== null;
     this.#showCommand(context);

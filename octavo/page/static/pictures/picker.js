@@ -69,8 +69,13 @@ export function precisionOf({ precision }) {
 }
 
 /** "octavo plan llama-3.1-8b --hardware h100-sxm …", of what is not as usual. */
-export function planCommand({ values, spec }, flags = {}) {
-  const words = ["octavo plan", spec.file ?? spec.name, "--hardware", slug(values.hardware, flags.count)];
+export function planCommand(context, flags = {}) {
+  return octavoCommand("plan", context, flags);
+}
+
+/** The same of another command that takes a model and hardware. */
+export function octavoCommand(name, { values, spec }, flags) {
+  const words = [`octavo ${name}`, spec.file ?? spec.name, "--hardware", slug(values.hardware, flags.count)];
   if (precisionOf(values) === "bfloat16") words.push("--dtype bfloat16");
   else if (precisionOf(values) !== null) words.push(`--quantization ${values.precision}`);
   if (values.kv !== "auto") words.push(`--kv-cache-dtype ${values.kv}`);

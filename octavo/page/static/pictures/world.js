@@ -6,7 +6,10 @@ import { askServer, isFolder, readJson } from "../common/places.js";
 const USUAL_MODEL = "llama-3.1-8b";
 const USUAL_DEVICE = "H100 SXM";
 
-/** `{ tables, models, devices, usualModel, usualDevice }`: specs and devices by name. */
+/**
+ * `{ tables, models, devices, usualModel, usualDevice, files }`: specs and devices by name; `files`
+ * are those of `readFor`, by name.
+ */
 export async function loadWorld() {
   const tables = await readJson("data.json");
   const byName = (all) => new Map(all.map((each) => [each.name, each]));
@@ -16,7 +19,13 @@ export async function loadWorld() {
     devices: byName(tables.devices),
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
+    files: new Map(),
   };
+}
+
+/** Have the file that a picture `needs`, read once. */
+export async function readFor({ needs: { file } }, { files }) {
+  if (file && !files.has(file)) files.set(file, await readJson(file));
 }
 
 /**

@@ -1,0 +1,102 @@
+"""What production's scheduler does with the same requests, in static batches and in continuous
+ones: every step of it, in virtual time.
+
+One JSON::
+
+    {made: {version, date}, model, hardware, cases: [{lengths, slots, arrivals, requests, runs}]}
+
+A request is ``[arrival, prompt, answer]``, in seconds and tokens, and has its place as its number.
+``runs`` are by the name of their batching, and each is ``{seconds, ttft, steps}``: when the last
+answer was there, when each request had its first token, counted from its arrival, and of each
+step::
+
+    [begun, ended, [[number, tokens of its prompt], ...], [numbers that decode], waiting, preempted,
+     share of the KV pool that is held]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date
+from itertools import product
+from typing import Any
+
+import octavo
+from octavo.sim import FleetSettings, LoadSettings, Workload, prepare
+from octavo.sim.flight import Flight
+from octavo.sim.replica import StepTimes
+
+MODEL, HARDWARE = "llama-3.1-8b", "h100-sxm"
+# Lengths differ by this share of their mean (standard deviation, log-normal).
+LENGTHS = {"alike": 0.0, "mixed": 0.6, "very mixed": 1.2}
+SLOTS = (4, 8)
+ARRIVALS = {"at once": math.inf, "one by one": 60.0}  # requests a second, drawn as Poisson's
+BATCHINGS = ("static", "continuous")
+
+_NUM_REQUESTS = 12
+
+
+def batching_traces() -> dict[str, Any]:
+    """All of it; takes some seconds at most."""
+    return {
+        "made": {"version": octavo.__version__, "date": date.today().isoformat()},
+        "model": MODEL,
+        "hardware": HARDWARE,
+        "cases": [_case(*each) for each in product(LENGTHS, SLOTS, ARRIVALS)],
+    }
+
+
+def _case(lengths: str, slots: int, arrivals: str) -> dict[str, Any]:
+    case: dict[str, Any] = {"lengths": lengths, "slots": slots, "arrivals": arrivals, "runs": {}}
+    workload = Workload(
+        num_prompts=_NUM_REQUESTS,
+        random_input_len=200,
+        random_output_len=24,
+        random_length_cv=LENGTHS[lengths],
+        seed=3,
+    )
+    load = LoadSettings(request_rate=ARRIVALS[arrivals])
+    for batching in BATCHINGS:
+        engine = {"batching": batching, "max_num_seqs": slots}
+        flights, case["runs"][batching] = _run(workload, load, engine)
+        case["requests"] = [_request(flight) for flight in flights]
+    return case
+
+
+def _run(
+    workload: Workload, load: LoadSettings, engine: dict[str, Any]
+) -> tuple[Sequence[Flight], dict[str, Any]]:
+    fleet = FleetSettings(hardware=HARDWARE, tp=1)
+    simulation = prepare(MODEL, fleet, workload, load, engine=engine)
+    steps: list[StepTimes] = []
+    result = simulation.run(watch=steps.append).result
+    numbers = {flight.ask.request_id: flight.number for flight in result.flights}
+    return result.flights, {
+        "seconds": _rounded(result.makespan_s),
+        "ttft": [_rounded(flight.record.ttft) for flight in result.flights],
+        "steps": [_step(times, numbers) for times in steps],
+    }
+
+
+def _request(flight: Flight) -> list[float]:
+    return [_rounded(flight.record.sent), flight.ask.input_len, flight.ask.output_len]
+
+
+def _step(times: StepTimes, numbers: dict[str, int]) -> list[Any]:
+    prompts, decoding = [], []
+    for item in times.step.batch.items:
+        number = numbers[item.request.request_id]
+        if item.start < item.request.num_prompt_tokens:
+            prompts.append([number, item.num_tokens])
+        else:
+            decoding.append(number)
+    stats = times.step.stats
+    preempted = [numbers[name] for name in times.step.batch.preempted_ids]
+    held = round(stats.kv_utilisation, 6)
+    begun, ended = _rounded(times.begun), _rounded(times.ended)
+    return [begun, ended, prompts, decoding, stats.num_waiting, preempted, held]
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)
