@@ -8,6 +8,7 @@ import { flashTiles } from "./flash_tiles.js";
 import { kvGrowth } from "./kv_growth.js";
 import { memoryWall } from "./memory_wall.js";
 import { pagedKv } from "./paged_kv.js";
+import { quantization } from "./quantization.js";
 import { speculation } from "./speculation.js";
 
 export const PICTURES = [
@@ -17,6 +18,7 @@ export const PICTURES = [
   flashTiles,
   pagedKv,
   speculation,
+  quantization,
   devices,
   costs,
   decisionTree,

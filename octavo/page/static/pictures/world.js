@@ -6,9 +6,12 @@ import { askServer, isFolder, readJson } from "../common/places.js";
 const USUAL_MODEL = "llama-3.1-8b";
 const USUAL_DEVICE = "H100 SXM";
 
-/** `{ tables, models, devices, usualModel, usualDevice }`: specs and devices by name. */
+/**
+ * `{ tables, models, devices, usualModel, usualDevice, sample }`: specs and devices by name, and some
+ * weights of a model, `{ source, columns, values }` in float32.
+ */
 export async function loadWorld() {
-  const tables = await readJson("data.json");
+  const [tables, sample] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json")]);
   const byName = (all) => new Map(all.map((each) => [each.name, each]));
   return {
     tables,
@@ -16,7 +19,15 @@ export async function loadWorld() {
     devices: byName(tables.devices),
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
+    sample: { ...sample, values: fromBfloat16(sample.bfloat16) },
   };
+}
+
+/** Little-endian in base64: the upper halves of float32. */
+function fromBfloat16(text) {
+  const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+  const words = Uint32Array.from({ length: bytes.length / 2 }, (_, index) => (bytes[2 * index] << 16) | (bytes[2 * index + 1] << 24));
+  return new Float32Array(words.buffer);
 }
 
 /**
