@@ -20,9 +20,9 @@ export const quantization = {
   readMore: "quantization#what-it-costs",
   needs: {},
   controls: [
-    { id: "type", label: "Type", kind: "choice", choices: Object.entries(TYPES).map(([name, { about }]) => [name, `${name} – ${about}`]), value: "Q4_0" },
-    { id: "block", label: "Weights that are shown", kind: "range", min: 1, max: 64, step: 1, value: 5, unit: "of 64 blocks" },
-    { id: "outlier", label: "The largest of them, times", kind: "log-range", min: 1, max: 64, value: 1, unit: "×" },
+    { id: "type", label: "Type", kind: "choice", choices: Object.keys(TYPES).map((name) => [name, name]), value: "Q4_0" },
+    { id: "block", label: "Block that is shown", kind: "range", min: 1, max: 64, step: 1, value: 5, unit: "of 64" },
+    { id: "outlier", label: "Its largest weight, times", kind: "log-range", min: 1, max: 64, value: 1, unit: "×" },
   ],
 
   figures(context) {
@@ -52,7 +52,8 @@ export const quantization = {
 
   draw(canvas, context) {
     const state = stateOf(context);
-    canvas.place("hint", "p").textContent = `Weights: ${context.world.sample.source}.`;
+    const { values: { type }, world: { sample } } = context;
+    canvas.place("hint", "p").textContent = `${type}, ${TYPES[type].about}. The weights: ${sample.source}.`;
     canvas.chart("line", numberLine, lineChart(context, state));
     canvas.chart("errors", curves, errorChart(state));
     canvas.chart("types", curves, typesChart(context));
@@ -165,7 +166,7 @@ function typesChart({ values: { type }, world: { sample } }) {
 function measuredChart({ values: { type } }) {
   const layer = (label, colour, rows) => ({ kind: "points", label, colour, points: rows.map(({ name, bits, kl }) => [bits, kl, name]) });
   return {
-    title: `Bits against what the model says: ${MEASURED_ON}`,
+    title: `Bits against loss, measured on ${MEASURED_ON}`,
     x: { label: "bits of a weight, all tensors", min: 5, max: 10 },
     y: { label: "KL divergence", unit: "nats", scale: "log", min: 0.0003, max: 2 },
     layers: [

@@ -9,7 +9,7 @@ const LEAST_SCALE = 2 ** -24; // of float16, and of scales that must not be 0
 const SUPER_BLOCK = 256;
 
 /**
- * `{ name, about, bits(columns), levels, round(values, columns) }` by name. `round` of a
+ * `{ about, bits(columns), formula, levels, round(values, columns) }` by name. `round` of a
  * Float32Array of whole rows returns `{ width, codes, scales, offsets, values }`, where
  *
  *   value = scale × level + offset
@@ -18,10 +18,10 @@ const SUPER_BLOCK = 256;
  * integers with a zero the bits that are stored. `levels` are all that there are.
  */
 export const TYPES = {
-  Q8_0: { about: "GGUF: 8 bits, a float16 scale for 32", bits: () => 8 + 16 / 32, formula: "8 + 16 / 32", levels: integers(-127, 127), round: inGroups(32, q80) },
+  Q8_0: { about: "as in GGUF files: 8 bits, a float16 scale for 32", bits: () => 8 + 16 / 32, formula: "8 + 16 / 32", levels: integers(-127, 127), round: inGroups(32, q80) },
   fp8: { about: "FP8 E4M3, a float32 scale for a row", bits: (columns) => 8 + 32 / columns, formula: "8 + 32 / columns", levels: E4M3.values(), round: (values, columns) => inGroups(columns, fp8)(values) },
-  Q4_K: { about: "GGUF: 4 bits, scales and offsets of 6 bits for 32, two float16 for 256", bits: () => 4.5, formula: "4 + (6 + 6) / 32 + 2 × 16 / 256", levels: integers(0, 15), round: q4k },
-  Q4_0: { about: "GGUF: 4 bits, a float16 scale for 32", bits: () => 4 + 16 / 32, formula: "4 + 16 / 32", levels: integers(-8, 7), round: inGroups(32, q40) },
+  Q4_K: { about: "as in GGUF files: 4 bits, scales and offsets of 6 bits for 32, two float16 for 256", bits: () => 4.5, formula: "4 + (6 + 6) / 32 + 2 × 16 / 256", levels: integers(0, 15), round: q4k },
+  Q4_0: { about: "as in GGUF files: 4 bits, a float16 scale for 32", bits: () => 4 + 16 / 32, formula: "4 + 16 / 32", levels: integers(-8, 7), round: inGroups(32, q40) },
   "int4-g32-asym": { about: "4 bits, a float16 scale and a zero for 32, as of AWQ", bits: () => 4 + 20 / 32, formula: "4 + (16 + 4) / 32", levels: integers(0, 15), round: inGroups(32, withZero) },
   "int4-g64": { about: "4 bits, a float16 scale for 64, as of GPTQ", bits: () => 4 + 16 / 64, formula: "4 + 16 / 64", levels: integers(-8, 7), round: inGroups(64, symmetric) },
   "int4-g128": { about: "4 bits, a float16 scale for 128", bits: () => 4 + 16 / 128, formula: "4 + 16 / 128", levels: integers(-8, 7), round: inGroups(128, symmetric) },
