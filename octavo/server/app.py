@@ -17,7 +17,15 @@ from starlette.responses import Response
 from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server.api.llama_server import routes as llama_server
-from octavo.server.api.octavo import generate, metrics, operation, specs, steps, tokenization
+from octavo.server.api.octavo import (
+    deployment,
+    generate,
+    metrics,
+    operation,
+    specs,
+    steps,
+    tokenization,
+)
 from octavo.server.api.openai import chat_completions, completions, models
 from octavo.server.api.service import Service
 from octavo.server.api.tgi import routes as tgi
@@ -40,6 +48,7 @@ _ROOMS = (
     llama_server,
     tokenization,
     specs,
+    deployment,
     metrics,
     steps,
     page,

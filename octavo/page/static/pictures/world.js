@@ -6,12 +6,22 @@ import { askServer, isFolder, readJson } from "../common/places.js";
 const USUAL_MODEL = "llama-3.1-8b";
 const USUAL_DEVICE = "H100 SXM";
 
+// The name, among models and devices, of what the server has that shows this page.
+export const THIS_SERVER = "this";
+
 /**
- * `{ tables, models, devices, usualModel, usualDevice, sample }`: specs and devices by name, and some
- * weights of a model, `{ source, columns, values }` in float32.
+ * `{ tables, models, devices, usualModel, usualDevice, sample, settings }`: specs and devices by name;
+ * some weights of a model, `{ source, columns, values }` in float32; how the engine of this server is
+ * set, as knobs of a deployment, or null.
  */
 export async function loadWorld() {
-  const [tables, sample] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json")]);
+  const [tables, sample, here] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json"), askWhatIsServed()]);
+  const world = makeWorld(tables, sample);
+  if (here !== null) addThisServer(world, here);
+  return world;
+}
+
+function makeWorld(tables, sample) {
   const byName = (all) => new Map(all.map((each) => [each.name, each]));
   return {
     tables,
@@ -19,8 +29,31 @@ export async function loadWorld() {
     devices: byName(tables.devices),
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
+    settings: null,
     sample: { ...sample, values: fromBfloat16(sample.bfloat16) },
   };
+}
+
+/** Null where there is no engine, or a key is needed that nobody has given yet. */
+async function askWhatIsServed() {
+  if (isFolder) return null;
+  return askServer("octavo/deployment").catch(() => null);
+}
+
+function addThisServer(world, { model, hardware, settings }) {
+  const { tables } = world;
+  if (model !== null) {
+    world.models.set(THIS_SERVER, model);
+    world.settings = { maxModelLen: settings.max_model_len, maxNumSeqs: settings.max_num_seqs };
+    if (settings.step_tokens > 0) world.settings.stepTokens = settings.step_tokens;
+  }
+  if (hardware === null) return;
+  const [device] = hardware.devices;
+  const [efficiencies, limits] = [tables.efficiencies.length, tables.limits.length];
+  tables.efficiencies.push(...hardware.efficiencies); // which devices name by their places
+  tables.limits.push(...hardware.limits);
+  const engines = Object.entries(device.engines).map(([name, [efficiency, limit]]) => [name, [efficiency + efficiencies, limit + limits]]);
+  world.devices.set(THIS_SERVER, { ...device, engines: Object.fromEntries(engines) });
 }
 
 /** Little-endian in base64: the upper halves of float32. */
