@@ -39,9 +39,7 @@ class DeploymentResponse(BaseModel):
 def create_router(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, tags=["planning"])
 
-    @router.get(
-        "/octavo/deployment", response_model=None, responses=describe(DeploymentResponse)
-    )
+    @router.get("/octavo/deployment", response_model=None, responses=describe(DeploymentResponse))
     async def deployment() -> Response:
         """What is served here, for the planner's formulas."""
         text = await in_background(_deployment_text, service)
