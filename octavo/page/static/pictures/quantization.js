@@ -88,30 +88,29 @@ function stateOf({ values: { type, block, outlier }, world: { sample } }) {
   const key = `${type} ${block} ${outlier}`;
   if (last.key !== key) {
     const start = (block - 1) * SHOWN;
-    const weights = withOutlier(sample.values, start, outlier);
+    const end = start + Math.min(SHOWN, TYPES[type].width);
+    const weights = withOutlier(sample.values, start, end, outlier);
     const coded = TYPES[type].round(weights, sample.columns);
-    last = { key, state: { weights, coded, shown: shownOf(weights, coded, start) } };
+    last = { key, state: { weights, coded, shown: shownOf(weights, coded, start, end) } };
   }
   return last.state;
 }
 
-function withOutlier(values, start, factor) {
+function withOutlier(values, start, end, factor) {
   const weights = Float32Array.from(values);
   let largest = start;
-  for (let index = start; index < start + SHOWN; index += 1) {
+  for (let index = start; index < end; index += 1) {
     if (Math.abs(weights[index]) > Math.abs(weights[largest])) largest = index;
   }
   weights[largest] *= factor;
   return weights;
 }
 
-function shownOf(weights, { width, codes, scales, offsets, values }, start) {
+function shownOf(weights, { width, codes, scales, offsets, values }, start, end) {
   const group = Math.floor(start / width);
   const [scale, offset] = [scales[group], offsets[group]];
-  return Array.from({ length: Math.min(SHOWN, width) }, (_, index) => {
-    const at = start + index;
-    return { value: weights[at], rounded: values[at], code: codes[at], scale, offset };
-  });
+  return Array.from(weights.subarray(start, end), (value, index) =>
+    ({ value, rounded: values[start + index], code: codes[start + index], scale, offset }));
 }
 
 let points = null; // of the sample as it is
@@ -164,15 +163,18 @@ function typesChart({ values: { type }, world: { sample } }) {
 }
 
 function measuredChart({ values: { type } }) {
+  const own = measuredOf(type);
+  const others = MEASURED.filter((row) => row !== own);
   const layer = (label, colour, rows) => ({ kind: "points", label, colour, points: rows.map(({ name, bits, kl }) => [bits, kl, name]) });
   return {
     title: `Bits against loss, measured on ${MEASURED_ON}`,
     x: { label: "bits of a weight, all tensors", min: 5, max: 10 },
     y: { label: "KL divergence", unit: "nats", scale: "log", min: 0.0003, max: 2 },
     layers: [
-      layer("GGUF", 6, MEASURED.filter((row) => row.isGguf)),
-      layer("folders, with an embedding of 16 bits", 3, MEASURED.filter((row) => !row.isGguf)),
-    ].concat(measuredOf(type) ? [layer("the type above", 2, [measuredOf(type)])] : []),
+      layer("GGUF", 6, others.filter(({ isGguf }) => isGguf)),
+      layer("folders, with an embedding of 16 bits", 3, others.filter(({ isGguf }) => !isGguf)),
+      ...(own ? [layer(`${type}, as above`, 2, [own])] : []),
+    ],
     height: 220,
   };
 }

@@ -9,24 +9,24 @@ const LEAST_SCALE = 2 ** -24; // of float16, and of scales that must not be 0
 const SUPER_BLOCK = 256;
 
 /**
- * `{ about, bits(columns), formula, levels, round(values, columns) }` by name. `round` of a
+ * `{ about, bits(columns), formula, levels, width, round(values, columns) }` by name. `round` of a
  * Float32Array of whole rows returns `{ width, codes, scales, offsets, values }`, where
  *
  *   value = scale × level + offset
  *
- * for `width` neighbours that share scale and offset; a code is a level, but of tables and of
+ * for `width` neighbours that share scale and offset (of a type, Infinity is a whole row); a code is a level, but of tables and of
  * integers with a zero the bits that are stored. `levels` are all that there are.
  */
 export const TYPES = {
-  Q8_0: { about: "as in GGUF files: 8 bits, a float16 scale for 32", bits: () => 8 + 16 / 32, formula: "8 + 16 / 32", levels: integers(-127, 127), round: inGroups(32, q80) },
-  fp8: { about: "FP8 E4M3, a float32 scale for a row", bits: (columns) => 8 + 32 / columns, formula: "8 + 32 / columns", levels: E4M3.values(), round: (values, columns) => inGroups(columns, fp8)(values) },
-  Q4_K: { about: "as in GGUF files: 4 bits, scales and offsets of 6 bits for 32, two float16 for 256", bits: () => 4.5, formula: "4 + (6 + 6) / 32 + 2 × 16 / 256", levels: integers(0, 15), round: q4k },
-  Q4_0: { about: "as in GGUF files: 4 bits, a float16 scale for 32", bits: () => 4 + 16 / 32, formula: "4 + 16 / 32", levels: integers(-8, 7), round: inGroups(32, q40) },
-  "int4-g32-asym": { about: "4 bits, a float16 scale and a zero for 32, as of AWQ", bits: () => 4 + 20 / 32, formula: "4 + (16 + 4) / 32", levels: integers(0, 15), round: inGroups(32, withZero) },
-  "int4-g64": { about: "4 bits, a float16 scale for 64, as of GPTQ", bits: () => 4 + 16 / 64, formula: "4 + 16 / 64", levels: integers(-8, 7), round: inGroups(64, symmetric) },
-  "int4-g128": { about: "4 bits, a float16 scale for 128", bits: () => 4 + 16 / 128, formula: "4 + 16 / 128", levels: integers(-8, 7), round: inGroups(128, symmetric) },
-  MXFP4: { about: "FP4 E2M1, a power of two for 32", bits: () => 4 + 8 / 32, formula: "4 + 8 / 32", levels: E2M1.values(), round: inGroups(32, mxfp4) },
-  NVFP4: { about: "FP4 E2M1, an FP8 scale for 16, a float32 for all", bits: () => 4 + 8 / 16, formula: "4 + 8 / 16", levels: E2M1.values(), round: nvfp4 },
+  Q8_0: { about: "as in GGUF files: 8 bits, a float16 scale for 32", bits: () => 8 + 16 / 32, formula: "8 + 16 / 32", levels: integers(-127, 127), ...inGroups(32, q80) },
+  fp8: { about: "FP8 E4M3, a float32 scale for a row", bits: (columns) => 8 + 32 / columns, formula: "8 + 32 / columns", levels: E4M3.values(), width: Infinity, round: (values, columns) => inGroups(columns, fp8).round(values) },
+  Q4_K: { about: "as in GGUF files: 4 bits, scales and offsets of 6 bits for 32, two float16 for 256", bits: () => 4.5, formula: "4 + (6 + 6) / 32 + 2 × 16 / 256", levels: integers(0, 15), width: 32, round: q4k },
+  Q4_0: { about: "as in GGUF files: 4 bits, a float16 scale for 32", bits: () => 4 + 16 / 32, formula: "4 + 16 / 32", levels: integers(-8, 7), ...inGroups(32, q40) },
+  "int4-g32-asym": { about: "4 bits, a float16 scale and a zero for 32, as of AWQ", bits: () => 4 + 20 / 32, formula: "4 + (16 + 4) / 32", levels: integers(0, 15), ...inGroups(32, withZero) },
+  "int4-g64": { about: "4 bits, a float16 scale for 64, as of GPTQ", bits: () => 4 + 16 / 64, formula: "4 + 16 / 64", levels: integers(-8, 7), ...inGroups(64, symmetric) },
+  "int4-g128": { about: "4 bits, a float16 scale for 128", bits: () => 4 + 16 / 128, formula: "4 + 16 / 128", levels: integers(-8, 7), ...inGroups(128, symmetric) },
+  MXFP4: { about: "FP4 E2M1, a power of two for 32", bits: () => 4 + 8 / 32, formula: "4 + 8 / 32", levels: E2M1.values(), ...inGroups(32, mxfp4) },
+  NVFP4: { about: "FP4 E2M1, an FP8 scale for 16, a float32 for all", bits: () => 4 + 8 / 16, formula: "4 + 8 / 16", levels: E2M1.values(), width: 16, round: nvfp4 },
 };
 
 /** The root of the mean square of what is lost, and of what there was. */
@@ -39,9 +39,9 @@ function integers(low, high) {
   return Array.from({ length: high - low + 1 }, (_, index) => low + index);
 }
 
-/** `fit(group)` makes `{ scale, offset, codes, levels }` of each group. */
+/** `{ width, round }`; `fit(group)` makes `{ scale, offset, codes, levels }` of each group. */
 function inGroups(width, fit) {
-  return (values) => {
+  const round = (values) => {
     const found = { width, codes: [], scales: [], offsets: [], values: new Float32Array(values.length) };
     for (let start = 0; start < values.length; start += width) {
       const { scale, offset = 0, codes, levels = codes } = fit(values.subarray(start, start + width));
@@ -52,6 +52,7 @@ function inGroups(width, fit) {
     }
     return found;
   };
+  return { width, round };
 }
 
 // -- integers ----------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ function nvfp4(values) {
   return inGroups(16, (x) => {
     const stored = E4M3.nearest(fround(fround(largest(x) / E2M1.largest) * divisor));
     return asFloats(x, fround(stored / divisor), E2M1);
-  })(values);
+  }).round(values);
 }
 
 function asFloats(x, scale, type) {
