@@ -5,6 +5,7 @@ page's formulas: "this server" in its pictures.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def _deployment_text(service: Service) -> str:
     return encode(found)
 
 
+@cache
 def _model(path: Path | None, name: str) -> dict[str, Any]:
+    """Read once: what is served stays as it was when it was loaded. ConfigError or ModelError."""
     if path is None:
         raise ConfigError("its files are not known")
     return {**model_json(open_spec(path)), "name": name}
@@ -79,7 +82,7 @@ def _model(path: Path | None, name: str) -> dict[str, Any]:
 
 def _without_folder(text: str, path: Path | None) -> str:
     """Clients need not know where files lie."""
-    return text if path is None else text.replace(str(path.parent), "")
+    return text if path is None else text.replace(str(path), path.name)
 
 
 def _device(facts: EngineFacts) -> Device:
