@@ -27,6 +27,7 @@ from octavo.cost.prediction import Prediction
 from octavo.cost.quantization_config import read
 from octavo.cost.rank_model import Arithmetic
 from octavo.cost.recurrences import Recurrence
+from octavo.cost.stored import StoredRule, stored_rule
 from octavo.cost.weight_rules import Recipe
 from octavo.cost.weight_type import FLOAT_ALIASES, FLOATS, QUANTIZED, WeightType, int4
 from octavo.cost.weights import num_parameters
@@ -63,7 +64,9 @@ def _weights_json(spec: ModelSpec) -> dict[str, Any]:
     """What its numbers are unless somebody asks for others, and weights before the layers."""
     floats = FLOATS[FLOAT_ALIASES.get(spec.dtype, spec.dtype)]
     found: dict[str, Any] = {"dtype": floats.name}
-    if spec.quantization:
+    if spec.source is not None:
+        found["published"] = _stored_json(stored_rule(spec))
+    elif spec.quantization:
         found["published"] = _recipe_json(read(spec, floats))
     if spec.inputs:
         found["inputs"] = [_given(weight) for weight in spec.inputs]
@@ -255,6 +258,14 @@ def _recipe_json(recipe: Recipe) -> dict[str, Any]:
         "parts": recipe.parts,
         "ignored": recipe.ignored,
     }
+
+
+def _stored_json(rule: StoredRule) -> dict[str, Any]:
+    """Bits of a number of each part, by layer; "" is outside of them."""
+    bits: dict[str, dict[str, float]] = {}
+    for (layer, part), each in rule.bits.items():
+        bits.setdefault(part, {})["" if layer is None else str(layer)] = each
+    return {"kind": "stored", "name": "as stored", "quantized": rule.quantized, "bits": bits}
 
 
 def _type_json(of: WeightType) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server.api.llama_server import routes as llama_server
 from octavo.server.api.octavo import (
+    deployment,
     generate,
     metrics,
     operation,
@@ -48,6 +49,7 @@ _ROOMS = (
     llama_server,
     tokenization,
     specs,
+    deployment,
     simulations,
     metrics,
     steps,

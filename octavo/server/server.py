@@ -192,6 +192,7 @@ class OctavoServer:
             self._observers,
             self._steps,
             model_argument=self._model_argument,
+            model_path=self._path,
         )
         return create_server_app(service, self._tenants)
 

@@ -425,10 +425,12 @@ class Site:
 
     def __init__(self) -> None:
         self.chats, self.steps = Chats(), Steps()
+        self.deployment: dict[str, Any] | None = None  # what "this server" is in pictures
         app = FastAPI(openapi_url=None)
         app.include_router(page.create_router(None))  # type: ignore[arg-type]
         app.add_route("/v1/models", self._list_models, ["GET"])
         app.add_route("/steps", self._steps, ["GET"])
+        app.add_route("/octavo/deployment", self._deployment, ["GET"])
         app.add_route("/v1/chat/completions", self._chat, ["POST"])
         app.add_route("/octavo/simulate", self._simulate, ["POST"])
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -444,6 +446,11 @@ class Site:
 
     async def _steps(self, request: Request) -> Response:
         return await self.steps.answer(request)
+
+    async def _deployment(self, request: Request) -> Response:
+        if self.deployment is None:
+            return JSONResponse({"error": {"message": "the engine is starting"}}, 503)
+        return JSONResponse(self.deployment)
 
     async def _chat(self, request: Request) -> Response:
         return await self.chats.chat(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from octavo.server.api.prompts import PromptRenderer
 from octavo.server.engine.generation import EngineClient, Observer
@@ -29,6 +30,7 @@ class Service:
     observer: Observer = field(default_factory=Observer)
     steps: StepStream = field(default_factory=StepStream)
     model_argument: str | None = None  # of the command line: may be asked for, and is never shown
+    model_path: Path | None = None  # where its files are, which is never shown either
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError, 404, if a request names a model that is not served. None is any."""

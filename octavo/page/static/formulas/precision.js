@@ -13,7 +13,7 @@ export function precisionOf(spec, quantization, kv, types) {
   if (!(kv in types.kv)) throw new CannotBe(`kv_cache_dtype ${kv} is not known`);
   const rule = ruleOf(spec, quantization, floats, types);
   return {
-    name: quantization ?? rule.type.name,
+    name: quantization ?? rule.name ?? rule.type.name,
     kv: types.kv[kv],
     activationBytes: floats.bits / 8,
     /** Whether all layers of one kind are alike. */
@@ -63,6 +63,13 @@ const TYPE_OF = {
       const isMatrix = weight.inputs > 0 && rule.parts.includes(weight.part);
       return isMatrix && !ignored.some((each) => each.test(name)) ? rule.type : floats;
     };
+  },
+  stored: (rule) => (weight, layer) => {
+    const isVector = !weight.inputs && weight.part !== "experts" && weight.part !== "other";
+    const found = (part) => rule.bits[part]?.[layer ?? ""];
+    const own = found(isVector ? "norm" : weight.part);
+    const bits = own ?? (weight.part === "head" ? found("embedding") : null) ?? 16; // a tied head
+    return { bits, arithmetic: bits >= 32 ? "fp32" : bits >= 16 ? "fp16" : rule.quantized };
   },
   mix: (rule, floats, spec, types) => ggufMix(rule, factsOf(spec), types.ggml),
 };

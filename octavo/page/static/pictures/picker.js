@@ -2,6 +2,7 @@
 
 import { element } from "../common/dom.js";
 import { CannotBe, deployment } from "../formulas/index.js";
+import { THIS_SERVER } from "./world.js";
 
 const AS_PUBLISHED = "published";
 const PRECISIONS = [
@@ -14,16 +15,21 @@ const KV_TYPES = [["auto", "16 bits"], ["fp8", "fp8"], ["int8", "int8"]];
 export function pickerControls(needs = {}, world) {
   const found = [];
   if (needs.model) {
-    const models = [...world.models.keys()].map((name) => [name, name]);
-    found.push({ id: "model", label: "Model", kind: "choice", choices: models, value: world.usualModel });
+    found.push({ id: "model", label: "Model", kind: "choice", choices: choicesOf(world.models), value: world.usualModel });
     found.push({ id: "precision", label: "Weights", kind: "choice", choices: PRECISIONS, value: AS_PUBLISHED });
     found.push({ id: "kv", label: "Keys and values", kind: "choice", choices: KV_TYPES, value: "auto" });
   }
   if (needs.hardware) {
-    const devices = [...world.devices.keys()].map((name) => [name, name]);
-    found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: devices, value: world.usualDevice });
+    found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: choicesOf(world.devices), value: world.usualDevice });
   }
   return found;
+}
+
+/** By name, and what this server has first. */
+function choicesOf(all) {
+  const names = [...all.keys()].filter((name) => name !== THIS_SERVER).map((name) => [name, name]);
+  const here = all.get(THIS_SERVER);
+  return here ? [[THIS_SERVER, `this server: ${here.name}`], ...names] : names;
 }
 
 /** Where the config.json of another model is given; `onFile(file)`. */
@@ -37,7 +43,8 @@ export function ownModel(onFile, problem) {
     },
   });
   const label = element("label", { for: "own-model" }, "Another model, by its config.json");
-  return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, problem);
+  const hint = element("p", { class: "hint" }, "It stays in this window: an address of this page has not got it.");
+  return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, hint, problem);
 }
 
 // What of a deployment a picture may ask for, by the ids of its controls.
@@ -52,7 +59,7 @@ export function contextOf(picture, values, world) {
   const device = world.devices.get(values.hardware);
   const context = { values, world, spec, device, deployment: null, cannot: null };
   if (!picture.needs?.model || !picture.needs?.hardware) return context;
-  const knobs = { spec, device, precision: precisionOf(values), kv: values.kv };
+  const knobs = { ...settingsOf(values, world), spec, device, precision: precisionOf(values), kv: values.kv };
   for (const name of KNOBS) if (name in values) knobs[name] = values[name];
   try {
     context.deployment = deployment(knobs, world.tables);
@@ -61,6 +68,11 @@ export function contextOf(picture, values, world) {
     context.cannot = error.message;
   }
   return context;
+}
+
+/** What the engine of this server is set to, where that is asked about; else nothing. */
+function settingsOf({ model, hardware }, { settings }) {
+  return model === THIS_SERVER && hardware === THIS_SERVER ? settings : {};
 }
 
 /** For `deployment`: null is what the model's authors published. */
@@ -74,20 +86,25 @@ export function planCommand(context, flags = {}) {
 }
 
 /** The same of another command that takes a model and hardware. */
-export function octavoCommand(name, { values, spec }, flags) {
+export function octavoCommand(name, { values, spec, world }, flags) {
   const words = [`octavo ${name}`, spec.file ?? spec.name, "--hardware", slug(values.hardware, flags.count)];
   if (precisionOf(values) === "bfloat16") words.push("--dtype bfloat16");
   else if (precisionOf(values) !== null) words.push(`--quantization ${values.precision}`);
   if (values.kv !== "auto") words.push(`--kv-cache-dtype ${values.kv}`);
-  for (const [name, value] of Object.entries(flags)) {
+  const given = { ...settingFlags(settingsOf(values, world)), ...flags };
+  for (const [name, value] of Object.entries(given)) {
     if (name === "count" || value === undefined || value === null || value === false) continue;
     words.push(value === true ? `--${name}` : `--${name} ${value}`);
   }
   return words.join(" ");
 }
 
+function settingFlags({ maxModelLen, maxNumSeqs, stepTokens }) {
+  return { "max-model-len": maxModelLen, "max-num-seqs": maxNumSeqs, "max-num-batched-tokens": stepTokens };
+}
+
 /** As octavo reads names: case, spaces, hyphens and the like do not matter to it. */
 function slug(hardware, count = 1) {
-  const name = hardware.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+  const name = hardware === THIS_SERVER ? "auto" : hardware.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
   return count > 1 ? `${name}:${count}` : name;
 }

@@ -6,12 +6,22 @@ import { askServer, isFolder, readJson } from "../common/places.js";
 const USUAL_MODEL = "llama-3.1-8b";
 const USUAL_DEVICE = "H100 SXM";
 
+// The name, among models and devices, of what the server has that shows this page.
+export const THIS_SERVER = "this";
+
 /**
- * `{ tables, models, devices, usualModel, usualDevice, files }`: specs and devices by name; `files`
- * are those of `readFor`, by name.
+ * `{ tables, models, devices, usualModel, usualDevice, sample, settings, files }`: specs and devices
+ * by name; some weights of a model, `{ source, columns, values }` in float32; how the engine of this
+ * server is set, as knobs of a deployment, or null; `files` are those of `readFor`, by name.
  */
 export async function loadWorld() {
-  const tables = await readJson("data.json");
+  const [tables, sample, here] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json"), askWhatIsServed()]);
+  const world = makeWorld(tables, sample);
+  if (here !== null) addThisServer(world, here);
+  return world;
+}
+
+function makeWorld(tables, sample) {
   const byName = (all) => new Map(all.map((each) => [each.name, each]));
   return {
     tables,
@@ -19,6 +29,8 @@ export async function loadWorld() {
     devices: byName(tables.devices),
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
+    settings: null,
+    sample: { ...sample, values: fromBfloat16(sample.bfloat16) },
     files: new Map(),
   };
 }
@@ -26,6 +38,35 @@ export async function loadWorld() {
 /** Have the file that a picture `needs`, read once. */
 export async function readFor({ needs: { file } }, { files }) {
   if (file && !files.has(file)) files.set(file, await readJson(file));
+}
+
+/** Null where there is no engine, or a key is needed that nobody has given yet. */
+async function askWhatIsServed() {
+  if (isFolder) return null;
+  return askServer("octavo/deployment").catch(() => null);
+}
+
+function addThisServer(world, { model, hardware, settings }) {
+  const { tables } = world;
+  if (model !== null) {
+    world.models.set(THIS_SERVER, model);
+    world.settings = { maxModelLen: settings.max_model_len, maxNumSeqs: settings.max_num_seqs };
+    if (settings.step_tokens > 0) world.settings.stepTokens = settings.step_tokens;
+  }
+  if (hardware === null) return;
+  const [device] = hardware.devices;
+  const [efficiencies, limits] = [tables.efficiencies.length, tables.limits.length];
+  tables.efficiencies.push(...hardware.efficiencies); // which devices name by their places
+  tables.limits.push(...hardware.limits);
+  const engines = Object.entries(device.engines).map(([name, [efficiency, limit]]) => [name, [efficiency + efficiencies, limit + limits]]);
+  world.devices.set(THIS_SERVER, { ...device, engines: Object.fromEntries(engines) });
+}
+
+/** Little-endian in base64: the upper halves of float32. */
+function fromBfloat16(text) {
+  const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+  const words = Uint32Array.from({ length: bytes.length / 2 }, (_, index) => (bytes[2 * index] << 16) | (bytes[2 * index + 1] << 24));
+  return new Float32Array(words.buffer);
 }
 
 /**

@@ -1,0 +1,78 @@
+"""What is served, in the pickers of pictures: computed as the planner computes it of the files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.cost.engine_profile import Limits
+from octavo.cost.hardware_table import find_device
+from octavo.cost.open_spec import open_spec
+from octavo.cost.weights import weights_bytes
+from octavo.cost.work import Span
+from octavo.planner import Traffic, plan
+from octavo.planner.building_blocks import hardware_json, model_json
+
+pytestmark = pytest.mark.slow
+
+DEVICE = replace(find_device("epyc-genoa")[0], name="The processor here")
+SETTINGS = {"max_model_len": 128, "max_num_seqs": 3, "step_tokens": 64}
+
+
+@pytest.fixture
+def spec(site, tiny_model):
+    """Of the model that the site serves."""
+    spec = open_spec(tiny_model)
+    site.deployment = {
+        "model": {**model_json(spec), "name": "tiny"},
+        "hardware": hardware_json([DEVICE]),
+        "settings": SETTINGS,
+        "unknown": [],
+    }
+    yield spec
+    site.deployment = None
+
+
+def test_this_server_is_in_the_pickers_and_in_the_address(tab, spec):
+    tab.open("pictures#kv-growth?model=this&hardware=this")
+    tab.wait_for("document.querySelector('.figures .figure') !== null")
+    chosen = tab.js(
+        "[...document.querySelectorAll('.controls select')].map((s) => s.selectedOptions[0].text)"
+    )
+    assert chosen[0] == "this server: tiny"
+    assert chosen[3] == f"this server: {DEVICE.name}"
+    command = tab.text(".command code")
+    assert command.startswith("octavo plan tiny --hardware auto")
+    assert "--max-num-seqs 3" in command
+
+
+def test_it_is_computed_of_what_its_files_hold(tab, spec, tiny_model):
+    tab.open("pictures")
+    told = tab.js("""(async () => {
+        const { loadWorld } = await import("/static/pictures/world.js");
+        const { contextOf } = await import("/static/pictures/picker.js");
+        const world = await loadWorld();
+        const values = { model: "this", hardware: "this", precision: "published", kv: "auto" };
+        const picture = { needs: { model: true, hardware: true } };
+        const { deployment } = contextOf(picture, values, world);
+        const { limits, weights, memory } = deployment;
+        const step = deployment.step([[10, 1], [20, 1]]);
+        const { seconds } = step.total;
+        return { limits, bytes: weights.bytes, pool: memory.poolBytes, seconds };
+    })()""")
+    limits = Limits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=128)
+    found = plan(str(tiny_model), "epyc-genoa", limits=limits, traffic=Traffic(8, 8)).deployment
+    assert told["limits"]["maxModelLen"] == 128
+    assert told["limits"]["maxNumSeqs"] == 3
+    assert told["limits"]["stepTokens"] == 64
+    assert told["bytes"] == pytest.approx(weights_bytes(spec, found.precision), rel=1e-9)
+    assert told["pool"] == pytest.approx(found.memory.kv_bytes, rel=1e-9)
+    seconds = found.step_time([Span(10, 1), Span(20, 1)]).value
+    assert told["seconds"] == pytest.approx(seconds, rel=1e-9)
+
+
+def test_without_an_answer_there_is_no_such_choice(tab):
+    tab.open("pictures#kv-growth?model=this")
+    tab.wait_for("document.querySelector('.figures .figure') !== null")
+    assert "this server" not in tab.text(".controls")
