@@ -61,7 +61,7 @@ export const serving = {
     const run = runs && runAt(runs, context.values.share);
     const { values, spec = { name: simulated.model ?? "llama-3.1-8b" } } = context;
     const picked = { precision: "published", kv: "auto", hardware: simulated.hardware ?? "h100-sxm", ...values };
-    return octavoCommand("simulate", { values: picked, spec }, {
+    return octavoCommand("simulate", { values: picked, spec, world: context.world }, {
       count: values.replicas, tp: 1, replicas: values.replicas, ...WORKLOAD,
       "num-prompts": run?.num_requests, "request-rate": run?.rate,
       "max-num-seqs": values.max_num_seqs, "max-num-batched-tokens": values.step_tokens, batching: values.batching,
