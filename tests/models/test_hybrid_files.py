@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from tiny_hybrids import make_model
+from tiny_hybrids import GGUF_CASES, make_model
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.checkpoint import open_checkpoint
@@ -16,15 +16,6 @@ from octavo.models.hf_writer import write_hf_folder
 from octavo.quantization.ggml_types import GGMLType
 
 PROMPTS = [[3 + 37 * i % 190 for i in range(50)], [5, 6, 7]]
-# As llama.cpp runs them: of some cases, what it cannot is left out.
-FILES = {
-    "lfm2": {"conv_bias": False},
-    "granite": {},
-    "granite-experts": {},
-    "falcon": {},
-    "falcon-odd": {"mamba_conv_bias": True, "mamba_n_groups": 2},
-    "qwen3-next-experts": {},
-}
 
 
 def as_f32(matrix) -> GGMLType:
@@ -46,9 +37,9 @@ def folder_of(tiny_model, tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=GGUF_CASES)
 def source(request, folder_of):
-    return folder_of(request.param, **FILES[request.param])
+    return folder_of(request.param, **GGUF_CASES[request.param])
 
 
 def tensors(path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from llama_cpp_peer import llama_perplexity, perplexity_by_llama_cpp
-from tiny_hybrids import make_model
+from tiny_hybrids import GGUF_CASES, make_model
 
 from octavo.models.checkpoint import open_checkpoint
 from octavo.models.gguf_export import export_gguf
@@ -20,14 +20,6 @@ from octavo.text.tokenizer_json import tokenizer_files
 CTX, NUM_WINDOWS = 128, 2
 TEXT = Path(__file__).parents[2] / "LICENSE"
 SIZES = {"vocab_size": 49_152, "eos_token_id": 2, "bos_token_id": 1}
-CASES = {
-    "lfm2": {"conv_bias": False},
-    "granite": {},
-    "granite-experts": {},
-    "falcon": {},
-    "falcon-odd": {"mamba_conv_bias": True, "mamba_n_groups": 2},
-    "qwen3-next-experts": {},
-}
 
 pytestmark = [
     pytest.mark.long,
@@ -36,10 +28,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", GGUF_CASES)
 def test_llama_cpp_says_the_same(name, smollm2_gguf, driver, tmp_path):
     folder, out = tmp_path / "folder", tmp_path / "model.gguf"
-    make_model(name, **SIZES, **CASES[name]).save_pretrained(folder)
+    make_model(name, **SIZES, **GGUF_CASES[name]).save_pretrained(folder)
     tokenizer = open_checkpoint(smollm2_gguf)
     for file, text in tokenizer_files(tokenizer.metadata, smollm2_gguf).items():
         (folder / file).write_text(text, encoding="utf-8")

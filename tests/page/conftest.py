@@ -88,6 +88,17 @@ FAINT = """(() => {
 # -- the browser -----------------------------------------------------------------------------
 
 
+class CommandError(AssertionError):
+    """Chromium could not do what it was asked for."""
+
+    # Of a document that has just made room for the next one.
+    LEAVING = ("navigated or closed", "context was destroyed", "Cannot find context")
+
+    def __init__(self, method: str, message: str):
+        super().__init__(f"{method}: {message}")
+        self.was_leaving = any(words in message for words in self.LEAVING)
+
+
 class Browser:
     """Chromium, spoken to in its DevTools protocol: JSON ended by a NUL, over two pipes."""
 
@@ -118,7 +129,8 @@ class Browser:
         while True:
             answer = self._receive(until - time.monotonic())
             if answer.get("id") == self._last_id:
-                assert "error" not in answer, f"{method}: {answer['error']}"
+                if "error" in answer:
+                    raise CommandError(method, answer["error"]["message"])
                 return answer["result"]
 
     def _receive(self, timeout: float) -> dict[str, Any]:
@@ -199,12 +211,20 @@ class Page:
         return result["result"].get("value")
 
     def wait_for(self, expression: str, timeout: float = PATIENCE) -> Any:
-        """The value of an expression as soon as it is truthy."""
+        """The value of an expression as soon as it is truthy, in this document or in the next."""
         until = time.monotonic() + timeout
-        while not (value := self.js(expression)):
+        while not (value := self._js_unless_leaving(expression)):
             assert time.monotonic() < until, f"still not true: {expression}\n{self.text('body')}"
             time.sleep(0.01)
         return value
+
+    def _js_unless_leaving(self, expression: str) -> Any:
+        try:
+            return self.js(expression)
+        except CommandError as error:
+            if not error.was_leaving:
+                raise
+            return None
 
     def text(self, selector: str) -> str:
         """What the last such element shows; "" without one."""

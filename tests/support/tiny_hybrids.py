@@ -157,6 +157,16 @@ CASES = {
     ),
 }
 
+# Cases of which there are GGUF files that llama.cpp runs: what it cannot is left out of some.
+GGUF_CASES = {
+    "lfm2": {"conv_bias": False},
+    "granite": {},
+    "granite-experts": {},
+    "falcon": {},
+    "falcon-odd": {"mamba_conv_bias": True, "mamba_n_groups": 2},
+    "qwen3-next-experts": {},
+}
+
 
 def make_model(name, **more):
     kind, changes = CASES[name]
