@@ -338,6 +338,8 @@ class Chats:
         self.refusals: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {}
         self.api_key: str | None = None
         self.delay = 0.0
+        self.end: dict[str, Any] = {"finish_reason": "stop"}  # how the last choice says so
+        self.timings: dict[str, Any] = {"predicted_per_second": 43.21}
         self.requests: list[dict[str, Any]] = []
         self.left = 0
 
@@ -380,16 +382,14 @@ class Chats:
                 logprobs = _logprobs(piece) if body.get("logprobs") else None
                 delta = {"index": 0, "delta": {"content": piece}, "logprobs": logprobs}
                 yield _event({"choices": [delta]})
-            yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+            yield _event({"choices": [{"index": 0, "delta": {}, **self.end}]})
             usage = {
                 "prompt_tokens": 1234,
                 "completion_tokens": len(pieces),
                 "total_tokens": 1234 + len(pieces),
                 "prompt_tokens_details": {"cached_tokens": 1200},
             }
-            yield _event(
-                {"choices": [], "usage": usage, "timings": {"predicted_per_second": 43.21}}
-            )
+            yield _event({"choices": [], "usage": usage, "timings": self.timings})
             is_over = True
             yield b"data: [DONE]\n\n"
         finally:

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ApiError, listModels, retryTime, streamChat } from "./static/chat/api.js";
+import { whyItEnded } from "./static/chat/ending.js";
 import { DEFAULTS, defaultsOf, problemWith, toMessages, toRequest } from "./static/chat/settings.js";
 import { Stopwatch, describe, seconds } from "./static/chat/stats.js";
 
@@ -87,8 +88,30 @@ test("at its end, the server's figures win", () => {
     timings: { predicted_per_second: 123.4 },
   }, 3001);
   assert.deepEqual(words(watch.numbers()), [
-    "123 tokens/s", "first token 2.00 s", "1 token", "prompt 1,234 (1,200 cached)", "cut at the token limit",
+    "123 tokens/s", "first token 2.00 s", "1 token", "prompt 1,234 (1,200 cached)",
   ]);
+});
+
+test("each end of an answer has its reason", () => {
+  const stats = { finish: "stop", stopReason: null, prompt: 90, output: 10 };
+  const why = (more, { limits = {}, ...answer } = {}) =>
+    whyItEnded({ status: "done", text: "…", stats: { ...stats, ...more }, limits, ...answer });
+  assert.equal(why({}), "The model ended it by itself.");
+  assert.equal(why({ stopReason: "END\n" }), 'It came to "END\\n", at which it was asked to stop.');
+  assert.equal(why({ stopReason: 7 }), "It drew the token 7, at which it was asked to stop.");
+  const length = { finish: "length" };
+  const limits = { answer: 10, context: 100 };
+  assert.equal(why(length, { limits }), "It was cut at Max tokens: 10 tokens.");
+  assert.equal(why(length, { limits: { ...limits, answer: 11 } }), "It was cut at the end of the context: 100 tokens.");
+  assert.match(why(length), /the server's limit/);
+  assert.match(why(length, { limits: undefined }), /the server's limit/); // kept by an older page
+  assert.equal(why({ finish: "abort" }), "The server stopped it.");
+  assert.equal(why({ finish: "filter" }), "It ended by filter.");
+  assert.equal(why({}, { text: " " }), "The answer is empty. The model ended it by itself.");
+  assert.equal(why({}, { status: "stopped" }), "You stopped it.");
+  assert.equal(why({}, { status: "stopped", text: "" }), "You stopped it before it began.");
+  assert.equal(why({}, { status: "left" }), "The page was left, which stopped it.");
+  for (const status of ["waiting", "streaming", "failed"]) assert.equal(why({}, { status }), "");
 });
 
 test("without timings, the speed is tokens of the usage over the time they came in", () => {

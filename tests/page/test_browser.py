@@ -94,7 +94,7 @@ def test_stopping_ends_the_request_and_keeps_the_text(ready, chats, wait_until, 
         ready.wait_for("log.childElementCount === 0 && !welcome.hidden")
         assert ready.js(BUTTONS) == {"stop": False, "send": True}
     else:
-        ready.wait_for_text(".note", "Stopped.")
+        ready.wait_for_text(".note", "You stopped it.")
         text = ready.text(ANSWER)
         assert text.startswith("1 2 3")
         assert "about" in ready.text(STATS)
@@ -105,12 +105,26 @@ def test_stopping_ends_the_request_and_keeps_the_text(ready, chats, wait_until, 
     assert sent == (["count 5"] if how == "new chat" else ["count 100000", text, "count 5"])
 
 
+def test_why_it_ended_is_said_and_kept(ready, chats):
+    send_and_wait(ready, "count 1")
+    assert ready.text(".note") == "The model ended it by itself."
+    chats.end = {"finish_reason": "stop", "stop_reason": "END"}
+    send_and_wait(ready, "count 2")
+    assert ready.text(".note") == 'It came to "END", at which it was asked to stop.'
+    chats.end, chats.models[0]["max_model_len"] = {"finish_reason": "length"}, 1237
+    ready.open()
+    ready.wait_for_text("#model-name", "octavo-test")
+    assert 'It came to "END"' in ready.text(".note")
+    send_and_wait(ready, "count 3")
+    assert ready.text(".note") == "It was cut at the end of the context: 1,237 tokens."
+
+
 def test_stopping_before_the_first_word(ready, chats, wait_until):
     chats.delay = 60.0
     ready.send("count 1")
     wait_until(lambda: chats.requests)
     ready.click("#stop")
-    ready.wait_for_text(".note", "Stopped before it began.")
+    ready.wait_for_text(".note", "You stopped it before it began.")
 
 
 def test_regenerate_edit_delete_and_undo(ready, chats):
@@ -266,7 +280,7 @@ def test_the_conversation_outlives_a_reload_but_not_the_tab(ready, chats):
     ready.send("count 100000")
     ready.wait_for_text(ANSWER, "5")
     ready.open()
-    ready.wait_for_text(".note", "Stopped.")
+    ready.wait_for_text(".note", "The page was left")
     assert ready.js("[...document.querySelectorAll('.bubble')].map((b) => b.innerText)") == [
         "count 2",
         "count 100000",
@@ -322,7 +336,7 @@ def test_the_end_stays_in_view_unless_one_scrolls_away(ready, chats):
     height = ready.js("scroller.scrollHeight")
     ready.wait_for(f"scroller.scrollHeight > {height} + 300 && {at_end}")
     ready.press("Escape")
-    ready.wait_for_text(".note", "Stopped.")
+    ready.wait_for_text(".note", "You stopped it.")
 
 
 def test_an_api_key_is_asked_for_when_it_is_needed(tab, chats):

@@ -3,6 +3,7 @@
 import { ApiError, listModels, streamChat } from "./api.js";
 import { copy } from "../common/clipboard.js";
 import { showNavigation } from "../common/navigation.js";
+import { whyItEnded } from "./ending.js";
 import { Follower } from "./follower.js";
 import * as store from "./settings.js";
 import { Stopwatch } from "./stats.js";
@@ -19,8 +20,8 @@ const state = {
   running: null, // { turn, controller } while an answer streams
 };
 for (const { answer } of state.turns) {
-  // A reload in the middle of an answer has stopped it.
-  if (answer && ["waiting", "streaming"].includes(answer.status)) answer.status = "stopped";
+  // Leaving the page in the middle of an answer has stopped it.
+  if (answer && ["waiting", "streaming"].includes(answer.status)) answer.status = "left";
 }
 let views = [];
 const follower = new Follower(at("scroller"), at("to-end"));
@@ -130,7 +131,7 @@ async function answer(turn) {
   const controller = new AbortController();
   const run = { turn, controller };
   state.running = run;
-  turn.answer = { text: "", status: "waiting", error: null, stats: null };
+  turn.answer = { text: "", status: "waiting", error: null, stats: null, limits: null };
   showPlaces();
   showSurroundings();
   follower.follow(true);
@@ -158,6 +159,7 @@ async function stream(turn, signal) {
     messages: store.toMessages(state.settings.system, state.turns),
     ...store.toRequest(state.settings, modelFacts()),
   };
+  answer.limits = { answer: request.max_tokens ?? null, context: modelFacts()?.max_model_len ?? null };
   answer.log = state.settings.tokens ? emptyLog() : null;
   let last = performance.now();
   for await (const chunk of streamChat(request, { key: state.key, signal })) {
@@ -177,7 +179,7 @@ async function stream(turn, signal) {
 function fail(turn, error, signal) {
   const { answer } = turn;
   if (signal.aborted) {
-    answer.status = "stopped";
+    answer.status = signal.reason === "left" ? "left" : "stopped";
     return;
   }
   if (!(error instanceof ApiError)) console.error(error);
@@ -203,9 +205,9 @@ function stop() {
 }
 
 /** For screen readers: the answer as a whole, not piece by piece. */
-function announce({ status, text }) {
-  const how = { done: "Answer:", stopped: "Stopped.", failed: "The answer failed." }[status];
-  at("status").textContent = `${how} ${text}`;
+function announce(answer) {
+  const how = answer.status === "failed" ? "The answer failed:" : "Answer:";
+  at("status").textContent = `${how} ${answer.text} ${whyItEnded(answer)}`;
   setTimeout(() => (at("status").textContent = ""), 2000);
 }
 
@@ -413,7 +415,7 @@ for (const dialog of document.querySelectorAll("dialog")) {
 
 // Leaving the page stops the answer; otherwise it would end as a lost connection.
 addEventListener("pagehide", () => {
-  stopAndShow();
+  state.running?.controller.abort("left");
   store.saveConversation(state.turns);
 });
 showNavigation("chat");

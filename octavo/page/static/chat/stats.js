@@ -13,6 +13,7 @@ export class Stopwatch {
     this.usage = null;
     this.timings = null;
     this.finish = null;
+    this.stopReason = null; // a string or a token at which it was asked to stop
   }
 
   take(chunk, now) {
@@ -20,6 +21,7 @@ export class Stopwatch {
     this.timings = chunk.timings ?? this.timings;
     const choice = chunk.choices?.[0];
     this.finish = choice?.finish_reason ?? this.finish;
+    this.stopReason = choice?.stop_reason ?? this.stopReason;
     if (choice?.delta?.content) {
       this.first ??= now;
       this.last = now;
@@ -27,7 +29,7 @@ export class Stopwatch {
     }
   }
 
-  /** `{ rate, ttft, prompt, cached, output, isExact, finish }`; null where unknown. */
+  /** `{ rate, ttft, prompt, cached, output, isExact, finish, stopReason }`; null where unknown. */
   numbers() {
     const { usage, timings } = this;
     const span = this.chunks > 1 ? (this.last - this.first) / 1000 : 0;
@@ -41,12 +43,13 @@ export class Stopwatch {
       output,
       isExact: usage !== null,
       finish: this.finish,
+      stopReason: this.stopReason,
     };
   }
 }
 
 /** The numbers in words: `[{ text, title }]`, to be shown one after another. */
-export function describe({ rate, ttft, prompt, cached, output, isExact, finish }) {
+export function describe({ rate, ttft, prompt, cached, output, isExact }) {
   const about = isExact ? "" : "about ";
   const parts = [];
   if (rate !== null) {
@@ -64,11 +67,6 @@ export function describe({ rate, ttft, prompt, cached, output, isExact, finish }
       text: `prompt ${prompt.toLocaleString("en")}${reused}`,
       title: "Tokens of the conversation so far; cached ones were not computed again",
     });
-  }
-  if (finish === "length") {
-    parts.push({ text: "cut at the token limit", title: "Max tokens, or the end of the context" });
-  } else if (finish !== null && finish !== "stop") {
-    parts.push({ text: `ended by ${finish}`, title: "Why the answer ended" });
   }
   return parts;
 }

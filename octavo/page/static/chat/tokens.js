@@ -1,5 +1,5 @@
 // The tokens of an answer: how likely each was, what else it might have been, when it came; what
-// was cached and guessed, and why the answer ended.
+// was cached and guessed.
 
 import { element } from "../common/dom.js";
 import { format } from "../common/numbers.js";
@@ -9,7 +9,7 @@ const MOST = 2000; // tokens of an answer that are kept
 
 /** What the stream says of tokens: kept with the answer, so only what JSON can hold. */
 export function emptyLog() {
-  return { tokens: [], missed: 0, finish: null, stopReason: null, cached: null, prompt: null, drafted: 0, accepted: 0 };
+  return { tokens: [], missed: 0, cached: null, prompt: null, drafted: 0, accepted: 0 };
 }
 
 /** Take in a chunk that came `gap` milliseconds after the one before it. */
@@ -23,31 +23,19 @@ export function takeChunk(log, chunk, gap) {
       ms: gap / entries.length, isTogether: index > 0,
     });
   });
-  log.finish = choice?.finish_reason ?? log.finish;
-  log.stopReason = choice?.stop_reason ?? log.stopReason;
   log.prompt = chunk.usage?.prompt_tokens ?? log.prompt;
   log.cached = chunk.usage?.prompt_tokens_details?.cached_tokens ?? log.cached;
   log.drafted = chunk.timings?.draft_n ?? log.drafted;
   log.accepted = chunk.timings?.draft_n_accepted ?? log.accepted;
 }
 
-/** Why an answer ended, in words; "" while it has not. */
-export function whyItStopped({ finish, stopReason }) {
-  if (finish === "stop" && typeof stopReason === "string") return `It wrote ${JSON.stringify(stopReason)}, at which it was asked to stop.`;
-  if (finish === "stop" && typeof stopReason === "number") return `It drew the token ${stopReason}, at which it was asked to stop.`;
-  if (finish === "stop") return "The model drew the token that ends an answer.";
-  if (finish === "length") return "It reached the limit: Max tokens, or the end of the context.";
-  if (finish === "abort") return "It was stopped from outside.";
-  return finish === null ? "" : `It ended by ${finish}.`;
-}
-
-/** The same and what is known of prompt and guesses: a sentence each. */
+/** What is known of the prompt and of guesses: a sentence each. */
 export function sentences(log) {
-  const said = [whyItStopped(log)];
+  const said = [];
   if (log.cached !== null && log.prompt !== null) said.push(`${format(log.cached)} of the prompt's ${format(log.prompt)} tokens were cached, and not computed again.`);
   if (log.drafted > 0) said.push(`${format(log.drafted)} tokens were guessed ahead, ${format(log.accepted)} of them accepted (${format(log.accepted / log.drafted, "%")}).`);
   if (log.missed > 0) said.push(`${format(log.missed)} more tokens are not shown.`);
-  return said.filter((text) => text !== "");
+  return said;
 }
 
 /** The elements that show a log as it grows. */
@@ -71,7 +59,7 @@ export class TokenView {
 
   /** Show a log; null hides it. */
   show(log) {
-    this.element.hidden = !log || (log.tokens.length === 0 && log.finish === null);
+    this.element.hidden = !log || log.tokens.length === 0;
     if (this.element.hidden) return;
     if (log !== this.#log) {
       this.list.replaceChildren();

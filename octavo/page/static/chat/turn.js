@@ -1,12 +1,13 @@
 // One question and its answer, as the page shows them.
 
 import { renderInto } from "../common/markdown.js";
+import { whyItEnded } from "./ending.js";
 import { describe } from "./stats.js";
 import { TokenView } from "./tokens.js";
 
 /**
- * The elements of a turn `{ user, answer }`. `answer` is null or `{ text, status, error, stats }`
- * with a status of "waiting", "streaming", "done", "stopped" or "failed".
+ * The elements of a turn `{ user, answer }`. `answer` is null or `{ text, status, error, stats,
+ * limits }` with a status of "waiting", "streaming", "done", "stopped", "left" or "failed".
  *
  * `actions` is what the page can do: `copy(text, button)`, `regenerate()`, `remove()`,
  * `edit(text)`.
@@ -62,7 +63,7 @@ export class TurnView {
     this.answer.classList.toggle("is-running", isRunning);
     this.answer.setAttribute("aria-busy", String(isRunning));
     renderInto(this.prose, answer.text);
-    this.note.textContent = noteOn(answer);
+    this.note.textContent = whyItEnded(answer);
     this.note.hidden = this.note.textContent === "";
     this.copyButton.hidden = answer.text === "";
     this.tokens.show(answer.log ?? null);
@@ -163,12 +164,6 @@ export function fillError(box, error, label, action) {
   foot.append(again);
   if (error.requestId) foot.append(element("span", "request-id", `Request ${error.requestId}`));
   box.append(foot);
-}
-
-function noteOn(answer) {
-  if (answer.status === "stopped") return answer.text ? "Stopped." : "Stopped before it began.";
-  if (answer.status === "done" && answer.text.trim() === "") return "The answer is empty.";
-  return "";
 }
 
 function duration(seconds) {
