@@ -17,6 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 ROOT = Path(__file__).resolve().parent
+DOCUMENTS = ROOT / "docs"
 
 # csrc/build.py, by another name than that of the package `build`.
 _spec = importlib.util.spec_from_file_location("octavo_native", ROOT / "csrc" / "build.py")
@@ -78,9 +79,9 @@ class BuildNative(Command):
 
 
 class BuildDocuments(Command):
-    """Copy the page's documents into the wheel; a source tree has them where they are."""
+    """Copy the page's documents and images into the wheel; a source tree has them where they are."""
 
-    description = "copy the documents that the page shows"
+    description = "copy the documents and images that the page shows"
     user_options: list[tuple[str, str, str]] = []
     editable_mode = False  # set by setuptools
 
@@ -94,12 +95,13 @@ class BuildDocuments(Command):
         if self.editable_mode or self.build_lib is None:
             return
         into = Path(self.build_lib) / "octavo" / "page" / "documents"
-        into.mkdir(parents=True, exist_ok=True)
         for document in self._documents():
-            shutil.copy(document, into)
+            target = into / document.relative_to(DOCUMENTS)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(document, target)
 
     def _documents(self) -> list[Path]:
-        return sorted((ROOT / "docs").glob("*.md"))
+        return sorted([*DOCUMENTS.glob("*.md"), *DOCUMENTS.glob("pictures/*.webp")])
 
     # What setuptools asks of parts of `build`.
     def get_source_files(self) -> list[str]:

@@ -218,6 +218,9 @@ def wheel(small, tmp_path, **environment: str) -> Path:
     package.mkdir(parents=True, exist_ok=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
+    (project / "docs" / "pictures").mkdir(parents=True, exist_ok=True)
+    for document in ("inference.md", "pictures/wall.webp"):
+        (project / "docs" / document).touch()
     command = [sys.executable, "-c", "from setuptools import build_meta as b; import sys; "
                "b.build_wheel(sys.argv[1])", str(tmp_path / "wheels")]  # fmt: skip
     environment = {"OCTAVO_BUILD_ISA": "scalar", **os.environ, **environment}
@@ -246,4 +249,6 @@ def test_a_wheel_without_kernels_is_of_any_platform(small, tmp_path, has_setupto
         names = set(archive.namelist())
         record = json.loads(archive.read("octavo/kernels/cpu/lib/build.json"))
     assert not any(name.endswith(".so") for name in names)
+    documents = "octavo/page/documents"
+    assert {f"{documents}/inference.md", f"{documents}/pictures/wall.webp"} <= names
     assert "OCTAVO_NATIVE=0" in record["skipped"]["all"]

@@ -1,4 +1,5 @@
-"""The documents that the page shows: some of ``docs/``, in the order in which they are listed.
+"""The documents that the page shows, and their images: some of ``docs/``, in the order in which
+they are listed.
 
 An installed octavo has them in ``documents`` beside this file, where ``setup.py`` puts them; a
 checkout has them in ``docs``.
@@ -6,7 +7,9 @@ checkout has them in ``docs``.
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+from typing import Any
 
 # The first is what "Docs" leads to. Their titles are the first lines of the documents.
 NAMES = (
@@ -31,14 +34,35 @@ _CHECKOUT = Path(__file__).parent.parent.parent / "docs"
 
 def paths() -> dict[str, Path]:
     """The documents by name; none of those that are not here."""
-    folder = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
-    found = {name: folder / f"{name}.md" for name in NAMES}
+    found = {name: _folder() / f"{name}.md" for name in NAMES}
     return {name: path for name, path in found.items() if path.is_file()}
 
 
-def titles() -> dict[str, str]:
-    """What each calls itself, by name."""
+def image_paths() -> dict[str, Path]:
+    """The images by what documents call them: ``pictures/NAME.webp``."""
+    return {f"pictures/{path.name}": path for path in sorted(_folder().glob("pictures/*.webp"))}
+
+
+def contents() -> dict[str, Any]:
+    """What each document calls itself, and how many pixels each image has, by name."""
+    titles = {name: path.read_text("utf-8").partition("\n")[0] for name, path in paths().items()}
     return {
-        name: path.read_text("utf-8").partition("\n")[0].lstrip("# ")
-        for name, path in paths().items()
+        "titles": {name: title.lstrip("# ") for name, title in titles.items()},
+        "images": {name: _size_of(path) for name, path in image_paths().items()},
     }
+
+
+def _folder() -> Path:
+    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+
+
+def _size_of(image: Path) -> tuple[int, int]:
+    """Width and height of a lossy WebP, with or without a transparency (RFC 9649)."""
+    header = image.read_bytes()[:30]
+    if header[12:16] == b"VP8X":
+        width, height = header[24:27], header[27:30]  # each less one
+        return 1 + int.from_bytes(width, "little"), 1 + int.from_bytes(height, "little")
+    if header[12:16] == b"VP8 ":  # then it is that of the frame itself (RFC 6386, 9.1)
+        width, height = struct.unpack("<HH", header[26:30])
+        return width & 0x3FFF, height & 0x3FFF
+    raise ValueError(f"{image} is not one that scripts/docs_pictures.py takes")

@@ -24,12 +24,15 @@ PAGES = {  # address: the file in STATIC
     "/pictures": "pictures/pictures.html",
     **{f"/docs/{name}": "docs/docs.html" for name in documents.paths()},
 }
+# Where another address leads, as seen from it.
+MOVED = {"/docs": f"docs/{documents.NAMES[0]}", "/docs/": documents.NAMES[0]}
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".webp": "image/webp",
     ".md": "text/plain; charset=utf-8",
     ".json": "application/json",
 }
@@ -69,8 +72,15 @@ def site_files() -> dict[str, SiteFile]:
         files[f"/static/{path.relative_to(STATIC).as_posix()}"] = SiteFile.from_path(path)
     for name, path in documents.paths().items():
         files[f"/static/docs/{name}.md"] = SiteFile.from_path(path)
-    files["/static/docs.json"] = _json_file(documents.titles())
+    for name, path in documents.image_paths().items():
+        files[f"/static/docs/{name}"] = SiteFile.from_path(path)
+    files["/static/docs.json"] = _json_file(documents.contents())
     return files
+
+
+def is_page(address: str) -> bool:
+    """Whether this is where somebody with a browser begins, rather than a part of a page."""
+    return address in PAGES or address in MOVED
 
 
 def made_files() -> dict[str, Callable[[], SiteFile]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from octavo.errors import ConfigError
 from octavo.files import NewFolder
-from octavo.page import site
+from octavo.page import documents, site
 from octavo.page.joiner import join_modules
 
 # The pages of a folder: what each is made of. A browser opens the first by itself.
@@ -59,6 +59,8 @@ def _contents() -> dict[str, bytes]:
         entries.update(_ENTRIES.findall(source))
         for style in _STYLES.findall(source):
             contents[style[1]] = (site.STATIC / style[1]).read_bytes()
+    for name, path in documents.image_paths().items():
+        contents[f"docs/{name}"] = path.read_bytes()
     contents["page.js"] = join_modules(_modules_of(entries)).encode()
     contents["data.js"] = _data_script().encode()
     return contents

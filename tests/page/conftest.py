@@ -292,7 +292,7 @@ class Page:
         for event in events:
             params = event["params"]
             if event["method"] == "Network.requestWillBeSent":
-                if not params["request"]["url"].startswith(self.address):
+                if not params["request"]["url"].startswith((self.address, "data:")):
                     found.append(params["request"]["url"])
             elif event["method"] == "Runtime.exceptionThrown":
                 found.append(str(params["exceptionDetails"]))

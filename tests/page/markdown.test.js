@@ -211,7 +211,7 @@ test("hostile text takes linear time", () => {
     "> ".repeat(n), "- ".repeat(n), "1. ".repeat(n), "-\n".repeat(n), ">\n".repeat(n), "\n".repeat(n),
     "```" + " ".repeat(n) + "`", "`".repeat(n) + " `a", "# " + "# ".repeat(n), "#".repeat(n) + " a",
     "- - - ".repeat(n) + "x", "-" + " ".repeat(n) + "x", "- a\n\n".repeat(n), "  - a\n".repeat(n),
-    "[".repeat(n), "[a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
+    "[".repeat(n), "[a](".repeat(n), "!".repeat(n), "![".repeat(n), "![a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
     "\\".repeat(n), "\\``".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
   ];
   for (const text of texts) {
@@ -222,12 +222,20 @@ test("hostile text takes linear time", () => {
   }
 });
 
-test("links are for whoever says where they lead", () => {
-  const [block] = parse("see [the *wall*](inference.md#wall) and [x](javascript:1)");
-  const linkTo = (target) => (target.startsWith("inference") ? "docs/inference#wall" : null);
-  const links = render(block, fakeDocument, linkTo).all.filter(({ name }) => name === "a");
+test("links and images are for whoever says where they lead", () => {
+  const source = "see [the *wall*](inference.md#wall), [x](javascript:1), ![a wall](wall.webp) ![b](http://b) hey!";
+  const [block] = parse(source);
+  const places = {
+    link: (target) => (target.startsWith("inference") ? "docs/inference#wall" : null),
+    image: (target) => (target === "wall.webp" ? { src: "docs/wall.webp", width: 7, height: 5 } : null),
+  };
+  const paragraph = render(block, fakeDocument, places);
+  const links = paragraph.all.filter(({ name }) => name === "a");
   assert.deepEqual(links.map(({ href, textContent }) => [href, textContent]), [["docs/inference#wall", "the wall"]]);
+  const images = paragraph.all.filter(({ name }) => name === "img");
+  assert.deepEqual(images.map(({ src, alt, width, height }) => [src, alt, width, height]), [["docs/wall.webp", "a wall", 7, 5]]);
+  assert.match(paragraph.textContent, /\[x\]\(javascript:1\), {2}!\[b\]\(http:\/\/b\) hey!$/);
   const chat = render(block, fakeDocument);
-  assert.equal(chat.textContent, "see [the wall](inference.md#wall) and [x](javascript:1)");
-  assert.ok(chat.all.every(({ name }) => name !== "a"));
+  assert.equal(chat.textContent, source.replace("*wall*", "wall"));
+  assert.ok(chat.all.every(({ name }) => name !== "a" && name !== "img"));
 });

@@ -132,6 +132,9 @@ def test_the_folder_works_from_disk(tab_at, folder):
         tab.wait_for(f"{drawn} && {here} === '{picture}'")
     tab.click("#navigation a", "Docs")
     tab.wait_for_text("#prose", "How inference works")
+    image = "document.querySelector('#prose img')"
+    tab.js(f"{image}.scrollIntoView()")
+    tab.wait_for(f"{image}.naturalWidth === 736")
     tab.click("#list a", "Planning")
     tab.wait_for_text("#list [aria-current]", "Planning")
     links = tab.js("[...document.querySelectorAll('#navigation a')].map((a) => a.innerText)")

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from octavo.errors import ConfigError, EngineUnavailableError, QueueFullError
-from octavo.page.site import PAGES
+from octavo.page.site import is_page
 from octavo.server.engine.generation import EngineClient, Observer
 from octavo.server.http.context import IgnoredFields, RequestContext, create_request_id
 from octavo.server.http.errors import HttpError, error_response, to_http_error
@@ -169,7 +169,7 @@ class Gate:
         path = scope.get("raw_path") or scope["path"].encode()
         if path == b"/health" and scope["method"] in ("GET", "HEAD"):
             return self._tenants.from_address(host)
-        if path.decode("latin-1") in PAGES:  # have the browser ask for the key
+        if is_page(path.decode("latin-1")):  # have the browser ask for the key
             answer.add_headers([(b"www-authenticate", b'Basic realm="octavo", charset="UTF-8"')])
         raise HttpError(
             401,

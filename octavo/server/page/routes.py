@@ -63,19 +63,22 @@ def create_router(service: Service) -> APIRouter:
         _add(router, address, _ready(Served.from_site(file)))
     for address, make in site.made_files().items():
         _add(router, address, _made(make))
+    for address, target in site.MOVED.items():
+        _add_moved(router, address, target)
     return router
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A file as it is, and packed."""
+    """A file as it is, and packed where that makes it smaller, which it does not with images."""
 
     plain: PageFile
     packed: PageFile
 
     @classmethod
     def from_site(cls, file: site.SiteFile) -> Served:
-        return cls(PageFile.from_site(file), PageFile.from_site(file, packed=True))
+        plain, packed = PageFile.from_site(file), PageFile.from_site(file, packed=True)
+        return cls(plain, packed if len(packed.body) < len(plain.body) else plain)
 
     def of(self, request: Request) -> PageFile:
         """The one that the client takes."""
@@ -91,6 +94,15 @@ def _add(router: APIRouter, address: str, find: Callable[[], Awaitable[Served]])
         if request.method == "HEAD":
             return Response(headers={**file.headers, "Content-Length": str(len(file.body))})
         return Response(file.body, headers=file.headers)
+
+    router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
+
+
+def _add_moved(router: APIRouter, address: str, target: str) -> None:
+    headers = {**SECURITY_HEADERS, "Cache-Control": "no-cache", "Location": target}
+
+    async def endpoint() -> Response:
+        return Response(status_code=307, headers=headers)
 
     router.add_api_route(address, endpoint, methods=["GET", "HEAD"], name=f"page:{address}")
 

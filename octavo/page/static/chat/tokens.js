@@ -32,10 +32,15 @@ export function takeChunk(log, chunk, gap) {
 /** What is known of the prompt and of guesses: a sentence each. */
 export function sentences(log) {
   const said = [];
-  if (log.cached !== null && log.prompt !== null) said.push(`${format(log.cached)} of the prompt's ${format(log.prompt)} tokens were cached, and not computed again.`);
+  if (log.cached !== null && log.prompt !== null) said.push(cachedOf(log));
   if (log.drafted > 0) said.push(`${format(log.drafted)} tokens were guessed ahead, ${format(log.accepted)} of them accepted (${format(log.accepted / log.drafted, "%")}).`);
   if (log.missed > 0) said.push(`${format(log.missed)} more tokens are not shown.`);
   return said;
+}
+
+function cachedOf({ cached, prompt }) {
+  if (cached === 0) return `None of the prompt's ${format(prompt)} tokens were cached.`;
+  return `${format(cached)} of the prompt's ${format(prompt)} tokens were cached, and not computed again.`;
 }
 
 /** The elements that show a log as it grows. */

@@ -1,10 +1,10 @@
 // The Markdown that models write, in two steps: `parse` makes a tree of plain objects, `render`
-// makes elements of it. Text only ever becomes text nodes, and there are no images, and links only
-// for whoever says where they lead (`linkTo`: our own documents), so nothing a model writes can run,
+// makes elements of it. Text only ever becomes text nodes, and there are links and images only for
+// whoever says where they lead (`places`: our own documents), so nothing a model writes can run,
 // load or point anywhere.
 //
-// Blocks: paragraph, heading, code, list, quote, rule, table. Inside: code, strong, em, link. All of
-// it takes time linear in the length of the text, whatever the text.
+// Blocks: paragraph, heading, code, list, quote, rule, table. Inside: code, strong, em, link, image.
+// All of it takes time linear in the length of the text, whatever the text.
 
 const MAX_LINK = 400; // letters; a longer one stays text
 const MAX_DEPTH = 8; // of lists and quotes inside each other; deeper ones stay text
@@ -15,7 +15,7 @@ const RULE = /^ {0,3}([-*_]) *(?:\1 *){2,}$/;
 const TABLE_RULE = /^ {0,3}\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])( {1,4}|$)/;
-const LINK = /^\[([^[\]]+)\]\(([^()\s]+)\)/;
+const LINK = /^!?\[([^[\]]+)\]\(([^()\s]+)\)/; // of an image, what it shows in words
 
 /** The blocks of `source`. An unfinished one, as while streaming, is closed at the end. */
 export function parse(source) {
@@ -184,7 +184,7 @@ function indexOfText(lines, at) {
 // -- inside a block ----------------------------------------------------------------------------
 
 /** Strings, and `{ type: "code", text }`, `{ type: "strong" | "em", inlines }`, `{ type: "link",
- * target, inlines }`. */
+ * target, inlines }`, `{ type: "image", target, text }`. */
 export function parseInlines(text) {
   // What is open: the text itself, and above it at most one each of ** __ * _.
   const open = [{ marker: "", nodes: [] }];
@@ -203,9 +203,10 @@ export function parseInlines(text) {
       if (end < 0) add(text.slice(at, at + length));
       else add({ type: "code", text: codeText(text.slice(at + length, end)) });
       at = end < 0 ? at + length : end + length;
-    } else if (char === "[" && (link = LINK.exec(text.slice(at, at + MAX_LINK))) !== null) {
-      add({ type: "link", target: link[2], inlines: parseInlines(link[1]) });
-      at += link[0].length;
+    } else if ((char === "[" || char === "!") && (link = LINK.exec(text.slice(at, at + MAX_LINK))) !== null) {
+      const [whole, words, target] = link;
+      add(char === "!" ? { type: "image", target, text: words } : { type: "link", target, inlines: parseInlines(words) });
+      at += whole.length;
     } else if (char === "*" || char === "_") {
       at = takeRun(text, at, open, add);
     } else {
@@ -298,20 +299,20 @@ function runLength(text, at) {
 }
 
 function nextSpecial(text, at) {
-  while (at < text.length && !"\\`*_[".includes(text[at])) at += 1;
+  while (at < text.length && !"\\`*_![".includes(text[at])) at += 1;
   return at;
 }
 
 // -- elements ----------------------------------------------------------------------------------
 
 /** Show `source` in `container`, and leave the elements of blocks that are as before alone. */
-export function renderInto(container, source, { document = globalThis.document, linkTo } = {}) {
+export function renderInto(container, source, { document = globalThis.document, places } = {}) {
   const blocks = parse(source);
   const keys = blocks.map((block) => JSON.stringify(block));
   const shown = container.markdownKeys ?? [];
   blocks.forEach((block, index) => {
     if (shown[index] === keys[index]) return;
-    const element = render(block, document, linkTo);
+    const element = render(block, document, places);
     const old = container.children[index];
     if (old === undefined) container.append(element);
     else old.replaceWith(element);
@@ -320,8 +321,13 @@ export function renderInto(container, source, { document = globalThis.document, 
   container.markdownKeys = keys;
 }
 
-/** The element of one block. `linkTo(target)`: an address, or null for what is to stay text. */
-export function render(block, document, linkTo = () => null) {
+const NOWHERE = { link: () => null, image: () => null };
+
+/**
+ * The element of one block. `places.link(target)` is an address, and `places.image(target)` an
+ * `{ src, width, height }`; null for what is to stay text.
+ */
+export function render(block, document, places = NOWHERE) {
   const make = (name, ...children) => {
     const element = document.createElement(name);
     element.append(...children);
@@ -331,7 +337,8 @@ export function render(block, document, linkTo = () => null) {
   const inline = (node) => {
     if (typeof node === "string") return document.createTextNode(node);
     if (node.type === "code") return make("code", node.text);
-    if (node.type === "link") return linked(node, linkTo(node.target));
+    if (node.type === "link") return linked(node, places.link(node.target));
+    if (node.type === "image") return pictured(node, places.image(node.target));
     return make(node.type, ...inlines(node.inlines));
   };
   const linked = (node, address) => {
@@ -341,6 +348,10 @@ export function render(block, document, linkTo = () => null) {
     link.href = address;
     return link;
   };
+  const pictured = (node, image) =>
+    image === null
+      ? `![${node.text}](${node.target})`
+      : Object.assign(make("img"), { alt: node.text, loading: "lazy", ...image });
   const blockElement = (block) => {
     switch (block.type) {
       case "code":

@@ -9,7 +9,7 @@ export const isFolder = texts !== undefined;
 /** The pages by name; a folder has no engine to talk to or look at. */
 export const PAGES = isFolder
   ? { pictures: "index.html", docs: "docs.html" }
-  : { chat: `${base}/`, engine: `${base}/engine`, pictures: `${base}/pictures`, docs: `${base}/docs/inference` };
+  : { chat: `${base}/`, engine: `${base}/engine`, pictures: `${base}/pictures`, docs: `${base}/docs` };
 
 /** The address of a picture, with what it begins with: `name=value&…`. */
 export function pictureAddress(id, state = "") {
@@ -23,9 +23,14 @@ export function documentAddress(place) {
   return `docs.html?name=${name}${section === undefined ? "" : `#${section}`}`;
 }
 
-/** The name of the document that the address asks for. */
+/** The address of a picture in documents, by its path beside them. */
+export function imageAddress(path) {
+  return isFolder ? `docs/${path}` : `${base}/static/docs/${path}`;
+}
+
+/** The name of the document that the address asks for; null for the first. */
 export function documentName() {
-  if (isFolder) return new URLSearchParams(location.search).get("name") ?? "inference";
+  if (isFolder) return new URLSearchParams(location.search).get("name");
   return location.pathname.split("/").at(-1);
 }
 

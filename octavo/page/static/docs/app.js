@@ -4,12 +4,21 @@ import { copy } from "../common/clipboard.js";
 import { element } from "../common/dom.js";
 import { renderInto } from "../common/markdown.js";
 import { showNavigation } from "../common/navigation.js";
-import { documentAddress, documentName, pictureAddress, readJson, readText } from "../common/places.js";
+import { documentAddress, documentName, imageAddress, pictureAddress, readJson, readText } from "../common/places.js";
 
 const at = (id) => document.getElementById(id);
-const name = documentName();
 
-/** Where a link of a document leads here; null for what is not on the page. */
+/** Where links and images of a document lead here; null for what is not on the page. */
+function placesOf({ titles, images }) {
+  return {
+    link: (target) => linkTo(titles, target),
+    image: (target) => {
+      const [width, height] = images[target] ?? [];
+      return width === undefined ? null : { src: imageAddress(target), width, height };
+    },
+  };
+}
+
 function linkTo(titles, target) {
   const picture = /^\.\.\/pictures#([\w-]+(?:\?[\w=&.-]*)?)$/.exec(target);
   if (picture) return pictureAddress(...picture[1].split("?"));
@@ -26,19 +35,20 @@ function nameHeadings(prose) {
   }
 }
 
-function showList(titles) {
-  const items = Object.entries(titles).map(([other, title]) =>
-    element("li", {}, element("a", { href: documentAddress(other), "aria-current": other === name ? "page" : null }, title)));
+function showList(titles, here) {
+  const items = Object.entries(titles).map(([name, title]) =>
+    element("li", {}, element("a", { href: documentAddress(name), "aria-current": name === here ? "page" : null }, title)));
   at("list").replaceChildren(...items);
 }
 
 async function begin() {
   showNavigation("docs");
   try {
-    const titles = await readJson("docs.json");
-    showList(titles);
-    renderInto(at("prose"), await readText(`docs/${name}.md`), { linkTo: (target) => linkTo(titles, target) });
-    document.title = `${titles[name]} · octavo`;
+    const known = await readJson("docs.json");
+    const name = documentName() ?? Object.keys(known.titles)[0];
+    showList(known.titles, name);
+    renderInto(at("prose"), await readText(`docs/${name}.md`), { places: placesOf(known) });
+    document.title = `${known.titles[name]} · octavo`;
   } catch (error) {
     at("prose").replaceChildren(element("p", { class: "error-box", role: "alert" }, `This document cannot be shown: ${error.message}`));
     throw error;
