@@ -79,9 +79,9 @@ class BuildNative(Command):
 
 
 class BuildDocuments(Command):
-    """Copy the page's documents and images into the wheel; a source tree has them where they are."""
+    """Copy the page's documents into the wheel; a source tree has them where they are."""
 
-    description = "copy the documents and images that the page shows"
+    description = "copy the documents that the page shows, with their images"
     user_options: list[tuple[str, str, str]] = []
     editable_mode = False  # set by setuptools
 

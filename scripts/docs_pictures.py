@@ -30,7 +30,7 @@ QUALITY = 30  # of WebP: text can still be read well
 SECONDS_BETWEEN = 0.7  # requests, so that some are prompts while others are being answered
 
 ASK = "Explain photosynthesis in three sentences, then say the same three sentences again."
-THEMES = ("the sea", "a crow", "winter", "a king and a queen", "cheese", "the moon", "trains", "bread")
+THEMES = ("the sea", "a crow", "winter", "a king", "cheese", "the moon", "trains", "bread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,10 @@ class Shot:
 
 def chart(number: int) -> str:
     return f".drawing .chart:nth-of-type({number})"
+
+
+def table(number: int) -> str:
+    return f".drawing > :nth-child({number})"
 
 
 def drawn(tab: Page) -> None:
@@ -68,7 +72,9 @@ def answered(tab: Page) -> None:
     tab.js("""(() => {
         tokens.value = "on";
         temperature.value = "0";
-        for (const input of [tokens, temperature]) input.dispatchEvent(new Event("input", {bubbles: true}));
+        for (const input of [tokens, temperature]) {
+            input.dispatchEvent(new Event("input", {bubbles: true}));
+        }
     })()""")
     tab.send(ASK)
     tab.wait_for("document.querySelector('.note').innerText !== ''", timeout=60)
@@ -76,16 +82,17 @@ def answered(tab: Page) -> None:
     tab.js("document.activeElement.blur()")
 
 
+STAGE = ".chart-stage"
 SHOTS = (
-    Shot("memory-wall", "pictures#memory-wall?batch=64", chart(1), f"{chart(1)} .chart-stage", drawn),
-    Shot("kv-growth", "pictures#kv-growth", chart(1), f"{chart(1)} .chart-stage", drawn),
-    Shot("flash-tiles", "pictures#flash-tiles?step=3", ".drawing > :first-child", ".drawing > :nth-child(2)", drawn),
+    Shot("memory-wall", "pictures#memory-wall?batch=64", chart(1), f"{chart(1)} {STAGE}", drawn),
+    Shot("kv-growth", "pictures#kv-growth", chart(1), f"{chart(1)} {STAGE}", drawn),
+    Shot("flash-tiles", "pictures#flash-tiles?step=3", table(1), table(2), drawn),
     Shot("paged-kv", "pictures#paged-kv?step=9", ".happening", ".tables", drawn),
-    Shot("batching", "pictures#batching", chart(1), f"{chart(2)} .chart-stage", drawn),
-    Shot("speculation", "pictures#speculative-decoding", ".phase", f"{chart(1)} .chart-stage", drawn),
+    Shot("batching", "pictures#batching", chart(1), f"{chart(2)} {STAGE}", drawn),
+    Shot("speculation", "pictures#speculative-decoding", ".phase", f"{chart(1)} {STAGE}", drawn),
     Shot("dashboard", "engine", ".tools", "#kv", loaded, 1020, 0.72),
     Shot("tokens", "", ".note", ".answer", answered),
-)  # fmt: skip
+)
 
 
 def main(address: str, folder: Path) -> None:
@@ -107,9 +114,10 @@ def take(tab: Page, shot: Shot) -> bytes:
     shot.prepare(tab)
     top, bottom = tab.js(f"""[
         document.querySelector({json.dumps(shot.first)}).getBoundingClientRect().top,
-        [...document.querySelectorAll({json.dumps(shot.last)})].at(-1).getBoundingClientRect().bottom,
+        document.querySelector({json.dumps(shot.last)}).getBoundingClientRect().bottom,
     ].map(Math.round)""")
-    clip = {"x": 0, "y": top - MARGIN, "width": shot.width, "height": bottom - top + 2 * MARGIN, "scale": shot.scale}
+    clip = {"x": 0, "y": top - MARGIN, "width": shot.width, "height": bottom - top + 2 * MARGIN}
+    clip["scale"] = shot.scale
     shown = tab.call("Page.captureScreenshot", format="webp", quality=QUALITY, clip=clip)
     return base64.b64decode(shown["data"])
 
