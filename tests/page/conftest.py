@@ -47,6 +47,7 @@ LAUNCH = (
     "os.dup2(a, 3); os.dup2(b, 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
 PATIENCE = 10.0  # seconds for what takes milliseconds
+AXE = Path(os.environ.get("OCTAVO_AXE", "node_modules/axe-core/axe.min.js"))  # npm install axe-core
 
 # Elements inside this one that stick out of the window on either side.
 OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
@@ -58,30 +59,46 @@ OVERFLOWING = """[...document.querySelectorAll(`${%s} *`)].filter((element) => {
 # The contrast of each visible piece of text with what is behind it, where it is below 4.5.
 FAINT = """(() => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-    const rgba = (css) => {
+    const painted = (layers) => {
         canvas.clearRect(0, 0, 1, 1);
-        canvas.fillStyle = css;
-        canvas.fillRect(0, 0, 1, 1);
+        for (const [css, opacity] of layers) {
+            canvas.globalAlpha = opacity;
+            canvas.fillStyle = css;
+            canvas.fillRect(0, 0, 1, 1);
+        }
         return canvas.getImageData(0, 0, 1, 1).data;
     };
-    const light = (css) => {
-        const [r, g, b] = [...rgba(css)].map((v) => v / 255).map(
+    const light = (layers) => {
+        const [r, g, b] = [...painted(layers)].map((v) => v / 255).map(
             (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const behind = (element) => {
-        const own = getComputedStyle(element).backgroundColor;
-        return rgba(own)[3] === 255 ? own : behind(element.parentElement);
+        const own = [getComputedStyle(element).backgroundColor, 1];
+        const below = painted([own])[3] === 255 ? [] : behind(element.parentElement);
+        const block = element.matches(".block-text") && getComputedStyle(element.previousSibling);
+        return [...below, own, ...(block ? [[block.fill, Number(block.opacity)]] : [])];
     };
     const faint = [];
     for (const element of document.querySelectorAll("body *")) {
         const hasText = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
         if (!hasText || !element.checkVisibility() || element.closest(":disabled")) continue;
-        const [a, b] = [light(getComputedStyle(element).color), light(behind(element))];
+        const { color, fill } = getComputedStyle(element);
+        const ink = [element.closest("svg") ? fill : color, 1];
+        const [a, b] = [light([ink]), light(behind(element))];
         const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (contrast < 4.5) faint.push([element.className || element.tagName, contrast]);
+        if (contrast < 4.5) faint.push([element.outerHTML.slice(0, 80), contrast]);
     }
     return faint;
+})()"""
+# Where the focus is, and whether that can be seen.
+FOCUS = """(() => {
+    const element = document.activeElement;
+    const { left, right, top } = element.getBoundingClientRect();
+    const isSeen = [element, element.parentElement].some((one) =>
+        getComputedStyle(one).outlineStyle !== "none" && getComputedStyle(one).outlineWidth !== "0px");
+    const name = element === document.body ? "" : element.outerHTML.slice(0, 80);
+    return [name, left, right, top + scrollY, isSeen];
 })()"""
 
 
@@ -275,6 +292,45 @@ class Page:
     def faint(self) -> list[tuple[str, float]]:
         """Visible text whose contrast with what is behind it is below 4.5."""
         return self.js(FAINT)
+
+    def barriers(self) -> list[Any]:
+        """What keeps somebody out, on a phone, a tablet and a desk, by day and by night: text that
+        is faint or sticks out, what moves by itself, and what axe finds serious, where it is."""
+        found: list[Any] = []
+        for width, dark in ((360, False), (768, True), (1440, False)):
+            self.show(width, 900, dark=dark, calm=True)
+            found += [(width, each) for each in (*self.overflowing(), *self.faint())]
+            found += self.js("document.getAnimations().map((each) => String(each))")
+            if self.js("document.documentElement.scrollWidth") > width:
+                found.append((width, "scrolls sideways"))
+            if AXE.is_file() and width < 1440:
+                found += [(width, each) for each in self.serious_findings()]
+        return found
+
+    def serious_findings(self) -> list[tuple[str, str]]:
+        """Of axe-core: the rule, and the first element that breaks it."""
+        if not self.js("'axe' in globalThis"):
+            self.js(f"{AXE.read_text()}; 0")
+        found = self.js("axe.run().then(({violations}) => JSON.stringify(violations))")
+        return [
+            (finding["id"], finding["nodes"][0]["html"][:120])
+            for finding in json.loads(found)
+            if finding["impact"] in ("serious", "critical")
+        ]
+
+    def lost_steps(self, most: int = 60) -> list[tuple[str, str]]:
+        """Pairs of elements between which Tab goes neither on nor down, or whose focus is not seen,
+        until it leaves the page."""
+        lost, before = [], ["", 0.0, 0.0, -1e9, True]
+        for _ in range(most):
+            self.press("Tab")
+            name, left, right, top, is_seen = here = self.js(FOCUS)
+            if not name:
+                break
+            if not is_seen or (top < before[3] - 8 and left < before[2] - 1):
+                lost.append((before[0], name))
+            before = here
+        return lost
 
     def take_screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

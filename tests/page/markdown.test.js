@@ -226,6 +226,7 @@ test("links and images are for whoever says where they lead", () => {
   const source = "see [the *wall*](inference.md#wall), [x](javascript:1), ![a wall](wall.webp) ![b](http://b) hey!";
   const [block] = parse(source);
   const places = {
+    below: 1,
     link: (target) => (target.startsWith("inference") ? "docs/inference#wall" : null),
     image: (target) => (target === "wall.webp" ? { src: "docs/wall.webp", width: 7, height: 5 } : null),
   };

@@ -452,6 +452,21 @@ def test_text_can_be_read_in_light_and_dark(tab, chats, is_dark):
     assert tab.faint() == []
 
 
+def test_nobody_is_kept_out(ready, chats):
+    chats.answers["go"] = ["text **bold** `code`\n\n> quote\n\n```js\ncode\n```"]
+    chats.refusals["no"] = (503, {"message": "full"}, {"retry-after": "9", "x-request-id": "r"})
+    ready.js("tokens.value = 'on'; tokens.dispatchEvent(new Event('input', {bubbles: true}))")
+    send_and_wait(ready, "go")
+    ready.js("document.querySelector('.token').click()")
+    ready.send("no")
+    ready.wait_for_text(ERROR, "full")
+    assert ready.barriers() == []
+    ready.js("document.activeElement.blur()")
+    assert ready.lost_steps() == []
+    ready.click("#open-settings")
+    assert ready.barriers() == []
+
+
 def test_everything_that_can_be_used_has_a_name(ready):
     send_and_wait(ready, "count 1")
     ready.click("#open-settings")

@@ -321,13 +321,15 @@ export function renderInto(container, source, { document = globalThis.document, 
   container.markdownKeys = keys;
 }
 
-const NOWHERE = { link: () => null, image: () => null };
+// The chat's: an answer is below its question.
+const ALONE = { link: () => null, image: () => null, below: 2 };
 
 /**
  * The element of one block. `places.link(target)` is an address, and `places.image(target)` an
- * `{ src, width, height }`; null for what is to stay text.
+ * `{ src, width, height }`; null for what is to stay text. A heading of the first level is one of
+ * the next after `places.below`.
  */
-export function render(block, document, places = NOWHERE) {
+export function render(block, document, places = ALONE) {
   const make = (name, ...children) => {
     const element = document.createElement(name);
     element.append(...children);
@@ -356,8 +358,8 @@ export function render(block, document, places = NOWHERE) {
     switch (block.type) {
       case "code":
         return codeElement(block, make);
-      case "heading": // below the headings of the page itself
-        return make(`h${Math.min(6, block.level + 2)}`, ...inlines(block.inlines));
+      case "heading":
+        return make(`h${Math.min(6, block.level + places.below)}`, ...inlines(block.inlines));
       case "list": {
         const items = block.items.map((blocks) => make("li", ...blocks.map(blockElement)));
         const list = make(block.isOrdered ? "ol" : "ul", ...items);

@@ -8,9 +8,11 @@ import { documentAddress, documentName, imageAddress, pictureAddress, readJson, 
 
 const at = (id) => document.getElementById(id);
 
-/** Where links and images of a document lead here; null for what is not on the page. */
+/** Where links and images of a document lead here, null for what is not on the page; and its title
+ * is below that of the page. */
 function placesOf({ titles, images }) {
   return {
+    below: 1,
     link: (target) => linkTo(titles, target),
     image: (target) => {
       const [width, height] = images[target] ?? [];
@@ -29,7 +31,7 @@ function linkTo(titles, target) {
 
 /** Headings get the names that GitHub gives them, so that the same links work there. */
 function nameHeadings(prose) {
-  for (const heading of prose.querySelectorAll("h3, h4, h5, h6")) {
+  for (const heading of prose.querySelectorAll("h2, h3, h4, h5, h6")) {
     const words = heading.textContent.toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, "");
     heading.id = words.trim().replace(/\s/g, "-");
   }
