@@ -114,6 +114,8 @@ const BLOCKS = [
   ["- a\n\n\n", "ul(p(a))"],
   ["-no\n1.no", "p(-no\n1.no)"],
   ["**bold** start", "p(<strong>bold</strong> start)"],
+  ["a\n    b\n\n    c\n      d\n\n    e\n\nf", "p(a\nb) code(|c\n  d\n\ne) p(f)"],
+  ["- a\n\n      b\n\n  c", "ul(p(a) code(|b) p(c))"],
   ["> quoted\n> - a\nafter", "quote(p(quoted) ul(p(a))) p(after)"],
   ["a\n- b\n---\nc", "p(a) ul(p(b)) rule p(c)"],
   ["| a | *b* |\n|---|--:|\n| 1 | 2 |\n| 3 |\n\nc", "table(a|<em>b</em>; 1|2; 3|) p(c)"],
@@ -211,7 +213,7 @@ test("hostile text takes linear time", () => {
     "> ".repeat(n), "- ".repeat(n), "1. ".repeat(n), "-\n".repeat(n), ">\n".repeat(n), "\n".repeat(n),
     "```" + " ".repeat(n) + "`", "`".repeat(n) + " `a", "# " + "# ".repeat(n), "#".repeat(n) + " a",
     "- - - ".repeat(n) + "x", "-" + " ".repeat(n) + "x", "- a\n\n".repeat(n), "  - a\n".repeat(n),
-    "[".repeat(n), "[a](".repeat(n), "!".repeat(n), "![".repeat(n), "![a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
+    "    a\n\n".repeat(n), "    a\n" + "\n".repeat(n), "[".repeat(n), "[a](".repeat(n), "!".repeat(n), "![".repeat(n), "![a](".repeat(n), `|${"`|".repeat(n)}\n|${"-|".repeat(2 * n)}`, "|-".repeat(n) + "\n" + "|-".repeat(n),
     "\\".repeat(n), "\\``".repeat(n), " ".repeat(n) + "x", ("- " + "  ".repeat(3)).repeat(n / 8),
   ];
   for (const text of texts) {

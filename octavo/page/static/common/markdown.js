@@ -7,6 +7,7 @@
 // All of it takes time linear in the length of the text, whatever the text.
 
 const MAX_LINK = 400; // letters; a longer one stays text
+const CODE_INDENT = 4; // spaces
 const MAX_DEPTH = 8; // of lists and quotes inside each other; deeper ones stay text
 
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})/;
@@ -48,6 +49,7 @@ function takeBlock(lines, at, depth) {
   }
   if (RULE.test(line)) return [{ type: "rule" }, at + 1];
   if (beginsTable(lines, at)) return takeTable(lines, at);
+  if (indentOf(line) >= CODE_INDENT) return takeIndentedCode(lines, at);
   if (depth < MAX_DEPTH) {
     if (QUOTE.test(line)) return takeQuote(lines, at, depth);
     if (ITEM.test(line)) return takeList(lines, at, depth);
@@ -65,6 +67,18 @@ function takeCode(lines, at, marker, info) {
   }
   const language = info.trim().split(/\s/)[0];
   return [{ type: "code", language, text: text.join("\n") }, at + 1];
+}
+
+/** Lines that are indented, and what is blank between them. */
+function takeIndentedCode(lines, at) {
+  let end = at;
+  let next = at;
+  while (next < lines.length && indentOf(lines[next]) >= CODE_INDENT) {
+    end = next + 1;
+    next = indexOfText(lines, end);
+  }
+  const text = lines.slice(at, end).map((line) => line.slice(CODE_INDENT));
+  return [{ type: "code", language: "", text: text.join("\n") }, end];
 }
 
 /** A line of cells above a line of dashes, as many. */
