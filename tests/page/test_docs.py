@@ -27,11 +27,20 @@ def test_the_first_document_is_where_docs_lead(tab):
 def test_images_have_room_before_they_come(tab):
     show(tab, "inference")
     images = "[...document.querySelectorAll('#prose img')]"
-    before = tab.js(f"{images}.map((one) => [one.clientWidth, one.clientHeight, one.alt])")
-    assert len(before) > 4 and all(all(each) for each in before)
+    attributes = f"{images}.map((one) => ['width', 'height'].map((each) => +one.getAttribute(each)))"
+    said, boxes = tab.js(attributes), tab.js(f"{images}.map((one) => one.clientHeight)")
+    assert len(boxes) > 4 and all(boxes)
     tab.js(f"{images}.forEach((one) => (one.loading = 'eager'))")
     tab.wait_for(f"{images}.every((one) => one.complete && one.naturalWidth > 0)")
-    assert tab.js(f"{images}.map((one) => [one.clientWidth, one.clientHeight, one.alt])") == before
+    assert tab.js(f"{images}.map((one) => [one.naturalWidth, one.naturalHeight])") == said
+    assert tab.js(f"{images}.map((one) => one.clientHeight)") == boxes
+
+
+def test_a_phone_shows_which_document_this_is(tab):
+    tab.show(360, 780, touch=True)
+    show(tab, "kernels")
+    here = tab.js("document.querySelector('#list [aria-current]').getBoundingClientRect().right")
+    assert 0 < here <= 360
 
 
 @pytest.mark.parametrize("name", ["inference", "server", "metrics"])

@@ -41,6 +41,7 @@ function showList(titles, here) {
   const items = Object.entries(titles).map(([name, title]) =>
     element("li", {}, element("a", { href: documentAddress(name), "aria-current": name === here ? "page" : null }, title)));
   at("list").replaceChildren(...items);
+  at("list").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone
 }
 
 async function begin() {
