@@ -95,8 +95,10 @@ FAINT = """(() => {
 FOCUS = """(() => {
     const element = document.activeElement;
     const { left, right, top } = element.getBoundingClientRect();
-    const isSeen = [element, element.parentElement].some((one) =>
-        getComputedStyle(one).outlineStyle !== "none" && getComputedStyle(one).outlineWidth !== "0px");
+    const isSeen = [element, element.parentElement].some((one) => {
+        const { outlineStyle, outlineWidth } = getComputedStyle(one);
+        return outlineStyle !== "none" && outlineWidth !== "0px";
+    });
     const name = element === document.body ? "" : element.outerHTML.slice(0, 80);
     return [name, left, right, top + scrollY, isSeen];
 })()"""

@@ -90,6 +90,7 @@ def test_every_control_can_be_moved_at_any_size(tab, picture):
     assert tab.js(MOVE_ALL) == []
     check_command(tab)
     assert tab.barriers() == []
+    assert tab.lost_steps() == []
     check_tables(tab)
 
 
