@@ -11,6 +11,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from octavo.errors import ConfigError
+
 # The first is what "Docs" leads to. Their titles are the first lines of the documents.
 NAMES = (
     "inference",
@@ -65,4 +67,4 @@ def _size_of(image: Path) -> tuple[int, int]:
     if header[12:16] == b"VP8 ":  # then it is that of the frame itself (RFC 6386, 9.1)
         width, height = struct.unpack("<HH", header[26:30])
         return width & 0x3FFF, height & 0x3FFF
-    raise ValueError(f"{image} is not one that scripts/docs_pictures.py takes")
+    raise ConfigError(f"{image} is no lossy WebP: take it again with scripts/docs_pictures.py")

@@ -23,7 +23,7 @@ export function documentAddress(place) {
   return `docs.html?name=${name}${section === undefined ? "" : `#${section}`}`;
 }
 
-/** The address of a picture in documents, by its path beside them. */
+/** The address of an image of documents, by its path beside them. */
 export function imageAddress(path) {
   return isFolder ? `docs/${path}` : `${base}/static/docs/${path}`;
 }
