@@ -38,8 +38,8 @@ def test_a_viewer_sees_all_steps_from_when_it_came():
         stream.on_engine_state(EngineState.RESTARTING, "it was killed")
         return await take(viewer, 2)
 
-    state, steps = asyncio.run(watch())
-    assert state == {"engine": "restarting", "detail": "it was killed"}
+    steps, state = asyncio.run(watch())
+    assert state == {"engine": "restarting", "detail": "it was killed"}, "after what came before"
     assert steps == {"missed": 0, "steps": [asdict(step(1)), asdict(step(2))]}
 
 

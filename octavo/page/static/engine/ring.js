@@ -34,8 +34,10 @@ export class Ring {
     const frame = this.#open;
     if (event.engine) this.#takeState(event);
     frame.missed += event.missed ?? 0;
-    for (const step of event.steps ?? []) takeStep(frame, step);
-    for (const look of event.looks ?? []) this.#takeLook(look);
+    const steps = event.steps ? rowsOf(event.steps) : [];
+    for (const step of steps) takeStep(frame, step);
+    frame.last = event.last ?? frame.last;
+    this.#takeLooks(event.looks ?? [], steps);
     for (const one of event.ended ?? []) this.#takeEnd(one);
     for (const [bucket, count] of event.gaps ?? []) frame.gaps[bucket] = (frame.gaps[bucket] ?? 0) + count;
     for (const [reason, count] of Object.entries(event.rejected ?? {})) frame.notes.push(`${count} refused: ${reason}`);
@@ -68,15 +70,21 @@ export class Ring {
     frame.state = engine;
   }
 
+  #takeLooks(looks, steps) {
+    const totals = new Map(steps.map((step) => [step.step_id, step]));
+    for (const look of looks) {
+      const step = totals.get(look.step_id);
+      if (step !== undefined) this.#share(look.rows, step);
+    }
+    this.#open.looks = [...this.#open.looks, ...looks].slice(-MOST_STEPS);
+  }
+
   /** The time since rows were last seen is shared by the tokens that this step computed. */
-  #takeLook(look) {
-    const frame = this.#open;
-    frame.looks = [...frame.looks, look].slice(-MOST_STEPS);
-    const total = frame.last?.step_seconds ?? 0;
-    const passed = this.#stepSeconds === 0 ? (frame.last?.seconds ?? 0) : Math.max(0, total - this.#stepSeconds);
+  #share(rows, { seconds, step_seconds: total }) {
+    const passed = this.#stepSeconds === 0 ? seconds : Math.max(0, total - this.#stepSeconds);
     this.#stepSeconds = total;
-    const tokens = look.rows.reduce((sum, row) => sum + row[2] + row[4], 0);
-    for (const [id, , computed, , guessed] of look.rows) {
+    const tokens = rows.reduce((sum, row) => sum + row[2] + row[4], 0);
+    for (const [id, , computed, , guessed] of rows) {
       const name = requestOf(id);
       if (this.#seconds.size >= MOST_REQUESTS && !this.#seconds.has(name)) continue;
       this.#seconds.set(name, (this.#seconds.get(name) ?? 0) + (passed * (computed + guessed)) / tokens);
@@ -91,8 +99,13 @@ export class Ring {
   }
 }
 
+/** Columns by name, as one object for each row. */
+function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, index) => Object.fromEntries(names.map((name) => [name, columns[name][index]])));
+}
+
 function takeStep(frame, step) {
-  frame.last = step;
   frame.numSteps += 1;
   frame.tokensIn += step.num_prompt_tokens;
   frame.tokensOut += step.num_tokens - step.num_prompt_tokens;
