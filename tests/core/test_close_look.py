@@ -52,10 +52,8 @@ def test_rows_and_map_of_two_requests_with_one_beginning(engine):
     assert holders.count(0) and holders.count(1)
     first = shown["prefixes"][0]
     assert first[0] == -1 and first[3] == 2, "two requests have found it"
-    last = {}
-    while engine.has_unfinished_requests:
-        last = look.at_step(engine.step()[1]) or last
-    assert set(spread(last["pool"])) == {FREE, CACHED}, "nothing follows, so the end is shown"
+    finish(engine)
+    assert set(spread(look.picture()["pool"])) == {FREE, CACHED}
 
 
 def test_of_a_large_pool_every_few_blocks_are_shown(engine, monkeypatch):
@@ -69,8 +67,11 @@ def test_what_takes_long_is_done_seldom(engine, monkeypatch):
     monkeypatch.setattr(close_look, "_ROWS_INTERVAL", 0.0)
     add(engine, "a", [1, 2, 3], num_tokens=6)
     look = CloseLook(engine.engine)
-    assert look.at_step(engine.step()[1])["rows"]
-    assert look.at_step(engine.step()[1]) == {}
+    assert look.seconds_to_picture == 0
+    assert look.at_step(engine.step()[1]).keys() == {"rows", "preempted", "pool", "prefixes"}
+    assert look.seconds_to_picture > 1
+    while engine.has_unfinished_requests:
+        assert look.at_step(engine.step()[1]) == {}, "nor at the end"
 
 
 @settings(deadline=None, max_examples=60)

@@ -96,11 +96,11 @@ function showCosts(frames, index) {
 function showAbout() {
   const { about } = ring;
   if (about === null || about === shownAbout) return;
+  if (shownAbout === null && about.num_restarts > 0) ring.note(`restarts of the engine before this page was opened: ${about.num_restarts}`);
   shownAbout = about;
   at("model-name").textContent = about.model;
   if (about.memory) charts.memory.show(memory(about.memory));
   if (about.usd_per_hour && at("price").value === "") at("price").value = about.usd_per_hour[0];
-  if (about.num_restarts > 0) ring.note(`the engine had been restarted ${about.num_restarts} times before`);
 }
 
 // -- time --------------------------------------------------------------------------------------
