@@ -1,7 +1,7 @@
 """What an engine shows to who watches it closely: the requests of a step, and its block pool.
 
 Nothing of this is made while nobody watches. What takes long is made seldom: rows of steps and
-pictures of the pool take half a percent of the engine's time at most, whatever their sizes.
+pictures of the pool take a fifth of a percent of the engine's time at most, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.core.engine import Engine, EngineStep
 from octavo.core.kv_tables import GONE
 from octavo.core.request import Request
 
-_SHARE = 0.002  # of the time, for rows, and for pictures
+_SHARE = 0.001  # of the time, for rows, and for pictures
 _ROWS_INTERVAL = 0.02  # seconds between two steps whose rows are shown, at least
 _INTERVAL = 0.5  # and between two pictures
 _MOST_CELLS = 2048  # of a map: of a larger pool it has every second block, or third, ...

@@ -37,7 +37,7 @@ export function queue(frames, end) {
   };
 }
 
-/** Each request of the last steps has a lane, each step a column. */
+/** Each of the latest requests has a lane, each of the last steps a column. */
 export function batches(looks) {
   const lanes = new Map();
   looks.slice(-MOST_COLUMNS).forEach(({ rows, preempted }, column) => {
@@ -49,7 +49,7 @@ export function batches(looks) {
   const rows = [...lanes].slice(-MOST_LANES).map(([id, blocks]) => ({ label: shortened(id), note: "", blocks }));
   if (rows.length === 0) rows.push({ label: "no step yet", note: "", blocks: [] });
   return {
-    title: "The batches of the last steps: tokens of each request",
+    title: `The batches of the last steps: tokens of ${rows.length < MOST_LANES ? "each request" : `the ${MOST_LANES} latest requests`}`,
     x: { label: "steps, the latest at the end", unit: "", min: 0, max: Math.max(1, Math.min(MOST_COLUMNS, looks.length)) },
     rows, isTime: true,
   };

@@ -3,6 +3,7 @@
 export const FRAME_SECONDS = 0.5;
 export const MOST_FRAMES = 600;
 const MOST_STEPS = 32; // that a frame keeps one by one
+const MOST_ROWS = 16; // that it keeps of one of them, the latest
 const MOST_REQUESTS = 4096; // whose time on the device is being counted
 
 const empty = (before) => ({
@@ -76,7 +77,8 @@ export class Ring {
       const step = totals.get(look.step_id);
       if (step !== undefined) this.#share(look.rows, step);
     }
-    this.#open.looks = [...this.#open.looks, ...looks].slice(-MOST_STEPS);
+    const kept = looks.map((look) => ({ ...look, rows: look.rows.slice(-MOST_ROWS) }));
+    this.#open.looks = [...this.#open.looks, ...kept].slice(-MOST_STEPS);
   }
 
   /** The time since rows were last seen is shared by the tokens that this step computed. */
