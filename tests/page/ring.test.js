@@ -51,13 +51,20 @@ test("an engine that restarts begins anew, and what it had is gone", () => {
   assert.deepEqual(ring.frames[1].notes, ["engine ready"]);
 });
 
+test("who never ends is forgotten, and not who comes", () => {
+  const rows = (id) => [look(id, [[`r${id}#0`, 0, 1, 1, 0, 0]])];
+  const events = Array.from({ length: 5000 }, (_, id) => event([id], { looks: rows(id) }));
+  assert.deepEqual(secondsOf(events, "r0", "r4999"), [null, 0.1]);
+});
+
 test("what is kept is bounded", () => {
   const ring = new Ring();
   for (let at = 0; at < 3 * MOST_FRAMES; at += 1) {
     const ids = Array.from({ length: 50 }, (_, index) => 50 * at + index);
-    ring.take(event(ids, { looks: ids.map((id) => look(id, [[`r${id}`, 0, 1, 1, 0, 0]])) }));
+    ring.take(event(ids, { looks: ids.map((id) => look(id, Array(20).fill([`r${id}`, 0, 1, 1, 0, 0]))) }));
     ring.close(at * FRAME_SECONDS);
   }
   const { steps, looks, numSteps } = ring.frames.at(-1);
-  assert.deepEqual([ring.frames.length, steps.length, looks.length, numSteps], [MOST_FRAMES, 32, 32, 50]);
+  assert.deepEqual([ring.frames.length, steps.length, looks.length, looks[0].rows.length], [MOST_FRAMES, 32, 32, 16]);
+  assert.equal(numSteps, 50);
 });

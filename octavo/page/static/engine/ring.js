@@ -86,11 +86,14 @@ export class Ring {
     const passed = this.#stepSeconds === 0 ? seconds : Math.max(0, total - this.#stepSeconds);
     this.#stepSeconds = total;
     const tokens = rows.reduce((sum, row) => sum + row[2] + row[4], 0);
-    for (const [id, , computed, , guessed] of rows) {
-      const name = requestOf(id);
-      if (this.#seconds.size >= MOST_REQUESTS && !this.#seconds.has(name)) continue;
-      this.#seconds.set(name, (this.#seconds.get(name) ?? 0) + (passed * (computed + guessed)) / tokens);
-    }
+    for (const [id, , computed, , guessed] of rows) this.#charge(requestOf(id), (passed * (computed + guessed)) / tokens);
+  }
+
+  #charge(request, seconds) {
+    const before = this.#seconds.get(request);
+    // One whose client has left may be in rows after its end: nobody asks for it any more.
+    if (before === undefined && this.#seconds.size >= MOST_REQUESTS) this.#seconds.delete(this.#seconds.keys().next().value);
+    this.#seconds.set(request, (before ?? 0) + seconds);
   }
 
   #takeEnd(one) {
