@@ -417,8 +417,8 @@ def _refuse_key() -> JSONResponse:
 
 
 class Steps:
-    """What ``/steps`` answers: the ``events``, and then those that a test adds, until it is cut. Or,
-    where there is one, what an ``endless`` generator has."""
+    """What ``/steps`` answers: the ``events``, and then those that a test adds, until it is cut;
+    or, where there is one, what an ``endless`` generator has."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -434,7 +434,9 @@ class Steps:
         stream = self._stream() if self.endless is None else self._stream_endlessly(self.endless())
         return StreamingResponse(stream, media_type="text/event-stream")
 
-    async def _stream_endlessly(self, events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async def _stream_endlessly(
+        self, events: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[bytes]:
         num_cuts = self.num_cuts
         async for each in events:
             if num_cuts != self.num_cuts:

@@ -101,8 +101,9 @@ class CloseViewer(Viewer):
     def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:
         """Columns, and the whole record of the last one: a fifth of all records, to write and to
         keep."""
-        columns = zip(*map(_values_of_step, steps), strict=True)
-        return {"steps": dict(zip(_OF_EACH_STEP, columns, strict=True)), "last": steps[-1].as_json()}
+        values = zip(*map(_values_of_step, steps), strict=True)
+        columns = dict(zip(_OF_EACH_STEP, values, strict=True))
+        return {"steps": columns, "last": steps[-1].as_json()}
 
 
 @lru_cache(64)  # samples of a batch get their tokens at the same times
