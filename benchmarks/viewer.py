@@ -5,7 +5,7 @@
 One server lives through all rounds, under a load of streams that never ends. A viewer is a client
 that reads what the page is sent, and throws it away: a browser draws on a machine of its own.
 
-On a machine that others use, tokens a second vary by more than a viewer costs. So what a viewer
+Needs Linux. On a machine that others use, tokens a second vary by more than a viewer costs. So what a viewer
 adds to each step is measured, too: the processor time of the server's process, and the time of the
 engine between two steps. If each moment of both held up the engine, it would cost their sum over
 the time of a step, and it cannot cost more.

@@ -88,15 +88,22 @@ def test_half_an_hour_leaves_nothing_behind(tab, steps, monkeypatch):
     begun, held = time.monotonic(), {}
     for minute in range(5, MINUTES + 1, 5):
         tab.wait_for(f"ticks >= {minute * FRAMES}", timeout=300)
-        for _ in range(2):
-            tab.call("HeapProfiler.collectGarbage")
-        heap, counts = tab.call("Runtime.getHeapUsage"), tab.call("Memory.getDOMCounters")
-        held[minute] = (heap["usedSize"], counts["nodes"], counts["jsEventListeners"])
+        held[minute] = heap_of(tab)
         print(f"minute {minute}, after {time.monotonic() - begun:.0f} s:", held[minute], flush=True)
     assert tab.js("scrub.max") == "599" and tab.text("#state") == "ready"
     assert tab.js("document.querySelectorAll('#ended tbody tr').length") == 50
     # The five minutes that are kept are full after the first ten at the latest.
-    first, last = held[10], held[MINUTES]
-    assert last[0] < 1.1 * first[0], held
-    # What the last ticks have taken out of the page is still counted, a thousand nodes of each.
-    assert last[1] < 3 * first[1] and last[2] == first[2], held
+    (first, first_nodes, listeners), last = held[10], held[MINUTES]
+    assert last[0] < 1.05 * first, held
+    assert last[1] < 2 * first_nodes and last[2] == listeners, held
+
+
+def heap_of(tab) -> tuple[int, int, int]:
+    """Bytes, nodes and listeners. The least of a few: what a tick has just taken out of the page
+    may still be there."""
+    samples = []
+    for _ in range(5):
+        tab.call("HeapProfiler.collectGarbage")
+        heap, counts = tab.call("Runtime.getHeapUsage"), tab.call("Memory.getDOMCounters")
+        samples.append((heap["usedSize"], counts["nodes"], counts["jsEventListeners"]))
+    return min(samples)
