@@ -5,10 +5,10 @@
 One server lives through all rounds, under a load of streams that never ends. A viewer is a client
 that reads what the page is sent, and throws it away: a browser draws on a machine of its own.
 
-Needs Linux. On a machine that others use, tokens a second vary by more than a viewer costs. So what a viewer
-adds to each step is measured, too: the processor time of the server's process, and the time of the
-engine between two steps. If each moment of both held up the engine, it would cost their sum over
-the time of a step, and it cannot cost more.
+On a machine that others use, tokens a second vary by more than a viewer costs. So what a viewer
+adds to each step is measured, too: the processor time of the server's process (which only Linux
+tells), and the time of the engine between two steps. Their sum over the time of a step is what it
+would cost if each moment of both held up the engine: more than it does.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def report(pairs: Sequence[tuple[Round, Round]]) -> dict[str, object]:
         "between_steps_us": median(lambda a, b: a.between_steps),
         "added_server_us": median(lambda a, b: b.server - a.server),
         "added_between_steps_us": median(lambda a, b: b.between_steps - a.between_steps),
-        "most_it_can_cost": median(
+        "cost_at_most": median(
             lambda a, b: (b.server - a.server + b.between_steps - a.between_steps) / a.step
         ),
     }
