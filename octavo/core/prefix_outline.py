@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from heapq import heappop, heappush
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any, Protocol
 
 
@@ -22,34 +23,35 @@ Part = tuple[int, int, int, int]
 def outline(roots: Iterable[Node], most: int) -> list[Part]:
     """Stretches of blocks without a branch, the largest with all that follows them first; each
     after the one that it follows. Takes time in proportion to the blocks."""
-    begins = [child for root in roots for child in root.children.values()]
-    sizes, hits = _totals(begins)
-    parts: list[Part] = []
-    heap = [(-sizes[id(node)], number, -1, node) for number, node in enumerate(begins)]
-    heap.sort()
-    number = len(heap)  # that tells apart what is as large
-    while heap and len(parts) < most:
-        _, _, parent, node = heappop(heap)
-        last, length = node, 1
-        while len(last.children) == 1:
-            (last,) = last.children.values()
-            length += 1
-        for child in last.children.values():
-            heappush(heap, (-sizes[id(child)], number, len(parts), child))
-            number += 1
-        parts.append((parent, length, sizes[id(node)], hits[id(node)]))
-    return parts
+    stretches = _stretches(roots)
+    # Whatever follows a stretch is smaller with all that follows than that with it.
+    largest = nsmallest(most, range(len(stretches)), key=lambda index: -stretches[index].size)
+    places = {-1: -1} | {index: place for place, index in enumerate(largest)}
+    chosen = [stretches[index] for index in largest]
+    return [(places[it.before], it.length, it.size, it.hits) for it in chosen]
 
 
-def _totals(begins: Collection[Node]) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Blocks, and hits, of each node and all after it, by the node's ``id``."""
-    order = list(begins)  # parents before their children
-    for node in order:
-        order.extend(node.children.values())
-    sizes: dict[int, int] = {}
-    hits: dict[int, int] = {}
-    for node in reversed(order):
-        after = node.children.values()
-        sizes[id(node)] = 1 + sum([sizes[id(child)] for child in after])
-        hits[id(node)] = node.num_hits + sum([hits[id(child)] for child in after])
-    return sizes, hits
+@dataclass(slots=True)
+class _Stretch:
+    before: int  # the stretch that it follows, or -1
+    length: int
+    size: int
+    hits: int
+
+
+def _stretches(roots: Iterable[Node]) -> list[_Stretch]:
+    """All of them, each after the one that it follows."""
+    stretches: list[_Stretch] = []
+    begins = [(child, -1) for root in roots for child in root.children.values()]
+    for node, before in begins:  # which grows meanwhile
+        length, hits, children = 1, node.num_hits, node.children
+        while len(children) == 1:
+            (node,) = children.values()
+            length, hits, children = length + 1, hits + node.num_hits, node.children
+        begins.extend([(child, len(stretches)) for child in children.values()])
+        stretches.append(_Stretch(before, length, length, hits))
+    for it in reversed(stretches):
+        if it.before >= 0:
+            stretches[it.before].size += it.size
+            stretches[it.before].hits += it.hits
+    return stretches

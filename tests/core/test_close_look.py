@@ -52,10 +52,8 @@ def test_rows_and_map_of_two_requests_with_one_beginning(engine):
     assert holders.count(0) and holders.count(1)
     first = shown["prefixes"][0]
     assert first[0] == -1 and first[3] == 2, "two requests have found it"
-    last = {}
-    while engine.has_unfinished_requests:
-        last = look.at_step(engine.step()[1]) or last
-    assert set(spread(last["pool"])) == {FREE, CACHED}, "nothing follows, so the end is shown"
+    finish(engine)
+    assert set(spread(look.picture()["pool"])) == {FREE, CACHED}
 
 
 def test_of_a_large_pool_every_few_blocks_are_shown(engine, monkeypatch):
@@ -69,8 +67,11 @@ def test_what_takes_long_is_done_seldom(engine, monkeypatch):
     monkeypatch.setattr(close_look, "_ROWS_INTERVAL", 0.0)
     add(engine, "a", [1, 2, 3], num_tokens=6)
     look = CloseLook(engine.engine)
-    assert look.at_step(engine.step()[1])["rows"]
-    assert look.at_step(engine.step()[1]) == {}
+    assert look.seconds_to_picture == 0
+    assert look.at_step(engine.step()[1]).keys() == {"rows", "preempted", "pool", "prefixes"}
+    assert look.seconds_to_picture > 1
+    while engine.has_unfinished_requests:
+        assert look.at_step(engine.step()[1]) == {}, "nor at the end"
 
 
 @settings(deadline=None, max_examples=60)
@@ -92,8 +93,28 @@ def test_an_outline_is_that_of_the_prefixes(prompts, data):
     assert all(parent < index for index, (parent, *_) in enumerate(parts))
     for parent, _, size, num_hits in parts:
         assert parent < 0 or (parts[parent][2] > size and parts[parent][3] >= num_hits)
+    hits_at = {path: hits[node] for path, node in paths.items()}
+    assert sorted(part[1:] for part in parts) == sorted(stretches(hits_at))
+    assert [size for _, _, size, _ in parts] == sorted((part[2] for part in parts), reverse=True)
     most = data.draw(st.integers(0, 5))
     assert cache.outline(most) == parts[:most]
+
+
+def stretches(hits: dict[tuple[int, ...], int]) -> list[tuple[int, int, int]]:
+    """Length, size and hits of each, looked for one by one among all paths with their hits."""
+
+    def children(path):
+        return [each for each in hits if each[:-1] == path]
+
+    found = []
+    for path in hits:
+        if len(path) > 1 and len(children(path[:-1])) == 1:
+            continue  # it goes on with the stretch before it
+        end, after = path, [each for each in hits if each[: len(path)] == path]
+        while len(children(end)) == 1:
+            (end,) = children(end)
+        found.append((1 + len(end) - len(path), len(after), sum(hits[each] for each in after)))
+    return found
 
 
 def test_hits_outlive_the_blocks_that_had_them():

@@ -475,10 +475,12 @@ def _refuse_key() -> JSONResponse:
 
 
 class Steps:
-    """What ``/steps`` answers: the ``events``, and then those that a test adds, until it is cut."""
+    """What ``/steps`` answers: the ``events``, and then those that a test adds, until it is cut;
+    or, where there is one, what an ``endless`` generator has."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
+        self.endless: Callable[[], AsyncIterator[dict[str, Any]]] | None = None
         self.api_key: str | None = None
         self.num_viewers = self.num_cuts = 0
 
@@ -486,10 +488,20 @@ class Steps:
         given = request.headers.get("authorization")
         if self.api_key is not None and given != f"Bearer {self.api_key}":
             return _refuse_key()
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        self.num_viewers += 1
+        stream = self._stream() if self.endless is None else self._stream_endlessly(self.endless())
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def _stream_endlessly(
+        self, events: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[bytes]:
+        num_cuts = self.num_cuts
+        async for each in events:
+            if num_cuts != self.num_cuts:
+                return
+            yield _event(each)
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        self.num_viewers += 1
         num_cuts, at = self.num_cuts, 0
         while num_cuts == self.num_cuts:
             for each in self.events[at:]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from octavo.core.stats import StepStats
 from octavo.page import site
+from octavo.server.watch.close_view import CloseViewer
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +31,19 @@ READY = {"engine": "ready", "detail": "", "about": ABOUT}
 FIGURE = "[...document.querySelectorAll('#figures dt')].find((t) => t.innerText === '%s')"
 
 
-def step(number: int) -> dict:
+def steps_event(*records: StepStats) -> dict[str, Any]:
+    """What the server tells of steps."""
+
+    async def tell() -> dict[str, Any]:
+        viewer = CloseViewer(lambda one: None, dict)
+        for record in records:
+            viewer.put(record)
+        return await anext(viewer.events())
+
+    return asyncio.run(tell())
+
+
+def step(number: int, **further: Any) -> StepStats:
     record = replace(
         StepStats.idle(64),
         step_id=number,
@@ -48,7 +63,7 @@ def step(number: int) -> dict:
         num_compute_bound=0,
         num_overhead_bound=0,
     )
-    return record.as_json()
+    return replace(record, **further)
 
 
 def busy() -> list[dict]:
@@ -61,8 +76,8 @@ def busy() -> list[dict]:
     }  # fmt: skip
     return [
         READY,
-        {"missed": 0, "steps": [step(number) for number in range(3)]},
-        {
+        steps_event(*map(step, range(3)))
+        | {
             "looks": [{"step_id": 2, "rows": rows, "preempted": ["ddd#0"]}],
             "pool": {
                 "num_blocks": 64, "every": 1, "requests": ["aaa#0", "bbb#0"],
@@ -100,8 +115,9 @@ def test_each_card_shows_what_came(board):
     assert board.js("document.querySelectorAll('#prefixes .tree .tree li').length") == 1
     assert "64 tokens · found by 5" in board.text("#prefixes")
     legend = board.text("#batches .chart-legend")
-    for kind in ("chunk of a prompt", "decode", "guesses, some accepted", "preempted"):
-        assert kind in legend
+    kinds = ("chunk of a prompt", "decode", "guesses, some accepted", "guesses, all rejected")
+    for kind in (*kinds, "preempted"):
+        assert kind in legend, "also of what nothing does at the moment"
     assert "weights" in board.text("#memory .chart-legend")
     board.click("#price")
     board.write("3.6")
@@ -111,7 +127,7 @@ def test_each_card_shows_what_came(board):
 def test_pause_and_the_way_back(board, steps):
     board.wait_for("scrub.max >= 3")
     board.click("#pause")
-    steps.events.append({"missed": 0, "steps": [step(9) | {"num_running": 7}]})
+    steps.events.append(steps_event(step(9, num_running=7)))
     board.js("new Promise((done) => setTimeout(done, 1200))")
     assert figure(board, "running · waiting") == "2 · 1", "time stands still"
     board.js("scrub.value = scrub.max; scrub.dispatchEvent(new Event('input'))")
@@ -144,20 +160,6 @@ def test_two_viewers_and_a_key(tab_at, site, steps):
         tab.press("Enter")
         tab.wait_for_text("#state", "ready")
     assert steps.num_viewers == 2
-
-
-def test_memory_is_bounded(board):
-    held = board.js("""(async () => {
-        const { Ring } = await import("./static/engine/ring.js");
-        const ring = new Ring();
-        for (let at = 0; at < 2000; at += 1) {
-            const looks = Array(50).fill({ step_id: at, rows: [[`r${at}`, 0, 1, 1, 0, 0]], preempted: [] });
-            ring.take({ missed: 0, steps: Array(50).fill({ num_tokens: 1, num_prompt_tokens: 0, step_seconds: at, seconds: 1 }), looks });
-            ring.close(at / 2);
-        }
-        return [ring.frames.length, ring.frames.at(-1).steps.length, ring.frames.at(-1).looks.length];
-    })()""")  # noqa: E501
-    assert held == [600, 32, 32]
 
 
 def test_nobody_is_kept_out(board):

@@ -90,6 +90,33 @@ def test_every_post_is_under_the_same_rules(fake_engine, create_service):
         assert asyncio.run(statuses(path, f"10.0.0.{number}")) == [400, 429, 503], path
 
 
+def test_nothing_but_health_is_for_those_without_the_key(fake_engine, create_service):
+    """Of every route that there is: what a page shows of the engine is nobody else's either."""
+    service = create_service(fake_engine, api_key=("secret",))
+    service = dataclasses.replace(service, metrics=Metrics("tiny"))
+    app = create_server_app(service, Tenants(service.settings))
+    routes = [route for router in create_routers(service) for route in router.routes]
+    asked = {(method, route.path) for route in routes for method in route.methods}
+    posts = {("POST", f"/octavo/{name}") for name in ("simulate", "spec")}
+    assert asked > posts | {("GET", "/steps"), ("GET", "/octavo/deployment"), ("GET", "/engine")}
+
+    async def statuses() -> dict[tuple[str, str], int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answers = {each: await client.request(*each, json={}) for each in asked}
+            answers["POST", "with the key"] = await client.post(
+                "/octavo/spec", json={}, headers={"authorization": "Bearer secret"}
+            )
+        return {each: answer.status_code for each, answer in answers.items()}
+
+    found = asyncio.run(statuses())
+    assert found.pop(("POST", "with the key")) == 400
+    assert {each for each, status in found.items() if status != 401} == {
+        ("GET", "/health"), ("HEAD", "/health"),
+    }  # fmt: skip
+    assert not fake_engine.is_watched
+
+
 # -- lists -----------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ class EngineLoop:
         self._waiting: dict[str, str] = {}
         self._num_errors_in_a_row = 0
         self._close_look: CloseLook | None = None  # while somebody watches
+        self._will_show = False  # how things stand, when that is due
 
     def receive(self, message: Message) -> None:
         """Have a message obeyed between two steps. From any thread."""
@@ -114,9 +115,25 @@ class EngineLoop:
         self._show()
 
     def _show(self) -> None:
-        """To who watches: how things stand, where no step will say it."""
+        """To who watches: how things stand."""
         if self._close_look is not None:
             self._send({"ev": "look", "look": self._close_look.picture()})
+
+    def _show_in_time(self) -> None:
+        """Where no step will show how things stand, since nothing runs: do that when it is due. A
+        request that comes meanwhile does not wait for it."""
+        if self._close_look is None or self._will_show or self._engine.has_unfinished_requests:
+            return
+        self._will_show = True
+        seconds = self._close_look.seconds_to_picture
+        timer = threading.Timer(seconds, self._driver.tell, [self._show_if_idle])
+        timer.daemon = True
+        timer.start()
+
+    def _show_if_idle(self) -> None:
+        self._will_show = False
+        if not self._engine.has_unfinished_requests:
+            self._show()
 
     def _measure_steps(self, facts: dict[str, Any]) -> None:
         # Not needed until the server is ready, and so not to be waited for before.
@@ -158,7 +175,7 @@ class EngineLoop:
             self._waiting.pop(deltas[0].group.samples[0].request.request_id, None)
             if not self._engine.has_unfinished_requests:  # no step will tell that it has gone
                 self._send({"ev": "idle", "record": self._record()})
-                self._show()
+                self._show_in_time()
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -204,6 +221,7 @@ class EngineLoop:
         if prompt_logprobs:
             message["prompt_logprobs"] = prompt_logprobs
         self._send(message)
+        self._show_in_time()
 
     # -- is it still sane? -------------------------------------------------------------------
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
+from octavo.core.stats import StepStats
 from octavo.cost.step_facts import rank_model_of_json
 from octavo.cost.this_machine import device_of_engine
 from octavo.errors import ConfigError
@@ -15,6 +18,20 @@ from octavo.server.watch.step_stream import Viewer
 
 _MOST = 1000  # requests that have ended, and rows of steps, that wait for a viewer
 _GAPS_PER_OCTAVE = 8  # buckets of inter-token latency, each 9 % wide, from a microsecond on
+# What a page shows of each step; of totals, and of how the engine stands, the last ones are enough.
+_OF_EACH_STEP = (
+    "step_id",
+    "num_tokens",
+    "num_prompt_tokens",
+    "seconds",
+    "step_seconds",
+    "memory_seconds",
+    "compute_seconds",
+    "num_memory_bound",
+    "num_compute_bound",
+    "num_overhead_bound",
+)
+_values_of_step = attrgetter(*_OF_EACH_STEP)
 _FIGURES = (
     "num_prompt_tokens",
     "num_cached_tokens",
@@ -44,7 +61,7 @@ class CloseViewer(Viewer):
     def put_state(self, state: EngineState, detail: str) -> None:
         super().put_state(state, detail)
         if state is EngineState.READY:
-            self._states[-1] |= {"about": self._about()}
+            self._events[-1] |= {"about": self._about()}
 
     def put_look(self, step_id: int, look: dict[str, Any]) -> None:
         if "rows" in look:
@@ -69,21 +86,27 @@ class CloseViewer(Viewer):
     def _interval(self) -> float:
         return 2.5 * super()._interval()  # a page is drawn twice a second
 
-    def _take(self) -> Iterator[dict[str, Any]]:
-        yield from super()._take()
-        news: dict[str, Any] = {
+    def _take_news(self) -> dict[str, Any]:
+        news = {
             "looks": list(self._looks),
             "ended": list(self._ended),
             "gaps": sorted(self._gaps.items()),
             "rejected": dict(self._rejected),
+            **self._picture,
         }
-        news = {name: each for name, each in (news | self._picture).items() if each}
         for each in (self._looks, self._ended, self._gaps, self._rejected, self._picture):
             each.clear()
-        if news:
-            yield news
+        return super()._take_news() | {name: each for name, each in news.items() if each}
+
+    def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:
+        """Columns, and the whole record of the last one: a fifth of all records, to write and to
+        keep."""
+        values = zip(*map(_values_of_step, steps), strict=True)
+        columns = dict(zip(_OF_EACH_STEP, values, strict=True))
+        return {"steps": columns, "last": steps[-1].as_json()}
 
 
+@lru_cache(64)  # samples of a batch get their tokens at the same times
 def bucket_of(seconds: float) -> int:
     """Of a gap between tokens: from ``1 µs x 2^(bucket / 8)`` on, up to the next."""
     return int(_GAPS_PER_OCTAVE * math.log2(max(seconds * 1e6, 1.0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.stats import StepStats
@@ -89,8 +89,8 @@ class Viewer:
     def __init__(self, on_close: Callable[[Viewer], None]):
         self._on_close = on_close
         self._steps: deque[StepStats] = deque(maxlen=_MOST_STEPS)
-        self._states: deque[dict[str, Any]] = deque(maxlen=_MOST_STEPS)
         self._num_missed = 0
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_STEPS)  # up to the last state
         self._has_news = asyncio.Event()
         self._is_over = False
 
@@ -100,7 +100,8 @@ class Viewer:
         self._has_news.set()
 
     def put_state(self, state: EngineState, detail: str) -> None:
-        self._states.append({"engine": state.value, "detail": detail})
+        self._close_event()  # steps of an engine come before it is said that it died
+        self._events.append({"engine": state.value, "detail": detail})
         self._has_news.set()
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -109,8 +110,9 @@ class Viewer:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            for each in self._take():
-                yield each
+            self._close_event()
+            while self._events:
+                yield self._events.popleft()
             if self._is_over:
                 return
             await asyncio.sleep(self._interval())
@@ -119,17 +121,22 @@ class Viewer:
         """Seconds between two events, at least."""
         return _INTERVAL
 
-    def _take(self) -> Iterator[dict[str, Any]]:
-        while self._states:
-            yield self._states.popleft()
-        if self._steps:
-            yield self._take_steps()
+    def _close_event(self) -> None:
+        """Make an event of all that has come since the last one, if anything has."""
+        if event := self._take_news():
+            self._events.append(event)
 
-    def _take_steps(self) -> dict[str, Any]:
-        taken = {"missed": self._num_missed, "steps": [each.as_json() for each in self._steps]}
+    def _take_news(self) -> dict[str, Any]:
+        if not self._steps:
+            return {}
+        news = {"missed": self._num_missed, **self._told(self._steps)}
         self._steps.clear()
         self._num_missed = 0
-        return taken
+        return news
+
+    def _told(self, steps: Sequence[StepStats]) -> dict[str, Any]:
+        """Of steps, at least one, what an event says."""
+        return {"steps": [each.as_json() for each in steps]}
 
     def end(self) -> None:
         self._is_over = True

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.config import EngineArgs
+from octavo.core import close_look
 from octavo.core.executor import FailedStep
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import SchedulerConfig
@@ -101,23 +102,31 @@ def test_it_answers_and_pongs(server):
     assert set(server.reasons.values()) == {"length"} and server.pongs == [7]
 
 
-def test_who_watches_is_shown_steps_and_pool(server):
+def test_who_watches_is_shown_steps_and_in_the_end_how_things_stand(server, monkeypatch):
+    monkeypatch.setattr(close_look, "_INTERVAL", 0.1)
+    monkeypatch.setattr(close_look, "_SHARE", 1.0)
     take, looks, shown = server.take, [], []
 
     def keep(message):
         if message["ev"] == "look":
             shown.append(message["look"])
+            if len(shown) == 2:
+                server.loop.receive({"op": "stop"})
         elif message["ev"] == "step":
             looks.append(message.get("look"))
+            assert time.monotonic() - begun > 0.1 or "pool" not in looks[-1], "it is not due"
         take(message)
 
     server.take = keep
+    begun = time.monotonic()
     server.loop.receive({"op": "watch", "is_watched": True})
+    server.awaited.add("the end, which is shown")
     server.add("a", [1, 2])
     server.run()
     assert shown[0]["pool"]["runs"] == [-1, 512]
     assert looks[0]["rows"][0][1:] == (0, 2, 1, 0, 0)
-    assert looks[-1]["pool"]["requests"] == []
+    assert shown[1]["pool"]["requests"] == [] and -2 in shown[1]["pool"]["runs"][::2]
+    assert time.monotonic() - begun >= 0.1
 
 
 def test_nothing_is_shown_to_nobody(server):

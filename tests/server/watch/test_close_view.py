@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.stats import StepStats
 from octavo.server.engine.generation import EngineState, Generation, GenerationRequest
 from octavo.server.watch import step_stream
 from octavo.server.watch.close_view import bucket_of
@@ -39,6 +41,43 @@ def test_the_engine_is_watched_as_long_as_somebody_looks(fake_engine):
         return [*seen, fake_engine.is_watched], stream.num_viewers
 
     assert asyncio.run(watch()) == ([False, True, True, False], 0)
+
+
+def test_steps_come_as_columns_and_the_last_one_whole(fake_engine):
+    records = [
+        replace(StepStats.idle(64), step_id=number, seconds=number / 8) for number in range(3)
+    ]
+
+    async def watch():
+        stream = StepStream()
+        viewers = stream.watch(), stream.watch_closely(fake_engine, "tiny")
+        for record in records:
+            stream.on_step(record)
+        return [await asyncio.wait_for(anext(viewer.events()), 5) for viewer in viewers]
+
+    plain, close = asyncio.run(watch())
+    assert close["last"] == plain["steps"][-1] and close["missed"] == 0
+    assert close["steps"]["seconds"] == (0.0, 0.125, 0.25)
+    for name, column in close["steps"].items():
+        assert list(column) == [step[name] for step in plain["steps"]]
+
+
+def test_several_see_the_same_and_go_on_without_each_other(fake_engine):
+    async def watch():
+        stream = StepStream()
+        viewers = [stream.watch_closely(fake_engine, "tiny") for _ in range(2)]
+        streams = [viewer.events() for viewer in viewers]
+        stream.on_step(StepStats.idle(64))
+        stream.on_look(0, {"pool": {"runs": [-1, 64]}, "prefixes": []})
+        both = [await asyncio.wait_for(anext(each), 5) for each in streams]
+        viewers[0].close()
+        stream.on_step(replace(StepStats.idle(64), step_id=1))
+        return both, await asyncio.wait_for(anext(streams[1]), 5)
+
+    (first, second), then = asyncio.run(watch())
+    assert first == second and first["pool"] == {"runs": [-1, 64]}
+    assert then["steps"]["step_id"] == (1,) and "pool" not in then
+    assert fake_engine.is_watched, "somebody still is"
 
 
 def test_what_one_is_told(fake_engine):

@@ -38,8 +38,8 @@ def test_a_viewer_sees_all_steps_from_when_it_came():
         stream.on_engine_state(EngineState.RESTARTING, "it was killed")
         return await take(viewer, 2)
 
-    state, steps = asyncio.run(watch())
-    assert state == {"engine": "restarting", "detail": "it was killed"}
+    steps, state = asyncio.run(watch())
+    assert state == {"engine": "restarting", "detail": "it was killed"}, "after what came before"
     assert steps == {"missed": 0, "steps": [asdict(step(1)), asdict(step(2))]}
 
 
@@ -76,7 +76,8 @@ def test_the_end_comes_after_what_is_there():
     assert (len(events), num_viewers) == (1, 1)
 
 
-def test_route(create_service, fake_engine, create_test_app):
+@pytest.mark.parametrize("query", ["", "closely=true"])
+def test_route(create_service, fake_engine, create_test_app, query):
     service = create_service(fake_engine)
 
     async def watch() -> list[dict]:
@@ -93,28 +94,31 @@ def test_route(create_service, fake_engine, create_test_app):
             for line in message.get("body", b"").splitlines():
                 if line.startswith(b"data: "):
                     got.append(json.loads(line[6:]))
+                    assert fake_engine.is_watched == bool(query)
                     if len(got) == 1:
                         service.steps.on_step(step(1))
 
-        scope = scope_of("/steps")
+        scope = scope_of("/steps", query)
         app = create_test_app(create_router(service))
         await asyncio.wait_for(app(scope, receive, send), 5)
         return got
 
     state, steps = asyncio.run(watch())
-    assert state == {"engine": "ready", "detail": ""}
-    assert steps["steps"][0]["step_id"] == 1
-    assert steps["steps"][0]["roofline_share"] == 0.5
+    assert state.items() >= {"engine": "ready", "detail": ""}.items()
+    assert ("about" in state) == bool(query)
+    last = steps["last"] if query else steps["steps"][0]
+    assert (last["step_id"], last["roofline_share"]) == (1, 0.5)
     assert service.steps.num_viewers == 0, "the viewer is gone with its client"
+    assert not fake_engine.is_watched
 
 
-def scope_of(path: str) -> dict:
+def scope_of(path: str, query: str) -> dict:
     return {
         "type": "http",
         "method": "GET",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "headers": [],
         "scheme": "http",
         "server": ("test", 80),

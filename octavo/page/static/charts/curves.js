@@ -33,6 +33,7 @@ export function curves(spec, width) {
   const left = Math.ceil(Math.max(...y.ticks.map(({ text }) => text.length), 2) * TEXT) + 30;
   const x = layAxis(spec.x, xs, left, width - 12);
   const place = { x, y, left, right: width - 12, top, bottom };
+  let stops = null; // of a chart that is drawn anew all the time, hardly ever asked for
   return {
     height,
     plot: place,
@@ -43,8 +44,8 @@ export function curves(spec, width) {
       ...axes(place, height),
     ],
     legend: spec.layers.filter(({ label }) => label).map(({ label, colour, kind }) => ({ label, colour, mark: MARKS[kind] ?? "area" })),
-    stops: stopsOf(spec, place),
-    table: tableOf(spec),
+    get stops() { return (stops ??= stopsOf(spec, place)); },
+    get table() { return tableOf(spec); },
   };
 }
 

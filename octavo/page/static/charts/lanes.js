@@ -5,6 +5,7 @@
 //     x: { label, unit, min, max },
 //     rows: [{ label, note, blocks: [{ from, to, label, colour: 1…8, text, isFaint }] }],
 //     marks: [{ x, label, isLimit }],
+//     kinds: [{ label, colour }],   // of blocks, where the legend has others than those that are there
 //     isTime: false,        // whether the figures are from when to when, not how much
 //   }
 //
@@ -78,8 +79,8 @@ function drawRow(row, top, { x, left, right }, isNarrow) {
   return [name, ...blocks, ...note];
 }
 
-function legendOf({ rows }) {
-  const seen = new Map();
+function legendOf({ rows, kinds = [] }) {
+  const seen = new Map(kinds.map((kind) => [kind.colour, { ...kind, mark: "area" }]));
   for (const { blocks } of rows) {
     for (const { label, colour, isFaint } of blocks) {
       if (!seen.has(colour)) seen.set(colour, { label, colour, mark: isFaint ? "band" : "area" });

@@ -58,7 +58,7 @@ function showFrame(frames, index) {
   charts.batches.show(batches(frame.looks));
   map.show(frame.pool);
   showCache(frame);
-  showRoofline(lately(frames, index, 5).flatMap(({ steps }) => steps).slice(-64));
+  showRoofline(frame.last, lately(frames, index, 5).flatMap(({ steps }) => steps).slice(-64));
   showCosts(frames, index);
   showNotes(at("notes"), frames, index);
 }
@@ -70,16 +70,17 @@ function showCache({ last, prefixes }) {
   showPrefixes(at("prefixes"), prefixes, ring.about?.block_size ?? 1);
 }
 
-function showRoofline(steps) {
+function showRoofline(last, steps) {
   charts.roofline.show(roofline(steps));
-  const first = steps[0], last = steps.at(-1);
-  if (last === undefined || last.roofline_share === null) {
-    at("bound").textContent = last === undefined ? "No step lately." : "What the device can do is not known: octavo hardware show auto measures it.";
-    return;
-  }
-  const limits = ["memory", "compute", "overhead"].map((name) => [name, last[`num_${name}_bound`] - first[`num_${name}_bound`]]);
+  at("bound").textContent = last === null || steps.length === 0 ? "No step lately."
+    : last.roofline_share === null ? "What the device can do is not known: octavo hardware show auto measures it."
+    : boundOf(last, steps);
+}
+
+function boundOf(last, steps) {
+  const limits = ["memory", "compute", "overhead"].map((name) => [name, steps.at(-1)[`num_${name}_bound`] - steps[0][`num_${name}_bound`]]);
   const [limit] = limits.reduce((most, each) => (each[1] > most[1] ? each : most));
-  at("bound").textContent = `Most of the last steps were bound by ${limit}; the last one took ${format(last.seconds, "s")}, ${format(last.roofline_share, "%")} of which the device needs.`;
+  return `Most of the last steps were bound by ${limit}; the last one took ${format(last.seconds, "s")}, ${format(last.roofline_share, "%")} of which the device needs.`;
 }
 
 function showCosts(frames, index) {
@@ -95,11 +96,11 @@ function showCosts(frames, index) {
 function showAbout() {
   const { about } = ring;
   if (about === null || about === shownAbout) return;
+  if (shownAbout === null && about.num_restarts > 0) ring.note(`restarts of the engine before this page was opened: ${about.num_restarts}`);
   shownAbout = about;
   at("model-name").textContent = about.model;
   if (about.memory) charts.memory.show(memory(about.memory));
   if (about.usd_per_hour && at("price").value === "") at("price").value = about.usd_per_hour[0];
-  if (about.num_restarts > 0) ring.note(`the engine had been restarted ${about.num_restarts} times before`);
 }
 
 // -- time --------------------------------------------------------------------------------------

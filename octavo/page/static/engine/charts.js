@@ -6,6 +6,12 @@ import { FRAME_SECONDS, requestOf } from "./ring.js";
 const SMOOTHED = 4; // frames
 const MOST_LANES = 12;
 const MOST_COLUMNS = 24;
+// What a request may do in a step.
+const PROMPT = { label: "chunk of a prompt", colour: 1 };
+const DECODE = { label: "decode", colour: 2 };
+const ACCEPTED = { label: "guesses, some accepted", colour: 3 };
+const REJECTED = { label: "guesses, all rejected", colour: 7 };
+const PREEMPTED = { label: "preempted", colour: 5 };
 
 /** Over time: seconds before the frame that is shown. */
 const timeline = (frames, end, value) => frames.map((frame, index) => [frame.at - end, value(frame, index)]);
@@ -37,21 +43,21 @@ export function queue(frames, end) {
   };
 }
 
-/** Each request of the last steps has a lane, each step a column. */
+/** Each of the latest requests has a lane, each of the last steps a column. */
 export function batches(looks) {
   const lanes = new Map();
   looks.slice(-MOST_COLUMNS).forEach(({ rows, preempted }, column) => {
     for (const row of rows) add(lanes, row[0], blockOf(row, column));
     for (const id of preempted) {
-      add(lanes, id, { from: column, to: column + 1, label: "preempted", colour: 5, text: "!" });
+      add(lanes, id, { ...PREEMPTED, from: column, to: column + 1, text: "!" });
     }
   });
   const rows = [...lanes].slice(-MOST_LANES).map(([id, blocks]) => ({ label: shortened(id), note: "", blocks }));
   if (rows.length === 0) rows.push({ label: "no step yet", note: "", blocks: [] });
   return {
-    title: "The batches of the last steps: tokens of each request",
+    title: `The batches of the last steps: tokens of ${rows.length < MOST_LANES ? "each request" : `the ${MOST_LANES} latest requests`}`,
     x: { label: "steps, the latest at the end", unit: "", min: 0, max: Math.max(1, Math.min(MOST_COLUMNS, looks.length)) },
-    rows, isTime: true,
+    rows, kinds: [PROMPT, DECODE, ACCEPTED, REJECTED, PREEMPTED], isTime: true,
   };
 }
 
@@ -62,12 +68,9 @@ function add(lanes, id, block) {
 
 function blockOf([, start, computed, came, guessed, accepted], column) {
   const place = { from: column, to: column + 0.94 };
-  if (guessed > 0) {
-    const kind = accepted > 0 ? "guesses, some accepted" : "guesses, all rejected";
-    return { ...place, label: kind, colour: accepted > 0 ? 3 : 7, text: `${accepted}/${guessed}` };
-  }
-  if (computed > 1 || came === 0) return { ...place, label: "chunk of a prompt", colour: 1, text: String(computed) };
-  return { ...place, label: "decode", colour: 2, text: came > 1 ? String(came) : "" };
+  if (guessed > 0) return { ...place, ...(accepted > 0 ? ACCEPTED : REJECTED), text: `${accepted}/${guessed}` };
+  if (computed > 1 || came === 0) return { ...place, ...PROMPT, text: String(computed) };
+  return { ...place, ...DECODE, text: came > 1 ? String(came) : "" };
 }
 
 /** The last letters tell requests apart. */

@@ -3,6 +3,7 @@
 export const FRAME_SECONDS = 0.5;
 export const MOST_FRAMES = 600;
 const MOST_STEPS = 32; // that a frame keeps one by one
+const MOST_ROWS = 16; // that it keeps of one of them, the latest
 const MOST_REQUESTS = 4096; // whose time on the device is being counted
 
 const empty = (before) => ({
@@ -34,8 +35,10 @@ export class Ring {
     const frame = this.#open;
     if (event.engine) this.#takeState(event);
     frame.missed += event.missed ?? 0;
-    for (const step of event.steps ?? []) takeStep(frame, step);
-    for (const look of event.looks ?? []) this.#takeLook(look);
+    const steps = event.steps ? rowsOf(event.steps) : [];
+    for (const step of steps) takeStep(frame, step);
+    frame.last = event.last ?? frame.last;
+    this.#takeLooks(event.looks ?? [], steps);
     for (const one of event.ended ?? []) this.#takeEnd(one);
     for (const [bucket, count] of event.gaps ?? []) frame.gaps[bucket] = (frame.gaps[bucket] ?? 0) + count;
     for (const [reason, count] of Object.entries(event.rejected ?? {})) frame.notes.push(`${count} refused: ${reason}`);
@@ -68,19 +71,29 @@ export class Ring {
     frame.state = engine;
   }
 
-  /** The time since rows were last seen is shared by the tokens that this step computed. */
-  #takeLook(look) {
-    const frame = this.#open;
-    frame.looks = [...frame.looks, look].slice(-MOST_STEPS);
-    const total = frame.last?.step_seconds ?? 0;
-    const passed = this.#stepSeconds === 0 ? (frame.last?.seconds ?? 0) : Math.max(0, total - this.#stepSeconds);
-    this.#stepSeconds = total;
-    const tokens = look.rows.reduce((sum, row) => sum + row[2] + row[4], 0);
-    for (const [id, , computed, , guessed] of look.rows) {
-      const name = requestOf(id);
-      if (this.#seconds.size >= MOST_REQUESTS && !this.#seconds.has(name)) continue;
-      this.#seconds.set(name, (this.#seconds.get(name) ?? 0) + (passed * (computed + guessed)) / tokens);
+  #takeLooks(looks, steps) {
+    const totals = new Map(steps.map((step) => [step.step_id, step]));
+    for (const look of looks) {
+      const step = totals.get(look.step_id);
+      if (step !== undefined) this.#share(look.rows, step);
     }
+    const kept = looks.map((look) => ({ ...look, rows: look.rows.slice(-MOST_ROWS) }));
+    this.#open.looks = [...this.#open.looks, ...kept].slice(-MOST_STEPS);
+  }
+
+  /** The time since rows were last seen is shared by the tokens that this step computed. */
+  #share(rows, { seconds, step_seconds: total }) {
+    const passed = this.#stepSeconds === 0 ? seconds : Math.max(0, total - this.#stepSeconds);
+    this.#stepSeconds = total;
+    const tokens = rows.reduce((sum, row) => sum + row[2] + row[4], 0);
+    for (const [id, , computed, , guessed] of rows) this.#charge(requestOf(id), (passed * (computed + guessed)) / tokens);
+  }
+
+  #charge(request, seconds) {
+    const before = this.#seconds.get(request);
+    // One whose client has left may be in rows after its end: nobody asks for it any more.
+    if (before === undefined && this.#seconds.size >= MOST_REQUESTS) this.#seconds.delete(this.#seconds.keys().next().value);
+    this.#seconds.set(request, (before ?? 0) + seconds);
   }
 
   #takeEnd(one) {
@@ -91,8 +104,13 @@ export class Ring {
   }
 }
 
+/** Columns by name, as one object for each row. */
+function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((_, index) => Object.fromEntries(names.map((name) => [name, columns[name][index]])));
+}
+
 function takeStep(frame, step) {
-  frame.last = step;
   frame.numSteps += 1;
   frame.tokensIn += step.num_prompt_tokens;
   frame.tokensOut += step.num_tokens - step.num_prompt_tokens;
