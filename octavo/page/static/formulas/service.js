@@ -6,6 +6,7 @@ import { worst } from "./predictions.js";
 
 const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
 const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
+const MOST_TOKENS = 2 ** 24; // of a prompt: more than any has
 const ENDS = ["value", "low", "high"];
 
 /** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
@@ -83,24 +84,40 @@ function tableOf(deployment, inputLen, outputLen) {
 }
 
 class StepTable {
+  #known = new Map(); // keys are numbers: tens of thousands are looked up for one figure
+
   constructor(deployment, stream) {
     this.deployment = deployment;
     this.stream = stream;
-    this.known = new Map();
+    this.predictions = [];
   }
 
   get sources() {
-    return [...this.known.values()].map((each) => each.source);
+    return this.predictions.map((each) => each.source);
   }
 
-  cost(streams, chunk, count) {
-    const key = `${streams} ${chunk} ${count}`;
-    if (!this.known.has(key)) {
-      const pieces = chunk ? Array(count).fill(chunk) : [];
-      const chunks = [...Array(streams).fill(this.stream), ...pieces];
-      this.known.set(key, this.deployment.stepCost(chunks).total);
+  /** Of a step with `count` pieces `[start, tokens, samples]` of prompts beside the streams. */
+  cost(streams, piece, count) {
+    const beside = this.#beside(piece, count);
+    if (!beside.has(streams)) {
+      const [start, tokens] = this.stream;
+      const pieces = piece ? [[...piece, 0, count]] : [];
+      const total = this.deployment.stepTotal([[start, tokens, 1, 0, streams], ...pieces]);
+      this.predictions.push(total);
+      beside.set(streams, total);
     }
-    return this.known.get(key);
+    return beside.get(streams);
+  }
+
+  #beside(piece, count) {
+    const key = piece === null ? -1 : (piece[0] * MOST_TOKENS + piece[1]) * 2 + piece[2];
+    const alike = this.#inner(this.#known, count);
+    return this.#inner(alike, key);
+  }
+
+  #inner(maps, key) {
+    if (!maps.has(key)) maps.set(key, new Map());
+    return maps.get(key);
   }
 }
 

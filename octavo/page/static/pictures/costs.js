@@ -104,7 +104,7 @@ function pointAt(deployment, { input: inputLen, output: outputLen }, most, load)
   const rate = most * load;
   const service = deployment.service({ inputLen, outputLen, rate });
   const streams = Math.ceil(service.streams.value / deployment.numGroups);
-  const step = deployment.stepCost(Array(streams).fill([inputLen + Math.floor(outputLen / 2) - 1, 1])).total;
+  const step = deployment.stepTotal([[inputLen + Math.floor(outputLen / 2) - 1, 1, 1, 0, streams]]);
   const requestsPerSecond = { // the longer a step takes, the fewer there are
     value: most, low: (most * step.value) / step.high, high: (most * step.value) / step.low, source: step.source,
   };
