@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from octavo.cost.catalogue import spec_of
 from octavo.errors import ConfigError
 from octavo.page import site
 from octavo.page.serving_runs import (
@@ -77,14 +79,24 @@ def test_there_is_a_knee_and_settings_move_it(recorded):
     [
         {"model": "/etc/passwd"},
         {"model": "no-such-model"},
-        {"hardware": "auto"},
-        {"replicas": 3},
+        {"hardware": "/etc/passwd"},
+        {"replicas": 5},
+        {"max_num_seqs": 0},
         {"batching": "dynamic"},
     ],
 )
 def test_only_what_is_known_is_simulated(changes):
     with pytest.raises(ConfigError):
-        ServingSettings(**changes)
+        serving_runs(ServingSettings(**changes), ())
+
+
+def test_a_model_of_ones_own_is_simulated():
+    spec = spec_of("llama-3.2-1b")
+    settings = ServingSettings(model="mine", max_num_seqs=20)
+    found = serving_runs(settings, (1.0,), spec)
+    named = serving_runs(replace(settings, model="llama-3.2-1b"), (1.0,))
+    assert found["runs"] == named["runs"]
+    assert found["settings"]["model"] == "mine"
 
 
 def test_the_page_offers_the_same_choices():
