@@ -12,6 +12,7 @@ from octavo.cost.catalogue import spec_of
 from octavo.errors import ConfigError
 from octavo.page import site
 from octavo.page.serving_runs import (
+    BOUNDS,
     CHOICES,
     RECORDED,
     SHARES,
@@ -105,5 +106,9 @@ def test_the_page_offers_the_same_choices():
     assert written is not None
     as_json = re.sub(r"(\w+):", r'"\1":', written.group(1)).replace(",\n}", "\n}")
     assert json.loads(as_json) == {name: list(choices) for name, choices in CHOICES.items()}
+    bounds = re.search(r"export const BOUNDS = (\{.*?\n\});", source, re.S)
+    assert bounds is not None
+    for name, (least, most) in BOUNDS.items():
+        assert f"{name}: [{least}, {most}]," in bounds.group(1)
     shares = re.search(r"export const SHARES = (\[.*?\]);", source)
     assert shares is not None and json.loads(shares.group(1)) == list(SHARES)

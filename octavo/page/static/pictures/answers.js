@@ -21,14 +21,14 @@ export function answerOf(topic, question, { world: { files }, redraw }) {
       files.set(key, found);
       redraw();
     };
-    asked.set(topic, { key, giveUp: ask(question, note) });
+    asked.set(topic, { key, giveUp: begin(question, note) });
     redraw(); // of other topics, which may have waited for the one that was given up
   }
   return { state: question.waiting, isWaiting: true };
 }
 
 /** Returns how to have it not asked, or not answered any more. */
-function ask({ path, body, failed }, note) {
+function begin({ path, body, failed }, note) {
   const leaving = new AbortController();
   const { signal } = leaving;
   const timer = setTimeout(() => askServer(path, { body, signal })
