@@ -39,6 +39,7 @@ export const costs = {
       { label: "Tokens for each user", value: 1 / service.tpot.value, low: 1 / service.tpot.high, high: 1 / service.tpot.low, unit: "tokens/s", source: service.tpot.source, formula: `1 / ${format(service.tpot.value, "s")} beside ${format(service.streams.value)} others` },
       { label: "Tokens of each device", value: tokens / deployment.numDevices, unit: "tokens/s", source: service.tpot.source, formula: `${format(rate)} × ${values.output} / ${deployment.numDevices}` },
       { label: "First token after", ...range(service.ttft), unit: "s" },
+      { label: "First token, 99 of 100 within", ...range(service.within("ttft", 0.99)), unit: "s" },
     ];
     if (bill === null) return [...found, { label: "A million tokens", value: "no price is known" }];
     const { perMillionOutputTokens: each, perHour, joulesPerOutputToken: joules } = bill;
