@@ -84,6 +84,7 @@ ALLOWED = {
     },
     "planner": {"config", "core", "cost", "hub", "measure", "sim", "speculation", "workload"},
     "page": {"cost", "measure", "planner", "sim"},
+    "page.tensors": {"models", "quantization"},
     "speculation.training": {
         *("core", "fields", "kernels", "layers", "models", "quantization"),
         *("quantization.produce", "runtime", "speculation", "text"),

@@ -25,7 +25,11 @@ _FROM = r'\s+from\s+"(\.{1,2}/[\w./-]+)";'
 _IMPORT = re.compile(rf"^import\s+(?:{_NAMES}|\*\s+as\s+(\w+)){_FROM}$", re.M)
 _REEXPORT = re.compile(rf"^export\s+{_NAMES}{_FROM}$", re.M)
 _EXPORT = re.compile(r"^export\s+(?=(?:const|let|class|(?:async\s+)?function\*?)\s+(\w+))", re.M)
-_UNKNOWN = re.compile(r"^(?:import|export)\b.*$|\bimport\s*\(|\bimport\.meta\b", re.M)
+_UNKNOWN = re.compile(
+    r"^(?:import|export)\b.*$|\bimport\s*\(|\bimport\.meta\b"
+    r"|^(?:const|let|class|(?:async\s+)?function)\s+ask\b",  # which is the name of what is handed in
+    re.M,
+)
 
 _SCRIPT = """\
 "use strict";

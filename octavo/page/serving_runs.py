@@ -11,9 +11,11 @@ settings, if it is never without work, so that they mean the same for all models
 to first token, time per token after it or null]`` in seconds, of the second half of those that were
 sent: when the first of them came, the server was still filling.
 
-``python -m octavo.page.serving_runs`` reads settings from its input and writes that; a server has
-it run so, where it takes the interpreter of nobody. ``--record`` writes the file of some runs that
-come with octavo, for pages that have no server.
+``python -m octavo.page.serving_runs`` reads a question from its input and writes that; a server has
+it run so, where it takes the interpreter of nobody. A question is settings, and beside them what
+the names of the catalogue do not tell: ``config``, the contents of a model's ``config.json``, or
+``path``, where its files are; and ``device``, the kind of what is here, for the hardware "auto".
+``--record`` writes the file of some runs that come with octavo, for pages that have no server.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ from typing import Any
 
 import octavo
 from octavo.cost.catalogue import names, spec_of
-from octavo.cost.hardware_table import devices
-from octavo.errors import ConfigError
+from octavo.cost.hardware_table import AUTO, devices
+from octavo.cost.model_spec import ModelSpec
+from octavo.cost.open_spec import open_spec
+from octavo.cost.this_machine import device_of_engine
+from octavo.errors import ConfigError, ModelError
 from octavo.files import replace_file
 from octavo.measure.request_record import RequestRecord
 from octavo.sim import FleetSettings, LoadSettings, Simulation, Timeline, Workload, prepare
@@ -42,6 +47,11 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "step_tokens": (2048, 512, 8192),
     "max_num_seqs": (32, 8, 128),
     "replicas": (1, 2, 4),
+}
+BOUNDS = {  # of the numbers among them
+    "step_tokens": (64, 32768),
+    "max_num_seqs": (1, 512),
+    "replicas": (1, 4),  # as many as rates go to times what one answers with
 }
 RECORDED = Path(__file__).with_name("static") / "recorded" / "serving.json"
 
@@ -60,10 +70,12 @@ _DIGITS = 3  # of all figures
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """What serves; the first of ``CHOICES`` are the usual settings.
+    """What serves; the first of ``CHOICES`` are the usual settings, and those that are recorded.
+
+    ``hardware`` is a device by its name, or "auto", the machine that this runs on.
 
     Raises:
-        ConfigError: a model or a device that is not known by its name, or none of the choices.
+        ConfigError: a device that is not known by its name, or a setting out of its bounds.
     """
 
     model: str = "llama-3.1-8b"
@@ -78,13 +90,13 @@ class ServingSettings:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        if self.model not in names():  # no file is read because somebody names it
-            raise ConfigError(f"{self.model!r} is no model of the catalogue")
-        if self.hardware not in {device.name for device in devices()}:
+        if self.hardware not in {AUTO, *(device.name for device in devices())}:
             raise ConfigError(f"{self.hardware!r} is no device that is known")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is one of {choices}, not {getattr(self, name)!r}")
+        if self.batching not in CHOICES["batching"]:
+            raise ConfigError(f"batching is one of {CHOICES['batching']}, not {self.batching!r}")
+        for name, (least, most) in BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is from {least} to {most}, not {getattr(self, name)!r}")
 
     @property
     def usual(self) -> ServingSettings:
@@ -92,18 +104,24 @@ class ServingSettings:
         return replace(self, **{name: choices[0] for name, choices in CHOICES.items()})
 
 
-def serving_runs(settings: ServingSettings, shares: Sequence[float] = SHARES) -> dict[str, Any]:
+def serving_runs(
+    settings: ServingSettings, shares: Sequence[float] = SHARES, spec: ModelSpec | None = None
+) -> dict[str, Any]:
     """Runs at all rates; some seconds of one processor.
 
+    Args:
+        spec: the model's shape, if ``settings.model`` is not its name in the catalogue.
+
     Raises:
-        ConfigError: the model does not fit the hardware.
+        ConfigError: the model does not fit the hardware, or nobody knows it.
     """
-    usual_rate = _rounded(_rate_without_pause(settings.usual))
+    spec = spec or _known_spec(settings.model)
+    usual_rate = _rounded(_rate_without_pause(spec, settings.usual))
     return {
         "made": {"version": octavo.__version__, "date": date.today().isoformat()},
         "settings": asdict(settings),
         "usual_rate": usual_rate,
-        "runs": [_run(settings, usual_rate, share) for share in shares],
+        "runs": [_run(spec, settings, usual_rate, share) for share in shares],
     }
 
 
@@ -124,16 +142,24 @@ def record() -> None:
     replace_file(RECORDED, _text(runs).encode())
 
 
-def _rate_without_pause(settings: ServingSettings) -> float:
+def _known_spec(name: str) -> ModelSpec:
+    if name not in names():  # no file is read because somebody names it
+        raise ConfigError(f"{name!r} is no model of the catalogue")
+    return spec_of(name)
+
+
+def _rate_without_pause(spec: ModelSpec, settings: ServingSettings) -> float:
     """Answers a second while none of many requests has yet to come: of the middle half, as batches
     are not full at the end."""
-    result = _simulation(settings, math.inf, _WORKLOAD).run().result
+    result = _simulation(spec, settings, math.inf, _WORKLOAD).run().result
     ends = sorted(record.ended for record in result.records)
     first, last = len(ends) // 4, 3 * len(ends) // 4
     return (last - first) / (ends[last] - ends[first])
 
 
-def _simulation(settings: ServingSettings, rate: float, workload: Workload) -> Simulation:
+def _simulation(
+    spec: ModelSpec, settings: ServingSettings, rate: float, workload: Workload
+) -> Simulation:
     fleet = FleetSettings(
         hardware=settings.hardware,
         tp=1,
@@ -150,14 +176,16 @@ def _simulation(settings: ServingSettings, rate: float, workload: Workload) -> S
         "max_model_len": "auto",
     }
     load = LoadSettings(request_rate=rate)
-    return prepare(spec_of(settings.model), fleet, workload, load, engine=engine)
+    return prepare(spec, fleet, workload, load, engine=engine)
 
 
-def _run(settings: ServingSettings, usual_rate: float, share: float) -> dict[str, Any]:
+def _run(
+    spec: ModelSpec, settings: ServingSettings, usual_rate: float, share: float
+) -> dict[str, Any]:
     rate = share * usual_rate
     num_requests = max(_LEAST_REQUESTS, round(share * _REQUESTS))
     timeline = Timeline()
-    simulation = _simulation(settings, rate, replace(_WORKLOAD, num_prompts=num_requests))
+    simulation = _simulation(spec, settings, rate, replace(_WORKLOAD, num_prompts=num_requests))
     result = simulation.run(watch=timeline.note).result
     series = timeline.series(result.makespan_s, max_points=_MAX_POINTS)
     queried = sum(each.prefix_tokens_queried for each in result.replicas)
@@ -188,16 +216,30 @@ def _text(document: Any) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
-def _answer(text: str) -> str:
-    """What comes of settings, or ``{error}`` where they make no sense."""
+def _answer(
+    config: Mapping[str, Any] | None = None,
+    path: str | None = None,
+    device: str = "cpu",
+    **settings: Any,
+) -> dict[str, Any]:
+    """The runs, or ``{error, status}`` where the question makes no sense."""
     try:
-        return _text(serving_runs(ServingSettings(**json.loads(text))))
-    except ConfigError as error:
-        return _text({"error": str(error)})
+        asked = ServingSettings(**settings)
+        if asked.hardware == AUTO:
+            device_of_engine(device)  # or nothing is known of it: it is not measured for this
+        spec = None
+        if config is not None:
+            spec = ModelSpec.of_hf(config, path=asked.model)
+        elif path is not None:
+            spec = open_spec(path)
+        return serving_runs(asked, spec=spec)
+    except (ConfigError, ModelError) as error:
+        text = str(error) if path is None else str(error).replace(path, settings["model"])
+        return {"error": text, "status": 400}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--record"]:
         record()
     else:
-        sys.stdout.write(_answer(sys.stdin.read()))
+        sys.stdout.write(_text(_answer(**json.load(sys.stdin))))

@@ -247,7 +247,8 @@ class _Load:
         steps, streams = self._steps, self.streams
         extra = steps.prompt(streams) - steps.num_chunks(streams) * steps.decode(streams)
         shared = self._rate * steps.prompt(streams) >= 1
-        return self._packed(streams) if shared else extra
+        # A short prompt that is alone may take less than a step of one stream.
+        return self._packed(streams) if shared else max(0.0, extra)
 
     @property
     def _decode_spread(self) -> float:

@@ -25,6 +25,7 @@ from octavo.server.api.octavo import (
     simulations,
     specs,
     steps,
+    tensors,
     tokenization,
 )
 from octavo.server.api.openai import chat_completions, completions, models
@@ -50,6 +51,7 @@ _ROOMS = (
     tokenization,
     specs,
     deployment,
+    tensors,
     simulations,
     metrics,
     steps,

@@ -23,7 +23,9 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from octavo.models.checkpoint import Checkpoint
 from octavo.page.serving_runs import CHOICES, RECORDED
+from octavo.page.tensors import tensor_slice, tensor_table
 from octavo.server.page import routes as page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -516,11 +518,15 @@ class Site:
     def __init__(self) -> None:
         self.chats, self.steps = Chats(), Steps()
         self.deployment: dict[str, Any] | None = None  # what "this server" is in pictures
+        self.checkpoint: Checkpoint | None = None  # whose weights it has
+        self.simulated: list[dict[str, Any]] = []  # settings that were asked for
         app = FastAPI(openapi_url=None)
         app.include_router(page.create_router(None))  # type: ignore[arg-type]
         app.add_route("/v1/models", self._list_models, ["GET"])
         app.add_route("/steps", self._steps, ["GET"])
         app.add_route("/octavo/deployment", self._deployment, ["GET"])
+        app.add_route("/octavo/tensors", self._tensors, ["GET"])
+        app.add_route("/octavo/tensors/{name:path}", self._tensor, ["GET"])
         app.add_route("/v1/chat/completions", self._chat, ["POST"])
         app.add_route("/octavo/simulate", self._simulate, ["POST"])
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -542,12 +548,26 @@ class Site:
             return JSONResponse({"error": {"message": "the engine is starting"}}, 503)
         return JSONResponse(self.deployment)
 
+    async def _tensors(self, request: Request) -> Response:
+        if self.checkpoint is None:
+            return JSONResponse({"error": {"message": "its files are not known"}}, 404)
+        return JSONResponse(tensor_table(self.checkpoint))
+
+    async def _tensor(self, request: Request) -> Response:
+        assert self.checkpoint is not None
+        name = request.path_params["name"]
+        if name == "broken":
+            return JSONResponse({"error": {"message": "the file is damaged"}}, 400)
+        down, across = (float(request.query_params[place]) for place in ("down", "across"))
+        return JSONResponse(tensor_slice(self.checkpoint, name, down, across))
+
     async def _chat(self, request: Request) -> Response:
         return await self.chats.chat(request)
 
     async def _simulate(self, request: Request) -> Response:
         """Runs that were recorded, of the same settings as far as there are any."""
         asked = await request.json()
+        self.simulated.append(asked)
         runs = json.loads(RECORDED.read_text())
         alike = [[run["settings"][name] == asked[name] for name in CHOICES] for run in runs]
         return JSONResponse(runs[alike.index(max(alike, key=sum))])

@@ -5,9 +5,11 @@ import { test } from "node:test";
 import { layAxis } from "./static/charts/scales.js";
 import { stacked } from "./static/charts/curves.js";
 import { compact, digits, format, formatRange } from "./static/common/numbers.js";
+import { pack, unpack } from "./static/common/packing.js";
 import { parseValue, valueText } from "./static/pictures/controls.js";
 import { finish, plainAttention, scoresOf, tileByTile } from "./static/pictures/online_softmax.js";
 import { NUM_EVENTS, Pool, poolAfter } from "./static/pictures/paging.js";
+import { roundOneRow, TYPES } from "./static/pictures/rounding.js";
 
 /** The same numbers each time: a generator of Lehmer's. */
 function random(seed) {
@@ -135,4 +137,29 @@ test("what an address says is a value of the control, or nothing", () => {
   const toggle = { kind: "toggle" };
   for (const value of [true, false]) assert.equal(parseValue(toggle, valueText(value)), value);
   assert.equal(parseValue(toggle, "maybe"), null);
+});
+
+test("one row that has changed is rounded as if all were rounded anew", () => {
+  const next = random(11);
+  const values = Float32Array.from({ length: 3 * 256 }, () => next() + next() + next() - 1.5);
+  for (const [name, type] of Object.entries(TYPES)) {
+    const before = type.round(values, 256);
+    for (const at of [3, 300, 767]) {
+      const changed = values.slice();
+      changed[at] *= 17;
+      const row = Math.floor(at / 256);
+      assert.deepEqual(roundOneRow(type, before, changed, 256, row), type.round(changed, 256), name);
+    }
+    assert.deepEqual(before, type.round(values, 256), name); // it is as it was
+  }
+});
+
+test("an address has a config as it was, or none where it is too large", async () => {
+  const next = random(5);
+  const config = { model_type: "llama", hidden_size: 4096, name: "ü–✓", rope_scaling: { factor: 8.5, kinds: [null, true] } };
+  const packed = await pack(config);
+  assert.match(packed, /^[\w-]+$/);
+  assert.deepEqual(await unpack(packed), config);
+  assert.equal(await pack({ noise: Array.from({ length: 2000 }, next) }), null);
+  for (const text of ["", "!", packed.slice(9), "A".repeat(5000)]) await assert.rejects(unpack(text), Error, text.slice(0, 9));
 });

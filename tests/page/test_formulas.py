@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -41,9 +42,12 @@ from octavo.planner.decisions import decisions
 from octavo.planner.figures import gib, ms
 from octavo.planner.money import Price, bill, owned, per_million
 from octavo.planner.queueing import (
+    delays_quantile,
     erlang_c,
     md1_wait,
+    md1_wait_quantile,
     mmk_wait,
+    mmk_wait_quantile,
 )
 from octavo.speculation import analysis
 
@@ -76,7 +80,7 @@ def narrow_ones(draw: random.Random) -> Iterator[Case]:
         knobs = {"device": [each.name for each in devices()].index(device), "engine": "vllm"}
         knobs |= {"precision": "bfloat16", "kv": "auto", "replicas": 1}
         knobs |= dict.fromkeys(("tp", "pp", "ep", "dp"), 1)
-        traffic = {"inputLen": 1000, "outputLen": 250, "rate": 0.5}
+        traffic = {"inputLen": 1000, "outputLen": 250, "rate": 0.5, "percentile": 95}
         yield ask(spec_of(name), knobs, [a_step(draw)], [1250], traffic)
 
 
@@ -100,6 +104,7 @@ def a_deployment(draw: random.Random) -> Case:
     if draw.random() < 0.2:  # it takes the longest
         traffic = {"inputLen": size(draw, 4000), "outputLen": size(draw, 600)}
         traffic["rate"] = 10 ** draw.uniform(-2, 1.5)
+        traffic["percentile"] = draw.choice([5, 50, 90, 99.9])
     return ask(spec, knobs, steps, lengths, traffic)
 
 
@@ -169,6 +174,9 @@ def expected_service(deployment: Deployment, traffic: dict[str, Any] | None) -> 
     service = deployment.serve(asked)
     latency = service.latency()
     found = [service.streams, latency.ttft, latency.tpot, latency.e2e]
+    for percentile in (traffic["percentile"], 99):
+        latency = service.latency(percentile)
+        found += [latency.ttft, latency.tpot, latency.e2e]
     return {
         "isStable": service.is_stable,
         "predictions": [numbers(each) for each in found],
@@ -260,6 +268,22 @@ def waits(draw):
     return Case({"kind": "waits", "given": given}, [finite(each) for each in found])
 
 
+def late_waits(draw):
+    rate, service, servers = 10 ** draw.uniform(-2, 2), 10 ** draw.uniform(-3, 0.5), size(draw, 64)
+    if draw.random() < 0.8:
+        rate = draw.uniform(0.02, 0.99) / service
+    share = draw.choice([draw.random(), 0.9, 0.99])
+    mean, further = 10 ** draw.uniform(-2, 2), draw.uniform(0, 0.9)
+    found = [
+        md1_wait_quantile(rate, service, share),
+        mmk_wait_quantile(rate * servers, service, servers, share),
+        delays_quantile(mean, further, share),
+        NormalDist().inv_cdf(share),
+    ]
+    given = [rate, service, servers, share, mean, further]
+    return Case({"kind": "lateWaits", "given": given}, [finite(each) for each in found])
+
+
 def exchanges(draw):
     linked = [index for index, each in enumerate(devices()) if each.link_bandwidth]
     index, ranks = draw.choice(linked), draw.choice([1, 2, 3, 4, 8, 16, 72, 144])
@@ -316,7 +340,7 @@ def bills(draw):
     )
 
 
-FORMULAS = (tokens, best, batched, waits, exchanges, experts, loads, bills)
+FORMULAS = (tokens, best, batched, waits, late_waits, exchanges, experts, loads, bills)
 
 
 def formula(name: str, given: list[Any], expected: float) -> Case:
@@ -444,8 +468,13 @@ ANSWERS = """
       bound: cost.bound,
     };
   };
-  const service = ({ isStable, streams, ttft, tpot, e2e, prefillShare }) =>
-    ({ isStable, predictions: [streams, ttft, tpot, e2e].map(flat), prefillShare });
+  const service = (found, percentile) => {
+    const times = ["ttft", "tpot", "e2e"];
+    const within = (each) => times.map((metric) => found.within(metric, each / 100));
+    const means = times.map((metric) => found[metric]);
+    const predictions = [found.streams, ...means, ...within(percentile), ...within(99)].map(flat);
+    return { isStable: found.isStable, predictions, prefillShare: found.prefillShare };
+  };
   const kinds = {
     deployment({ steps, lengths, traffic, device, ...knobs }) {
       let found, memory;
@@ -467,7 +496,7 @@ ANSWERS = """
         activations: flat(memory.activations),
         concurrency: lengths.map((length) => found.maxConcurrency(length)),
         steps: steps.map((each) => step(found, each)),
-        service: traffic && service(found.service(traffic)),
+        service: traffic && service(found.service(traffic), traffic.percentile),
         decisions: traffic && of.decisions(found, traffic),
       };
     },
@@ -480,6 +509,12 @@ ANSWERS = """
       of.md1Wait(rate, service),
       of.erlangC(servers, rate * servers * service),
       of.mmkWait(rate * servers, service, servers),
+    ].map(finite),
+    lateWaits: ({ given: [rate, service, servers, share, mean, further] }) => [
+      of.md1WaitQuantile(rate, service, share),
+      of.mmkWaitQuantile(rate * servers, service, servers, share),
+      of.delaysQuantile(mean, further, share),
+      of.normalQuantile(share),
     ].map(finite),
     exchanges({ device, given: [bytes, ranks] }) {
       const { link } = tables.devices[device];

@@ -13,6 +13,7 @@ from octavo import cli
 from octavo.cost.hardware_table import find_device
 from octavo.page import site
 from octavo.page.data import page_data
+from octavo.server.api.octavo.simulations import SimulationRequest
 
 pytestmark = pytest.mark.slow
 PICTURES = re.findall(
@@ -210,6 +211,41 @@ def test_a_model_of_ones_own(tab, tmp_path):
     tab.wait_for_text(".command code", "octavo plan config.json")
     # 2 layers, a key and a value of 2 heads of 16, in 16 bits
     assert tab.js("document.querySelector('.figure-value').innerText") == "256 B"
+    check_an_address_has_it(tab)
+
+
+def check_an_address_has_it(tab) -> None:
+    """Wherever it is opened; one that is broken says so."""
+    tab.wait_for("location.hash.includes('own=')")
+    address = tab.js("location.hash")
+    tab.open("docs/inference")
+    tab.open(f"pictures{address}")
+    tab.wait_for_text(".command code", "octavo plan config.json")
+    assert tab.js("document.querySelector('.figure-value').innerText") == "256 B"
+    tab.open("docs/inference")
+    tab.open("pictures#kv-growth?model=mine&own=AAAA")
+    tab.wait_for_text(".is-own .problem", "The model in this address cannot be read")
+    assert "octavo plan llama-3.1-8b" in tab.text(".command code")
+
+
+def test_a_model_that_is_too_large_for_an_address(tab, tmp_path):
+    show(tab, "kv-growth")
+    labels = {str(index): f"class {index * 7919 % 10007}" for index in range(3000)}
+    give_file(tab, tmp_path, json.dumps({**CONFIG, "id2label": labels}))
+    tab.wait_for_text(".is-own .problem", "too large for an address")
+    assert "octavo plan config.json" in tab.text(".command code")
+
+
+def test_a_model_of_ones_own_and_any_number_is_simulated(tab, site, tmp_path):
+    show(tab, "serving?max_num_seqs=50")
+    give_file(tab, tmp_path, json.dumps(CONFIG))
+    tab.wait_for_text(".command code", "octavo simulate config.json")
+    tab.wait_for_text(".phase", "llama (config.json) on H100 SXM")
+    asked = site.simulated[-2:]
+    assert [each["config"] for each in asked] == [CONFIG, CONFIG]
+    assert {each["max_num_seqs"] for each in asked} == {32, 50}  # the kept ones, and these
+    settings = {name: value for name, value in asked[0].items() if value is not None}
+    SimulationRequest.model_validate(settings)
 
 
 def give_file(tab, folder: Path, text: str) -> None:

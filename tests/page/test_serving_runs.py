@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from octavo.cost.catalogue import spec_of
 from octavo.errors import ConfigError
 from octavo.page import site
 from octavo.page.serving_runs import (
+    BOUNDS,
     CHOICES,
     RECORDED,
     SHARES,
@@ -77,14 +80,24 @@ def test_there_is_a_knee_and_settings_move_it(recorded):
     [
         {"model": "/etc/passwd"},
         {"model": "no-such-model"},
-        {"hardware": "auto"},
-        {"replicas": 3},
+        {"hardware": "/etc/passwd"},
+        {"replicas": 5},
+        {"max_num_seqs": 0},
         {"batching": "dynamic"},
     ],
 )
 def test_only_what_is_known_is_simulated(changes):
     with pytest.raises(ConfigError):
-        ServingSettings(**changes)
+        serving_runs(ServingSettings(**changes), ())
+
+
+def test_a_model_of_ones_own_is_simulated():
+    spec = spec_of("llama-3.2-1b")
+    settings = ServingSettings(model="mine", max_num_seqs=20)
+    found = serving_runs(settings, (1.0,), spec)
+    named = serving_runs(replace(settings, model="llama-3.2-1b"), (1.0,))
+    assert found["runs"] == named["runs"]
+    assert found["settings"]["model"] == "mine"
 
 
 def test_the_page_offers_the_same_choices():
@@ -93,5 +106,9 @@ def test_the_page_offers_the_same_choices():
     assert written is not None
     as_json = re.sub(r"(\w+):", r'"\1":', written.group(1)).replace(",\n}", "\n}")
     assert json.loads(as_json) == {name: list(choices) for name, choices in CHOICES.items()}
+    bounds = re.search(r"export const BOUNDS = (\{.*?\n\});", source, re.S)
+    assert bounds is not None
+    for name, (least, most) in BOUNDS.items():
+        assert f"{name}: [{least}, {most}]," in bounds.group(1)
     shares = re.search(r"export const SHARES = (\[.*?\]);", source)
     assert shares is not None and json.loads(shares.group(1)) == list(SHARES)

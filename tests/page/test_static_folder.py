@@ -56,6 +56,7 @@ def test_joined_modules_do_what_modules_do(tmp_path):
         'const y = await import("./y.js");',
         "const here = import.meta.url;",
         'export * from "./y.js";',
+        "async function ask() {}",
     ],
 )
 def test_a_form_that_the_joiner_does_not_know_is_an_error(source):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from octavo.cost.engine_profile import Limits
 from octavo.cost.hardware_table import find_device
 from octavo.cost.open_spec import open_spec
 from octavo.cost.weights import weights_bytes
 from octavo.cost.work import Span
+from octavo.models.checkpoint import open_checkpoint
 from octavo.planner import Traffic, plan
 from octavo.planner.building_blocks import hardware_json, model_json
 
@@ -76,3 +79,35 @@ def test_without_an_answer_there_is_no_such_choice(tab):
     tab.open("pictures#kv-growth?model=this")
     tab.wait_for("document.querySelector('.figures .figure') !== null")
     assert "this server" not in tab.text(".controls")
+
+
+@pytest.fixture
+def checkpoint(site, tmp_path):
+    """Weights that the site serves."""
+    draw = torch.Generator().manual_seed(1)
+    tensors = {
+        "up/proj": torch.randn(40, 600, generator=draw),
+        "broken": torch.zeros(8, 256),
+        "norm": torch.ones(600),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    site.checkpoint = open_checkpoint(tmp_path)
+    yield tensors
+    site.checkpoint = None
+
+
+def test_a_tensor_of_its_model_is_rounded(tab, checkpoint):
+    tab.open("pictures#quantization?tensor=up%2Fproj&down=1&across=1&type=fp8")
+    tab.wait_for_text(".hint", "up/proj, 40 × 600 in F32: rows 32–39, columns 256–511")
+    names = tab.js("[...document.querySelector('.controls select').options].map((o) => o.text)")
+    assert names == ["a sample", "broken", "up/proj"]  # those that have room for a piece
+    tab.js("document.querySelector('.chart-table').open = true")
+    shown = tab.wait_for("document.querySelector('.chart-table tbody td')?.innerText")
+    value = checkpoint["up/proj"][32, 256 + 4 * 32].item()  # of the fifth block
+    assert float(shown.replace("−", "-")) == pytest.approx(value, rel=0.01)
+    tab.js("location.hash = '#quantization?tensor=broken'")
+    tab.wait_for_text(".hint", "did not read these weights: the file is damaged")
+    assert "SmolLM2" in tab.text(".hint")  # and shows the sample
+    assert tab.js("[...document.querySelectorAll('.control')].filter((c) => c.hidden).length") == 0
+    tab.js("location.hash = '#quantization?tensor=gone'")
+    tab.wait_for("[...document.querySelectorAll('.control')].filter((c) => c.hidden).length === 2")

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
-from octavo.errors import DeadlineError, QueueFullError
-from octavo.page.serving_runs import CHOICES, SHARES
+from octavo.page.serving_runs import BOUNDS, CHOICES, SHARES
 from octavo.server.api.octavo import simulations
-from octavo.server.http.errors import HttpError
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+}
 
 
 @pytest.fixture
-def post(fake_engine, create_service, send):
+def post(fake_engine, create_service, send, tiny_model):
     def post(body):
-        router = simulations.create_router(create_service(fake_engine))
+        service = replace(create_service(fake_engine), model_path=tiny_model)
+        router = simulations.create_router(service)
         return send(router, "POST", "/octavo/simulate", json=body)
 
     return post
@@ -24,7 +33,7 @@ def post(fake_engine, create_service, send):
 
 @pytest.mark.slow
 def test_a_load_is_simulated(post):
-    asked = {"model": "llama-3.1-8b", "hardware": "H100 SXM", "max_num_seqs": 128}
+    asked = {"model": "llama-3.1-8b", "hardware": "H100 SXM", "max_num_seqs": 100}
     answer = post(asked)
     assert answer.status_code == 200
     found = answer.json()
@@ -37,6 +46,9 @@ def test_a_load_is_simulated(post):
     [
         ({"model": "../../secret"}, "no model of the catalogue"),
         ({"model": "llama-3.1-405b"}, "does not fit"),
+        ({"config": {"model_type": "llamo"}}, "llamo"),
+        ({"model": None, "config": CONFIG}, "give its name"),
+        ({"hardware": "/etc/passwd"}, "no device"),
         ({"replicas": 1000}, "replicas"),
     ],
 )
@@ -46,29 +58,20 @@ def test_what_makes_no_sense_is_refused_in_words(post, changes, part):
     assert part in answer.json()["error"]["message"]
 
 
-def test_it_knows_the_choices_of_the_simulator():
+def test_what_is_served_here_is_simulated_from_its_files(post, monkeypatch, tiny_model):
+    async def repeat(self, question):
+        return json.dumps(question).encode()
+
+    monkeypatch.setattr(simulations.OwnProcess, "answer", repeat)
+    asked = post({"hardware": "auto"}).json()
+    assert (asked["model"], asked["path"]) == ("tiny", str(tiny_model))
+    assert asked["device"] == "cpu"
+    asked = post({"model": "mine", "config": CONFIG, "hardware": "H100 SXM"}).json()
+    assert asked["config"] == CONFIG and "path" not in asked
+
+
+def test_it_knows_the_bounds_of_the_simulator():
     offered = simulations.SimulationRequest.model_json_schema()["properties"]
-    for name, choices in CHOICES.items():
-        if choices != (True, False):
-            assert set(offered[name]["enum"]) == set(choices)
-
-
-def test_it_takes_no_longer_than_it_may():
-    async def run():
-        with pytest.raises(DeadlineError):
-            await simulations.Simulator(max_seconds=0.01).answer("{}")
-
-    asyncio.run(run())
-
-
-def test_no_more_wait_than_there_is_time_for():
-    async def run():
-        simulator = simulations.Simulator(max_waiting=0)
-        first = asyncio.create_task(simulator.answer(json.dumps({"model": "none"})))
-        await asyncio.sleep(0)
-        with pytest.raises(QueueFullError):
-            await simulator.answer("{}")
-        with pytest.raises(HttpError, match="catalogue"):
-            await first
-
-    asyncio.run(run())
+    for name, bounds in BOUNDS.items():
+        assert (offered[name]["minimum"], offered[name]["maximum"]) == bounds
+        assert all(bounds[0] <= choice <= bounds[1] for choice in CHOICES[name])

@@ -20,6 +20,8 @@ let numCharts = 0;
 export class Chart {
   #kind;
   #spec = null;
+  #text = null; // the spec as it was shown last
+  #width = 0; // of the stage: to ask for it lays out all that was drawn before
   #drawn = null;
   #stop = null; // the place in `stops` that is read out
 
@@ -56,13 +58,19 @@ export class Chart {
     this.element = element("figure", { class: "chart" }, this.title, this.legend, this.stage, this.spoken, this.details);
     container.append(this.element);
     this.redraw = onceAFrame(() => this.#draw());
-    this.observer = new ResizeObserver(this.redraw);
+    this.observer = new ResizeObserver(([{ contentRect }]) => {
+      this.#width = Math.floor(contentRect.width);
+      this.redraw();
+    });
     this.observer.observe(this.stage);
   }
 
-  /** Show something else, in the next frame. */
+  /** Show something else, in the next frame; nothing is done where it is the same. */
   show(spec) {
+    const text = JSON.stringify(spec);
+    if (text === this.#text) return;
     this.#spec = spec;
+    this.#text = text;
     this.redraw();
   }
 
@@ -74,7 +82,7 @@ export class Chart {
   }
 
   #draw() {
-    const width = Math.floor(this.stage.clientWidth);
+    const width = this.#width;
     if (this.#spec === null || width === 0) return;
     const drawn = this.#kind(this.#spec, width);
     this.#drawn = drawn;

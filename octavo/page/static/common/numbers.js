@@ -1,5 +1,6 @@
 // Numbers as people read them: three digits that matter, and their unit.
 
+const WHOLE = new Intl.NumberFormat("en"); // made once: toLocaleString makes one each time
 const DECIMAL = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
 const BINARY = [["Ti", 2 ** 40], ["Gi", 2 ** 30], ["Mi", 2 ** 20], ["Ki", 2 ** 10], ["", 1]];
 const SMALL = [["", 1], ["m", 1e-3], ["µ", 1e-6], ["n", 1e-9]];
@@ -40,7 +41,7 @@ export function digits(value) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "–∞";
   const size = Math.abs(value);
   if (size >= 1e6) return compact(value);
-  if (size >= 100 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");
+  if (size >= 100 || Number.isInteger(value)) return WHOLE.format(Math.round(value));
   if (size !== 0 && size < 1e-3) return value.toExponential(1).replace("e-", " × 10⁻").replace(/\d+$/, raised);
   return String(Number(value.toPrecision(3)));
 }

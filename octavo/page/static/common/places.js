@@ -45,13 +45,13 @@ export async function readText(path) {
   return answer.text();
 }
 
-/** What the server answers, to a JSON if there is one; throws an Error with its message. */
-export async function askServer(path, body) {
+/** What the server answers, to a JSON `body` if there is one; throws an Error with its message. */
+export async function askServer(path, { body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   const key = sessionStorage.getItem("octavo.key"); // as the chat was given it
   if (key) headers.Authorization = `Bearer ${key}`;
   const method = body === undefined ? "GET" : "POST";
-  const answer = await fetch(`${base}/${path}`, { method, headers, body: JSON.stringify(body) });
+  const answer = await fetch(`${base}/${path}`, { method, headers, signal, body: JSON.stringify(body) });
   const said = await answer.json();
   if (!answer.ok) throw new Error(said.error?.message ?? `${answer.status} ${answer.statusText}`);
   return said;

@@ -64,7 +64,7 @@ function staysInMachine({ device, numDevices, replicas }) {
 function waitsForMemory(deployment, { inputLen, outputLen }, service) {
   const streams = service ? Math.max(1, roundHalfEven(service.streams.value / deployment.numGroups)) : 1;
   const context = inputLen + Math.floor(outputLen / 2);
-  const cost = deployment.stepCost(Array(streams).fill([context, 1]));
+  const cost = deployment.stepCost([[context, 1, 1, 0, streams]]);
   const biggest = cost.ops.reduce((one, other) => (other.seconds > one.seconds ? other : one));
   const { name, intensity, ridge } = biggest;
   const numbers = { streams, name, intensity, ridge, bound: cost.bound, seconds: cost.total.value };

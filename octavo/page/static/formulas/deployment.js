@@ -7,7 +7,7 @@ import { bill, listed } from "./money.js";
 import { precisionOf } from "./precision.js";
 import { attentionOps, kvBytesPerToken, Layout, weightsBytes } from "./rank.js";
 import { Service } from "./service.js";
-import { pricedOps, stepCost } from "./steps.js";
+import { pricedOps, stepCost, stepTotal } from "./steps.js";
 
 /**
  * @param knobs `{ spec, device, precision, kv, engine, tp, pp, ep, dp, replicas, maxModelLen,
@@ -113,6 +113,11 @@ class Deployment {
   /** The same with predictions as predictions.js has them. */
   stepCost(chunks, rounds = 1) {
     return stepCost(this.ops, this.rank, this.efficiency, this.link, chunks, rounds);
+  }
+
+  /** The total of that alone, which is sooner found. */
+  stepTotal(chunks) {
+    return stepTotal(this.ops, this.rank, this.efficiency, this.link, chunks);
   }
 
   /** What becomes of `{ inputLen, outputLen, rate }`; see service.js. */

@@ -7,6 +7,7 @@ export { deployment } from "./deployment.js";
 export { CannotBe } from "./errors.js";
 export { sequenceBytes } from "./memory.js";
 export { bill, listed, owned, perMillion, rented, USUAL_UTILIZATION } from "./money.js";
+export { delaysQuantile, md1WaitQuantile, mmkWaitQuantile, normalQuantile } from "./quantiles.js";
 export { balance, erlangC, md1Wait, mmkWait } from "./queueing.js";
 export {
   acceptance, batchedSpeedup, bestLength, expectedTokens, speedup,

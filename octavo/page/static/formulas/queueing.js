@@ -36,7 +36,7 @@ export function balance(arriving, most) {
 }
 
 /** Where a function that rises becomes 0, by bisection, to a part in 10^12. */
-function root(rising, low, high) {
+export function root(rising, low, high) {
   for (let turn = 0; turn < 80 && high - low > 1e-12 * high; turn += 1) {
     const middle = (low + high) / 2;
     if (rising(middle) < 0) low = middle;

@@ -1,11 +1,12 @@
-// Requests that come at random: where the load settles, and how long answers take there, on
-// average. Twin of octavo/planner/steady_state.py.
+// Requests that come at random: where the load settles, and how long answers take there. Twin of octavo/planner/steady_state.py.
 
-import { balance, md1Wait, mmkWait } from "./queueing.js";
 import { worst } from "./predictions.js";
+import { delaysQuantile, md1WaitQuantile, mmkWaitQuantile, normalQuantile } from "./quantiles.js";
+import { balance, md1Wait, mmkWait } from "./queueing.js";
 
 const MIN_CHUNK = 16; // tokens of a prompt that a step has room for in any case
 const LEAST_SPAN = 4; // steps with prompts may take so many times as long as those without
+const MOST_TOKENS = 2 ** 24; // of a prompt: more than any has
 const ENDS = ["value", "low", "high"];
 
 /** What becomes of `{ inputLen, outputLen, rate }`: tokens, and requests a second. */
@@ -36,15 +37,20 @@ export class Service {
   }
 
   get ttft() {
-    return this.#between((load) => load.ttft);
+    return this.#between((load) => load.ttft());
   }
 
   get tpot() {
-    return this.#between((load) => load.tpot);
+    return this.#between((load) => load.tpot());
   }
 
   get e2e() {
-    return this.#between((load) => load.ttft + load.steps.gaps * load.tpot);
+    return this.#between((load) => load.e2e());
+  }
+
+  /** What a share of the requests do not exceed; `metric` is "ttft", "tpot" or "e2e". */
+  within(metric, share) {
+    return this.#between((load) => load[metric](share));
   }
 
   /** Of the time, what goes into prompts. */
@@ -83,41 +89,63 @@ function tableOf(deployment, inputLen, outputLen) {
 }
 
 class StepTable {
+  #known = new Map(); // keys are numbers: tens of thousands are looked up for one figure
+
   constructor(deployment, stream) {
     this.deployment = deployment;
     this.stream = stream;
-    this.known = new Map();
+    this.predictions = [];
   }
 
   get sources() {
-    return [...this.known.values()].map((each) => each.source);
+    return this.predictions.map((each) => each.source);
   }
 
-  cost(streams, chunk, count) {
-    const key = `${streams} ${chunk} ${count}`;
-    if (!this.known.has(key)) {
-      const pieces = chunk ? Array(count).fill(chunk) : [];
-      const chunks = [...Array(streams).fill(this.stream), ...pieces];
-      this.known.set(key, this.deployment.stepCost(chunks).total);
+  /** Of a step with `count` pieces `[start, tokens, samples]` of prompts beside the streams. */
+  cost(streams, piece, count) {
+    const beside = this.#beside(piece, count);
+    if (!beside.has(streams)) {
+      const [start, tokens] = this.stream;
+      const pieces = piece ? [[...piece, 0, count]] : [];
+      const total = this.deployment.stepTotal([[start, tokens, 1, 0, streams], ...pieces]);
+      this.predictions.push(total);
+      beside.set(streams, total);
     }
-    return this.known.get(key);
+    return beside.get(streams);
+  }
+
+  #beside(piece, count) {
+    const key = piece === null ? -1 : (piece[0] * MOST_TOKENS + piece[1]) * 2 + piece[2];
+    const alike = this.#inner(this.#known, count);
+    return this.#inner(alike, key);
+  }
+
+  #inner(maps, key) {
+    if (!maps.has(key)) maps.set(key, new Map());
+    return maps.get(key);
   }
 }
 
 /** By one end of the predictions. Numbers of streams need not be whole: between two, the cost is a
  * straight line. */
 class Steps {
+  #beside = {}; // what was found of the number of streams that was asked for last: each is, many times
+
   constructor(table, inputLen, outputLen, budget, target, end) {
     Object.assign(this, { table, inputLen, budget, target, end, gaps: outputLen - 1 });
   }
 
   /** Without prompts; of one stream at the least. */
   decode(streams) {
-    return this.#line(Math.max(1, streams));
+    return this.#of(streams).decode ??= this.#line(Math.max(1, streams));
   }
 
   /** Of all the steps that one prompt takes beside some streams. */
   prompt(streams) {
+    return this.#of(streams).prompt ??= this.#allOfPrompt(streams);
+  }
+
+  #allOfPrompt(streams) {
     const size = this.room(streams);
     let total = 0;
     for (let start = 0; start < this.inputLen; start += size) {
@@ -139,12 +167,21 @@ class Steps {
 
   /** Tokens of a step that are left for prompts: fewer where streams would wait beyond the target. */
   room(streams) {
+    return this.#of(streams).room ??= this.#roomBeside(streams);
+  }
+
+  #roomBeside(streams) {
     const room = Math.max(1, this.budget - Math.ceil(streams));
     if (!this.target || streams < 1) return room;
     const [decode, tokens] = [this.decode(streams), Math.min(room, this.inputLen)];
     const each = (this.#line(streams, [0, tokens, 1]) - decode) / tokens;
     const seconds = Math.max(this.target, LEAST_SPAN * decode) - decode;
     return Math.min(room, Math.max(MIN_CHUNK, Math.trunc(seconds / each)));
+  }
+
+  #of(streams) {
+    if (this.#beside.streams !== streams) this.#beside = { streams };
+    return this.#beside;
   }
 
   #line(streams, chunk = null, count = 1) {
@@ -154,6 +191,12 @@ class Steps {
     const high = this.table.cost(below + 1, chunk, count)[this.end];
     return low + (high - low) * (streams - below);
   }
+}
+
+/** The deviation of a sum from its mean, of parts that have nothing to do with each other. */
+function joint(one, other) {
+  const size = Math.hypot(one, other);
+  return one + other < 0 ? -size : size;
 }
 
 /** How it is at some rate. */
@@ -167,24 +210,38 @@ class Load {
 
   /** Of the time, what steps take longer for the prompts in them. */
   get prefillShare() {
-    if (!this.isStable) return 1;
-    const { steps, streams, rate } = this;
-    const extra = steps.prompt(streams) - steps.numChunks(streams) * steps.decode(streams);
-    const isShared = rate * steps.prompt(streams) >= 1;
-    return Math.min(1, rate * (isShared ? this.#packed(streams) : extra));
+    return this.isStable ? Math.min(1, this.rate * this.#delay) : 1;
   }
 
-  get ttft() {
+  /** Means; with a share, what so many of the requests do not exceed. */
+  ttft(share = null) {
     const { steps, streams, rate, seats } = this;
     const own = steps.prompt(streams);
     const service = steps.numChunks(streams) > 1 ? own : this.#packed(streams);
     const stay = steps.gaps * this.#tpotBeside(streams);
-    const waits = md1Wait(rate, service) + mmkWait(rate, stay, seats);
-    return own + this.#stepUnderWay / 2 + waits;
+    if (share === null) {
+      return own + this.#stepUnderWay / 2 + md1Wait(rate, service) + mmkWait(rate, stay, seats);
+    }
+    const waits = md1WaitQuantile(rate, service, share) + mmkWaitQuantile(rate, stay, seats, share);
+    return own + this.#stepUnderWay * share + waits;
   }
 
-  get tpot() {
-    return this.steps.gaps ? this.#tpotBeside(this.streams) : 0;
+  tpot(share = null) {
+    const { steps: { gaps }, steps, streams, rate } = this;
+    if (!gaps) return 0;
+    const mean = this.#tpotBeside(streams);
+    if (share === null) return mean;
+    const met = rate * (gaps * mean + steps.prompt(streams));
+    const further = rate * this.#delay;
+    const byPrompts = (this.#delay * (delaysQuantile(met * (1 - further), further, share) - met)) / gaps;
+    return mean + joint(byPrompts, normalQuantile(share) * this.#decodeSpread);
+  }
+
+  e2e(share = null) {
+    const { gaps } = this.steps;
+    const mean = this.ttft() + gaps * this.tpot();
+    if (share === null) return mean;
+    return mean + joint(this.ttft(share) - this.ttft(), gaps * (this.tpot(share) - this.tpot()));
   }
 
   /** Mean time between two tokens of a stream, as prompts come in between. */
@@ -210,6 +267,22 @@ class Load {
     const count = Math.floor(steps.room(streams) / steps.inputLen);
     if (count < 2) return steps.prompt(streams);
     return (steps.full(streams) - steps.prompt(streams)) / (count - 1);
+  }
+
+  /** Seconds by which a prompt delays the streams beside it. */
+  get #delay() {
+    const { steps, streams, rate } = this;
+    const prompt = steps.prompt(streams);
+    const isShared = rate * prompt >= 1;
+    const extra = prompt - steps.numChunks(streams) * steps.decode(streams);
+    return isShared ? this.#packed(streams) : Math.max(0, extra);
+  }
+
+  /** Standard deviation of the time of a step, for the number of streams in it. */
+  get #decodeSpread() {
+    const { steps, streams, seats } = this;
+    const more = Math.min(streams + Math.sqrt(streams), seats);
+    return steps.decode(more) - steps.decode(Math.min(streams, more));
   }
 
   /** Mean seconds of the step that a request comes into. */

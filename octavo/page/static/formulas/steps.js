@@ -56,54 +56,64 @@ function computeShare({ bytes, params, arithmetic }, device, { compute, dequanti
 /** What a step takes, and what of it is what. */
 export function stepCost(ops, rank, efficiency, link, chunks, rounds = 1) {
   const done = passes(chunks, rounds).map((rows) => passCost(ops, rank, efficiency, link, rows));
-  const seqs = Math.max(...done.map((each) => each.seqs));
+  const parts = partsOf(done, efficiency);
+  const merged = mergeOps(done.flatMap(({ rows }) => ops.map((op) => opCost(op, rows, efficiency)))
+    .filter(({ bytes, flops }) => bytes || flops));
+  const said = mergeTransfers(done.flatMap((each) => each.said));
+  return { ...parts, total: sum(Object.values(parts)), ops: merged, transfers: said, bound: boundOf(merged, parts) };
+}
+
+/** What it takes alone, for those who ask of thousands of steps. */
+export function stepTotal(ops, rank, efficiency, link, chunks) {
+  const done = passes(chunks, 1).map((rows) => passCost(ops, rank, efficiency, link, rows));
+  return sum(Object.values(partsOf(done, efficiency)));
+}
+
+function partsOf(done, efficiency) {
+  const seqs = Math.max(...done.map(({ rows }) => numSeqs(rows)));
   const once = efficiency.step_s + seqs * efficiency.sequence_s;
-  const parts = {
+  return {
     compute: sum(done.map((each) => each.compute)),
     communication: sum(done.map((each) => each.communication)),
     overhead: around(once, efficiency.overhead_spread, efficiency.overhead_source),
   };
-  const merged = mergeOps(done.flatMap((each) => each.ops));
-  const total = sum(Object.values(parts));
-  const said = mergeTransfers(done.flatMap((each) => each.said));
-  return { ...parts, total, ops: merged, transfers: said, bound: boundOf(merged, parts) };
 }
 
 function passCost(ops, rank, efficiency, link, rows) {
   const { spread, source } = efficiency;
-  const costs = ops.map((op) => opCost(op, op.work(rows), efficiency));
+  const compute = sum(ops.map((op) => opSeconds(op, op.work(rows), efficiency)));
   const said = link ? transfers(rank, rows, link) : [];
   return {
-    seqs: numSeqs(rows),
-    ops: costs.filter(({ bytes, flops }) => bytes || flops),
+    rows,
     said,
-    compute: { ...sum(costs.map((cost) => cost.prediction)), source },
+    compute: { ...compute, source },
     communication: around(said.reduce((total, each) => total + each.seconds, 0), spread, source),
   };
 }
 
-function opCost(op, { bytes, flops }, efficiency) {
-  const [memory, compute] = [bytes / op.bytesPerS, flops / op.flopsPerS];
-  const isNothing = !(bytes || flops);
-  const seconds = isNothing ? 0 : together(memory, compute, efficiency.sharpness) + op.launchS;
-  const spread = 1 + efficiency.spread;
-  const least = Math.max(bytes / op.bandwidth, flops / op.peak); // what the ceilings allow
+/** Seconds of an operation in all stages, as a prediction. */
+function opSeconds(op, { bytes, flops }, { sharpness, spread, source }) {
   const { stages } = op;
+  const isNothing = !(bytes || flops);
+  const seconds = isNothing ? 0 : together(bytes / op.bytesPerS, flops / op.flopsPerS, sharpness) + op.launchS;
+  const least = Math.max(bytes / op.bandwidth, flops / op.peak); // what the ceilings allow
+  const low = Math.min(seconds, Math.max(least, seconds / (1 + spread)));
+  return { value: seconds * stages, low: low * stages, high: seconds * (1 + spread) * stages, source };
+}
+
+/** Seconds of one stage, and what they come of. */
+function opCost(op, rows, efficiency) {
+  const work = op.work(rows);
+  const { bytes, flops } = work;
   return {
     name: op.name,
     count: op.count,
-    seconds,
+    seconds: opSeconds(op, work, efficiency).value / op.stages,
     bytes,
     flops,
     intensity: bytes ? flops / bytes : 0,
     ridge: op.peak / op.bandwidth,
-    bound: longest({ memory, compute, latency: op.launchS }),
-    prediction: {
-      value: seconds * stages,
-      low: Math.min(seconds, Math.max(least, seconds / spread)) * stages,
-      high: seconds * spread * stages,
-      source: efficiency.source,
-    },
+    bound: longest({ memory: bytes / op.bytesPerS, compute: flops / op.flopsPerS, latency: op.launchS }),
   };
 }
 
@@ -117,7 +127,7 @@ export function together(one, other, sharpness) {
 /** Those of several passes: sums by name, bound as the longest of them is. */
 function mergeOps(ops) {
   const merged = new Map();
-  for (const { prediction, ...op } of ops) {
+  for (const op of ops) {
     const before = merged.get(op.name);
     const longer = before && before.seconds > op.seconds ? before : op;
     const added = { ...longer };

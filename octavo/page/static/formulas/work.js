@@ -1,48 +1,46 @@
 // What a step has to do, in bytes and operations: octavo/cost/work.py. A chunk is `[start, tokens,
-// samples, drafted]`: some tokens of a sequence, whether one is sampled after them (1 unless it is
-// said), and how many of them are a draft.
+// samples, drafted, alike]`: some tokens of a sequence, whether one is sampled after them (1 unless
+// it is said), how many of them are a draft, and how many sequences do the same (1 unless it is said).
 
 /** Rows of each pass of a step: later rounds go on with one token of each chunk that samples. */
 export function passes(chunks, rounds) {
-  const first = { tokens: 0, sampled: 0, singles: [], drafts: [], prompts: [] };
+  const first = { tokens: 0, sampled: 0, decoding: [], prompts: [] };
   const ends = [];
-  for (const [start, tokens, samples = 1, drafted = 0] of chunks) {
+  let numEnds = 0;
+  for (const [start, tokens, samples = 1, drafted = 0, alike = 1] of chunks) {
     const sampled = samples ? 1 + drafted : 0;
-    first.tokens += tokens;
-    first.sampled += sampled;
-    if (tokens === 1) first.singles.push(start);
-    else (tokens === sampled ? first.drafts : first.prompts).push([start, tokens]);
-    if (samples) ends.push(start + tokens);
+    first.tokens += alike * tokens;
+    first.sampled += alike * sampled;
+    (tokens === 1 || tokens === sampled ? first.decoding : first.prompts).push([start, tokens, alike]);
+    if (!samples) continue;
+    ends.push([start + tokens, alike]);
+    numEnds += alike;
   }
   const later = Array.from({ length: rounds - 1 }, (_, round) => ({
-    tokens: ends.length,
-    sampled: ends.length,
-    singles: ends.map((end) => end + round),
-    drafts: [],
+    tokens: numEnds,
+    sampled: numEnds,
+    decoding: ends.map(([end, alike]) => [end + round, 1, alike]),
     prompts: [],
   }));
   return [first, ...later];
 }
 
-export const numSeqs = ({ singles, drafts, prompts }) =>
-  singles.length + drafts.length + prompts.length;
+export const numSeqs = ({ decoding, prompts }) => count(decoding) + count(prompts);
+
+function count(spans) {
+  return spans.reduce((total, [, , alike]) => total + alike, 0);
+}
 
 // -- attention -------------------------------------------------------------------------------------
 
 /** Of sequences that decode a token, or verify some. */
-export function decodeWork(op, { singles, drafts }) {
-  const seen = seenBySpans(drafts, op.reach);
-  for (const start of singles) {
-    const scores = Math.min(start + 1, op.reach);
-    seen.scores += scores;
-    seen.keys += scores + 1;
-  }
-  return attentionWork(op, seen, op.decode, singles.length + drafts.length);
+export function decodeWork(op, { decoding }) {
+  return attentionWork(op, seenBySpans(decoding, op.reach), op.decode, count(decoding));
 }
 
 /** Of pieces of prompts. */
 export function promptWork(op, { prompts }) {
-  return attentionWork(op, seenBySpans(prompts, op.reach), op.prefill, prompts.length);
+  return attentionWork(op, seenBySpans(prompts, op.reach), op.prefill, count(prompts));
 }
 
 function attentionWork(op, { keys, scores }, perScore, seqs) {
@@ -53,10 +51,10 @@ function attentionWork(op, { keys, scores }, perScore, seqs) {
 /** Keys that are written and read, and pairs of a query and a key that it sees. */
 function seenBySpans(spans, reach) {
   const seen = { keys: 0, scores: 0 };
-  for (const [start, tokens] of spans) {
+  for (const [start, tokens, alike] of spans) {
     const end = start + tokens;
-    seen.keys += tokens + Math.min(end, tokens + reach - 1);
-    seen.scores += causalScores(end, reach) - causalScores(start, reach);
+    seen.keys += alike * (tokens + Math.min(end, tokens + reach - 1));
+    seen.scores += alike * (causalScores(end, reach) - causalScores(start, reach));
   }
   return seen;
 }

@@ -6,7 +6,7 @@ import { pictureAddress } from "../common/places.js";
 import { forgetState, readState } from "../common/url_state.js";
 import { Frame } from "./frame.js";
 import { PICTURES } from "./index.js";
-import { loadWorld, readFor } from "./world.js";
+import { addPackedModel, loadWorld, readFor } from "./world.js";
 
 const at = (id) => document.getElementById(id);
 let frame = null;
@@ -25,10 +25,11 @@ async function showPicture(world) {
   const picture = namedPicture();
   forgetState();
   await readFor(picture, world);
+  const problem = await takeOwnModel(world);
   if (picture !== namedPicture()) return; // somebody has gone on meanwhile
   const { values } = readState();
   frame?.close();
-  frame = new Frame(at("picture"), picture, world, values);
+  frame = new Frame(at("picture"), picture, world, values, problem);
   document.title = `${picture.title} · octavo`;
   for (const link of at("list").querySelectorAll("a")) {
     const isHere = link.dataset.id === picture.id;
@@ -36,6 +37,13 @@ async function showPicture(world) {
     else link.removeAttribute("aria-current");
     if (isHere) link.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
+}
+
+/** Have the model that the address has in it, if there is one; what is wrong with it, in words. */
+async function takeOwnModel(world) {
+  const packed = readState().values.get("own");
+  if (packed === null || [...world.models.values()].some((each) => each.packed === packed)) return "";
+  return addPackedModel(world, packed).then(() => "", ({ message }) => message);
 }
 
 async function begin() {

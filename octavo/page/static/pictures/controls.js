@@ -7,6 +7,7 @@
 //   { …, kind: "toggle", value: false }
 //   { …, kind: "step", min, max, value, most(values), beat }   // a slider with back, forward and
 //                                                 // play, every `beat` milliseconds
+//   { …, applies(values) }                        // whether it has a meaning beside what others say
 //   { …, kind: "kept", value, keep(values), words(value) }   // a button that keeps what others say now,
 //                                                 // as a text; `words` is null of a text that is none
 

@@ -39,6 +39,7 @@ export const costs = {
       { label: "Tokens for each user", value: 1 / service.tpot.value, low: 1 / service.tpot.high, high: 1 / service.tpot.low, unit: "tokens/s", source: service.tpot.source, formula: `1 / ${format(service.tpot.value, "s")} beside ${format(service.streams.value)} others` },
       { label: "Tokens of each device", value: tokens / deployment.numDevices, unit: "tokens/s", source: service.tpot.source, formula: `${format(rate)} × ${values.output} / ${deployment.numDevices}` },
       { label: "First token after", ...range(service.ttft), unit: "s" },
+      { label: "First token, 99 of 100 within", ...range(service.within("ttft", 0.99)), unit: "s" },
     ];
     if (bill === null) return [...found, { label: "A million tokens", value: "no price is known" }];
     const { perMillionOutputTokens: each, perHour, joulesPerOutputToken: joules } = bill;
@@ -104,7 +105,7 @@ function pointAt(deployment, { input: inputLen, output: outputLen }, most, load)
   const rate = most * load;
   const service = deployment.service({ inputLen, outputLen, rate });
   const streams = Math.ceil(service.streams.value / deployment.numGroups);
-  const step = deployment.stepCost(Array(streams).fill([inputLen + Math.floor(outputLen / 2) - 1, 1])).total;
+  const step = deployment.stepTotal([[inputLen + Math.floor(outputLen / 2) - 1, 1, 1, 0, streams]]);
   const requestsPerSecond = { // the longer a step takes, the fewer there are
     value: most, low: (most * step.value) / step.high, high: (most * step.value) / step.low, source: step.source,
   };

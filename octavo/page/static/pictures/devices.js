@@ -62,7 +62,7 @@ export const devices = {
 };
 
 function stepOf(deployment, { streams, length }) {
-  return deployment.step(Array(streams).fill([length - 1, 1]));
+  return deployment.step([[length - 1, 1, 1, 0, streams]]);
 }
 
 // -- what each device does when ----------------------------------------------------------------

@@ -11,10 +11,11 @@
 //     sentences: ["…", "…", "…"],              // three: what one sees, why, what follows
 //     readMore: "inference#the-memory-wall",   // a document, and a heading of it
 //     needs: { model: true, hardware: true },  // brings the pickers of picker.js; { file: "x.json" }
-//                                              // is there as world.files.get("x.json")
+//                                              // is there as world.files.get("x.json"); { tensors: true }
+//                                              // brings a picker of the served model's weights
 //     controls: [{ id: "batch", label: "Batch", kind: "log-range", min: 1, max: 1024, value: 8,
 //                  unit: "requests" }],        // kinds: controls.js
-//     figures(context) { return [{ label, value, unit, low, high, source, formula }]; },
+//     figures(context) { return [{ label, value, unit, low, high, source, formula }]; },  // or null: as before
 //     command(context) { return planCommand(context, { concurrency: context.values.batch }); },
 //     draw(canvas, context) { canvas.chart("steps", curves, { … }); },
 //   };
@@ -29,8 +30,8 @@
 //
 // `draw` is called once a frame at most, whenever anything has changed: it says what is to be seen
 // now, and canvas.js and charts/ keep what is there already. Nothing else may be kept between calls,
-// so that an address always shows the same. Who has asked a server calls `context.redraw()` when the
-// answer has come, and keeps it in `world.files`. Charts follow the width by themselves; elements of
+// so that an address always shows the same. A server is asked by answers.js, which
+// has it drawn again when the answer has come. Charts follow the width by themselves; elements of
 // `canvas.place(name)` are the picture's own, in SVG or HTML, with classes in pictures.css.
 
 import { copy } from "../common/clipboard.js";
@@ -44,13 +45,15 @@ import { contextOf, ownModel, pickerControls } from "./picker.js";
 import { addModel } from "./world.js";
 
 export class Frame {
-  /** Shows `picture` in `container`, with what `given` (URLSearchParams) says. */
-  constructor(container, picture, world, given) {
+  /** Shows `picture` in `container`, with what `given` (URLSearchParams) says; `problem`: with a
+   * model of one's own that it says. */
+  constructor(container, picture, world, given, problem = "") {
     this.container = container;
     this.picture = picture;
     this.world = world;
     this.redraw = onceAFrame(() => this.#draw());
     this.#open(given);
+    this.ownProblem.textContent = problem;
   }
 
   close() {
@@ -74,11 +77,13 @@ export class Frame {
   async #addModel(file) {
     this.ownProblem.textContent = "";
     try {
-      const { name } = await addModel(this.world, file);
+      const { name, packed } = await addModel(this.world, await file.text());
       if (this.isClosed) return;
       this.close();
       this.isClosed = false;
       this.#open(new URLSearchParams([...this.#changed(), ["model", name]]));
+      this.#writeState();
+      if (packed === null) this.ownProblem.textContent = "It is too large for an address: a link to this page, or a reload, will not have it.";
     } catch (error) {
       this.ownProblem.textContent = error.message;
     }
@@ -111,7 +116,12 @@ export class Frame {
   #change(id, value) {
     this.values[id] = value;
     this.redraw();
-    writeState(this.picture.id, this.#changed());
+    this.#writeState();
+  }
+
+  #writeState() {
+    const own = this.world.models.get(this.values.model)?.packed;
+    writeState(this.picture.id, own ? [...this.#changed(), ["own", own]] : this.#changed());
   }
 
   /** What is not as usual, for the address. */
@@ -122,7 +132,10 @@ export class Frame {
 
   #draw() {
     if (this.isClosed) return;
-    this.declared.forEach((control, index) => this.controls[index].show(this.values[control.id], this.values));
+    this.declared.forEach((control, index) => {
+      this.controls[index].show(this.values[control.id], this.values);
+      this.controls[index].element.hidden = control.applies?.(this.values) === false;
+    });
     const context = { ...contextOf(this.picture, this.values, this.world), redraw: this.redraw };
     this.problem.hidden = context.cannot === null;
     this.drawing.hidden = this.figures.hidden = context.cannot !== null;
@@ -131,7 +144,8 @@ export class Frame {
       this.problem.textContent = `This cannot be: ${context.cannot}.`;
       return;
     }
-    showFigures(this.figures, this.picture.figures(context));
+    const figures = this.picture.figures(context);
+    if (figures !== null) showFigures(this.figures, figures);
     this.picture.draw(this.canvas, context);
   }
 

@@ -87,7 +87,7 @@ export const memoryWall = {
 };
 
 function stepOf({ deployment, values }, batch) {
-  return deployment.step(Array(batch).fill([values.context - 1, 1]));
+  return deployment.step([[values.context - 1, 1, 1, 0, batch]]);
 }
 
 /** Of a step: bytes of weights and what goes through them, their operations, bytes of the cache. */

@@ -2,6 +2,7 @@
 
 import { element } from "../common/dom.js";
 import { CannotBe, deployment } from "../formulas/index.js";
+import { tensorControls } from "./tensors.js";
 import { THIS_SERVER } from "./world.js";
 
 const AS_PUBLISHED = "published";
@@ -11,7 +12,7 @@ const PRECISIONS = [
 ];
 const KV_TYPES = [["auto", "16 bits"], ["fp8", "fp8"], ["int8", "int8"]];
 
-/** Controls for what a picture `needs`: `{ model, hardware, kv }`. */
+/** Controls for what a picture `needs`: `{ model, hardware, tensors }`. */
 export function pickerControls(needs = {}, world) {
   const found = [];
   if (needs.model) {
@@ -22,6 +23,7 @@ export function pickerControls(needs = {}, world) {
   if (needs.hardware) {
     found.push({ id: "hardware", label: "Hardware", kind: "choice", choices: choicesOf(world.devices), value: world.usualDevice });
   }
+  if (needs.tensors && world.tensors.length > 0) found.push(...tensorControls(world.tensors));
   return found;
 }
 
@@ -43,7 +45,7 @@ export function ownModel(onFile, problem) {
     },
   });
   const label = element("label", { for: "own-model" }, "Another model, by its config.json");
-  const hint = element("p", { class: "hint" }, "It stays in this window: an address of this page has not got it.");
+  const hint = element("p", { class: "hint" }, "It goes into the address of this page, so that a link to it has it too.");
   return element("div", { class: "control is-own" }, element("div", { class: "control-head" }, label), input, hint, problem);
 }
 

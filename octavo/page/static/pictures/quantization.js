@@ -2,9 +2,11 @@
 
 import { curves } from "../charts/curves.js";
 import { digits } from "../common/numbers.js";
+import { isFolder } from "../common/places.js";
 import { MEASURED, MEASURED_ON, measuredOf } from "./measured_loss.js";
 import { numberLine } from "./number_line.js";
-import { rootMeanSquares, TYPES } from "./rounding.js";
+import { rootMeanSquares, roundOneRow, TYPES } from "./rounding.js";
+import { chosenWeights } from "./tensors.js";
 
 const SHOWN = 32; // weights on the line, at most
 const BINS = 41;
@@ -18,7 +20,7 @@ export const quantization = {
     "What a model loses by this has to be measured on what it says: errors of weights that count little do no harm, and methods that look at what flows through a matrix lose much less than rounding does.",
   ],
   readMore: "quantization#what-it-costs",
-  needs: {},
+  needs: { tensors: true },
   controls: [
     { id: "type", label: "Type", kind: "choice", choices: Object.keys(TYPES).map((name) => [name, name]), value: "Q4_0" },
     { id: "block", label: "Block that is shown", kind: "range", min: 1, max: 64, step: 1, value: 5, unit: "of 64" },
@@ -26,8 +28,10 @@ export const quantization = {
   ],
 
   figures(context) {
-    const { values: { type }, world: { sample } } = context;
-    const { weights, coded, shown } = stateOf(context);
+    const { values: { type } } = context;
+    const sample = chosenWeights(context);
+    if (sample.isWaiting) return null;
+    const { weights, coded, shown } = stateOf(sample, context);
     const all = rootMeanSquares(weights, coded.values);
     const most = Math.max(...shown.map(({ value }) => Math.abs(value)));
     const others = shown.filter(({ value }) => Math.abs(value) < most);
@@ -51,15 +55,21 @@ export const quantization = {
   },
 
   draw(canvas, context) {
-    const state = stateOf(context);
-    const { values: { type }, world: { sample } } = context;
-    canvas.place("hint", "p").textContent = `${type}, ${TYPES[type].about}. The weights: ${sample.source}.`;
+    const { values: { type } } = context;
+    const sample = chosenWeights(context);
+    const said = canvas.place("hint", "p");
+    said.setAttribute("role", "status");
+    said.textContent = sample.isWaiting ? sample.state : `${type}, ${TYPES[type].about}. The weights: ${sample.source}.${FOLDER}`;
+    if (sample.isWaiting) return;
+    const state = stateOf(sample, context);
     canvas.chart("line", numberLine, lineChart(context, state));
     canvas.chart("errors", curves, errorChart(state));
-    canvas.chart("types", curves, typesChart(context));
+    canvas.chart("types", curves, typesChart(sample, context));
     canvas.chart("measured", curves, measuredChart(context));
   },
 };
+
+const FOLDER = isFolder ? " With a server, they may be any of its model’s." : "";
 
 // What octavo quantizes a model to; the other types it reads.
 const COMMANDS = {
@@ -81,19 +91,31 @@ function ruleOf({ scale, offset, rounded }) {
 
 // -- what is computed ---------------------------------------------------------------------------
 
-let last = { key: null, state: null }; // figures and charts ask for the same
+let last = { key: null, sample: null, state: null }; // figures and charts ask for the same
 
 /** `{ weights, coded, shown }`: all, what becomes of them, and those that are shown. */
-function stateOf({ values: { type, block, outlier }, world: { sample } }) {
+function stateOf(sample, { values: { type, block, outlier } }) {
   const key = `${type} ${block} ${outlier}`;
-  if (last.key !== key) {
+  if (last.key !== key || last.sample !== sample) {
     const start = (block - 1) * SHOWN;
     const end = start + Math.min(SHOWN, TYPES[type].width);
     const weights = withOutlier(sample.values, start, end, outlier);
-    const coded = TYPES[type].round(weights, sample.columns);
-    last = { key, state: { weights, coded, shown: shownOf(weights, coded, start, end) } };
+    const row = Math.floor(start / sample.columns);
+    const coded = roundOneRow(TYPES[type], asItIs(sample).get(type), weights, sample.columns, row);
+    last = { key, sample, state: { weights, coded, shown: shownOf(weights, coded, start, end) } };
   }
   return last.state;
+}
+
+const rounded = new WeakMap(); // by sample
+
+/** What each type makes of a sample that nobody has changed, by name. */
+function asItIs(sample) {
+  if (!rounded.has(sample)) {
+    const made = Object.entries(TYPES).map(([name, { round }]) => [name, round(sample.values, sample.columns)]);
+    rounded.set(sample, new Map(made));
+  }
+  return rounded.get(sample);
 }
 
 function withOutlier(values, start, end, factor) {
@@ -113,15 +135,17 @@ function shownOf(weights, { width, codes, scales, offsets, values }, start, end)
     ({ value, rounded: values[start + index], code: codes[start + index], scale, offset }));
 }
 
-let points = null; // of the sample as it is
+const points = new WeakMap(); // by sample
 
 /** `[bits, error, name]` of each type. */
 function pointsOf(sample) {
-  points ??= Object.entries(TYPES).map(([name, { bits, round }]) => {
-    const { error, value } = rootMeanSquares(sample.values, round(sample.values, sample.columns).values);
-    return [bits(sample.columns), error / value, name];
-  });
-  return points;
+  if (!points.has(sample)) {
+    points.set(sample, [...asItIs(sample)].map(([name, coded]) => {
+      const { error, value } = rootMeanSquares(sample.values, coded.values);
+      return [TYPES[name].bits(sample.columns), error / value, name];
+    }));
+  }
+  return points.get(sample);
 }
 
 // -- charts -------------------------------------------------------------------------------------
@@ -148,10 +172,10 @@ function errorChart({ weights, coded }) {
   };
 }
 
-function typesChart({ values: { type }, world: { sample } }) {
+function typesChart(sample, { values: { type } }) {
   const all = pointsOf(sample);
   return {
-    title: "Bits against error, of the sample",
+    title: "Bits against error, of these weights",
     x: { label: "bits of a weight", min: 3.5, max: 9 },
     y: { label: "error, of the weights", unit: "%", scale: "log", min: 0.003, max: 0.3 },
     layers: [

@@ -26,8 +26,21 @@ export const TYPES = {
   "int4-g64": { about: "4 bits, a float16 scale for 64, as of GPTQ", bits: () => 4 + 16 / 64, formula: "4 + 16 / 64", levels: integers(-8, 7), ...inGroups(64, symmetric) },
   "int4-g128": { about: "4 bits, a float16 scale for 128", bits: () => 4 + 16 / 128, formula: "4 + 16 / 128", levels: integers(-8, 7), ...inGroups(128, symmetric) },
   MXFP4: { about: "FP4 E2M1, a power of two for 32", bits: () => 4 + 8 / 32, formula: "4 + 8 / 32", levels: E2M1.values(), ...inGroups(32, mxfp4) },
-  NVFP4: { about: "FP4 E2M1, an FP8 scale for 16, a float32 for all", bits: () => 4 + 8 / 16, formula: "4 + 8 / 16", levels: E2M1.values(), width: 16, round: nvfp4 },
+  NVFP4: { about: "FP4 E2M1, an FP8 scale for 16, a float32 for all", bits: () => 4 + 8 / 16, formula: "4 + 8 / 16", levels: E2M1.values(), width: 16, round: nvfp4, looksAtAll: true },
 };
+
+/** What `round` makes of `values`, if it has made `before` of all their rows but one: of that one
+ * alone, unless the type looks at all of them. */
+export function roundOneRow(type, before, values, columns, row) {
+  if (type.looksAtAll) return type.round(values, columns);
+  const made = type.round(values.subarray(row * columns, (row + 1) * columns), columns);
+  const put = (name) => {
+    const all = before[name].slice();
+    made[name].forEach((each, index) => (all[row * made[name].length + index] = each));
+    return all;
+  };
+  return { width: made.width, codes: put("codes"), scales: put("scales"), offsets: put("offsets"), values: put("values") };
+}
 
 /** The root of the mean square of what is lost, and of what there was. */
 export function rootMeanSquares(values, rounded) {

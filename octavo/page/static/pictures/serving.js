@@ -5,11 +5,16 @@ import { format } from "../common/numbers.js";
 import { isFolder } from "../common/places.js";
 import { distribution, goodput, knee, quantile } from "./in_time.js";
 import { octavoCommand } from "./picker.js";
-import { CHOICES, RECORDED, SHARES, USUAL, fromText, runsOf, settingsOf, toText } from "./serving_runs.js";
+import { BOUNDS, CHOICES, RECORDED, SHARES, USUAL, fromText, runsOf, settingsOf, toText } from "./serving_runs.js";
 
 const WORKLOAD = { "random-prefix-len": 512, "random-input-len": 512, "random-output-len": 128, "random-length-cv": 0.5 };
 const ascending = (choices) => [...choices].sort((a, b) => a - b);
-const choice = (id, label, unit) => ({ id, label, kind: "range", choices: ascending(CHOICES[id]), value: CHOICES[id][0], unit });
+/** Any number where a server simulates it; else one of those that were recorded. */
+function number(id, label, unit) {
+  const [min, max] = BOUNDS[id];
+  const range = { kind: max < 10 ? "range" : "log-range", min, max, step: 1 };
+  return { id, label, unit, value: CHOICES[id][0], ...(isFolder ? { kind: "range", choices: ascending(CHOICES[id]) } : range) };
+}
 
 export const serving = {
   id: "serving",
@@ -23,9 +28,9 @@ export const serving = {
   needs: isFolder ? { file: RECORDED } : { model: true, hardware: true },
   controls: [
     { id: "share", label: "Load", kind: "range", choices: SHARES, value: 1, unit: "× one replica" },
-    choice("replicas", "Replicas"),
-    choice("max_num_seqs", "Slots of a batch", "requests"),
-    choice("step_tokens", "Tokens of a step", "tokens"),
+    number("replicas", "Replicas"),
+    number("max_num_seqs", "Slots of a batch", "requests"),
+    number("step_tokens", "Tokens of a step", "tokens"),
     { id: "batching", label: "Batches", kind: "choice", choices: [["continuous", "continuous"], ["static", "static: those of one first step"]], value: "continuous" },
     { id: "ttft", label: "First token within", kind: "log-range", min: 0.01, max: 30, value: 0.5, unit: "s" },
     { id: "tpot", label: "Each further one within", kind: "log-range", min: 0.001, max: 1, value: 0.05, unit: "s" },
@@ -36,7 +41,7 @@ export const serving = {
 
   figures(context) {
     const { values } = context;
-    const { runs, usual_rate: usual, made, state } = runsOf(settingsOf(context, values), context);
+    const { runs, usual_rate: usual, made, state } = runsOf("these", settingsOf(context, values), context);
     if (state) return [{ label: "Simulation", value: "–", source: state }];
     const run = runAt(runs, values.share);
     const [first, next] = [0, 1].map((column) => run.requests.map((each) => each[column]));
@@ -57,7 +62,7 @@ export const serving = {
 
   command(context) {
     const settings = settingsOf(context, context.values);
-    const { runs, settings: simulated = settings } = runsOf(settings, context);
+    const { runs, settings: simulated = settings } = runsOf("these", settings, context);
     const run = runs && runAt(runs, context.values.share);
     const { values, spec = { name: simulated.model ?? "llama-3.1-8b" } } = context;
     const picked = { precision: "published", kv: "auto", hardware: simulated.hardware ?? "h100-sxm", ...values };
@@ -72,14 +77,16 @@ export const serving = {
 
   draw(canvas, context) {
     const { values } = context;
-    const found = runsOf(settingsOf(context, values), context);
-    const kept = values.beside ? runsOf(settingsOf(context, fromText(values.kept)), context) : found;
+    const found = runsOf("these", settingsOf(context, values), context);
+    const kept = values.beside ? runsOf("kept", settingsOf(context, fromText(values.kept)), context) : found;
     const said = canvas.place("phase", "p");
     said.setAttribute("role", "status");
-    said.textContent = found.state ?? kept.state ?? told(found);
+    said.textContent = found.state ?? kept.state ?? told(found, context);
     const all = [{ name: "these settings", colour: 1, ...found }, { name: "kept settings", colour: 2, isDashed: true, ...(kept === found ? {} : kept) }]
       .filter(({ runs }) => runs);
     canvas.chart("goodput", curves, goodputChart(all, values));
+    canvas.chart("first-by-rate", curves, ratesChart(all, values, "Time to the first token, by the rate", 0, values.ttft));
+    canvas.chart("next-by-rate", curves, ratesChart(all, values, "Time of each further token, by the rate", 1, values.tpot));
     canvas.chart("load", curves, seriesChart(all, values, "Requests at the server", "requests", [["wait", 2, 5], ["run", 1, 1]]));
     canvas.chart("pool", curves, seriesChart(all, values, "Blocks of keys and values in use", "%", [["held", 3, 3]]));
     canvas.chart("first", curves, latencyChart(all, values, "Time to the first token", 0, values.ttft));
@@ -94,9 +101,10 @@ function keptWords(text) {
   return `Kept: ${kept.batching} batches, ${prefix} prefix, ${format(kept.step_tokens)} tokens, ${kept.max_num_seqs} slots, ${kept.replicas} ${kept.replicas === 1 ? "replica" : "replicas"}`;
 }
 
-function told({ settings, made }) {
+function told({ settings, made }, { spec, device }) {
+  const [model, hardware] = isFolder ? [settings.model, settings.hardware] : [spec.name, device.name];
   const where = isFolder ? `Recorded ${made.date} with octavo ${made.version}` : "Simulated by this server";
-  return `${where}: octavo’s own scheduler in virtual time, ${settings.model} on ${settings.hardware}. `
+  return `${where}: octavo’s own scheduler in virtual time, ${model} on ${hardware}. `
     + "At each rate 100 requests or more are sent; shares and times are of their second half, as the server has filled by then, and good to some percent.";
 }
 
@@ -122,6 +130,24 @@ function goodputChart(all, limits) {
     y: { label: "requests/s", unit: "requests/s", min: 0, max: highest * 1.25 },
     layers: [{ kind: "dashed", label: "all that come", colour: 7, points: rates.map((rate) => [rate, rate]) }, ...layers],
     marks,
+  };
+}
+
+/** What half of the requests and 19 of 20 come within; of some hundred requests, no more can be told. */
+function ratesChart(all, { share }, title, column, limit) {
+  return {
+    title,
+    x: { label: "requests that come a second", min: 0 },
+    y: { label: "time", unit: "s", scale: "log" },
+    layers: all.flatMap(({ runs, name, isDashed }) => [["half", 0.5, 1], ["19 of 20", 0.95, 2]].map(([label, part, colour]) => ({
+      kind: isDashed ? "dashed" : "line", label: `${label} within, ${name}`, colour,
+      points: runs.map((run) => [run.rate, quantile(run.requests.map((each) => each[column]), part)]),
+    }))),
+    marks: [
+      ...all.slice(0, 1).map(({ runs }) => ({ x: runAt(runs, share).rate, label: "shown below" })),
+      { y: limit, label: `limit ${format(limit, "s")}`, isLimit: true },
+    ],
+    height: 220,
   };
 }
 

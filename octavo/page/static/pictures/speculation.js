@@ -145,7 +145,7 @@ function speedChart(context) {
 function speedAt(context, drafted, batch) {
   const { values: { ratio, length }, deployment } = context;
   const tokens = expectedTokens(ruleOf(context).acceptance, drafted);
-  const step = (rows) => deployment.stepCost(Array(batch).fill([length - 1, rows, 1, rows - 1])).total;
+  const step = (rows) => deployment.stepTotal([[length - 1, rows, 1, rows - 1, batch]]);
   const [plain, guessing] = [step(1), step(drafted + 1)];
   const [value, ...ends] = ["value", "low", "high"].map((end) =>
     batchedSpeedup(tokens, drafted, batch, (_, rows) => (rows === 1 ? plain : guessing)[end], () => ratio * plain[end]));

@@ -1,7 +1,9 @@
 // The models and devices that pictures know.
 
-import { CannotBe, readConfig } from "../formulas/index.js";
+import { pack, unpack } from "../common/packing.js";
 import { askServer, isFolder, readJson } from "../common/places.js";
+import { CannotBe, readConfig } from "../formulas/index.js";
+import { listTensors } from "./tensors.js";
 
 const USUAL_MODEL = "llama-3.1-8b";
 const USUAL_DEVICE = "H100 SXM";
@@ -10,9 +12,10 @@ const USUAL_DEVICE = "H100 SXM";
 export const THIS_SERVER = "this";
 
 /**
- * `{ tables, models, devices, usualModel, usualDevice, sample, settings, files }`: specs and devices
+ * `{ tables, models, devices, usualModel, usualDevice, sample, settings, tensors, files }`: specs and devices
  * by name; some weights of a model, `{ source, columns, values }` in float32; how the engine of this
- * server is set, as knobs of a deployment, or null; `files` are those of `readFor`, by name.
+ * server is set, as knobs of a deployment, or null; `tensors` are names of those that it has, and
+ * `files` what was read for pictures, by name.
  */
 export async function loadWorld() {
   const [tables, sample, here] = await Promise.all([readJson("data.json"), readJson("pictures/sample.json"), askWhatIsServed()]);
@@ -30,14 +33,17 @@ function makeWorld(tables, sample) {
     usualModel: USUAL_MODEL,
     usualDevice: USUAL_DEVICE,
     settings: null,
+    tensors: [],
     sample: { ...sample, values: fromBfloat16(sample.bfloat16) },
     files: new Map(),
   };
 }
 
-/** Have the file that a picture `needs`, read once. */
-export async function readFor({ needs: { file } }, { files }) {
+/** Have what a picture `needs`, read once. */
+export async function readFor({ needs: { file, tensors } }, world) {
+  const { files } = world;
   if (file && !files.has(file)) files.set(file, await readJson(file));
+  if (tensors && world.tensors.length === 0) world.tensors = await listTensors();
 }
 
 /** Null where there is no engine, or a key is needed that nobody has given yet. */
@@ -70,25 +76,32 @@ function fromBfloat16(text) {
 }
 
 /**
- * The model whose config.json a file is, among those of the world from now on. Families that are not
- * known here are asked of the server. Throws an Error that says what is wrong with the file.
+ * The model whose config.json a text is, among those of the world from now on: its spec. It has the
+ * `config`, and `packed` as an address has it, null where it is too large. Families that are not
+ * known here are asked of the server. Throws an Error that says what is wrong with the text.
  */
-export async function addModel(world, file) {
-  const config = parsed(await file.text());
-  const name = `${config._name_or_path?.split("/").at(-1) || config.model_type || "my model"} (config.json)`;
-  const spec = await specOf(config, name, world.tables);
-  world.models.set(name, { ...spec, name, file: "config.json" });
-  return { name };
+export async function addModel(world, text) {
+  return addConfig(world, await parsed(() => JSON.parse(text), "This is no config.json"));
 }
 
-function parsed(text) {
-  try {
-    const config = JSON.parse(text);
-    if (config !== null && typeof config === "object" && !Array.isArray(config)) return config;
-  } catch {
-    // said below
-  }
-  throw new Error("This is no config.json: it is not a JSON object.");
+/** The same of what an address has. */
+export async function addPackedModel(world, packed) {
+  return addConfig(world, await parsed(() => unpack(packed), "The model in this address cannot be read"));
+}
+
+async function parsed(read, otherwise) {
+  const config = await Promise.resolve().then(read).catch(() => null);
+  if (config !== null && typeof config === "object" && !Array.isArray(config)) return config;
+  throw new Error(`${otherwise}: it is not a JSON object.`);
+}
+
+async function addConfig(world, config) {
+  const [said] = [config._name_or_path, config.model_type, "my model"].filter((each) => typeof each === "string" && each);
+  const name = `${said.split("/").at(-1)} (config.json)`;
+  const found = await specOf(config, name, world.tables);
+  const spec = { ...found, name, file: "config.json", config, packed: await pack(config) };
+  world.models.set(name, spec);
+  return spec;
 }
 
 async function specOf(config, name, tables) {
@@ -96,6 +109,6 @@ async function specOf(config, name, tables) {
     return readConfig(config, name, tables);
   } catch (error) {
     if (!(error instanceof CannotBe) || isFolder) throw error;
-    return askServer("octavo/spec", { config, name });
+    return askServer("octavo/spec", { body: { config, name } });
   }
 }

@@ -1,0 +1,97 @@
+"""``GET /octavo/tensors`` and ``/octavo/tensors/{name}``: the weights of the served model, for the
+page's picture of quantization.
+
+They are read from the model's files, not from the engine, which may have packed them; and by a
+process of their own (octavo.page.tensors), a few thousand numbers at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from octavo.server.api.responses import describe
+from octavo.server.api.service import Service
+from octavo.server.http.errors import HttpError
+from octavo.server.http.own_process import OwnProcess
+from octavo.server.http.sse import run_until_disconnect
+
+MAX_SECONDS = 30.0
+
+_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+Share = Annotated[
+    str, Query(description="from 0, the first, to 1, the last", json_schema_extra=_SHARE)
+]
+
+
+class TensorEntry(BaseModel):
+    name: str
+    shape: list[int] | None = Field(description="null where several tensors of the file make it up")
+    format: str | None
+    bytes: int = Field(description="in the file")
+
+
+class TensorsResponse(BaseModel):
+    """The first weights of the model's files, in their order."""
+
+    tensors: list[TensorEntry]
+    num_left_out: int
+
+
+class TensorResponse(BaseModel):
+    """A few weights of one: ``float32`` in base64, little-endian, row by row."""
+
+    name: str
+    shape: list[int]
+    format: str
+    is_quantized: bool = Field(description="so they have been rounded before")
+    row: int
+    column: int
+    rows: int
+    columns: int
+    float32: str
+
+
+def create_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["planning"])
+    reader = OwnProcess("octavo.page.tensors", "reading weights", MAX_SECONDS)
+    table: list[bytes] = []  # once it is known: what is served stays as it was loaded
+
+    async def ask(request: Request, **question: Any) -> bytes:
+        if service.model_path is None:
+            raise HttpError(404, "the model's files are not known")
+        asking = reader.answer({"path": str(service.model_path), **question})
+        return await run_until_disconnect(request, asking)
+
+    @router.get("/octavo/tensors", response_model=None, responses=describe(TensorsResponse))
+    async def tensors(request: Request) -> Response:
+        """Which weights there are."""
+        if not table:
+            table.append(await ask(request))
+        return Response(table[0], media_type="application/json")
+
+    @router.get(
+        "/octavo/tensors/{name:path}", response_model=None, responses=describe(TensorResponse)
+    )
+    async def tensor(
+        request: Request, name: str, down: Share = "0", across: Share = "0"
+    ) -> Response:
+        """Some weights of one tensor, as floats."""
+        place = {"down": _share(down, "down"), "across": _share(across, "across")}
+        text = await ask(request, name=name, **place)
+        return Response(text, media_type="application/json")
+
+    return router
+
+
+def _share(text: str, name: str) -> float:
+    """HttpError, 400, unless it is from 0 to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise HttpError(400, f"{name}: must be a number from 0 to 1, not {text!r:.40}", param=name)
+    return share
