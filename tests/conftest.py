@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 
 from octavo import machine
+from octavo.garbage import no_collections
 
 pytest_plugins = ["lanes"]
 
@@ -22,6 +24,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, and so do 
 # The same examples every time, and no time limits of their own on a machine that does other things.
 hypothesis.settings.register_profile("octavo", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("octavo")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays to the end: the garbage collector need not look at it,
+    neither meanwhile nor from then on."""
+    with no_collections():
+        result = yield
+        gc.freeze()
+    return result
 
 
 def pytest_addoption(parser) -> None:
