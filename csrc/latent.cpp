@@ -2,13 +2,13 @@
 //
 //     store       norm, rotation and writing of the step's rows       by tokens
 //     for every so many tokens, as queries take much room:
-//         absorb      queries times U, and rotated                    by ticket, latent_products.h
+//         absorb      queries times U, and rotated                    by ticket, latent_heads.h
 //         -- barrier --
 //         attend      the items                                       by ticket, attention_plan.cpp
 //         -- barrier --   and
 //         merge       the splits of each vector, by ticket, if items were cut by splits
 //         -- barrier --
-//         expand      what was attended, times V                      by ticket, latent_products.h
+//         expand      what was attended, times V                      by ticket, latent_heads.h
 //         -- barrier --
 #include "latent.h"
 
@@ -66,7 +66,7 @@ void store_rows(const oct_latent_args& args, const oct_sequences& seqs, const Wo
 
 // ---- One worker's part in a call
 
-// `Rows` as in latent_formats.h, `Matrix` as in latent_products.h.
+// `Rows` as in latent_formats.h.
 template <class Rows>
 class Latent {
   using Product = typename Rows::Product;
