@@ -66,8 +66,8 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx
 # GCC would move loads ahead, which these processors do by themselves, before it assigns registers,
 # until sums have none. clang does not; the second flag keeps it from saying so for each file.
 _NEON = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
-# Sources with no products of vectors but in the lanes of float32; with such of bfloat16, and none of
-# int8; with such of int8, and none of bfloat16.
+# Sources without products of pairs or quads of numbers; with those of bfloat16, and none of int8;
+# with those of int8, and none of bfloat16.
 _PLAIN = (
     *("attention_plan", "bus_error", "conv", "epilogue", "experts", "kv_move", "linear_coded"),
     *("logprobs", "pack", "pack_gguf", "pool", "positions", "program", "recurrence", "rows"),

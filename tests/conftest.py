@@ -146,6 +146,16 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is found to be as fast after each measurement as before it. To probe it takes
+    seconds of all cores; bench/test_noise.py does for all."""
+    from octavo.bench import record
+    from octavo.bench.noise import Probe
+
+    monkeypatch.setattr(record, "probe_machine", lambda threads: Probe(10.0, 100.0))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """The folder of a tiny random Llama."""

@@ -77,7 +77,9 @@ def test_commands_do_what_they_can_do(told: dict[str, Any], platform: str) -> No
             assert line.startswith(f"octavo: error: {refusal}")
     assert refusals == {}
     generate = " ".join(other_platform.COMMANDS[6])
-    answers = [json.loads(told[where]["commands"][generate]["out"]) for where in ("linux", platform)]
+    answers = [
+        json.loads(told[where]["commands"][generate]["out"]) for where in ("linux", platform)
+    ]
     assert answers[0].keys() == answers[1].keys()
 
 

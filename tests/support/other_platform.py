@@ -5,9 +5,10 @@
 First all of octavo is imported, and the commands below are run, as it is here, so that whatever
 octavo imports of others is loaded. Then, for each platform, octavo is forgotten; ``sys.platform``
 and the modules that differ are changed, modules that are absent there can neither be found nor
-imported, /proc and /sys cannot be opened; octavo is imported anew, and Linux is restored. So it is octavo's own code that is tried, not that of
-Python and of packages, which know these platforms themselves. What cannot be played: paths of
-Windows, files that cannot be renamed while they are open, compilers, processors.
+imported, /proc and /sys cannot be opened; octavo is imported anew, and Linux is restored. So it is
+octavo's own code that is tried, not that of Python and of packages, which know these platforms
+themselves. What cannot be played: paths of Windows, files that cannot be renamed while they are
+open, compilers, processors.
 """
 
 from __future__ import annotations
